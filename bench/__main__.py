@@ -33,7 +33,7 @@ with torch.inference_mode():
 
 @dataclass(frozen=True)
 class Row:
-    """One process: sizes in bytes, times in seconds; ``ratio`` is peak over the model's size."""
+    """The numbers of one process: sizes in bytes, times in seconds; ``ratio`` is peak over the model's size."""
 
     program: str
     model: str
@@ -45,7 +45,7 @@ class Row:
 
 
 def measure(program: str, model: str, model_bytes: int, command: list[str]) -> Row:
-    """Run ``command`` and take its own peak resident size (children of its own counted apart, the largest wins)."""
+    """Run ``command`` and return its row. The peak is the resident size of the largest process: itself or a child."""
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     _, status, usage = os.wait4(process.pid, 0)

@@ -44,19 +44,19 @@ DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(d
 
 
 def fill(database_url: str, num_jobs: int, num_layers: int) -> str:
-    """Cancelled jobs, and one more with the numbers of ``num_layers`` layers; its id."""
+    """Insert cancelled jobs, and one more with the numbers of ``num_layers`` layers. Return the id of that one."""
     sessions = connect(database_url)
     rng = random.Random(0)
-    asked: dict[str, Any] = {"project_id": projects.DEFAULT, "submitted_by": None, "spec": SPEC}
-    asked |= {"labels": {"team": "search"}, "model": {"path": "/models/a-model-of-some-size"}}
+    fields: dict[str, Any] = {"project_id": projects.DEFAULT, "submitted_by": None, "spec": SPEC}
+    fields |= {"labels": {"team": "search"}, "model": {"path": "/models/a-model-of-some-size"}}
     try:
         for start in range(0, num_jobs, 500):
             with sessions.begin() as session:
                 for number in range(start, min(start + 500, num_jobs)):
-                    job = jobs.submit(session, **asked, name=f"run {number}", preset=rng.choice(PRESETS))
+                    job = jobs.submit(session, **fields, name=f"run {number}", preset=rng.choice(PRESETS))
                     control.cancel(session, job.id)
         with sessions.begin() as session:
-            job = jobs.submit(session, **asked, name="many layers", preset="w4a16")
+            job = jobs.submit(session, **fields, name="many layers", preset="w4a16")
             for number in range(num_layers):
                 block, module = divmod(number, len(MODULES))
                 error = rng.uniform(0.05, 0.1)
@@ -76,11 +76,11 @@ def milliseconds(act: Any) -> float:
 
 
 def late(page: Page) -> dict[str, float]:
-    """The longest frame and the longest task since the last call, in ms."""
-    found: dict[str, float] = page.evaluate(
+    """Return the longest frame and the longest task since the last call, in ms."""
+    longest: dict[str, float] = page.evaluate(
         "(() => { const found = late; late = {frame: 0, task: 0}; return found; })()"
     )
-    return {name: round(value, 1) for name, value in found.items()}
+    return {name: round(value, 1) for name, value in longest.items()}
 
 
 def measure_list(page: Page, num_jobs: int) -> dict[str, Any]:
@@ -98,20 +98,20 @@ def measure_list(page: Page, num_jobs: int) -> dict[str, Any]:
         page.get_by_label("Search runs").fill(f"run {num_jobs // 2}")
         expect(rows).to_have_count(1)
 
-    found: dict[str, Any] = {"first rows": milliseconds(lambda: shown("/ui/"))}
+    times: dict[str, Any] = {"first rows": milliseconds(lambda: shown("/ui/"))}
     page.evaluate(WATCH)
-    found["next page"] = milliseconds(older)
-    found["search, with 300 ms of waiting for more letters"] = milliseconds(search)
+    times["next page"] = milliseconds(older)
+    times["search, with 300 ms of waiting for more letters"] = milliseconds(search)
     page.get_by_label("Search runs").fill("")
     expect(rows).to_have_count(50)
     late(page)
     page.wait_for_timeout(10_000)
-    found["while it polls for 10 s"] = late(page)
+    times["while it polls for 10 s"] = late(page)
     page.keyboard.press("Tab")
     steps = 40
     took = milliseconds(lambda: [page.keyboard.press("j") for _ in range(steps)] and page.evaluate(DRAWN))
-    found["a step with the key j"] = round(took / steps, 1)
-    return found
+    times["a step with the key j"] = round(took / steps, 1)
+    return times
 
 
 def measure_run(page: Page, job_id: str, num_layers: int) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def measure_run(page: Page, job_id: str, num_layers: int) -> dict[str, Any]:
         page.goto(f"/ui/jobs/{job_id}")
         expect(page.get_by_role("img", name=f"of {num_layers:,} layers")).to_be_visible()
 
-    found: dict[str, Any] = {"all layers in the chart": milliseconds(shown)}
+    times: dict[str, Any] = {"all layers in the chart": milliseconds(shown)}
     page.evaluate(WATCH)
     chart = page.get_by_role("group", name="Relative weight error")
     status = page.locator(".chart [role=status]")
@@ -128,7 +128,7 @@ def measure_run(page: Page, job_id: str, num_layers: int) -> dict[str, Any]:
         page.get_by_label("Metric").select_option(value)
         page.evaluate(DRAWN)
 
-    found["another measure"] = milliseconds(lambda: measure_of("sqnr_db"))
+    times["another measure"] = milliseconds(lambda: measure_of("sqnr_db"))
     measure_of("relative_error")
     box = chart.bounding_box()
     assert box is not None
@@ -137,19 +137,19 @@ def measure_run(page: Page, job_id: str, num_layers: int) -> dict[str, Any]:
         page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         expect(status).to_contain_text("model.layers.")
 
-    found["a click on a point"] = milliseconds(pick)
+    times["a click on a point"] = milliseconds(pick)
     chart.focus()
     steps = 40
     took = milliseconds(lambda: [page.keyboard.press("ArrowRight") for _ in range(steps)] and page.evaluate(DRAWN))
-    found["a step with an arrow key"] = round(took / steps, 1)
+    times["a step with an arrow key"] = round(took / steps, 1)
 
     def table() -> None:
         page.get_by_text("Show as table").click()
         expect(page.locator("details tbody tr")).to_have_count(50)
 
-    found["the table"] = milliseconds(table)
-    found["at its worst"] = late(page)
-    return found
+    times["the table"] = milliseconds(table)
+    times["at its worst"] = late(page)
+    return times
 
 
 def main() -> None:
@@ -158,24 +158,24 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bf-bench-", dir="/tmp") as folder:
-        found = measure(Path(folder) / "home", options.jobs, options.layers)
-    save({"date": date.today().isoformat(), **found})
+        result = measure(Path(folder) / "home", options.jobs, options.layers)
+    save({"date": date.today().isoformat(), **result})
 
 
 def measure(home: Path, num_jobs: int, num_layers: int) -> dict[str, Any]:
-    """The machine, and what took how many milliseconds."""
+    """Return the machine, and the times in milliseconds."""
     with LocalStack(home, 0) as stack, open_browser() as browser:
         job_id = fill(stack._environment["DATABASE_URL"], num_jobs, num_layers)
         page = browser.new_page(base_url=stack.url, viewport={"width": 1280, "height": 900})
         load = os.getloadavg()[0]
         page.goto(f"/ui/#key={stack.api_key}")
         expect(page.get_by_role("heading", name="Runs")).to_be_visible()
-        found = {
+        times = {
             f"list of {num_jobs:,} jobs": measure_list(page, num_jobs),
             f"run of {num_layers:,} layers": measure_run(page, job_id, num_layers),
         }
         machine = f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}; Chromium {browser.version}, headless"
-        return {"machine": machine, "milliseconds": found}
+        return {"machine": machine, "milliseconds": times}
 
 
 def save(result: dict[str, Any]) -> None:
@@ -183,10 +183,10 @@ def save(result: dict[str, Any]) -> None:
     for title, numbers in result["milliseconds"].items():
         lines += [f"## {title.capitalize()}", "", "| what | ms |", "|---|---:|"]
         for name, value in numbers.items():
-            each = (
+            entries = (
                 {name: value} if not isinstance(value, dict) else {f"{name}: longest {k}": v for k, v in value.items()}
             )
-            lines += [f"| {what} | {number} |" for what, number in each.items()]
+            lines += [f"| {what} | {number} |" for what, number in entries.items()]
         lines.append("")
     lines += [
         "A frame is what the browser draws 60 times a second, a task what keeps it from answering. "

@@ -79,7 +79,7 @@ def torchao(x: torch.Tensor) -> dict[str, Cast]:
 
 
 def best(casts: dict[str, Cast], rounds: int) -> dict[str, float]:
-    """Seconds of the fastest of ``rounds``; the programs take turns, so that a busy machine hurts all alike."""
+    """Return the seconds of the fastest of ``rounds``; programs take turns, so that a busy machine slows all alike."""
     seconds = dict.fromkeys(casts, float("inf"))
     for _ in range(rounds):
         for name, cast in casts.items():

@@ -1,6 +1,6 @@
-"""What the schemes cost on one model: the measurements behind the limits in ``quantcore/proof/gates.py``.
+"""The quality loss of the schemes on one model: measurements behind the limits in ``quantcore/proof/gates.py``.
 
-usage: python -m bench.gate_limits MODEL_DIR [PRESET ...]    one JSON line a preset
+usage: python -m bench.gate_limits MODEL_DIR [PRESET ...]    one JSON line per preset
 """
 
 from __future__ import annotations

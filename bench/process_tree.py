@@ -1,4 +1,4 @@
-"""What a process and all that it starts hold in memory, from the kernel's own counts (Linux)."""
+"""The memory of a process and its descendants, from the kernel's own counts (Linux)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ LOOK_S = 0.02
 
 @dataclass
 class TreePeak:
-    """``total_bytes``: the most that all held at one moment, as far as looking every ``LOOK_S`` shows it;
-    ``by_pid``: the most that each of them ever held (``VmHWM``)."""
+    """The peak memory of a process tree.
+
+    ``total_bytes``: the largest sum at one moment, sampled every ``LOOK_S``; ``by_pid``: the peak of each process
+    (``VmHWM``).
+    """
 
     total_bytes: int = 0
     by_pid: dict[int, int] = field(default_factory=dict)
 
 
 def watch(process: subprocess.Popen[bytes]) -> TreePeak:
-    """Look until ``process`` has ended; its output must go to a file or nowhere. It is not reaped: ``os.wait4`` can."""
-    found = TreePeak()
+    """Sample the memory until ``process`` has ended and return the peak. ``os.wait4`` must still reap the process.
+
+    Its output must go to a file or nowhere."""
+    tree_peak = TreePeak()
     while not _has_ended(process.pid):
         total = 0
         for pid in _tree(process.pid):
             status = _read(Path(f"/proc/{pid}/status"))
             peak, now = _bytes(status, "VmHWM"), _bytes(status, "VmRSS")
             if peak:
-                found.by_pid[pid] = peak
+                tree_peak.by_pid[pid] = peak
             total += now
-        found.total_bytes = max(found.total_bytes, total)
+        tree_peak.total_bytes = max(tree_peak.total_bytes, total)
         time.sleep(LOOK_S)
-    return found
+    return tree_peak
 
 
 def _has_ended(pid: int) -> bool:
@@ -42,22 +47,22 @@ def _has_ended(pid: int) -> bool:
 
 
 def _tree(pid: int) -> list[int]:
-    """The process and what it started, below and below."""
+    """Return the process and all its descendants."""
     children = [
         int(child)
         for task in Path(f"/proc/{pid}/task").glob("*/children")  # a process is listed below the thread that began it
         for child in _read(task).split()
     ]
-    return [pid, *(one for child in children for one in _tree(child))]
+    return [pid, *(descendant for child in children for descendant in _tree(child))]
 
 
 def _bytes(status: str, name: str) -> int:
-    found = re.search(rf"^{name}:\s*(\d+) kB$", status, re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(rf"^{name}:\s*(\d+) kB$", status, re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
 
 
 def _read(file: Path) -> str:
-    """Nothing of a process that has ended."""
+    """Return the text of a file of /proc; '' for a process that has ended."""
     try:
         return file.read_text()
     except OSError:

@@ -20,7 +20,7 @@ Widths = tuple[int, int]
 
 
 def write_random_model(folder: Path, *, num_blocks: int, widths: Widths = TINY_LLAMA, vocab_size: int = VOCAB) -> int:
-    """Write a bfloat16 Llama with a small vocabulary; the weights' size in bytes."""
+    """Write a bfloat16 Llama with a small vocabulary, and return the weights' size in bytes."""
     from tests.support.models import tiny_tokenizer
 
     folder.mkdir(parents=True)
@@ -46,7 +46,7 @@ def write_random_model(folder: Path, *, num_blocks: int, widths: Widths = TINY_L
 
 
 def block_bytes(widths: Widths) -> int:
-    """Of one decoder block."""
+    """Return the size of one decoder block in bytes."""
     return 2 * sum(math.prod(shape) for name, shape in _shapes(1, widths).items() if name.startswith("model.layers."))
 
 

@@ -1,10 +1,9 @@
 """``make bench-scale``: peak memory of the engine against the size of the model, and how long a plan for 405B takes.
 
-Rows are kept as they come, and those of the same day are not measured again: it can be stopped and go on.
+Rows are saved as they come, and those of the same day are not measured again: a run can be stopped and continued.
 
-Each row is one job, with all of its processes, on a random Llama whose blocks are all of one size: what grows is the
-number of blocks. The peak should not. llm-compressor stands beside it where it is installed (by ``make
-bench-engines``).
+Each row is one job, with all of its processes, on a random Llama whose blocks are all of one size: the number of
+blocks grows, and the peak should not. llm-compressor is measured, too, if it is installed (by ``make bench-engines``).
 """
 
 from __future__ import annotations
@@ -39,14 +38,17 @@ LLMC = ROOT / ".venv-consumers" / "llmc" / "bin" / "python"
 PROGRAMS = {"rtn": (), "gptq": ("gptq",), "file_to_file": ()}
 PEERS = {"llm-compressor rtn": "rtn", "llm-compressor gptq": "gptq"}
 WIDTHS = (1024, 2816)
-"""Of all models: blocks of 23 MB."""
+"""The hidden and the inner size of all models: blocks of 23 MB."""
 TOKENS = {"num_samples": 4, "seq_len": 128}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One job. ``peak_bytes``: the most that all of its processes held at one moment; ``processes_bytes``: the most
-    that each of them ever held; ``planned_bytes``: what the plan said of the job."""
+    """The numbers of one job.
+
+    ``peak_bytes``: the largest sum over its processes at one moment; ``processes_bytes``: the peak of each process;
+    ``planned_bytes``: the peak that was planned.
+    """
 
     program: str
     model_bytes: int
@@ -84,18 +86,18 @@ def main() -> None:
 
 
 def file_of(kind: str) -> Path:
-    """Today's results."""
+    """Return the path of today's results."""
     return RESULTS / f"{date.today().isoformat()}-scale.{kind}"
 
 
 def kept_rows() -> list[Row]:
-    """What was measured today."""
+    """Return the rows that were measured today."""
     file = file_of("json")
     return [Row(**row) for row in json.loads(file.read_text("utf-8"))["rows"]] if file.exists() else []
 
 
 def our_command(program: str, folder: Path) -> tuple[list[str], Path]:
-    """The command, and the report that says what was planned."""
+    """Return the command, and the report with the planned peak."""
     chosen = parse_config(
         {**presets.resolve("w4a16").to_dict(), "algo_config": list(map(config_of, PROGRAMS[program]))}
     )
@@ -113,7 +115,7 @@ def our_command(program: str, folder: Path) -> tuple[list[str], Path]:
 
 
 def peer_command(program: str, folder: Path) -> tuple[list[str], Path]:
-    """No command where the peer is not there."""
+    """Return the command, empty if the peer is not installed, and a folder in place of a report."""
     from bench.engines.runner import Job
 
     if not LLMC.exists():
@@ -133,7 +135,7 @@ def peer_command(program: str, folder: Path) -> tuple[list[str], Path]:
 
 
 def measured(program: str, model_bytes: int, num_blocks: int, command: list[str], report: Path) -> Row:
-    """Run it, and watch it with all that it starts."""
+    """Run the command, and return the row of it and all its descendants."""
     started = time.monotonic()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -153,7 +155,7 @@ def measured(program: str, model_bytes: int, num_blocks: int, command: list[str]
 
 
 def plan_times() -> dict[str, float]:
-    """Wall and CPU seconds of the command for 405B, with what Python needs to start."""
+    """Return wall and CPU seconds of the command `plan` for 405B, including Python's start."""
     flags = ["--quant_scheme", "w4a16", "--quant_algo", "gptq", "--devices", "8x192GB", "--json"]
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     subprocess.run([sys.executable, "-m", "quantcore", "plan", str(LLAMA_405B), *flags], cwd=ROOT, check=True,
@@ -175,22 +177,22 @@ def line(row: Row) -> str:
 
 
 def growth(rows: list[Row]) -> list[str]:
-    """Of every program: how much more its peak is for the largest model than for the smallest."""
-    found = []
+    """Return lines on the growth of each program's peak from the smallest model to the largest."""
+    lines = []
     for program in dict.fromkeys(row.program for row in rows):
         own = sorted((row for row in rows if row.program == program), key=lambda row: row.model_bytes)
         first, last = own[0], own[-1]
-        found.append(
+        lines.append(
             f"- {program}: a model {last.model_bytes / first.model_bytes:.1f} times as large takes"
             f" {last.peak_bytes / first.peak_bytes:.2f} times the memory"
         )
-    return found
+    return lines
 
 
 def keep(rows: list[Row], plan: dict[str, float]) -> None:
     """Write the table, and the rows as JSON beside it."""
     rows = sorted(rows, key=lambda row: (row.program, row.model_bytes))
-    said = [
+    page = [
         "# Peak memory against the size of the model", "",
         f"{date.today().isoformat()}; {os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__};"
         f" w4a16, {TOKENS['num_samples']} x {TOKENS['seq_len']} tokens, CPU alone. `make bench-scale` makes this.",
@@ -199,7 +201,7 @@ def keep(rows: list[Row], plan: dict[str, float]) -> None:
         *([] if LLMC.exists() else ["- llm-compressor is not here: `make bench-engines` installs it"]),
     ]  # fmt: skip
     RESULTS.mkdir(exist_ok=True)
-    file_of("md").write_text("\n".join(said) + "\n", "utf-8")
+    file_of("md").write_text("\n".join(page) + "\n", "utf-8")
     content = {"rows": [asdict(row) for row in rows], "plan_405b": plan, "tokens": TOKENS}
     file_of("json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 

@@ -1,3 +1,3 @@
-"""What a person installs and types: the client, the commands and the stack on this machine."""
+"""The client, the commands and the stack on one machine."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m bitfoundry` is the command `bitfoundry`."""
+"""Entry point: `python -m bitfoundry` is the command `bitfoundry`."""
 
 from bitfoundry.commands.main import main
 

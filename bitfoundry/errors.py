@@ -1,11 +1,11 @@
-"""What can go wrong on the person's side of the service: each error says what to do next."""
+"""Errors of the client, the commands and the local stack. Each says what to do next."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 class BitfoundryError(Exception):
-    """A failure with a message for a person, a hint for the way out and a stable code for a program."""
+    """A failure with a message and a hint for people and a stable code for programs."""
 
     code = "bitfoundry_error"
 
@@ -25,8 +25,8 @@ class StackError(BitfoundryError):
 class ApiError(BitfoundryError):
     """The service answered with a problem, or did not answer (status 0). `code` is the service's stable code.
 
-    `errors` has all faults. `field` and `allowed` are those of the first: a JSON pointer into the request (or the name
-    of a query parameter), and the list of what is accepted there.
+    `errors` has all faults. `field` and `allowed` belong to the first fault: a JSON pointer into the request (or the
+    name of a query parameter), and the list of accepted values.
     """
 
     def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
@@ -48,6 +48,6 @@ class ApiError(BitfoundryError):
 
 
 class WaitTimeout(BitfoundryError):
-    """The job had not ended in the given time; it goes on."""
+    """The job did not end within the timeout; it continues."""
 
     code = "wait_timeout"

@@ -27,38 +27,38 @@ NOTE = "This page is generated from the code by `docs/generate.py`."
 
 
 def cell(text: object) -> str:
-    """Text on one line that a table can hold."""
+    """Return the text on one line, escaped for a table."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table; nothing where there are no rows."""
+    """Return a Markdown table, or '' if there are no rows."""
     lines = [head, ["---"] * len(head), *rows] if rows else []
-    return "\n".join("| " + " | ".join(cell(each) for each in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines)
 
 
 # HTTP
 
 
 def type_of(schema: dict[str, Any]) -> str:
-    """A short name of a JSON Schema."""
+    """Return a short name of a JSON Schema."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "const" in schema:
         return f"`{schema['const']!r}`"
     if "enum" in schema:
-        return ", ".join(f"`{each}`" for each in schema["enum"])
+        return ", ".join(f"`{value}`" for value in schema["enum"])
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            return " or ".join(dict.fromkeys(type_of(each) for each in schema[key]))
+            return " or ".join(dict.fromkeys(type_of(option) for option in schema[key]))
     if schema.get("type") == "array":
         return f"list of {type_of(schema.get('items', {}))}"
     return str(schema.get("type", "any"))
 
 
 def limits_of(schema: dict[str, Any]) -> str:
-    """The default and the description of a field."""
+    """Return the description and the default of a field."""
     default = f"Default: `{schema['default']!r}`." if schema.get("default") is not None else ""
     return f"{schema.get('description', '')} {default}".strip()
 
@@ -73,7 +73,7 @@ def fields_of(schema: dict[str, Any]) -> str:
 
 
 def definitions(schemas: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """A section for each named schema."""
+    """Yield a section for each named schema."""
     for name, schema in sorted(schemas.items()):
         yield f"### {name}"
         yield prose(schema.get("description", ""))
@@ -81,7 +81,7 @@ def definitions(schemas: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def prose(docstring: str) -> str:
-    """A docstring's code marks as Markdown has them."""
+    """Return a docstring with its code marks as Markdown has them."""
     return docstring.replace("``", "`").replace("<", "&lt;").strip()
 
 
@@ -105,8 +105,8 @@ def http_api() -> str:
             parts.append(f"### {method} {path}")
             parts.append(f"{operation.get('summary', '')}. {prose(operation.get('description', ''))}".strip())
             rows = [
-                (f"`{each['name']}`", each["in"], type_of(each.get("schema", {})), limits_of(each | each["schema"]))
-                for each in operation.get("parameters", [])
+                (f"`{item['name']}`", item["in"], type_of(item.get("schema", {})), limits_of(item | item["schema"]))
+                for item in operation.get("parameters", [])
             ]
             parts.append(table(("parameter", "in", "type", "meaning"), rows))
             for content in operation.get("requestBody", {}).get("content", {}).values():
@@ -130,11 +130,11 @@ def answer_type(answer: dict[str, Any]) -> str:
 
 
 class _Captured(Exception):
-    """A parser that was about to read its arguments."""
+    """Carries a parser that was about to read its arguments."""
 
 
 def own_parser(command: str) -> argparse.ArgumentParser:
-    """The parser of a command that reads its flags by itself."""
+    """Return the parser of a command that reads its own flags."""
     from bitfoundry.commands import submission
     from quantcore.cli.main import main
 
@@ -223,7 +223,7 @@ def config_fields() -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """One place in the source that makes an error with a code."""
+    """A place in the source that makes an error with a code."""
 
     code: str
     message: str
@@ -234,13 +234,13 @@ class Site:
 
 
 def text_of(node: ast.expr | None) -> str:
-    """The text that an expression makes, with names for what it fills in; '' for what is no text."""
+    """Return the text that an expression makes, with names for inserted values; '' for other expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
         return "".join(
-            each.value if isinstance(each, ast.Constant) else "{" + ast.unparse(each.value) + "}"  # type: ignore[attr-defined]
-            for each in node.values
+            part.value if isinstance(part, ast.Constant) else "{" + ast.unparse(part.value) + "}"  # type: ignore[attr-defined]
+            for part in node.values
         )
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return text_of(node.left) + text_of(node.right)
@@ -262,11 +262,11 @@ def codes_of(node: ast.expr, constants: dict[str, str]) -> list[str]:
 STATUS = {"ProofError": "500"}
 SNAKE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+|unauthorized|forbidden|busy")
 CODE_SECOND = {"Problem": 1, "_unavailable": 0}
-"""Functions that take the code by position, and at which place after the status."""
+"""Functions that take the code by position, with the index of that argument."""
 
 
 def sites() -> list[Site]:
-    """Every call in the source that names an error code, in order of the files."""
+    """Return every call in the source that names an error code, in order of the files."""
     trees = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -293,7 +293,7 @@ def _sites_of(file: str, tree: ast.Module, constants: dict[str, str]) -> Iterato
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func).rpartition(".")[2]
-        keywords = {each.arg: each.value for each in node.keywords if each.arg}
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
         place = CODE_SECOND.get(name)
         if "code" in keywords:
             value, message = keywords["code"], node.args[0] if node.args else None
@@ -308,7 +308,7 @@ def _sites_of(file: str, tree: ast.Module, constants: dict[str, str]) -> Iterato
 
 
 def text_status(name: str, node: ast.Call, keywords: dict[str, ast.expr]) -> str:
-    """The HTTP status of the answer, where a request meets the error; '' for errors of commands."""
+    """Return the HTTP status of a request that meets the error; '' for errors of commands."""
     if name == "Problem":
         return ast.unparse(node.args[0]) if isinstance(node.args[0], ast.Constant) else ""
     if name == "_unavailable" or ast.unparse(keywords.get("retryable", ast.Constant(False))) == "True":
@@ -329,19 +329,20 @@ def error_codes() -> str:
         f"a cause, `{{...}}` stands for a value. {NOTE}",
         f"There are {len(by_code)} codes.",
     ]
-    for code, found in sorted(by_code.items()):
-        statuses = sorted({site.status for site in found if site.status})
+    for code, code_sites in sorted(by_code.items()):
+        statuses = sorted({site.status for site in code_sites if site.status})
         parts.append(f"## {code}")
         parts.append(f"Status {' or '.join(statuses)}." if statuses else "Without an HTTP status.")
-        causes = dict.fromkeys((site.message, site.hint) for site in found if site.message or site.hint)
+        causes = dict.fromkeys((site.message, site.hint) for site in code_sites if site.message or site.hint)
         rows = [(code_text(message), code_text(hint)) for message, hint in causes]
         parts.append(table(("cause", "remedy"), rows))
-        parts.append("Raised in " + ", ".join(f"`{file}`" for file in dict.fromkeys(site.file for site in found)) + ".")
+        files = dict.fromkeys(site.file for site in code_sites)
+        parts.append("Raised in " + ", ".join(f"`{file}`" for file in files) + ".")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def code_text(text: str) -> str:
-    """Text with its placeholders as code, so that Markdown leaves them alone."""
+    """Return text with its placeholders as code, so that Markdown leaves them alone."""
     return re.sub(r"(?<!`)\{([^{}`]*)\}(?!`)", r"`{\1}`", text)
 
 

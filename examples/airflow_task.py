@@ -1,6 +1,6 @@
 """A task for a scheduler such as Airflow: it may be killed and run again at any time, and still makes one job.
 
-The scheduler's own id of the run is the Idempotency-Key, so a second try finds the job of the first. In a DAG:
+The scheduler's own id of the run is the Idempotency-Key, so a second attempt finds the job of the first. In a DAG:
 
     @task(retries=3)
     def quantize(model: str, **context) -> str:
@@ -14,11 +14,11 @@ from bitfoundry.errors import BitfoundryError
 
 
 class QuantizationFailed(Exception):
-    """Another try cannot help: raise AirflowFailException from it."""
+    """A failure that a retry cannot help: raise AirflowFailException from it."""
 
 
 def quantize(model: str, preset: str, *, run_id: str, timeout_s: float = 6 * 3600) -> str:
-    """The id of the succeeded job. Raises QuantizationFailed, or BitfoundryError where a later try may do better."""
+    """Quantize a model and return the job's id. Raises QuantizationFailed, or BitfoundryError if a retry may help."""
     with Client(os.environ["BITFOUNDRY_URL"], os.environ["BITFOUNDRY_API_KEY"]) as client:
         job = client.submit(model, config=preset, name=run_id, idempotency_key=f"airflow {run_id}")
         job = client.wait(job.id, timeout_s=timeout_s, poll_s=5)

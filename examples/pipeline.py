@@ -23,10 +23,8 @@ async def quantize(client: AsyncClient, model: str, preset: str) -> Job:
 
 
 def growth(job: Job) -> float:
-    """How much worse the model has become; a service that does not evaluate does not say."""
-    said = job.summary or {}
-    before, after = said.get("perplexity_before"), said.get("perplexity_after")
-    return after / before if before and after else 1.0
+    """Return perplexity after over perplexity before; 1 if the service has not evaluated the model."""
+    return (job.summary and job.summary.perplexity_ratio) or 1.0
 
 
 async def main(model: str, folder: Path) -> int:
@@ -36,7 +34,7 @@ async def main(model: str, folder: Path) -> int:
         if not good:
             print("no preset is good enough", file=sys.stderr)
             return 1
-        best = min(good, key=lambda job: (job.summary or {})["size_after_bytes"])
+        best = min(good, key=lambda job: job.summary.size_after_bytes if job.summary else 0)
         await client.download(best.id, folder)
         print(f"{best.preset} is in {folder}")
         return 0

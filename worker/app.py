@@ -1,4 +1,4 @@
-"""The Celery app of the worker, and what its life means for the supervisor."""
+"""The worker's Celery app; its start and shutdown signals start and drain the supervisor."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What an engine reaches of the file system: its job's files, the programs that it is made of, and nothing else.
+"""The part of the file system that an engine can reach: its job's files and the programs that it runs.
 
-Engines read models that strangers made. Where the kernel has Landlock it holds them to these rules, whatever becomes of
-the engine itself; elsewhere the engine holds itself to those that are about the job's files
-(``quantcore.checkpoint.opening``), which no link in a model gets around, but code smuggled into it would.
+Engines read models that strangers made. Where the kernel has Landlock, the kernel enforces these rules, even on a
+compromised engine. Elsewhere the engine itself checks the rules about the job's files
+(``quantcore.checkpoint.opening``): no link in a model gets around that check, but code smuggled into the engine would.
 """
 
 from __future__ import annotations
@@ -40,13 +40,19 @@ CACHES = {
     "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda",
     "MIOPEN_USER_DB_PATH": "miopen", "MIOPEN_CUSTOM_CACHE_DIR": "miopen",
 }  # fmt: skip
-"""Compiled kernels are code: each attempt has its own, so that no job's engine runs what another's has left."""
+"""Cache folders of compiled kernels.
+
+Kernels are code: each attempt has its own folders, so that no engine runs what another job left.
+"""
 ORIGINALS = "BITFOUNDRY_ORIGINALS_DIR"
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Real paths. ``listed`` folders show the names in them; ``files`` are the job's own among all those."""
+    """Rules for an engine, as real paths.
+
+    ``listed`` folders only show the names in them; ``files`` are the job's own files.
+    """
 
     files: tuple[Path, ...]
     listed: tuple[Path, ...]
@@ -55,50 +61,55 @@ class Reach:
     variables: Mapping[str, str]
 
     def command(self, argv: Iterable[str]) -> list[str]:
-        """``argv``, confined where the kernel can do that."""
+        """Return ``argv``, wrapped in Landlock where the kernel has it."""
         if not landlock.abi():
             return list(argv)
         rules = {"list": self.listed, "read": self.read, "write": self.written}
-        told = json.dumps({kind: [str(path) for path in paths] for kind, paths in rules.items()})
-        return [sys.executable, "-I", "-S", PROGRAM, told, *argv]
+        rules_json = json.dumps({kind: [str(path) for path in paths] for kind, paths in rules.items()})
+        return [sys.executable, "-I", "-S", PROGRAM, rules_json, *argv]
 
     def environment(self) -> dict[str, str]:
         return {**self.variables, VARIABLE: json.dumps([str(path) for path in self.files])}
 
 
 def describe(settings: Settings) -> str | None:
-    """Which protection engines have here; None where the kernel gives none."""
+    """Return the protection that engines have here, or None if the kernel gives none."""
     if not settings.confine_engine:
         return "switched off (BITFOUNDRY_CONFINE_ENGINE)"
     return f"Landlock, ABI {landlock.abi()}" if landlock.abi() else None
 
 
 def tell(settings: Settings) -> None:
-    """Say it in the log, once."""
-    found = describe(settings)
-    if found is None:
+    """Log the protection that engines have."""
+    protection = describe(settings)
+    if protection is None:
         logger.warning(
             "this kernel has no Landlock: engines check what they open, and are not held to it; "
             "see docs/concepts/confinement.md"
         )
     else:
-        logger.info("engines are confined: %s", found)
+        logger.info("engines are confined: %s", protection)
 
 
 def reach_of(settings: Settings, folder: Path, task: Mapping[str, Any], *, with_hub: bool) -> Reach:
-    """For the engine of an attempt whose ``folder`` holds its ``task``. Makes the folders that it needs."""
+    """Return the rules for the engine of an attempt whose ``folder`` holds its ``task``.
+
+    Makes the folders that the engine needs.
+    """
     scratch, originals = folder / "tmp", _originals()
     written = [folder, *_hub_caches()] if with_hub else [folder]
     written += [originals] if originals is not None else []
     for path in (scratch, *written):
         with suppress(OSError):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    given = [*_model_files(task), *_texts(task)]
+    inputs = [*_model_files(task), *_texts(task)]
     hidden = [settings.data_dir, *([settings.secret_key_file] if settings.secret_key_file else [])]
     listed: list[Path] = []
     read: list[Path] = []
-    for path in [*given, *map(Path, SYSTEM), *_programs(settings)]:
-        for shown, is_whole in _around(path, [one for one in hidden if path not in given or one.is_relative_to(path)]):
+    for path in [*inputs, *map(Path, SYSTEM), *_programs(settings)]:
+        for shown, is_whole in _around(
+            path, [area for area in hidden if path not in inputs or area.is_relative_to(path)]
+        ):
             (read if is_whole else listed).append(shown)
     devices = [path for name in DEVICES for path in sorted(Path("/dev").glob(name))]
     variables = {
@@ -107,12 +118,12 @@ def reach_of(settings: Settings, folder: Path, task: Mapping[str, Any], *, with_
         "HF_TOKEN_PATH": os.devnull,  # the token comes by its standard input
         **{name: str(scratch / kind) for name, kind in CACHES.items()},
     }
-    files = tuple(path.resolve() for path in (*given, *written))
+    files = tuple(path.resolve() for path in (*inputs, *written))
     return Reach(files, tuple(listed), tuple(read), (*written, *devices), variables)
 
 
 def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:
-    """The model's folder, with the blobs that a snapshot links to; of a GGUF file what belongs to it beside it."""
+    """Yield the model's folder with the blobs that a snapshot links to; for a GGUF file also its side files."""
     if task.get("model_dir") is None:
         return
     model = Path(task["model_dir"])
@@ -124,12 +135,12 @@ def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:
 
 def _texts(task: Mapping[str, Any]) -> Iterator[Path]:
     for part in ("calibration", "evaluation"):
-        said = task.get(part) or {}
-        yield from (Path(said[name]) for name in ("source", "include_path") if str(said.get(name)).startswith("/"))
+        text = task.get(part) or {}
+        yield from (Path(text[name]) for name in ("source", "include_path") if str(text.get(name)).startswith("/"))
 
 
 def _programs(settings: Settings) -> Iterator[Path]:
-    """Python, the packages, and what the command of the engine names."""
+    """Yield Python, its packages, and the paths in the engine's command."""
     yield from map(Path, (sys.prefix, sys.base_prefix, sys.exec_prefix))
     yield Path(quantcore.__file__).parents[1]
     yield from (Path(entry) for entry in sys.path if entry and Path(entry) != Path.cwd())
@@ -139,17 +150,20 @@ def _programs(settings: Settings) -> Iterator[Path]:
 
 
 def _hub_caches() -> list[Path]:
-    """What huggingface_hub and datasets keep; not the folder above, where a token may lie."""
+    """Return the caches of huggingface_hub and datasets; not their parent folder, which may hold a token."""
     home = Path(os.environ.get("HF_HOME") or Path(_cache(), "huggingface")).expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
     return [hub, home / "xet", home / "datasets", home / "modules"]
 
 
 def _originals() -> Path | None:
-    """Where engines keep what they know of originals (see ``quantcore.evaluation.baseline_cache``)."""
-    said = os.environ.get(ORIGINALS)
-    if said is not None:
-        return Path(said) if said else None
+    """Return the folder where engines cache results of original models.
+
+    See ``quantcore.evaluation.baseline_cache``.
+    """
+    folder = os.environ.get(ORIGINALS)
+    if folder is not None:
+        return Path(folder) if folder else None
     return _cache() / "bitfoundry" / "originals"
 
 
@@ -158,11 +172,14 @@ def _cache() -> Path:
 
 
 def _around(path: Path, hidden: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
-    """(path, True) for all of ``path`` but what is ``hidden``, (path, False) for folders that hold something hidden."""
+    """Yield the parts of ``path`` without the ``hidden`` paths.
+
+    A part is (path, True), or (path, False) for a folder that contains a hidden path.
+    """
     real = path.resolve()
-    if real == Path("/") or any(real.is_relative_to(one) for one in hidden):
+    if real == Path("/") or any(real.is_relative_to(area) for area in hidden):
         return
-    if not any(one.is_relative_to(real) for one in hidden):
+    if not any(area.is_relative_to(real) for area in hidden):
         yield real, True
         return
     yield real, False

@@ -1,4 +1,4 @@
-"""The accelerators of this machine, as its drivers tell: for people who look at ``GET /v1/workers``. Without torch."""
+"""The accelerators of this machine as their drivers report them, for ``GET /v1/workers``. Works without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Device = dict[str, Any]  # {kind, name, memory_bytes, used_bytes}; used_bytes is
 
 
 def find_devices() -> list[Device]:
-    """What there is; an empty list where jobs run on the processor."""
+    """Return the accelerators; an empty list where jobs run on the CPU."""
     return [*_nvidia(), *_amd(AMD_CARDS)]
 
 
@@ -25,14 +25,14 @@ def _nvidia() -> list[Device]:
         return []
     query = [program, "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
+        output = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return parse_nvidia(said)
+    return parse_nvidia(output)
 
 
 def parse_nvidia(said: str) -> list[Device]:
-    """From lines as ``NVIDIA H100 80GB HBM3, 81559, 1024``: a name, its memory and what is used of it in MiB."""
+    """Parse lines like ``NVIDIA H100 80GB HBM3, 81559, 1024``: name, total and used memory in MiB."""
     rows = ([part.strip() for part in line.rsplit(",", 2)] for line in said.splitlines())
     return [
         {"kind": "cuda", "name": row[0], "memory_bytes": int(row[1]) * MIB, "used_bytes": _mib(row[2])}
@@ -46,8 +46,8 @@ def _mib(text: str) -> int | None:
 
 
 def _amd(cards: Path) -> list[Device]:
-    """The cards of the amdgpu driver, which says in files what they are."""
-    found = []
+    """Return the cards of the amdgpu driver, which describes them in files."""
+    devices = []
     for file in sorted(cards.glob("card[0-9]*/device/mem_info_vram_total")):
         try:
             memory_bytes = int(file.read_text())
@@ -61,7 +61,7 @@ def _amd(cards: Path) -> list[Device]:
             used_bytes = int(file.with_name("mem_info_vram_used").read_text())
         except (OSError, ValueError):
             used_bytes = None
-        found.append(
+        devices.append(
             {"kind": "rocm", "name": name or "AMD GPU", "memory_bytes": memory_bytes, "used_bytes": used_bytes}
         )
-    return found
+    return devices

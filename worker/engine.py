@@ -1,4 +1,7 @@
-"""The engine as a child process: its own session and group, a clean environment, JSON lines on stdout, a log beside."""
+"""The engine as a child process, with JSON lines on stdout and a log on stderr.
+
+It has its own session and group, and a clean environment.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from worker.launcher import Node, engine_argv
 KEEPER = Path(__file__).with_name("keeper.py")
 MAX_LINE_BYTES = 256 * 1024
 
-# The engine reads models that strangers made: it gets what it needs to compute, and no address, key or token.
+# The engine reads models that strangers made: it gets what it needs to compute, but no address, key or token.
 KEPT_VARIABLES = (
     "PATH",
     "HOME",
@@ -35,7 +38,7 @@ KEPT_VARIABLES = (
     "HF_HOME",
     "BITFOUNDRY_ORIGINALS_DIR",
 )
-# Only an engine that fetches its model or its text from the Hub also gets the way there; the right to comes by its
+# Only an engine that fetches its model or its text from the Hub also gets these; the token comes by its
 # standard input.
 HUB_VARIABLES = (
     "HF_ENDPOINT",
@@ -46,12 +49,12 @@ HUB_VARIABLES = (
     "NO_PROXY",
     "SSL_CERT_FILE",
 )
-NETWORK_PREFIXES = ("NCCL_", "RCCL_", "GLOO_")  # the way that the processes of several nodes take to one another
+NETWORK_PREFIXES = ("NCCL_", "RCCL_", "GLOO_")  # the network between the processes of several nodes
 KEPT_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "PYTORCH_", *NETWORK_PREFIXES)
 
 
 class Stop(Enum):
-    """Why the supervisor ended an engine."""
+    """The reasons why the supervisor ends an engine."""
 
     CANCELLED = "cancelled"
     PAUSED = "paused"
@@ -63,14 +66,14 @@ class Stop(Enum):
 
 
 class Child:
-    """One running child process. ``stop`` may be called from any thread; the first reason is the one that counts."""
+    """A running child process. ``stop`` may be called from any thread; only the first reason counts."""
 
     def __init__(
         self, settings: Settings, argv: Sequence[str], environment: Mapping[str, str], *, said: str | None = None
     ) -> None:
-        """Start it. Must be called from a thread that outlives it: the kernel ties the child to that thread.
+        """Start the process, from a thread that outlives it: the kernel ties the child to that thread.
 
-        ``said`` is what it finds on its standard input.
+        ``said`` is written to its standard input.
         """
         self.stopped_by: Stop | None = None
         self._grace_s = settings.stop_grace_s
@@ -92,22 +95,22 @@ class Child:
         self._end.start()
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The JSON objects that the engine prints, until it ends. Anything else is passed over."""
+        """Yield the JSON objects that the engine prints, until it ends. Skips anything else."""
         assert self._process.stdout is not None
         with self._process.stdout as stream:
-            while line := stream.readline(MAX_LINE_BYTES):  # of a longer one the pieces, which will not parse
+            while line := stream.readline(MAX_LINE_BYTES):  # a longer line comes in pieces, which do not parse
                 if event := _parse(line):
                     yield event
 
     def log_lines(self) -> Iterator[bytes]:
-        """What it prints on stderr, until it ends. Somebody must read it, or the engine stands still."""
+        """Yield the lines of stderr until the engine ends. A caller must read them, or the engine blocks."""
         assert self._process.stderr is not None
         with self._process.stderr as stream:
             while line := stream.readline(MAX_LINE_BYTES):
                 yield line
 
     def wait(self) -> int:
-        """The exit status; 128 + n if signal n ended the engine."""
+        """Wait for the end and return the exit status; 128 + n if signal n ended the engine."""
         self._end.join()  # only then may the process be reaped
         status = self._process.wait()
         return status if status >= 0 else 128 - status
@@ -131,8 +134,8 @@ class Child:
                 self._signal_group(signal.SIGKILL)
 
     def _await_end(self) -> None:
-        """When the engine ends, so does everything it started: nothing may hold the GPU, or our end of the pipe."""
-        with suppress(ChildProcessError):  # somebody reaped it already: what it started must end all the same
+        """Kill everything that the engine started once it ends: nothing may hold the GPU, or our end of the pipe."""
+        with suppress(ChildProcessError):  # it has been reaped already: the processes that it started must end anyway
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its group id is still its own
         with self._lock:
             self._ended = True
@@ -146,7 +149,7 @@ class Child:
 
 
 class Engine(Child):
-    """The engine at work on a task."""
+    """An engine process that works on a task."""
 
     def __init__(
         self,
@@ -158,8 +161,11 @@ class Engine(Child):
         traceparent: str | None = None,
         node: Node | None = None,
     ) -> None:
-        """As ``Child``. ``hub_token`` becomes the first line of its standard input: no environment and no file ever
-        holds it. ``traceparent``: the span that its own belong below. ``node``: which one of several it is."""
+        """Start the engine (see ``Child``).
+
+        ``hub_token`` becomes the first line of its standard input, so that no environment and no file holds it.
+        ``traceparent`` is the parent span of its own spans. ``node`` is its place among several nodes.
+        """
         argv = [*engine_argv(settings, node), str(task_file)]
         environment = engine_environment(settings, with_hub=with_hub)
         if settings.confine_engine:
@@ -175,21 +181,23 @@ class Engine(Child):
 
 
 def engine_environment(settings: Settings, *, with_hub: bool = False) -> dict[str, str]:
-    """The environment of an engine: an allow-list of ours, and the number of threads that each of its processes may
-    use: together those of the settings."""
+    """Return an engine's environment: the allowed variables, and the number of threads for each of its processes.
+
+    The threads of all processes add up to those of the settings.
+    """
     names = KEPT_VARIABLES + HUB_VARIABLES if with_hub else KEPT_VARIABLES
     kept = {name: value for name, value in os.environ.items() if name in names or name.startswith(KEPT_PREFIXES)}
     threads = str(max(1, settings.engine_threads // settings.engine_ranks))
     # The Hub's library would log signed addresses of files when a download stumbles.
     quiet = {"HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    # Threads that wait give their core away: beside other work on the machine a job takes half the time so, alone 7 %
-    # more.
+    # Waiting threads give their core away: a job takes half the time beside other work on the machine, and 7 %
+    # more alone.
     counts = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
     return kept | quiet | counts | {"PYTHONUNBUFFERED": "1"}
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The event in a line, or None. Without NaN and NUL: Postgres takes neither in its JSON."""
+    """Return the event in a line, or None. Removes NaN and NUL: Postgres accepts neither in its JSON."""
     try:
         event = json.loads(line.replace(b"\\u0000", b""), parse_constant=lambda _: None)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What an engine prints on stderr, on its way to the store: cleaned of secrets, a few times a second, in order."""
+"""Moves an engine's stderr to the store: cleaned of secrets, a few times a second, in order."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")  #
 
 
 class JobLog:
-    """``follow`` an engine's stderr, ``add`` lines of the worker's own, ``close`` when the engine has ended."""
+    """The log of a job.
+
+    ``follow`` an engine's stderr, ``add`` the worker's own lines, ``close`` when the engine has ended.
+    """
 
     def __init__(
         self, held: HeldLease, redactor: Redactor, *, write: Callable[..., Any] = leases.write_log, prefix: str = ""
     ) -> None:
-        """``prefix``: what each line begins with, to tell whose it is."""
+        """Make a log whose lines all begin with ``prefix``, to tell nodes apart."""
         self._held = held
         self._prefix = prefix
         self._write = write
@@ -45,7 +48,7 @@ class JobLog:
         self._threads: list[threading.Thread] = []
 
     def follow(self, lines: Iterable[bytes]) -> None:
-        """Read ``lines`` in the background until they end, and write what has come once a second."""
+        """Read ``lines`` in the background until they end, and write the new ones once a second."""
         for work in (lambda: self._read(lines), self._write_until_closed):
             self._threads.append(threading.Thread(target=work, name="log", daemon=True))
             self._threads[-1].start()
@@ -58,11 +61,11 @@ class JobLog:
             self._waiting.append(NewLine(level, f"{self._prefix}{text}"))
 
     def stop(self) -> None:
-        """Write no more; what is to be written is written by ``close``."""
+        """Stop the background writing; ``close`` writes the rest."""
         self._closing.set()
 
     def close(self) -> None:
-        """Write the rest. The stream that is followed must have ended."""
+        """Write the rest. The followed stream must have ended."""
         self.stop()
         for thread in self._threads:
             thread.join()
@@ -70,12 +73,12 @@ class JobLog:
 
     @property
     def tail(self) -> str:
-        """The engine's last words."""
+        """The last lines that the engine printed."""
         return "\n".join(self._tail)[-MAX_TAIL_CHARACTERS:]
 
     def _read(self, lines: Iterable[bytes]) -> None:
         for line in lines:
-            # what a progress bar writes over itself with carriage returns is one line: its last state
+            # a progress bar that overwrites itself with carriage returns counts as one line: its last state
             shown = line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]
             text = self._redactor.clean(_UNPRINTABLE.sub("", shown))[:MAX_LINE_CHARACTERS]
             if text:
@@ -87,7 +90,7 @@ class JobLog:
         while not self._closing.wait(FLUSH_S):
             try:
                 self._flush()
-            except LeaseLost:  # who runs the engine learns of it by itself
+            except LeaseLost:  # the runner of the engine notices that itself
                 return
 
     def _flush(self) -> None:
@@ -102,7 +105,7 @@ class JobLog:
 
 
 def guess_level(text: str, previous: str) -> str:
-    """The level that a line names, if any; an indented line belongs to the one before it (a traceback)."""
+    """Return the level that a line names, or "info"; an indented line has the ``previous`` level (a traceback)."""
     if text[0].isspace():
         return previous
     for level, pattern in (("error", _ERROR), ("warning", _WARNING), ("debug", _DEBUG)):

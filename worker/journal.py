@@ -1,4 +1,4 @@
-"""The engine's lines as event rows. Progress is thinned out: nobody reads more than two a second."""
+"""Turns the engine's lines into event rows. Progress is thinned out to two events a second."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CRASHED = "engine_crashed"
 
 
 class Journal:
-    """Feed it with ``note``. What the engine said last is in ``summary`` (it completed) or ``failure``."""
+    """The events of an attempt, fed with ``note``. The final report is in ``summary`` (completed) or ``failure``."""
 
     def __init__(self, held: HeldLease, redactor: Redactor) -> None:
         self.summary: dict[str, Any] | None = None
@@ -43,13 +43,13 @@ class Journal:
         elif event.kind == "completed":
             self.summary = event.data.get("summary") or {}
         elif event.kind == "failed":
-            if self.failure is not None:  # of several ranks the first to fail says why; the others miss it
+            if self.failure is not None:  # the first rank to fail names the cause; the others fail as a result
                 return
             self.failure = failure_of(event.data)
         self._write(event, **columns)
 
     def close(self) -> None:
-        """Write what still waits."""
+        """Write the progress event that still waits."""
         if self._waiting:
             self._write()
 
@@ -71,7 +71,7 @@ class Journal:
 
 
 def failure_of(data: dict[str, Any]) -> Failure:
-    """What an engine's ``failed`` says."""
+    """Return the failure that an engine's ``failed`` event describes."""
     return Failure(
         code=_text(data.get("code")) or "engine_failed",
         message=_text(data.get("message")) or "The engine failed without saying why.",
@@ -83,7 +83,7 @@ def failure_of(data: dict[str, Any]) -> Failure:
 
 
 def crash(status: int, tail: str) -> Failure:
-    """An engine ended with ``status`` and did not say why; ``tail`` is what it printed last."""
+    """Return the failure of an engine that ended with ``status`` and no report; ``tail`` is the end of its output."""
     if status > 128:
         how = f"was ended by {signal.Signals(status - 128).name}" if status - 128 in set(signal.Signals) else "died"
     else:
@@ -100,7 +100,7 @@ def crash(status: int, tail: str) -> Failure:
 
 
 def _without_frames(lines: Iterable[str]) -> Iterator[str]:
-    """``lines`` without Python's tracebacks: what is left of one is its last line, which names the error."""
+    """Yield ``lines`` without the frames of Python tracebacks; the last line, which names the error, remains."""
     in_frames = False
     for line in lines:
         in_frames = line.startswith("Traceback (") or (in_frames and line[:1].isspace())

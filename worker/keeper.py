@@ -1,12 +1,12 @@
-"""Runs the engine, and takes the engine's whole process group along when the supervisor dies.
+"""Runs the engine, and kills its whole process group when the supervisor dies.
 
 ``kill -9`` leaves the supervisor no time to end its engine, so the kernel is asked to tell us: PR_SET_PDEATHSIG
-(prctl(2)). Then we kill the group, grandchildren included, and the GPU is free for whoever takes the job up again.
+(prctl(2)). Then we kill the group, grandchildren included, and the GPU is free for the next attempt.
 
     python -I -S keeper.py SUPERVISOR_PID COMMAND [ARGUMENT ...]
 
-Only the standard library: this process should be small and start at once. Exits with the engine's status; 128 + n if
-signal n ended it.
+Uses only the standard library, so that this process is small and starts at once. Exits with the engine's status; 128 +
+n if signal n ended it.
 """
 
 import ctypes
@@ -20,15 +20,15 @@ PR_SET_PDEATHSIG = 1
 
 def main(argv: list[str]) -> int:
     supervisor, command = int(argv[1]), argv[2:]
-    told_to_stop: list[int] = []
+    stop_signals: list[int] = []
     # SIGTERM goes to the whole group: the engine acts on it, we wait for the engine.
-    signal.signal(signal.SIGTERM, lambda number, _: told_to_stop.append(number))
+    signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
     signal.signal(signal.SIGUSR1, lambda *_: os.killpg(0, signal.SIGKILL))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
     if os.getppid() != supervisor:  # it died before we could ask
         return 128 + signal.SIGKILL
     engine = subprocess.Popen(command)
-    if told_to_stop:  # before the engine was there to hear it
+    if stop_signals:  # they came before the engine had started
         engine.terminate()
     status = engine.wait()
     return status if status >= 0 else 128 - status

@@ -1,7 +1,7 @@
-"""A lease kept alive: a thread that beats while the engine works, and writes that insist until they are through.
+"""Keeps a lease alive: a thread sends heartbeats while the engine works, and writes are retried until they succeed.
 
-If no beat succeeds for long enough, we must assume that the lease runs out and that another worker takes the job:
-the engine is ended *before* that moment (self-fencing), and nothing is written any more.
+If no heartbeat succeeds for long enough, the lease may run out and another worker may take the job. The engine is ended
+*before* that moment (self-fencing), and nothing is written any more.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
 
 
 class HeldLease:
-    """``with HeldLease(...) as held:`` beats in the background; ``held.write`` is one fenced transaction.
+    """A lease that is renewed in the background; ``write`` runs one fenced transaction. Use it in a ``with`` block.
 
-    ``claimed_at`` is the monotonic time *before* the claim was sent. ``on_order`` and ``on_lost`` are called from
-    the background thread (``on_order`` perhaps many times).
+    ``claimed_at`` is the monotonic time *before* the claim was sent. ``on_order`` and ``on_lost`` are called from the
+    background thread (``on_order`` perhaps many times).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class HeldLease:
             thread.join()
 
     def write(self, change: Callable[..., Any], **arguments: Any) -> None:
-        """``change(session, lease, **arguments)`` in one transaction, tried again while the database is away.
+        """Run ``change(session, lease, **arguments)`` in a transaction, again and again while the database is away.
 
         Raises LeaseLost when the job is no longer ours.
         """
@@ -108,7 +108,7 @@ class HeldLease:
             self._lose()
 
     def _watch(self) -> None:
-        """Ends the engine in time, whatever the heartbeat itself waits for."""
+        """End the engine in time, even while the heartbeat itself is blocked."""
         json_log.job_id.set(self.lease.job_id)
         while not self._done.wait(max(0.0, self._safe_until - time.monotonic())):
             if time.monotonic() >= self._safe_until:

@@ -29,7 +29,7 @@ from worker.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-NUM_LATE_BEATS = 3  # a new file may show up so late on a network's disk
+NUM_LATE_BEATS = 3  # a new file may take that long to appear on a network disk
 WORKER_ERROR = Failure(
     "worker_error", "Something went wrong in a worker of this job.", "See its log.", retryable=True, max_failures=2
 )
@@ -41,7 +41,7 @@ NOT_SHARED = Failure(
 
 
 class NodeRun:
-    """One node's part of an attempt. ``stop`` may be called from any thread, at any time."""
+    """A node's part of an attempt. ``stop`` may be called from any thread, at any time."""
 
     def __init__(self, lease: SeatLease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
         self.lease = lease
@@ -111,7 +111,7 @@ class NodeRun:
         return None
 
     def _is_shared(self) -> bool:
-        """Whether this worker sees the leader's folder under the same path."""
+        """Return True if this worker sees the leader's folder under the same path."""
         deadline = time.monotonic() + NUM_LATE_BEATS * self._settings.heartbeat_s
         while time.monotonic() < deadline and self._stop is None:
             try:

@@ -30,11 +30,11 @@ NODE_LOST = Failure(
     retryable=True,
     max_failures=MAX_LOST + 1,
 )
-SECONDHAND = {NODE_LOST.code, CRASHED, "rank_lost"}  # what a process reports when another one may have caused it
+SECONDHAND = {NODE_LOST.code, CRASHED, "rank_lost"}  # codes of failures that another process may have caused
 
 
 class NodesMissing(Exception):
-    """Raised when the other workers did not come in time, or the leader was stopped before they did."""
+    """Raised when the other workers did not come in time, or the leader was stopped before they came."""
 
 
 class Nodes:
@@ -64,8 +64,10 @@ class Nodes:
         return node
 
     def wait_for_ends(self) -> None:
-        """Wait until the other nodes that live have ended too: they can write to the log only while the leader's lease
-        lives."""
+        """Wait until the other nodes that live have ended too.
+
+        They can write to the log only while the leader's lease lives.
+        """
         deadline = time.monotonic() + self._settings.lease_s
         while self._lease.nodes > 1 and len(self._find_ended()) < self._lease.nodes - 1 and time.monotonic() < deadline:
             time.sleep(LOOK_S)
@@ -73,7 +75,7 @@ class Nodes:
     def explain(self, failure: Failure) -> Failure | None:
         """Find the failure that caused ``failure``, which may be another node's.
 
-        Returns None if a node was drained: that is no failure. Waits a short time for what the nodes report.
+        Returns None if a node was drained: that is no failure. Waits a short time for the nodes' reports.
         """
         if self._lease.nodes == 1 or failure.code not in SECONDHAND:
             return failure

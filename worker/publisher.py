@@ -1,4 +1,4 @@
-"""One attempt at one publication on this worker. Start reading at ``Publish.execute``.
+"""Runs one attempt at a publication on this worker. Start reading at ``Publish.execute``.
 
 The child that sends the files gets its token and its task by standard input: neither is in a file, in its environment
 or in its arguments.
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 # The operator's keys for stores behind URLs: only a child that writes to one gets them.
 STORE_PREFIXES = ("AWS_", "GOOGLE_", "GCS_", "AZURE_STORAGE_", "FSSPEC_")
 MANIFESTS = ("MANIFEST.json", manifest.MANIFEST)  # they do not list themselves
-MAX_FAILURES = 5  # of such that may pass
+MAX_FAILURES = 5  # of retryable failures
 CRASHED = Failure(
     "publisher_crashed", "The process that published ended and did not say why.", retryable=True, max_failures=2
 )
@@ -44,7 +44,7 @@ WORKER_ERROR = Failure(
 
 
 class Publish:
-    """``stop`` may be called from any thread, at any time."""
+    """An attempt at a publication. ``stop`` may be called from any thread, at any time."""
 
     def __init__(self, lease: PublicationLease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
         self.lease = lease
@@ -55,7 +55,7 @@ class Publish:
             settings,
             claimed_at=claimed_at,
             renew=publication_leases.renew,
-            on_order=lambda order: None,  # nobody can give one
+            on_order=lambda order: None,  # publications get no orders
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
         self._redactor = Redactor.of_worker(settings)
@@ -65,7 +65,7 @@ class Publish:
         self._stop: Stop | None = None
 
     def execute(self) -> None:
-        """Do the whole attempt. It ends in a row, or in nothing at all if the lease was lost."""
+        """Do the whole attempt. It ends in a row, or writes nothing at all if the lease was lost."""
         try:
             with self._held:
                 self._execute()
@@ -86,8 +86,8 @@ class Publish:
 
     def _execute(self) -> None:
         try:
-            said = f"{self._find_token()}\n{json.dumps(self._task())}"
-            child = self._start(said)
+            stdin_text = f"{self._find_token()}\n{json.dumps(self._task())}"
+            child = self._start(stdin_text)
             published, failure = self._listen(child)
             self._conclude(child, published, failure)
         except QuantError as error:
@@ -99,7 +99,7 @@ class Publish:
             self._fail(WORKER_ERROR)
 
     def _find_token(self) -> str:
-        """Of a target on the Hub. Raises ModelError ``hub_token_not_found``."""
+        """Return the token for a target on the Hub, else "". Raises ModelError ``hub_token_not_found``."""
         name = self.lease.hub_token
         if name is None:
             return ""
@@ -109,16 +109,18 @@ class Publish:
         return token
 
     def _task(self) -> dict[str, Any]:
-        """What ``quantcore.hub.push_task.PublishTask`` wants. Raises ProofError for a damaged artifact, and
-        PublishError for a URL that the operator no longer allows."""
+        """Return the fields of a ``quantcore.hub.push_task.PublishTask``.
+
+        Raises ProofError for a damaged artifact, and PublishError for a URL that the operator no longer allows.
+        """
         folder = Path(self.lease.folder)
-        found = manifest.read(folder)
-        if found.sha256 != self.lease.manifest_sha256:
+        artifact = manifest.read(folder)
+        if artifact.sha256 != self.lease.manifest_sha256:
             raise manifest.corrupt("its manifest has changed")
         target = self.lease.target
         if "to" in target:  # looked up again: a link may lead elsewhere by now
             target = {"to": self._settings.find_output(target["to"])}
-        files = [file for file in found.files.values() if file.path not in MANIFESTS]
+        files = [file for file in artifact.files.values() if file.path not in MANIFESTS]
         return {
             "publication_id": self.lease.publication_id,
             "attempt": self.lease.attempt,
@@ -127,22 +129,22 @@ class Publish:
             "target": target,
         }
 
-    def _start(self, said: str) -> Child:
+    def _start(self, stdin_text: str) -> Child:
         with self._lock:
             argv = [sys.executable, "-m", "quantcore", "publish"]
-            self._child = Child(self._settings, argv, self._environment(), said=said)
+            self._child = Child(self._settings, argv, self._environment(), said=stdin_text)
             if self._stop:
                 self._child.stop(self._stop)
             return self._child
 
     def _environment(self) -> Mapping[str, str]:
-        found = engine_environment(self._settings, with_hub=True) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        variables = engine_environment(self._settings, with_hub=True) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         if "to" in self.lease.target:
-            found |= {name: value for name, value in os.environ.items() if name.startswith(STORE_PREFIXES)}
-        return found
+            variables |= {name: value for name, value in os.environ.items() if name.startswith(STORE_PREFIXES)}
+        return variables
 
     def _listen(self, child: Child) -> tuple[dict[str, Any] | None, Failure | None]:
-        """Write what the child says until it ends; its last word, good or bad."""
+        """Write the child's events until it ends. Returns its result or its failure."""
         published: dict[str, Any] | None = None
         failure: Failure | None = None
         self._log.follow(child.log_lines())
@@ -153,13 +155,13 @@ class Publish:
                 if kind == "published":
                     published = data
                 elif kind == "failed":
-                    known = (data["code"], data["message"], data["hint"], data["retryable"])
-                    failure = Failure(*known, max_failures=MAX_FAILURES)
+                    details = (data["code"], data["message"], data["hint"], data["retryable"])
+                    failure = Failure(*details, max_failures=MAX_FAILURES)
                 else:
                     happened = [NewEvent(kind, data)]
                     self._held.write(publication_leases.record, happened=happened)
         except BaseException:
-            child.kill(Stop.LEASE_LOST)  # it must not work on for nobody
+            child.kill(Stop.LEASE_LOST)  # its work has no owner any more
             child.wait()
             raise
         return published, failure
@@ -168,8 +170,8 @@ class Publish:
         status = child.wait()
         self._log.close()
         if status == 0 and published is not None:
-            where = {"revision": published["revision"], "url": published["url"]}
-            self._held.write(publication_leases.succeed, **where)
+            result = {"revision": published["revision"], "url": published["url"]}
+            self._held.write(publication_leases.succeed, **result)
             logger.info("%s: published, %s", self.lease.publication_id, published["url"])
         elif child.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost

@@ -1,5 +1,7 @@
-"""Secrets and the server's folders are taken out of what an engine says before it is stored: engines read models that
-strangers made, and users read what engines say."""
+"""Removes secrets and the server's folders from an engine's output before it is stored.
+
+Engines read models that strangers made, and users read the engines' output.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import Any
 from api.settings import Settings
 
 MASK = "***"
-MIN_SECRET_LENGTH = 8  # a shorter value would blot out half of every log
+MIN_SECRET_LENGTH = 8  # a shorter value would mask half of every log
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE)
 _PATTERNS = (
@@ -27,7 +29,7 @@ _PATTERNS = (
             re.IGNORECASE,
         ),
         rf"\1{MASK}",
-    ),  # a signed URL's right to read
+    ),  # a signed URL's credentials
 )
 
 
@@ -35,11 +37,11 @@ PROGRAMS = {str(Path(__file__).parents[1]): "<bitfoundry>", sys.prefix: "<python
 
 
 class Redactor:
-    """Masks ``secrets`` wherever they stand, and whatever looks like a key. Gives ``folders`` (paths) their names."""
+    """Masks ``secrets`` and everything that looks like a key. Replaces ``folders`` (paths) by their names."""
 
     def __init__(self, secrets: Iterable[str] = (), folders: Mapping[str, str] | None = None) -> None:
         self._secrets: list[str] = []
-        # The longest first: one may contain another. A path ends where no further letter of its last name follows.
+        # The longest first: a path may contain another. A path ends where no further letter of its last name follows.
         longest_first = sorted((folders or {}).items(), key=lambda folder: -len(folder[0]))
         self._folders = [(re.compile(rf"{re.escape(path)}(?![\w.-])"), name) for path, name in longest_first]
         for secret in secrets:
@@ -47,15 +49,17 @@ class Redactor:
 
     @classmethod
     def of_worker(cls, settings: Settings, environment: Mapping[str, str] = os.environ) -> Redactor:
-        """Masks what variables hold whose names say that it is secret; names the folders of the programs and of the
-        service's data."""
+        """Make a redactor for the values of secret variables and for the paths of the service.
+
+        Variables are recognized by their names. Paths are those of the programs and of the data folder.
+        """
         secrets = (value for name, value in environment.items() if _SECRET_NAME.search(name))
         return cls(secrets, {**PROGRAMS, str(settings.data_dir): "<data>"})
 
     def hide(self, secret: str) -> None:
-        """Mask this one, too, from now on."""
+        """Mask ``secret``, too, from now on."""
         if len(secret) >= MIN_SECRET_LENGTH:
-            # the longest first: one may contain another
+            # the longest first: a secret may contain another
             self._secrets = sorted({*self._secrets, secret}, key=len, reverse=True)
 
     def clean(self, text: str) -> str:
@@ -66,7 +70,7 @@ class Redactor:
         return text
 
     def clean_all(self, value: Any) -> Any:
-        """``value`` from JSON with every string in it cleaned, names included."""
+        """Return ``value`` (from JSON) with every string in it cleaned, names included."""
         if isinstance(value, str):
             return self.clean(value)
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""While an engine writes, somebody looks at the disk: what is reserved for the database is not the engine's to use."""
+"""Watches the disk while an engine writes: the engine must not use the space reserved for the database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_S = 0.5
 
 
 class RoomWatch:
-    """``with RoomWatch(settings, on_fault)``: ``on_fault`` is called once, from a thread, when the room is used up."""
+    """A watch in a ``with`` block: ``on_fault`` is called once, from a thread, when the disk space is used up."""
 
     def __init__(self, settings: Settings, on_fault: Callable[[], None]) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""One job on this worker, from its lease to its last row. Start reading at ``Run.execute``."""
+"""Runs one job on this worker, from its lease to its last row. Start reading at ``Run.execute``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ REJECTED = "gate_failed"
 
 
 class Run:
-    """One attempt at one job. ``stop`` may be called from any thread, at any time."""
+    """An attempt at a job. ``stop`` may be called from any thread, at any time."""
 
     def __init__(self, lease: Lease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
         self.lease = lease
@@ -84,7 +84,7 @@ class Run:
         self._may_go_on = False
 
     def execute(self) -> None:
-        """Do the whole attempt. It ends in a row, or in nothing at all if the lease was lost."""
+        """Do the whole attempt. It ends in a row, or writes nothing at all if the lease was lost."""
         json_log.job_id.set(self.lease.job_id)
         try:
             about: dict[str, Any] = {"bitfoundry.job_id": self.lease.job_id, "bitfoundry.attempt": self.lease.attempt}
@@ -132,7 +132,7 @@ class Run:
         self._workspace.write_task(self._task())
 
     def _task(self) -> dict[str, Any]:
-        """The engine's task: the job's spec, with the folders and files of this machine."""
+        """Return the engine's task: the job's spec, with the folders and files of this machine."""
         spec = self.lease.spec.to_dict()
         spec["calibration"] = self._with_source(spec["calibration"], "/calibration/source")
         if "source" in spec["evaluation"]:
@@ -150,7 +150,7 @@ class Run:
         )
 
     def _with_source(self, text: dict[str, Any], field: str) -> dict[str, Any]:
-        """A text as the engine finds it: a dataset on the Hub or the builtin one by name, others by a file's path."""
+        """Return ``text`` as the engine finds it: a Hub dataset or the builtin one by name, others by a file's path."""
         source: str = text["source"]
         if source.startswith("/"):
             return text | {"source": str(self._settings.find_input(source, field=field))}
@@ -165,13 +165,13 @@ class Run:
         return text | {"source": str(self._settings.datasets_dir / datasets.file_name(dataset))}
 
     def _model(self) -> dict[str, str]:
-        """The task's model: a commit on the Hub, or a folder."""
+        """Return the task's model: a commit on the Hub, or a folder."""
         model = self.lease.model
         if "id" in model:
             return {"model_id": model["id"], "revision": model["sha"]}
         # Looked up again: a link may lead elsewhere by now than when the job was submitted.
-        found = self._settings.find_input(model["path"], field="/model/path", is_own=self._is_own)
-        return {"model_dir": str(found)}
+        folder = self._settings.find_input(model["path"], field="/model/path", is_own=self._is_own)
+        return {"model_dir": str(folder)}
 
     def _is_own(self, folder: Path) -> bool:
         with self._sessions.begin() as session:
@@ -179,16 +179,16 @@ class Run:
 
     @property
     def _needs_hub(self) -> bool:
-        """Whether its model, a text or the data of a task is on the Hub."""
+        """True if the model, a text or the data of a task is on the Hub."""
         spec = self.lease.spec
         on_hub = any(text.revision is not None for text in (spec.calibration, spec.evaluation))
         return "id" in self.lease.model or on_hub or bool(spec.evaluation.tasks)
 
     def _find_hub_token(self) -> str | None:
-        """The token that the job names, else the service's own. Raises ModelError ``hub_token_not_found``."""
+        """Return the token that the job names, else the service's own. Raises ModelError ``hub_token_not_found``."""
         name = self.lease.model.get("hub_token")
         if name is None:
-            token = get_token()  # HF_TOKEN, or what `hf auth login` has left: the engine cannot read that itself
+            token = get_token()  # HF_TOKEN, or the file of `hf auth login`: the engine cannot read that itself
             if token is not None:
                 self._redactor.hide(token)
             return token
@@ -213,7 +213,7 @@ class Run:
             return self._engine
 
     def _listen(self, engine: Engine) -> Journal:
-        """Write what the engine says until it ends."""
+        """Write the engine's events until it ends."""
         journal = Journal(self._held, self._redactor)
         self._log.follow(engine.log_lines())
         phases = tracing.Phases()
@@ -225,7 +225,7 @@ class Run:
                     journal.note(line)
             journal.close()
         except BaseException:
-            engine.kill(Stop.LEASE_LOST)  # it must not work on for nobody
+            engine.kill(Stop.LEASE_LOST)  # its work has no owner any more
             engine.wait()
             raise
         finally:
@@ -248,8 +248,8 @@ class Run:
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
         else:
-            said = NODE_LOST if engine.stopped_by else journal.failure or crash(status, self._log.tail)
-            failure = self._nodes.explain(said)
+            reported = NODE_LOST if engine.stopped_by else journal.failure or crash(status, self._log.tail)
+            failure = self._nodes.explain(reported)
             if failure is None:
                 self._release(may_go_on=True)
             else:
@@ -271,7 +271,7 @@ class Run:
         logger.info("%s: succeeded, %s", self.lease.job_id, path)
 
     def _with_rejected(self, failure: Failure) -> Failure:
-        """The failure of a result that missed a limit says where that is kept."""
+        """Return ``failure``; if the result missed a limit, with the place where the result is kept."""
         kept = self._workspace.keep_rejected() if failure.code == REJECTED else None
         return failure if kept is None else replace(failure, detail=f"The rejected artifact is kept in {kept}.")
 

@@ -1,4 +1,4 @@
-"""The worker's slots: threads that look for jobs, run them one at a time, and let go of them on a drain.
+"""Runs the worker's slots: threads that look for jobs, run them one at a time, and give them back on a drain.
 
 A slot looks when it is woken (a Celery message) and every ``poll_s`` seconds anyway: a lost message costs one interval.
 """
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """``start``, then ``look_now`` at every wake-up; ``drain`` and ``join`` to end."""
+    """The owner of all slots. Call ``start``, then ``look_now`` at every wake-up; ``drain`` and ``join`` to end."""
 
     def __init__(self, settings: Settings, send: Send) -> None:
         self._settings = settings
@@ -60,12 +60,12 @@ class Supervisor:
             slot.start()
 
     def look_now(self) -> None:
-        """There may be something to claim."""
+        """Wake all slots: there may be work to claim."""
         for slot in self._slots:
             slot.look_now()
 
     def drain(self) -> None:
-        """Claim no more, end the engines, give their jobs back. Returns at once; ``join`` waits for it."""
+        """Claim no more, end the engines, give their jobs back. Returns at once; ``join`` waits for the end."""
         self._draining = True
         self._upkeep.round_now()
         for slot in self._slots:
@@ -78,13 +78,13 @@ class Supervisor:
         dispose(self._sessions)
 
     def _do_round(self, session: Session) -> int:
-        """A task of the upkeep."""
+        """Do this worker's part of an upkeep round."""
         self._say_where_we_are(session)
         remove_stale_attempts(session, self._settings)
         return 0
 
     def _say_where_we_are(self, session: Session) -> None:
-        """Clients are told what their jobs wait for, and that may be a worker."""
+        """Report this worker's state: clients see what their jobs wait for, and that may be a worker."""
         if self._draining:
             workers.leave(session, self._id)
         else:
@@ -98,7 +98,7 @@ class Supervisor:
                 host=socket.gethostname(),
                 num_slots=self._settings.slots,
                 memory_bytes=self._settings.memory_bytes,
-                devices=find_devices(),  # anew: what is used of their memory
+                devices=find_devices(),  # each time: their used memory changes
                 live_s=max(self._settings.lease_s, 3 * self._settings.poll_s),
                 blocked_reason=blocked_reason,
             )
@@ -107,7 +107,7 @@ class Supervisor:
 
 
 class Work(Protocol):
-    """What a slot does: a job's ``Run``, a ``NodeRun`` of a job that another worker leads, or a ``Publish``."""
+    """The work of a slot: a job's ``Run``, a ``NodeRun`` of a job that another worker leads, or a ``Publish``."""
 
     def execute(self) -> None: ...
 
@@ -118,17 +118,19 @@ Take = Callable[[Sessions, Settings, str], Work | None]
 
 
 def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None:
-    """Take a seat of a job that waits for this worker, else claim a job, if there is one. None without room on the
-    disk."""
+    """Take a seat of a job that waits for this worker, else claim a job.
+
+    Returns None if there is none, or no disk space.
+    """
     if disk.look(settings).fault():
         return None
     claimed_at = time.monotonic()
     with sessions.begin() as session:
-        how: dict[str, Any] = {
+        claimant: dict[str, Any] = {
             "worker": worker, "lease_s": settings.lease_s, "memory_bytes": settings.memory_bytes,
         }  # fmt: skip
-        seat = seats.take(session, **how)
-        lease = None if seat else leases.claim(session, **how)
+        seat = seats.take(session, **claimant)
+        lease = None if seat else leases.claim(session, **claimant)
     if seat is not None:
         logger.info("%s: node %d, fence %d", seat.job_id, seat.node_rank, seat.fence)
         return NodeRun(seat, sessions, settings, claimed_at=claimed_at)
@@ -139,7 +141,7 @@ def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None
 
 
 def take_publication(sessions: Sessions, settings: Settings, worker: str) -> Work | None:
-    """Claim one publication, if there is one. It needs no device, so it does not wait for a job to end."""
+    """Claim one publication, or return None. It needs no device, so it does not wait for a job to end."""
     claimed_at = time.monotonic()
     with sessions.begin() as session:
         lease = publication_leases.claim(session, worker=worker, lease_s=settings.lease_s)
@@ -150,8 +152,10 @@ def take_publication(sessions: Sessions, settings: Settings, worker: str) -> Wor
 
 
 class Slot(threading.Thread):
-    """Room for one piece of work at a time. The thread lives as long as the worker: the kernel ties what it starts to
-    it."""
+    """A thread that does one piece of work at a time.
+
+    It lives as long as the worker: the kernel ties its children to it.
+    """
 
     def __init__(self, sessions: Sessions, settings: Settings, name: str, take: Take) -> None:
         super().__init__(name=f"slot-{name}", daemon=True)
@@ -169,7 +173,7 @@ class Slot(threading.Thread):
         self._woken.set()
 
     def cordon(self, cordoned: bool) -> None:
-        """Whether to take no jobs for now; that which is running is given back. Said with every beat."""
+        """Take no jobs while ``cordoned``, and give the running one back. Called with every heartbeat."""
         with self._lock:
             if cordoned == self._cordoned:
                 return
@@ -190,12 +194,12 @@ class Slot(threading.Thread):
             self._woken.clear()
             while not self._draining and not self._cordoned and self._run_one():
                 pass
-            if self._draining:  # asked after the clear: a drain that it forgot is seen here
+            if self._draining:  # checked after the clear, which may have dropped a drain's wake-up
                 return
             self._woken.wait(self._settings.poll_s * random.uniform(0.9, 1.1))
 
     def _run_one(self) -> bool:
-        """Take one piece of work and do it. False if there was none, or the database is away."""
+        """Take one piece of work and do it. Returns False if there was none, or the database is away."""
         try:
             work = self._take(self._sessions, self._settings, self._worker)
         except SQLAlchemyError as error:
@@ -222,18 +226,18 @@ class Slot(threading.Thread):
 
 
 def remove_stale_attempts(session: Session, settings: Settings) -> None:
-    """Delete the folders of attempts that nobody holds any more: their worker was killed.
+    """Delete the folders of attempts that no worker holds any more: their worker was killed.
 
-    What a job that has not ended needs to go on from stays where it is: another worker may take it in this moment.
+    The files from which an unfinished job resumes stay in place: another worker may take them at this moment.
     """
-    attempts = workspace.list_attempts(settings)  # listed before the question: a folder made later is not touched
+    attempts = workspace.list_attempts(settings)  # listed before the query: a folder made later is not touched
     between = workspace.list_between_attempts(settings)
     ids = {job_id for job_id, _ in attempts.values()} | set(between.values())
     if not ids:
         return
-    found = {row.id: row for row in session.execute(select(Job.id, Job.fence, Job.state).where(Job.id.in_(ids)))}
-    unfinished = {job_id for job_id, row in found.items() if row.state not in FINAL}
-    held = {(job_id, row.fence) for job_id, row in found.items() if row.state in HELD}
+    jobs = {row.id: row for row in session.execute(select(Job.id, Job.fence, Job.state).where(Job.id.in_(ids)))}
+    unfinished = {job_id for job_id, row in jobs.items() if row.state not in FINAL}
+    held = {(job_id, row.fence) for job_id, row in jobs.items() if row.state in HELD}
     for folder, attempt in attempts.items():
         if attempt not in held:
             workspace.remove_attempt(folder, may_go_on=attempt[0] in unfinished)

@@ -1,4 +1,4 @@
-"""The one task. A wake-up has no payload and is over at once: the supervisor's own threads do the work."""
+"""The worker's only Celery task. It has no payload and ends at once: the supervisor's own threads do the work."""
 
 from __future__ import annotations
 

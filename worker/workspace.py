@@ -3,9 +3,9 @@
 The attempt's folder carries the fence, so two attempts never share one. The artifact's folder carries its content's
 hash, so a rename makes it visible whole, and a late worker can at worst add the very same bytes.
 
-What the engine needs to go on after a stop is in ``resume`` in the attempt's folder. Between two attempts it is
-``work/<job>.resume``; the next attempt on this disk takes it with a rename, so that an engine of the one before, should
-it still run, loses its way to it.
+The files from which the engine resumes are in ``resume`` in the attempt's folder. Between two attempts they are in
+``work/<job>.resume``. The next attempt on this disk takes them with a rename, so that an engine of the previous
+attempt, if it still runs, loses its access.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Workspace:
         self.folder.mkdir(mode=0o700, parents=True)
         self._artifacts_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         earlier = self._between.parent.glob(f"{self._job_id}.*/{RESUME}")  # of attempts that were killed
-        for found in (self._between, *sorted(earlier, key=_fence_of, reverse=True)):
+        for resume_dir in (self._between, *sorted(earlier, key=_fence_of, reverse=True)):
             with suppress(OSError):  # not there, or gone in this moment
-                found.rename(self.resume_dir)
+                resume_dir.rename(self.resume_dir)
                 return
 
     def write_task(self, task: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class Workspace:
     def publish(self) -> tuple[Path, Manifest]:
         """Check the engine's output against its manifest, make it durable, and move it to its final place.
 
-        Raises ProofError ``artifact_corrupt``, or OSError (disk full). Nothing half-written is ever visible there.
+        Raises ProofError ``artifact_corrupt``, or OSError (disk full). A partial artifact is never visible there.
         """
         output = manifest.read(self.output_dir)
         manifest.check(self.output_dir, output)
@@ -69,15 +69,17 @@ class Workspace:
         return final, output
 
     def keep_rejected(self) -> Path | None:
-        """Move an artifact that missed a limit beside the job's artifacts: nobody is handed it, and it goes with the
-        job. None if there is none that is whole."""
+        """Move an artifact that missed a limit next to the job's artifacts, where it is deleted with the job.
+
+        Clients cannot fetch it. Returns None if there is no complete one.
+        """
         rejected = self.output_dir.with_name(f"{self.output_dir.name}.rejected")
         try:
-            found = manifest.read(rejected)
-            manifest.check(rejected, found)
+            artifact = manifest.read(rejected)
+            manifest.check(rejected, artifact)
         except ProofError:
             return None
-        final = self._artifacts_dir / self._job_id / f"rejected-{found.sha256}"
+        final = self._artifacts_dir / self._job_id / f"rejected-{artifact.sha256}"
         final.parent.mkdir(mode=0o700, exist_ok=True)
         if not final.exists():
             rejected.rename(final)
@@ -85,34 +87,36 @@ class Workspace:
         return final
 
     def remove(self, *, may_go_on: bool = False) -> None:
-        """Also what the engine needs to go on, unless another attempt may."""
+        """Delete the attempt's folder. Keeps the resume files for another attempt if ``may_go_on``."""
         if may_go_on:
             _keep(self.resume_dir, self._between)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def list_attempts(settings: Settings) -> dict[Path, tuple[str, int]]:
-    """The attempt folders on this disk: folder -> (job id, fence)."""
-    found = {}
+    """Return the attempt folders on this disk: folder -> (job id, fence)."""
+    attempts = {}
     for folder in settings.work_dir.glob("job_*.*"):
         job_id, _, fence = folder.name.rpartition(".")
         if fence.isdecimal():
-            found[folder] = (job_id, int(fence))
-    return found
+            attempts[folder] = (job_id, int(fence))
+    return attempts
 
 
 def list_between_attempts(settings: Settings) -> dict[Path, str]:
-    """What waits for a next attempt: folder -> job id."""
+    """Return the resume folders that wait for a next attempt: folder -> job id."""
     return {folder: folder.name.removesuffix(f".{RESUME}") for folder in settings.work_dir.glob(f"job_*.{RESUME}")}
 
 
 def remove_attempt(folder: Path, *, may_go_on: bool) -> None:
-    """As ``Workspace.remove``, for one whose worker was killed. What the engine needs to go on stays in the folder:
-    the next attempt looks for it there, perhaps in this moment."""
+    """Delete an attempt's folder whose worker was killed, as ``Workspace.remove`` does.
+
+    The resume files stay in the folder: the next attempt looks for them there, perhaps at this moment.
+    """
     if not may_go_on:
         shutil.rmtree(folder, ignore_errors=True)
         return
-    with suppress(OSError):  # gone, or not empty because of what stays
+    with suppress(OSError):  # gone, or not empty because the resume files stay
         for path in folder.iterdir():
             if path.name == RESUME:
                 continue
@@ -124,7 +128,7 @@ def remove_attempt(folder: Path, *, may_go_on: bool) -> None:
 
 
 def _keep(resume_dir: Path, between: Path) -> None:
-    with suppress(OSError):  # nothing there, or a later attempt's is
+    with suppress(OSError):  # no such folder, or a later attempt's is in its place
         resume_dir.rename(between)
 
 
@@ -134,9 +138,10 @@ def _fence_of(resume_dir: Path) -> int:
 
 
 def _is_whole(folder: Path) -> bool:
-    """True if an earlier attempt already put the very same bytes there (it ended between its rename and its row).
+    """Return True if an earlier attempt already put the very same bytes there.
 
-    A damaged folder is moved aside, never deleted: only a row can tell whether somebody relies on it.
+    Such an attempt ended between its rename and its row. A damaged folder is moved aside, never deleted: only a row can
+    tell whether it is in use.
     """
     if not folder.exists():
         return False

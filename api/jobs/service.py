@@ -31,7 +31,7 @@ from quantcore.mixed_precision import schemes
 from quantcore.plan.capacity import Capacity, capacity
 from quantcore.plan.hardware import parse_hardware
 from quantcore.plan.job import plan_job
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 
 _BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanCreate.model_fields})
 

@@ -1,7 +1,7 @@
 """``make bench-engines``: perplexity, time and memory of our engine and three others, on the same tokens.
 
-Each cell is one fresh process in the engine's own environment, one thread. Rows are kept as they come, and what is
-there already is not run again, so that a run can be stopped at any time and continued.
+Each cell is one fresh process in the engine's own environment, one thread. Rows are saved as they come and are not
+measured again, so that a run can be stopped at any time and continued.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from quantcore.config.task import EvaluationConfig
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = {"quark": "peers", "llmcompressor": "llmc", "gptqmodel": "gptqmodel"}
 START_S = 120  # CPU seconds that any process may take, whatever its cell costs
-STARVED = 20  # times as many wall seconds: a process that waits for ever is ended, too
+STARVED = 20  # times as many wall seconds: a process that waits forever is ended, too
 LOG_LINES = 25  # of a process that failed, kept in its row
 SMALL = {"num_samples": 4, "num_windows": 2, "seq_len": 128, "num_blocks": 2}
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 class Inputs:
-    """The model and the windows that every engine gets; ``small`` is a cut of both, to try an environment with."""
+    """The model and the windows that every engine gets; ``small`` is a cut of both for a trial of an environment."""
 
     def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
         model_dir = options.model_dir or _demo_model()
@@ -105,7 +105,7 @@ def warm_up(engines: set[str], inputs: dict[str, Path], scratch: Path, patience:
 
 
 def measure(cell: Cell, inputs: dict[str, Path], scratch: Path, patience: float) -> dict[str, Any]:
-    """The row of one cell: what its process left, or why it left nothing. ``status``: ok, failed or timeout."""
+    """Measure a cell and return its row: the result of its process, or its error. ``status``: ok, failed or timeout."""
     began = {"began": datetime.now(UTC).isoformat(timespec="seconds"), "load_average": round(os.getloadavg()[0], 2)}
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         home = Path(folder)
@@ -124,7 +124,7 @@ def measure(cell: Cell, inputs: dict[str, Path], scratch: Path, patience: float)
 
 
 def _run(engine: str, home: Path, limit_s: float) -> int | None:
-    """The exit status of the engine's process; None if it was still running after ``limit_s`` CPU seconds."""
+    """Run the engine's process and return its exit status, or None if it still ran after ``limit_s`` CPU seconds."""
     module = "float_model" if engine == FLOAT else engine
     python = sys.executable
     if engine in ENVIRONMENTS:
@@ -151,12 +151,12 @@ def _run(engine: str, home: Path, limit_s: float) -> int | None:
 
 
 def _cpu_s(pid: int) -> float:
-    """What a process and those below it have used, as far as they live."""
+    """Return the CPU seconds that a process and its live descendants have used."""
     total = 0.0
     try:
         process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            times = one.cpu_times()
+        for member in (process, *process.children(recursive=True)):
+            times = member.cpu_times()
             total += times.user + times.system
     except psutil.Error:
         pass  # it has just ended
@@ -164,7 +164,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def show(cell: Cell, row: dict[str, Any]) -> None:
-    """One line on the terminal."""
+    """Print a row as a line."""
     name = f"{ENGINES[cell.engine]:24}{cell.name:30}"
     if row["status"] != "ok":
         print(f"{name}{row['status']}\n{row['error']}", flush=True)
@@ -190,11 +190,11 @@ def _demo_model() -> Path:
 
 
 def _sha256(files: Iterator[Path]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted(files):
         with file.open("rb") as content:
-            found.update(hashlib.file_digest(content, "sha256").digest())
-    return found.hexdigest()
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _tail(log: Path) -> str:

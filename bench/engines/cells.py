@@ -1,7 +1,7 @@
-"""Which schemes meet which algorithms, what each engine has of them, and what it will cost.
+"""The cells of the comparison: schemes and algorithms, those that each engine lacks, and their estimated costs.
 
-A cell is ``scheme:algorithm``. What an engine lacks is a row of ``MISSING`` with the reason, so that the table of
-results can say why it has a hole.
+A cell is ``scheme:algorithm``. ``MISSING`` has a row with the reason for each cell that an engine lacks, so that the
+table of results can explain its gaps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALGORITHMS = {
     "gptaq": "GPTAQ: GPTQ that also corrects what the layers before changed",
     "rotation+gptaq": "rotation, then GPTAQ",
 }
-FLOAT = "float"  # the row that the others are held against: no engine at all
+FLOAT = "float"  # the row that the others are compared with: no engine at all
 ENGINES = {
     FLOAT: "Transformers, bfloat16",
     "ours": "quantcore",
@@ -38,7 +38,7 @@ ENGINES = {
     "llmcompressor": "llm-compressor",
     "gptqmodel": "GPTQModel",
 }
-# What `make bench-engines` runs; the others with --cells '*'.
+# The cells of `make bench-engines`; --cells '*' runs the others, too.
 USUAL = (
     *(f"{scheme}:{algorithm}" for scheme in ("uint4", "int4") for algorithm in ("rtn", "awq", "gptq", "rotation+gptq")),
     *(f"{scheme}:{algorithm}" for scheme in ("int8", "fp8") for algorithm in ("rtn", "smoothquant", "gptq",
@@ -47,7 +47,7 @@ USUAL = (
     "int8:smoothquant+gptq", "int8_dynamic:smoothquant+gptq",
     "uint4:range_search", "uint4:awq+gptq", "uint4:gptaq", "uint4:rotation+gptaq",
 )  # fmt: skip
-# engine, scheme, algorithm: the first row that fits says why there is no such cell.
+# engine, scheme, algorithm, reason: the first row that matches a cell explains why it does not exist.
 MISSING = (
     ("*", "*int4", "smoothquant*", "the inputs stay as they are: there is nothing to smooth"),
     ("*", "*8*", "awq*", "AWQ is for weights of few bits"),
@@ -62,8 +62,8 @@ MISSING = (
     ("quark", "int8_dynamic", "*", "it has no such scheme"),
     ("quark", "*", "range_search", "its range searches have one scale a tensor"),
 )
-# CPU seconds of one thread for SmolLM2-135M and 32 x 512 tokens: measured in earlier runs or (AWQ, rotation) reckoned
-# from runs with fewer tokens. They decide nothing but --list and the time limits.
+# CPU seconds of one thread for SmolLM2-135M and 32 x 512 tokens: measured in earlier runs or (AWQ, rotation) estimated
+# from runs with fewer tokens. Only --list and the time limits use them.
 ESTIMATES_S = {
     ("quark", "awq"): 2000, ("quark", "awq+gptq"): 2400, ("quark", "smoothquant"): 100, ("quark", "*gptq"): 360,
     ("quark", "*gptaq"): 700, ("quark", "*"): 50,
@@ -77,7 +77,7 @@ AROUND_S = 90  # starting, loading, and the perplexity of 40 x 512 tokens
 
 @dataclass(frozen=True)
 class Cell:
-    """One engine at one scheme and algorithm."""
+    """An engine with a scheme and an algorithm."""
 
     engine: str
     scheme: str
@@ -89,7 +89,7 @@ class Cell:
 
     @property
     def missing(self) -> str | None:
-        """Why the engine does not have this cell; None if it does."""
+        """The reason why the engine lacks this cell; None if it has it."""
         for engine, scheme, algorithm, reason in MISSING:
             if all(map(fnmatchcase, (self.engine, self.scheme, self.algorithm), (engine, scheme, algorithm))):
                 return reason
@@ -97,7 +97,7 @@ class Cell:
 
     @property
     def estimate_s(self) -> int:
-        """CPU seconds that the whole process will take, about."""
+        """The estimated CPU seconds of the whole process."""
         fits = (
             seconds
             for (engine, algorithm), seconds in ESTIMATES_S.items()
@@ -107,7 +107,7 @@ class Cell:
 
 
 def all_cells(engines: Sequence[str] = tuple(ENGINES)) -> Iterator[Cell]:
-    """The float model, then every scheme with every algorithm on every engine, also where it is missing."""
+    """Yield the float model, then every scheme with every algorithm on every engine, missing cells included."""
     if FLOAT in engines:
         yield Cell(FLOAT, FLOAT, "none")
     for scheme in SCHEMES:
@@ -116,9 +116,9 @@ def all_cells(engines: Sequence[str] = tuple(ENGINES)) -> Iterator[Cell]:
 
 
 def chosen(patterns: Sequence[str], engines: Sequence[str]) -> list[Cell]:
-    """The cells of ``engines`` that a pattern names and that exist; the float model always comes first.
+    """Return the existing cells of ``engines`` that match a pattern; the float model always comes first.
 
-    Raises ValueError for a pattern that fits nothing.
+    Raises ValueError for a pattern that matches nothing.
     """
     cells = list(all_cells(tuple(dict.fromkeys((FLOAT, *engines)))))
     for pattern in patterns:

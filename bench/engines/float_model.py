@@ -1,4 +1,4 @@
-"""The float model by itself, in bfloat16: what every perplexity is held against."""
+"""The float model itself, in bfloat16: the baseline of every perplexity."""
 
 from __future__ import annotations
 

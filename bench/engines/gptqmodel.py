@@ -1,7 +1,7 @@
 """GPTQModel, in its own environment: ``python -m bench.engines.gptqmodel JOB``.
 
 The clock runs around ``quantize``, which also packs. Perplexity is that of its checkpoint, saved, loaded again and
-dequantized by GPTQModel, because what it has quantized leaves its memory for the disk.
+dequantized by GPTQModel, because it moves quantized layers from memory to disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONFIGS = {"rtn": RTNConfig, "gptq": GPTQConfig, "awq": AWQConfig, "rotation+gpt
 
 
 def dequantize(model: nn.Module) -> None:
-    """Plain layers instead of those that dequantize as they run: these compile themselves first, 210 times."""
+    """Replace layers that dequantize as they run by plain ones: they would first compile themselves, 210 times."""
     for name, module in list(model.named_modules()):
         if isinstance(module, TorchLinear):
             plain = nn.Linear(

@@ -1,4 +1,4 @@
-"""What all engines are given: token windows, cut once and kept in a file, and a small cut of the model to try."""
+"""The inputs of all engines: token windows, cut once and saved to a file, and a small cut of the model for trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quantcore.data.windows import TokenWindows, token_windows
 
 
 def cut_windows(model_dir: Path, file: Path, calibration: CalibrationConfig, evaluation: EvaluationConfig) -> str:
-    """Cut the windows of a text as our engine does, write them to ``file``; the sha256 of the tokens.
+    """Cut the windows of a text as our engine does, write them to ``file``, and return the sha256 of the tokens.
 
     Calibration windows come from the first three quarters of the text, held-out ones from the last.
     """
@@ -35,16 +35,16 @@ def cut_windows(model_dir: Path, file: Path, calibration: CalibrationConfig, eva
 
 
 def digest(windows: TokenWindows) -> str:
-    """sha256 over shape and tokens of both kinds of windows."""
-    found = hashlib.sha256()
+    """Return the sha256 over shape and tokens of both kinds of windows."""
+    sha256 = hashlib.sha256()
     for tensor in (windows.calibration_NT, windows.held_out_NT):
-        found.update(str(tuple(tensor.shape)).encode())
-        found.update(tensor.contiguous().numpy().tobytes())
-    return found.hexdigest()
+        sha256.update(str(tuple(tensor.shape)).encode())
+        sha256.update(tensor.contiguous().numpy().tobytes())
+    return sha256.hexdigest()
 
 
 def cut_model(model_dir: Path, folder: Path, num_blocks: int) -> None:
-    """The model's first ``num_blocks`` decoder blocks as a model of its own, for a model in one safetensors file."""
+    """Write the first ``num_blocks`` decoder blocks of a model in one safetensors file as a model of their own."""
     folder.mkdir(parents=True)
     config: dict[str, Any] = json.loads((model_dir / "config.json").read_text("utf-8"))
     config["num_hidden_layers"] = num_blocks

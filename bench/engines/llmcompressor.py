@@ -36,32 +36,32 @@ NOTES = {"int8": "static inputs by arguments; its own preset for int8 is int8_dy
 
 
 def quantization(scheme: str) -> dict[str, Any]:
-    """The arguments by which a modifier is told the scheme."""
-    given = SCHEMES[scheme]
-    if isinstance(given, str):
-        return {"scheme": given, "targets": ["Linear"], "ignore": ["lm_head"]}
-    return {"config_groups": {"all": {"targets": ["Linear"], **given}}, "ignore": ["lm_head"]}
+    """Return the arguments that set a modifier's scheme."""
+    arguments = SCHEMES[scheme]
+    if isinstance(arguments, str):
+        return {"scheme": arguments, "targets": ["Linear"], "ignore": ["lm_head"]}
+    return {"config_groups": {"all": {"targets": ["Linear"], **arguments}}, "ignore": ["lm_head"]}
 
 
 def recipe(scheme: str, algorithms: list[str], settings: dict[str, Any]) -> list[Any]:
-    """The modifiers in order; what is not their default is noted in ``settings``."""
+    """Return the modifiers in order, and note their settings other than defaults in ``settings``."""
     steps: list[Any] = []
     if "smoothquant" in algorithms:
         steps.append(SmoothQuantModifier(smoothing_strength=0.8))
         settings["smoothing_strength"] = 0.8  # of the project's own examples for int8
     if "awq" in algorithms:
-        per_tensor = scheme == "fp8"  # its search by weights needs a scale a channel or a group
+        per_tensor = scheme == "fp8"  # its search by weights needs one scale per channel or group
         steps.append(AWQModifier(duo_scaling=False) if per_tensor else AWQModifier())
         settings["duo_scaling"] = not per_tensor
     if "rotation" in algorithms:
         # Its plain Hadamard matrices are powers of two in size; the hidden size here is 576.
         steps.append(SpinQuantModifier(rotations=["R1", "R2"], transform_type="random-hadamard"))
         settings["rotations"] = "R1, R2, random-hadamard"
-    given = quantization(scheme)
+    arguments = quantization(scheme)
     if "range_search" in algorithms:
-        given["weight_observer"] = settings["weight_observer"] = "imatrix_mse"
+        arguments["weight_observer"] = settings["weight_observer"] = "imatrix_mse"
     solver = GPTQModifier if "gptq" in algorithms else QuantizationModifier
-    return [*steps, solver(**given)]
+    return [*steps, solver(**arguments)]
 
 
 def main() -> None:

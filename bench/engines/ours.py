@@ -25,7 +25,7 @@ from quantcore.data.windows import TokenWindows
 from quantcore.events import Event, PhaseStarted
 from quantcore.export import EXPORTERS
 from quantcore.pipeline import job as pipeline
-from quantcore.plan.resolve import export_dir, resolve
+from quantcore.plan.planner import export_dir, make_plan
 from quantcore.proof.verify import WrittenCheckpoint
 from quantcore.solvers import SOLVERS
 from quantcore.transforms import SMOOTHINGS
@@ -47,18 +47,18 @@ NOTES = {"int8_dynamic": "inputs are asymmetric"}
 
 
 def config_for(job: Job) -> Config:
-    """The preset of the scheme with the algorithm's steps. Raises RuntimeError for one that the engine lacks."""
-    known = {*SOLVERS, *SMOOTHINGS, "rotation"}
-    if lacking := {STEPS[step]["name"] for step in job.algorithms} - known:
+    """Return the preset of the scheme with the algorithm's steps. Raises RuntimeError for a missing step."""
+    available = {*SOLVERS, *SMOOTHINGS, "rotation"}
+    if lacking := {STEPS[step]["name"] for step in job.algorithms} - available:
         raise RuntimeError(f"the engine has no {', '.join(lacking)} yet")
     config = presets.resolve(PRESETS[job.scheme]).to_dict()
     return parse_config({**config, "algo_config": [STEPS[step] for step in job.algorithms]})
 
 
 def read_back(task: Task, stack: ExitStack) -> torch.nn.Module:
-    """A Transformers model that holds what is in the files; its inputs are quantized until ``stack`` is closed."""
+    """Load the files into a Transformers model, whose inputs are quantized until ``stack`` is closed."""
     headers = read_local(task.model_folder)
-    plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
+    plan = make_plan(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
     folder = export_dir(task.output_dir, plan, EXPORT)
     written = WrittenCheckpoint(plan, folder, EXPORT, headers)
     weights = {f"{layer.name}.weight": written.read_float(f"{layer.name}.weight") for layer in plan.layers}
@@ -77,15 +77,15 @@ def read_back(task: Task, stack: ExitStack) -> torch.nn.Module:
 
 
 def _tensors(folder: Path) -> list[tuple[str, torch.Tensor]]:
-    found = []
+    entries = []
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
-            found += [(name, tensors.get_tensor(name)) for name in tensors.keys()]  # noqa: SIM118  # it is no mapping
-    return found
+            entries += [(name, tensors.get_tensor(name)) for name in tensors.keys()]  # noqa: SIM118  # it is no mapping
+    return entries
 
 
 def fake_quantized_differs(task: Task, model: torch.nn.Module) -> list[str]:
-    """The tensors in which the fake-quantized export, loaded by plain Transformers, differs from ``model``."""
+    """Return the tensors in which the fake-quantized export, loaded by plain Transformers, differs from ``model``."""
     folder = task.output_dir / "fake_quantized"
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).state_dict()
     return [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, plain[name])]
@@ -102,7 +102,7 @@ def main() -> None:
         calibration=CalibrationConfig(num_samples=num_samples, seq_len=seq_len),
         evaluation=EvaluationConfig(num_windows=0),
     )  # fmt: skip
-    # The tokens that the peers get, and as for them neither a tokenizer's time nor its memory.
+    # The tokens that the peers get. Like them, the engine needs no time and memory for a tokenizer.
     pipeline.read_windows = lambda _: TokenWindows(calibration_NT, held_out_NT[: pipeline.NUM_PROBES])
     clock = Clock()
 

@@ -21,7 +21,7 @@ SCHEMES = {"uint4": "uint4_wo_64", "int4": "int4_wo_64", "int8": "int8_channel",
 
 
 def register_int8() -> None:
-    """Quark's own int8 scheme has one scale for a whole weight; this one has a scale for each output channel."""
+    """Register an int8 scheme with one scale per output channel; Quark's own has one scale for a whole weight."""
     weight = Int8PerChannelSpec(ch_axis=0, symmetric=True).to_quantization_spec()
     inputs = Int8PerTensorSpec(
         observer_method="min_max", symmetric=True, scale_type="float", round_method="half_even", is_dynamic=False

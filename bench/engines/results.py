@@ -1,4 +1,4 @@
-"""The dated results file: it grows row by row, and a later run goes on where an earlier one stopped."""
+"""The dated results file: it grows row by row, and a later run continues an earlier one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bench.engines.cells import FLOAT, Cell
 from bench.engines.table import markdown
 
 FOLDER = Path(__file__).parents[1] / "results"
-MATRIX_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")  # what products run on
+MATRIX_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")  # that matrix products use
 
 
 class Results:
-    """What is in ``file`` and, as a table, in the Markdown file beside it.
+    """The results in ``file`` and, as a table, in the Markdown file beside it.
 
-    ``settings`` say what was measured: a file with other settings is not continued (ValueError). Rows of several
-    machines may stand in one file, but only those of one machine are held against each other.
+    ``settings`` say what was measured: a file with other settings is not continued (ValueError). One file may have
+    rows of several machines, but only rows of the same machine are compared.
     """
 
     def __init__(self, file: Path, settings: dict[str, Any]) -> None:
@@ -36,33 +36,34 @@ class Results:
             "rows": [],
         }
         if file.exists():
-            found = json.loads(file.read_text("utf-8"))
-            if found["settings"] != settings:
+            saved = json.loads(file.read_text("utf-8"))
+            if saved["settings"] != settings:
                 odd = sorted(
-                    key for key in settings | found["settings"] if settings.get(key) != found["settings"].get(key)
+                    key for key in settings | saved["settings"] if settings.get(key) != saved["settings"].get(key)
                 )
                 raise ValueError(f"{file} was measured with other settings ({', '.join(odd)}); give --results FILE")
-            self.data = found
+            self.data = saved
 
     def todo(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Those of ``cells`` that were not measured or failed, and before them ours where this machine has none to
-        hold them against."""
+        """Return the ``cells`` without a result, and before them our cells that this machine needs for comparison."""
         done = {_names(row) for row in self.data["rows"] if row["status"] == "ok"}
-        here = {_names(row) for row in self.data["rows"] if row["status"] == "ok" and row["machine"] == self.machine}
+        measured_here = {
+            _names(row) for row in self.data["rows"] if row["status"] == "ok" and row["machine"] == self.machine
+        }
         missing = [cell for cell in cells if cell not in done]
         beside = (Cell("ours", cell.scheme, cell.algorithm) for cell in missing if cell.engine != FLOAT)
-        return list(dict.fromkeys([*(cell for cell in beside if cell not in here), *missing]))
+        return list(dict.fromkeys([*(cell for cell in beside if cell not in measured_here), *missing]))
 
     def add(self, cell: Cell, row: dict[str, Any]) -> None:
-        """Put the row in place of an earlier one of the same cell on this machine, and write both files.
+        """Replace an earlier row of the same cell on this machine, and write both files.
 
-        Another run may write to the same file meanwhile: its rows are kept.
+        Rows that another run has written to the file meanwhile are kept.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.file.parent):
             if self.file.exists():
                 self.data = json.loads(self.file.read_text("utf-8"))
-            kept = [one for one in self.data["rows"] if _names(one) != cell or one["machine"] != self.machine]
+            kept = [other for other in self.data["rows"] if _names(other) != cell or other["machine"] != self.machine]
             named = {"engine": cell.engine, "scheme": cell.scheme, "algorithm": cell.algorithm}
             self.data["rows"] = [*kept, {**named, "machine": self.machine, **row}]
             _replace(self.file, json.dumps(self.data, indent=1) + "\n")
@@ -90,7 +91,7 @@ def _replace(file: Path, text: str) -> None:
 
 
 def _machine() -> str:
-    """What machines share whose seconds may be compared."""
+    """Return a description of the machine; times are comparable where it is the same."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     name, flags = re.search(r"model name\s*: (.*)", text), re.search(r"flags\s*: (.*)", text)

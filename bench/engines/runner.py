@@ -1,6 +1,6 @@
-"""What every engine's process shares: its job, the clock, the perplexity, the row that it leaves.
+"""Shared parts of every engine's process: its job, the clock, the perplexity, the row of results.
 
-This runs in the environments of the peers, so it knows nothing of ours: torch, safetensors and the standard library.
+This runs in the environments of the peers, so it uses only torch, safetensors and the standard library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 @dataclass(frozen=True)
 class Job:
-    """One cell for one engine. ``result`` is the file that the row goes to, ``scratch`` an empty folder."""
+    """The job of an engine's process: one cell. ``result`` is the file for the row, ``scratch`` an empty folder."""
 
     model_dir: Path
     windows: Path
@@ -50,7 +50,7 @@ class Job:
         return [] if self.algorithm == "rtn" else self.algorithm.split("+")
 
     def token_windows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(calibration [N, T], held out [M, T]), int64 token ids."""
+        """Return (calibration [N, T], held out [M, T]), int64 token ids."""
         tensors = load_file(self.windows)
         return tensors["calibration"], tensors["held_out"]
 
@@ -76,18 +76,18 @@ class Clock:
 
 
 def peak_bytes() -> int:
-    """The most memory that this program has held so far (resident).
+    """Return the peak resident memory of this program so far.
 
-    Linux's getrusage remembers the peak of the program that started this one, too; the kernel's own line does not.
+    Linux's getrusage includes the peak of the program that started this one; the kernel's own line does not.
     """
     status = Path("/proc/self/status")
-    if status.exists() and (found := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
-        return int(found.group(1)) * 1024
+    if status.exists() and (line := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
+        return int(line.group(1)) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
 def perplexity(model: torch.nn.Module, windows_NT: torch.Tensor) -> float:
-    """exp of the mean negative log-likelihood of every token after a window's first; the loss is in float32."""
+    """Return exp of the mean negative log-likelihood of every token after a window's first; the loss is in float32."""
     total = 0.0
     with torch.inference_mode():
         for ids_T in windows_NT:
@@ -97,7 +97,7 @@ def perplexity(model: torch.nn.Module, windows_NT: torch.Tensor) -> float:
 
 
 def start() -> Job:
-    """The job named on the command line; one thread, nothing from the network."""
+    """Return the job named on the command line, after setting one thread and no network."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -108,8 +108,11 @@ def finish(
     job: Job, *, load: Clock | None = None, quantize: Clock, evaluate: Clock, perplexity: float,
     packages: Iterable[str], settings: dict[str, Any], note: str = "", **more: Any,
 ) -> None:  # fmt: skip
-    """Leave the row. ``settings`` is what was asked of the engine beside its defaults, in its own words; ``note`` is
-    what a reader of the table must know. ``load`` is None where loading is part of the quantize step."""
+    """Write the row. ``load`` is None if loading is part of the quantize step.
+
+    ``settings`` are the engine's options other than defaults, under its own names; ``note`` is a hint for readers of
+    the table.
+    """
     row = {
         "perplexity": round(perplexity, 4),
         "quantize": quantize.seen,

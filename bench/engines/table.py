@@ -24,14 +24,14 @@ MEASURES = (("perplexity",), ("quantize", "cpu_s"), ("quantize", "peak_bytes"))
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The whole page for the content of a results file."""
+    """Return the whole page for the content of a results file."""
     rows: list[Row] = results["rows"]
     parts = (_introduction(results), _cells(rows), _shortfalls(rows), _holes(rows), _failures(rows))
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
 def ratio(ours: dict[str, Any], other: dict[str, Any], *path: str) -> float | None:
-    """Our number over the other's at ``path``; None where one is missing or there is nothing to divide by."""
+    """Return our number over the other's at ``path``; None if one is missing or the other's is zero."""
     a, b = _at(ours, *path), _at(other, *path)
     return None if a is None or not b else a / b
 
@@ -62,7 +62,7 @@ def _float(rows: list[Row]) -> Row:
 
 
 def _machines(rows: list[Row]) -> dict[str, str]:
-    """A letter for each processor, in the order of their rows."""
+    """Return a letter for each machine, in the order of their rows."""
     return dict(zip(dict.fromkeys(row["machine"] for row in rows), ascii_uppercase, strict=False))
 
 
@@ -70,23 +70,24 @@ def _cells(rows: list[Row]) -> Iterator[str]:
     machines, baseline = _machines(rows), _float(rows)
     for scheme, title in SCHEMES.items():
         for algorithm, how in ALGORITHMS.items():
-            found = [row for row in rows if (row["scheme"], row["algorithm"]) == (scheme, algorithm)]
-            found.sort(key=lambda row: (list(ENGINES).index(row["engine"]), machines[row["machine"]]))
-            if not any(row["status"] == "ok" for row in found):
+            cell_rows = [row for row in rows if (row["scheme"], row["algorithm"]) == (scheme, algorithm)]
+            cell_rows.sort(key=lambda row: (list(ENGINES).index(row["engine"]), machines[row["machine"]]))
+            if not any(row["status"] == "ok" for row in cell_rows):
                 continue
             yield from ("", f"## {scheme}, {algorithm}", "", f"{title}; {how}.", "")
             yield "| " + " | ".join((*HEAD, "load", "machine")) + " |"
             yield "|---|" + "---:|" * len(HEAD) + "---|"
-            for row in found:
+            for row in cell_rows:
                 yield f"{_line(row['engine'], row, _ours_beside(row, rows), baseline)} {machines[row['machine']]} |"
-            notes = dict.fromkeys(f"- {ENGINES[row['engine']]}: {row['note']}." for row in found if row.get("note"))
+            notes = dict.fromkeys(f"- {ENGINES[row['engine']]}: {row['note']}." for row in cell_rows if row.get("note"))
             yield from ("", *notes) if notes else ()
 
 
 def _ours_beside(row: Row, rows: list[Row]) -> Row:
-    """Our row of the same cell, where the same machine measured it."""
+    """Return our row of the same cell on the same machine, or an empty one."""
     same = ("scheme", "algorithm", "machine")
-    return next((one for one in rows if one["engine"] == "ours" and all(one[key] == row[key] for key in same)), {})
+    ours = (other for other in rows if other["engine"] == "ours")
+    return next((other for other in ours if all(other[key] == row[key] for key in same)), {})
 
 
 def _line(engine: str, row: dict[str, Any], ours: dict[str, Any], baseline: dict[str, Any]) -> str:
@@ -103,7 +104,7 @@ def _line(engine: str, row: dict[str, Any], ours: dict[str, Any], baseline: dict
 
 
 def _shortfalls(rows: list[Row]) -> Iterator[str]:
-    """The cells in which an aim is missed, against the best peer in that, and why."""
+    """Yield the cells in which an aim is missed, compared with the best peer in that, and the reason."""
     best: dict[str, dict[str, float]] = {aim: {} for aim, *_ in AIMS}
     for row in rows:
         if row["engine"] in ("ours", FLOAT) or row["status"] != "ok":
@@ -123,7 +124,7 @@ def _shortfalls(rows: list[Row]) -> Iterator[str]:
 
 
 def _holes(rows: list[Row]) -> Iterator[str]:
-    """Why an engine has no row in a cell that others have."""
+    """Yield the reasons why an engine has no row in a cell that others have."""
     seen = {(row["scheme"], row["algorithm"]) for row in rows}
     holes: dict[tuple[str, str], list[str]] = {}
     for cell in all_cells():

@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2, help="of the API")
     options = parser.parse_args()
     load_before = os.getloadavg()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="bf-bench-", dir="/tmp") as folder,
         Stack(Path(folder), num_processes=options.processes) as stack,
@@ -56,15 +56,15 @@ def main() -> int:
             ("wake-up to claim", lambda: steps.wake_ups(stack)),
         ):
             used_s = stack.api_cpu_s()
-            found[name] = step() | {"api_cpu_s": round(stack.api_cpu_s() - used_s, 1), "api_rss_mb": _rss_mb(stack)}
-            print(f"{name}: {found[name]}   (aim: {AIMS[name]})", flush=True)
+            results[name] = step() | {"api_cpu_s": round(stack.api_cpu_s() - used_s, 1), "api_rss_mb": _rss_mb(stack)}
+            print(f"{name}: {results[name]}   (aim: {AIMS[name]})", flush=True)
     report = {
         "date": date.today().isoformat(),
         "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
         "load_average_before_and_after": [load_before, os.getloadavg()],
         "settings": vars(options),
         "aims": AIMS,
-        "found": found,
+        "found": results,
         f"api_rss_mb_every_{WATCH_S}_s": rss_mb,
     }
     RESULTS.mkdir(exist_ok=True)
@@ -76,18 +76,18 @@ def main() -> int:
 
 @contextmanager
 def _watched(stack: Stack) -> Iterator[list[int]]:
-    """The memory of the API, time after time: a leak shows."""
-    found: list[int] = []
+    """Record the memory of the API every ``WATCH_S`` seconds: a leak shows."""
+    samples_mb: list[int] = []
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(WATCH_S):
-            found.append(_rss_mb(stack))
+            samples_mb.append(_rss_mb(stack))
 
     watching = threading.Thread(target=watch)
     watching.start()
     try:
-        yield found
+        yield samples_mb
     finally:
         over.set()
         watching.join()

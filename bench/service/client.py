@@ -1,5 +1,7 @@
-"""A client that costs little. On two cores the client takes from the service what it uses itself, and a thousand real
-clients would not sit on this machine."""
+"""A minimal HTTP client.
+
+On two cores a client's CPU time is lost to the service, and a thousand full clients would not fit on this machine.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ TIMEOUT_S = 30.0
 
 
 class Connection:
-    """HTTP/1.1 over one connection that is kept, one request at a time; reads only answers with a Content-Length."""
+    """A persistent HTTP/1.1 connection for one request at a time; it reads only answers with a Content-Length."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: str) -> None:
         self._reader, self._writer, self._head = reader, writer, head
 
     @classmethod
     async def open(cls, url: str, headers: Mapping[str, str]) -> Self:
-        """``headers`` go with every request."""
+        """Connect to the host of ``url``; ``headers`` go with every request."""
         address = urlsplit(url)
         assert address.hostname is not None
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
@@ -27,7 +29,7 @@ class Connection:
         return cls(reader, writer, head)
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> tuple[int, str]:
-        """(status, ETag). Raises TimeoutError, and OSError or EOFError if the server goes away."""
+        """Send a request; return (status, ETag). Raises TimeoutError, and OSError or EOFError if the server is lost."""
         own = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         length = f"Content-Length: {len(body)}\r\n" if body else ""
         async with asyncio.timeout(TIMEOUT_S):
@@ -39,7 +41,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server has kept it, too: it closes what was idle for long."""
+        """True while the server keeps the connection, too: it closes those that are idle for long."""
         return not self._reader.at_eof()
 
     def close(self) -> None:
@@ -47,7 +49,7 @@ class Connection:
 
 
 def _parse(head: bytes) -> tuple[int, dict[str, str]]:
-    """(status, the headers with names in lower case)."""
+    """Return (status, the headers with names in lower case)."""
     first, *lines = head.decode("latin-1").rstrip().split("\r\n")
     pairs = (line.partition(":") for line in lines)
     return int(first.split(" ", 2)[1]), {name.lower(): value.strip() for name, _, value in pairs}

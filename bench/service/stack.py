@@ -1,4 +1,4 @@
-"""What is measured: the API as a process, on a durable PostgreSQL and a Valkey of its own, and a model that plans."""
+"""The system under test: the API as a process, with its own durable PostgreSQL and Valkey, and a model for plans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START_S = 60.0
 
 
 class Stack:
-    """``with Stack(folder) as stack``: ``url``, ``key``, ``sessions``, ``broker_url``, ``model``."""
+    """The system as a context manager, with ``url``, ``key``, ``sessions``, ``broker_url`` and ``model``."""
 
     def __init__(self, folder: Path, *, num_processes: int = 1) -> None:
         self._folder = folder
@@ -73,7 +73,7 @@ class Stack:
 
     @contextmanager
     def worker(self, broker_url: str) -> Iterator[None]:
-        """A worker whose engine fails at once, and not again for a long time."""
+        """Run a worker whose engine fails at once, with a long time until the retry."""
         more = {"BROKER_URL": broker_url, "BITFOUNDRY_ENGINE_COMMAND": "false", "BITFOUNDRY_RETRY_BASE_S": "100000"}
         process = subprocess.Popen(
             [sys.executable, "-m", "worker"], env=self._environment | more, stderr=subprocess.DEVNULL
@@ -88,9 +88,9 @@ class Stack:
         return sum(process.memory_info().rss for process in self._api_processes())
 
     def api_cpu_s(self) -> float:
-        """The CPU seconds that the API has used."""
-        times = [process.cpu_times() for process in self._api_processes()]
-        return float(sum(each.user + each.system for each in times))
+        """Return the CPU seconds that the API has used."""
+        all_times = [process.cpu_times() for process in self._api_processes()]
+        return float(sum(times.user + times.system for times in all_times))
 
     def _api_processes(self) -> list[psutil.Process]:
         process = psutil.Process(self._api.pid)
@@ -111,7 +111,7 @@ class Stack:
 
 
 def write_model(folder: Path) -> Path:
-    """A model of two blocks that can be planned."""
+    """Write a model of two blocks that can be planned, and return its folder."""
     folder.mkdir(parents=True)
     header = {
         f"model.layers.{block}.self_attn.q_proj.weight": {

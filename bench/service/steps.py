@@ -1,4 +1,4 @@
-"""The loads, one after another. Times are seconds; every load counts what went wrong."""
+"""The loads of the benchmark. Times are in seconds; every load counts its failures."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from quantcore.config.job_spec import JobSpec
 NUM_WAKE_UPS = 20
 NUM_POLLS = 5
 SPEC = JobSpec(config=presets.resolve("fp8")).to_dict()
-LOST = (OSError, EOFError)  # TimeoutError is one
+LOST = (OSError, EOFError)  # TimeoutError is an OSError
 
 
 def submissions(stack: Stack, rate: float, seconds: float) -> dict[str, Any]:
-    """``rate`` requests a second, sent when they are due and not when the one before has been answered."""
+    """Submit ``rate`` jobs a second, each when it is due and not when the one before has been answered."""
     body = json.dumps({"model": {"path": str(stack.model)}, "config": {"preset": "int8_dynamic"}}).encode()
     idle: list[Connection] = []
     times: list[float] = []
     statuses: Counter[str] = Counter()
 
-    async def one(number: int) -> None:
+    async def submit(number: int) -> None:
         began = time.monotonic()
         headers = {"Content-Type": "application/json", "Idempotency-Key": f"bench {number}"}
         while idle and not idle[-1].is_open:
@@ -53,7 +53,7 @@ def submissions(stack: Stack, rate: float, seconds: float) -> dict[str, Any]:
         began, sent = time.monotonic(), []
         for number in range(round(rate * seconds)):
             await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
-            sent.append(asyncio.create_task(one(number)))
+            sent.append(asyncio.create_task(submit(number)))
         await asyncio.gather(*sent)
         for connection in idle:
             connection.close()
@@ -66,7 +66,7 @@ def submissions(stack: Stack, rate: float, seconds: float) -> dict[str, Any]:
 
 
 def pollers(stack: Stack, num_clients: int, seconds: float) -> dict[str, Any]:
-    """So many clients that ask once a second for one of the jobs, with the ETag of the last answer."""
+    """Poll with ``num_clients`` clients, each once a second for one job, with the ETag of its last answer."""
     with stack.sessions.begin() as session:
         ids = session.scalars(select(Job.id).limit(num_clients)).all()
     times: list[float] = []
@@ -89,8 +89,8 @@ def pollers(stack: Stack, num_clients: int, seconds: float) -> dict[str, Any]:
         connection.close()
 
     async def all_of_them() -> None:
-        who = [ids[number % len(ids)] for number in range(num_clients)]
-        await asyncio.gather(*(poll(each, n / num_clients) for n, each in enumerate(who)))
+        job_ids = [ids[number % len(ids)] for number in range(num_clients)]
+        await asyncio.gather(*(poll(job_id, n / num_clients) for n, job_id in enumerate(job_ids)))
 
     began = time.monotonic()
     asyncio.run(all_of_them())
@@ -98,7 +98,7 @@ def pollers(stack: Stack, num_clients: int, seconds: float) -> dict[str, Any]:
 
 
 def streams(stack: Stack, num_clients: int, seconds: float) -> dict[str, Any]:
-    """So many event streams of one job, and an event twice a second: from its commit to each client."""
+    """Measure the time from an event's commit to each of ``num_clients`` streams of one job, two events a second."""
     with stack.sessions.begin() as session:
         job_id = jobs.submit(
             session, project_id=projects.DEFAULT, submitted_by=None, name="streamed", labels={},
@@ -150,9 +150,9 @@ def streams(stack: Stack, num_clients: int, seconds: float) -> dict[str, Any]:
 
 
 def claims(stack: Stack, num_queued: int) -> dict[str, Any]:
-    """How long a claim takes while so many jobs wait, and the first page of the list."""
+    """Measure claims while ``num_queued`` jobs wait, and the first page of the list."""
     with stack.sessions.begin() as session:
-        one = jobs.submit(
+        job = jobs.submit(
             session, project_id=projects.DEFAULT, submitted_by=None, name="queued", labels={}, preset=None,
             model={"path": "/m"}, spec=SPEC,
         )  # fmt: skip
@@ -161,7 +161,7 @@ def claims(stack: Stack, num_queued: int) -> dict[str, Any]:
             f"INSERT INTO job (id, {columns}) SELECT 'job_' || md5(n::text), {columns}"
             " FROM job, generate_series(1, :number) AS n WHERE id = :id"
         )
-        session.execute(copies, {"number": num_queued, "id": one.id})
+        session.execute(copies, {"number": num_queued, "id": job.id})
     with stack.sessions.begin() as session:
         session.execute(text("ANALYZE job"))
         waiting = session.scalar(select(func.count()).where(Job.state == "queued"))
@@ -180,9 +180,9 @@ def claims(stack: Stack, num_queued: int) -> dict[str, Any]:
 
 
 def wake_ups(stack: Stack) -> dict[str, Any]:
-    """From a job's row to its claim by a real, idle worker: one that is woken, and one that can only poll (10 s).
+    """Measure the time from a job's row to its claim by an idle worker: one that is woken, and one that polls (10 s).
 
-    The engine is a program that fails at once. By the database's clock: ``started_at - created_at``.
+    The engine is a program that fails at once. Times are by the database's clock: ``started_at - created_at``.
     """
     with stack.sessions.begin() as session:
         session.execute(text("UPDATE job SET run_at = 'infinity' WHERE state = 'queued'"))
@@ -214,9 +214,9 @@ def _is_claimed(stack: Stack, job_id: str) -> bool:
 
 
 def _spread(times: Sequence[float]) -> dict[str, Any]:
-    """p50, p95, p99 and the largest, in seconds."""
+    """Return p50, p95, p99 and the largest, in seconds."""
     if len(times) < 2:
         return {"p50": None, "p95": None, "p99": None, "max": None}
     cuts = statistics.quantiles(times, n=100, method="inclusive")
-    found = {"p50": cuts[49], "p95": cuts[94], "p99": cuts[98], "max": max(times)}
-    return {name: round(value, 4) for name, value in found.items()}
+    spread = {"p50": cuts[49], "p95": cuts[94], "p99": cuts[98], "max": max(times)}
+    return {name: round(value, 4) for name, value in spread.items()}

@@ -1,4 +1,4 @@
-"""The service from Python: ``from bitfoundry.client import Client``. Light: no torch, no web framework."""
+"""The service's Python client: ``from bitfoundry.client import Client``. It loads no torch and no web framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["AsyncClient", "Client", "Job", "Sweep"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load ``AsyncClient`` when it is asked for: most programs do without greenlets."""
+    """Load ``AsyncClient`` on first use: most programs need no greenlets."""
     if name != "AsyncClient":
         raise AttributeError(f"module 'bitfoundry.client' has no attribute '{name}'")
     from bitfoundry.client.async_client import AsyncClient

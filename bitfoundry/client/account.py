@@ -1,4 +1,4 @@
-"""What there is besides jobs, from Python: keys, tokens, projects, the audit log, workers. It is `client.account`."""
+"""Calls for keys, tokens, projects, the audit log and workers: `client.account`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -10,7 +10,7 @@ from bitfoundry.client.transport import Transport
 
 
 class Key(Answer):
-    """An API key. `key` is the key itself, in the answer to its making or rotation and never again."""
+    """An API key. `key` is the secret itself; only the answers to creation and rotation contain it."""
 
     id: str
     prefix: str
@@ -26,7 +26,7 @@ class Key(Answer):
 
 
 class Project(Answer):
-    """A project, its quotas (None: no limit) and what it takes of them."""
+    """A project with its quotas (None: no limit) and its usage of them."""
 
     id: str
     name: str
@@ -44,7 +44,7 @@ class Project(Answer):
 
 
 class QuotaUse(Answer):
-    """How much of a quota the project uses, in `unit`; `limit` None sets none."""
+    """The project's usage of a quota, in `unit`; a `limit` of None is no limit."""
 
     quota: str
     unit: str
@@ -53,7 +53,7 @@ class QuotaUse(Answer):
 
 
 class HubToken(Answer):
-    """That the project keeps a token for the Hub by this name."""
+    """The name of a Hub token that the project stores, without the token."""
 
     name: str
     created_at: str
@@ -61,8 +61,11 @@ class HubToken(Answer):
 
 
 class Worker(Answer):
-    """A worker: `ready`, `draining` (takes no jobs), `blocked` (takes none now, `blocked_reason` says why) or `silent`
-    (no heartbeat came); `jobs` are those in hand."""
+    """A worker, and in `jobs` those that it runs.
+
+    `state` is `ready`, `draining` (takes no jobs), `blocked` (takes none now; `blocked_reason` says why) or `silent`
+    (no heartbeat came).
+    """
 
     id: str
     host: str
@@ -78,7 +81,7 @@ class Worker(Answer):
 
 
 class AuditEntry(Answer):
-    """Who did what. `key_id` is None for what was done on the service's machine itself."""
+    """An entry of the audit log. `key_id` is None for an action on the service's machine itself."""
 
     id: int
     at: str
@@ -91,7 +94,10 @@ class AuditEntry(Answer):
 
 
 class Account:
-    """Most calls need the scope `admin`, those about other projects `operator`; ApiError `insufficient_scope`."""
+    """Calls for keys, tokens, projects, the audit log and workers.
+
+    Most need the scope `admin`, those about other projects `operator`. Raises ApiError `insufficient_scope`.
+    """
 
     def __init__(self, service: Transport) -> None:
         self._service = service
@@ -104,64 +110,64 @@ class Account:
         expires_at: datetime | str | None = None,
         project_id: str | None = None,
     ) -> Key:
-        """A new key with some of the scopes jobs:read, jobs:write, admin, operator. Its `key` is shown once."""
+        """Create a key with some of the scopes jobs:read, jobs:write, admin, operator. Its `key` is shown once."""
         until = expires_at.isoformat() if isinstance(expires_at, datetime) else expires_at
-        given = {"name": name, "scopes": [*scopes], "expires_at": until, "project_id": project_id}
-        return self._key("POST", "/v1/keys", body={name: value for name, value in given.items() if value is not None})
+        fields = {"name": name, "scopes": [*scopes], "expires_at": until, "project_id": project_id}
+        return self._key("POST", "/v1/keys", body={name: value for name, value in fields.items() if value is not None})
 
     def keys(self) -> Sequence[Key]:
-        """All keys of the project, the oldest first."""
-        return [Key.model_validate(each) for each in self._service.send("GET", "/v1/keys").json()["data"]]
+        """Return all keys of the project, oldest first."""
+        return [Key.model_validate(row) for row in self._service.send("GET", "/v1/keys").json()["data"]]
 
     def own_key(self) -> Key:
-        """The key that this client uses."""
+        """Return the key that this client uses."""
         return self._key("GET", "/v1/keys/self")
 
     def rotate_key(self, key_id: str, *, overlap_s: int = 0) -> Key:
-        """A new secret for the key; that which it has works `overlap_s` seconds more."""
+        """Give the key a new secret. The old one works for `overlap_s` more seconds."""
         return self._key("POST", f"{_path('keys', key_id)}/rotate", body={"overlap_s": overlap_s})
 
     def revoke_key(self, key_id: str) -> Key:
-        """The key opens nothing any more."""
+        """Revoke the key immediately and permanently."""
         return self._key("POST", f"{_path('keys', key_id)}/revoke")
 
     def put_hub_token(self, name: str, token: str) -> HubToken:
-        """Keep a token for the Hub under a name, for models {"id": ..., "hub_token": name}. It cannot be read back."""
+        """Store a Hub token under a name, for models {"id": ..., "hub_token": name}. It cannot be read back."""
         answer = self._service.send("PUT", _path("hub-tokens", name), body={"token": token}, repeat=True)
         return HubToken.model_validate_json(answer.content)
 
     def hub_tokens(self) -> Sequence[HubToken]:
-        """The names of the project's tokens."""
-        return [HubToken.model_validate(each) for each in self._service.send("GET", "/v1/hub-tokens").json()["data"]]
+        """Return the names of the project's Hub tokens."""
+        return [HubToken.model_validate(row) for row in self._service.send("GET", "/v1/hub-tokens").json()["data"]]
 
     def delete_hub_token(self, name: str) -> None:
-        """Forget a token; ApiError `hub_token_not_found`."""
+        """Delete a Hub token. Raises ApiError `hub_token_not_found`."""
         self._service.send("DELETE", _path("hub-tokens", name))
 
     def projects(self) -> Sequence[Project]:
-        """The own project; all of them for an operator."""
-        return [Project.model_validate(each) for each in self._service.send("GET", "/v1/projects").json()["data"]]
+        """Return the key's own project; for an operator, all projects."""
+        return [Project.model_validate(row) for row in self._service.send("GET", "/v1/projects").json()["data"]]
 
     def create_project(self, name: str, /, **quotas: int | None) -> Project:
-        """A new project; quotas are those that `usage` lists, and `requests_per_minute`."""
+        """Create a project. Quotas are those that `usage` lists, and `requests_per_minute`."""
         answer = self._service.send("POST", "/v1/projects", body={"name": name, **quotas})
         return Project.model_validate_json(answer.content)
 
     def edit_project(self, project_id: str, changes: Mapping[str, Any]) -> Project:
-        """Change the name or quotas; None takes a limit away."""
+        """Change the name or quotas of a project; None removes a limit."""
         answer = self._service.send("PATCH", _path("projects", project_id), body=changes)
         return Project.model_validate_json(answer.content)
 
     def usage(self) -> Sequence[QuotaUse]:
-        """How much of each quota the project uses."""
-        return [QuotaUse.model_validate(each) for each in self._service.send("GET", "/v1/usage").json()["quotas"]]
+        """Return the project's usage of each quota."""
+        return [QuotaUse.model_validate(row) for row in self._service.send("GET", "/v1/usage").json()["quotas"]]
 
     def workers(self) -> Sequence[Worker]:
-        """The workers that live (for an operator)."""
-        return [Worker.model_validate(each) for each in self._service.send("GET", "/v1/workers").json()["data"]]
+        """Return the live workers (operators only)."""
+        return [Worker.model_validate(row) for row in self._service.send("GET", "/v1/workers").json()["data"]]
 
     def order_worker(self, worker_id: str, order: str) -> Worker:
-        """`drain`: take no jobs and give back those in hand; `uncordon`: take jobs again."""
+        """Order a worker to `drain` (take no jobs and give back its own) or `uncordon` (take jobs again)."""
         answer = self._service.send("POST", f"{_path('workers', worker_id)}/{order}", repeat=True)
         return Worker.model_validate_json(answer.content)
 
@@ -173,11 +179,11 @@ class Account:
         project_id: str | None = None,
         page_size: int = 100,
     ) -> Iterator[AuditEntry]:
-        """The audit log, newest first, asked for page by page as you go. `project_id` may be `all` for an operator."""
+        """Yield the audit log, newest first, loaded page by page. `project_id` may be `all` for an operator."""
         wanted = {"action": action, "object_id": object_id, "project_id": project_id, "limit": page_size}
         query = {name: value for name, value in wanted.items() if value is not None}
-        for each in self._pages("/v1/audit", query):
-            yield AuditEntry.model_validate(each)
+        for row in self._pages("/v1/audit", query):
+            yield AuditEntry.model_validate(row)
 
     def _pages(self, path: str, query: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
         while True:

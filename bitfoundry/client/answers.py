@@ -1,4 +1,4 @@
-"""What the service answers with, as frozen values. Fields that this client does not know yet are kept, not refused."""
+"""The service's answers as frozen values. Fields that this client does not know are kept, not rejected."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ FINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
 
 
 class Answer(BaseModel):
-    """What the service sends: frozen, and free to grow fields that this client does not know."""
+    """An answer of the service: frozen, and open to fields that this client does not know."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class Progress(Answer):
-    """`done` of `total` units of the present phase; `eta_s` is the rest of the phase in seconds.
+    """Progress of the present phase: `done` of `total` units; `eta_s` is the rest of the phase in seconds.
 
-    `memory_bytes` is what the engine's process held then.
+    `memory_bytes` is the memory of the engine's process at that moment.
     """
 
     phase: str
@@ -28,7 +28,7 @@ class Progress(Answer):
 
 
 class JobError(Answer):
-    """Why a job failed, what to do about it, and whether a retry can help."""
+    """The error of a failed job: its reason, a remedy, and whether a retry can help."""
 
     code: str
     message: str
@@ -37,7 +37,7 @@ class JobError(Answer):
 
 
 class ArtifactRef(Answer):
-    """Where the service keeps the artifact, and the hash of its manifest."""
+    """The artifact's path on the service, and the hash of its manifest."""
 
     manifest_sha256: str
     bytes: int
@@ -45,7 +45,7 @@ class ArtifactRef(Answer):
 
 
 class Phase(Answer):
-    """One phase of the present attempt: `running`, `done` or `stopped`."""
+    """A phase of the present attempt: `running`, `done` or `stopped`."""
 
     name: str
     state: str
@@ -76,8 +76,63 @@ class Publication(Answer):
         return self.state in ("published", "failed")
 
 
+class Mapped(Answer):
+    """An answer whose fields can also be read by name, as JSON data: it used to be a plain dictionary."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.model_dump(mode="json")[name]
+
+
+class WorstLayer(Answer):
+    """The layer whose weight changed most, relative to its size."""
+
+    name: str
+    relative_error: float
+    sqnr_db: float | None = None
+
+
+class MixSummary(Answer):
+    """The chosen mix: the number of layers of each scheme, bits per weight, the estimated and the measured KL."""
+
+    layers: dict[str, int]
+    bits: float
+    loss: float
+    kl_mean: float
+
+
+class ExportSummary(Answer):
+    """A checkpoint of the artifact: its folder, its size in bytes, and the Python lines that load it."""
+
+    path: str
+    bytes: int
+    load: str
+
+
+class JobSummary(Mapped):
+    """The figures of a job that has succeeded. Sizes are in bytes; perplexities are None if they were not measured."""
+
+    size_before_bytes: int
+    size_after_bytes: int
+    perplexity_before: float | None = None
+    perplexity_after: float | None = None
+    perplexity_ratio: float | None = None
+    kl_mean: float | None = None
+    worst_layer: WorstLayer
+    num_layers_quantized: int = 0
+    num_layers_kept: int = 0
+    mix: MixSummary | None = None
+    quantize_s: float = 0.0
+    total_s: float
+    peak_memory_bytes: int
+    planned_peak_memory_bytes: int | None = None
+    failed_tasks: dict[str, str] = {}
+    gate: str = ""
+    gates: list[dict[str, Any]] = []
+    exports: dict[str, ExportSummary] = {}
+
+
 class Job(Answer):
-    """One job as the service saw it when asked."""
+    """A job in the state of the moment when the service answered."""
 
     id: str
     state: str
@@ -112,7 +167,7 @@ class Job(Answer):
     started_at: str | None = None
     finished_at: str | None = None
     error: JobError | None = None
-    summary: dict[str, Any] | None = None
+    summary: JobSummary | None = None
     artifact: ArtifactRef | None = None
     publish: dict[str, Any] | None = None
     publication: Publication | None = None
@@ -124,7 +179,7 @@ class Job(Answer):
 
 
 class Event(Answer):
-    """One line of a job's history; `seq` counts within the job."""
+    """An entry of a job's history; `seq` counts within the job."""
 
     seq: int
     at: str
@@ -133,7 +188,7 @@ class Event(Answer):
 
 
 class ArtifactFile(Answer):
-    """One file of an artifact."""
+    """A file of an artifact."""
 
     path: str
     bytes: int
@@ -141,7 +196,7 @@ class ArtifactFile(Answer):
 
 
 class LogLine(Answer):
-    """One line that an engine printed; `seq` counts within the job, over all its attempts."""
+    """A line that an engine printed; `seq` counts within the job, over all its attempts."""
 
     seq: int
     at: str
@@ -151,14 +206,14 @@ class LogLine(Answer):
 
 
 class Summary(Answer):
-    """How many jobs there are, in all and in each state."""
+    """The number of jobs, in total and in each state."""
 
     total: int
     by_state: dict[str, int]
 
 
 class Dataset(Answer):
-    """An uploaded data file; `column` is where its text is. Jobs take its id as `calibration.source`."""
+    """An uploaded data file; `column` holds its text. Jobs take its id as `calibration.source`."""
 
     id: str
     name: str
@@ -172,14 +227,14 @@ class Dataset(Answer):
 
 
 class PreviewRow(Answer):
-    """One row of a dataset: where it stands, and its values, long ones cut short."""
+    """A row of a dataset: its place in the file, and its values, with long ones shortened."""
 
     place: str
     values: dict[str, Any]
 
 
 class Estimate(Answer):
-    """What a preset would make of a model: format -> size in bytes; `refused` says why it cannot."""
+    """The estimate for a preset: size in bytes by format, or in `refused` the error that rules the preset out."""
 
     preset: str
     size_bytes: dict[str, int]
@@ -188,7 +243,7 @@ class Estimate(Answer):
 
 
 class Inspection(Answer):
-    """What a model is, from its headers."""
+    """The properties of a model, read from its headers."""
 
     model: dict[str, Any]
     model_type: str
@@ -207,16 +262,16 @@ class Inspection(Answer):
 
 
 class KeptTensor(Answer):
-    """A weight that stays in high precision, and why."""
+    """A weight that stays in high precision, and the reason."""
 
     name: str
     reason: str
 
 
-class Plan(Answer):
-    """What a job would do, decided from the model's headers. Sizes are in bytes.
+class Plan(Mapped):
+    """The plan of a job, made from the model's headers. Sizes are in bytes.
 
-    `capacity` is there if hardware was named: whether the job fits, and how long it takes.
+    `capacity` is set if hardware was named: whether the job fits, and how long it takes.
     """
 
     model_type: str
@@ -239,13 +294,9 @@ class Plan(Answer):
     warnings: list[str] = []
     capacity: dict[str, Any] | None = None
 
-    def __getitem__(self, name: str) -> Any:
-        """A field as JSON data: plans were plain dictionaries once."""
-        return self.model_dump(mode="json")[name]
-
 
 class Sweep(Answer):
-    """Jobs that were asked for together, in the order of the matrix."""
+    """Jobs that were submitted together, in the order of the matrix."""
 
     id: str
     name: str | None = None

@@ -116,10 +116,10 @@ class AsyncClient(Twin[Client]):
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """Without an address and a key, connect to the service that the commands find: see `Connection.find`."""
-        if base_url is None or api_key is None:
-            found = Connection.find(base_url, api_key, home)
-            base_url, api_key = found.url, found.api_key
-        super().__init__(Client.over(AsyncTransport(base_url, api_key, timeout_s=timeout_s, transport=transport)))
+        connection = Connection.find(base_url, api_key, home)
+        super().__init__(
+            Client.over(AsyncTransport(connection.url, connection.api_key, timeout_s=timeout_s, transport=transport))
+        )
         self.account = AsyncAccount(self._original.account)
         self.webhooks = AsyncWebhooks(self._original.webhooks)
         self.datasets = AsyncDatasets(self._original.datasets)

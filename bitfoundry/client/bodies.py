@@ -1,4 +1,4 @@
-"""From what callers of the client give to the bodies of its requests."""
+"""Request bodies, made from the arguments of the client's methods."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import Any, TypedDict
 
 
 class JobOptions(TypedDict, total=False):
-    """What decides a job's result beside its model and its scheme; the service's default where an option is left out.
+    """Options of a job besides its model and its scheme. For an absent option or None the service uses its default.
 
-    `calibration` {source, num_samples, seq_len, seed, ...}: the text that is learned from. `export`: one format or
-    several. `evaluation` {num_windows, source, tasks, ...}: how the result is measured. `gate`: what a missed limit
-    means, "off", "warn" or "fail". `max_shard_size`: largest file of weights, "500MB". `file2file`: weights go from
+    `calibration` {source, num_samples, seq_len, seed, ...}: the calibration text. `export`: one format or several.
+    `evaluation` {num_windows, source, tasks, ...}: how the result is measured. `gate`: the effect of a missed limit,
+    "off", "warn" or "fail". `max_shard_size`: size limit of a file of weights, "500MB". `file2file`: weights go from
     file to file and no model is run. `shard_blocks`: whether each block is sharded over a worker's processes. `nodes`:
-    how many workers, with one disk in common, do the job together. None is the same as left out.
+    the number of workers, with a shared disk, that do the job together.
     """
 
     calibration: Mapping[str, Any] | None
@@ -31,7 +31,7 @@ def job_body(
     mix: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The body that requests for jobs and for plans share."""
+    """Return the request body that jobs and plans share."""
     chosen = {"preset": config} if isinstance(config, str) else config
     body = {"model": model_of(model)} | given(config=chosen, mix=mix, **options)
     formats = body.get("export", [])
@@ -39,12 +39,12 @@ def job_body(
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """Those that are not None."""
+    """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def model_of(model: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    """A path when it looks like one (absolute, ~, ./, or there on this machine), else a Hub id."""
+    """Return {"path": ...} for a path (absolute, ~, ./, or an existing folder), else {"id": ...} for the Hub."""
     if isinstance(model, Mapping):
         return model
     path = Path(model).expanduser()

@@ -1,6 +1,6 @@
-"""How commands and programs find the service: named, by the environment, in the config file, or running here.
+"""Finds the service for commands and programs: by arguments, environment, config file, or the local stack.
 
-The stack of `bitfoundry up` leaves one private file in its home, which says where it is.
+The stack of `bitfoundry up` writes its address and API key to a private file in its home.
 """
 
 import os
@@ -14,7 +14,7 @@ NO_SERVICE = "no_service"
 
 
 class Connection(Answer):
-    """Where the service is and how to enter; `bitfoundry up` leaves one in its home for the commands."""
+    """The address of a service and an API key for it; `bitfoundry up` saves one in its home for the commands."""
 
     url: str
     api_key: str
@@ -25,7 +25,7 @@ class Connection(Answer):
 
     @classmethod
     def read(cls, home: Path) -> "Connection | None":
-        """What the stack in `home` left, None when there is nothing readable."""
+        """Return the connection that the stack in `home` saved, or None if no file can be read."""
         try:
             return cls.model_validate_json(cls.file(home).read_text())
         except (OSError, ValueError):
@@ -33,12 +33,16 @@ class Connection(Answer):
 
     @classmethod
     def find(cls, url: str | None = None, api_key: str | None = None, home: Path | None = None) -> "Connection":
-        """The service of the arguments, else of BITFOUNDRY_URL and BITFOUNDRY_API_KEY, else of the config file, else
-        the one that `bitfoundry up` runs in `home`. BitfoundryError where there is none, or no key for it."""
+        """Find the service of the arguments, else of the environment, the config file, or the local stack in `home`.
+
+        The variables are BITFOUNDRY_URL and BITFOUNDRY_API_KEY. Raises BitfoundryError if no service or no key for it
+        is found."""
+        if url and api_key:
+            return cls(url=url, api_key=api_key)
         config = UserConfig.read()
         url = url or os.environ.get("BITFOUNDRY_URL") or config.url
         api_key = api_key or os.environ.get("BITFOUNDRY_API_KEY")
-        api_key = api_key or (config.api_key if url == config.url else None)  # never to another service than its own
+        api_key = api_key or (config.api_key if url == config.url else None)  # never sent to another service
         local = cls.read(find_home(home))
         if not url and not local:
             raise BitfoundryError(
@@ -53,7 +57,7 @@ class Connection(Answer):
         return cls(url=chosen, api_key=key)
 
     def write(self, home: Path) -> None:
-        """Replace the file at once, readable by us alone."""
+        """Replace the file atomically, readable by this user alone."""
         partial = self.file(home).with_suffix(f".{os.getpid()}.tmp")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as stream:
@@ -62,7 +66,7 @@ class Connection(Answer):
 
 
 def default_home() -> Path:
-    """The data folder: $BITFOUNDRY_HOME, else bitfoundry below $XDG_DATA_HOME or ~/.local/share."""
+    """Return the data folder: $BITFOUNDRY_HOME, else bitfoundry below $XDG_DATA_HOME or ~/.local/share."""
     if home := os.environ.get("BITFOUNDRY_HOME"):
         return Path(home).expanduser().absolute()
     base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
@@ -70,6 +74,6 @@ def default_home() -> Path:
 
 
 def find_home(home: Path | None) -> Path:
-    """The local stack's: of the option, the environment, the config file, or the usual one."""
+    """Return the local stack's home: of the option, the environment, the config file, or the default."""
     chosen = home or (None if os.environ.get("BITFOUNDRY_HOME") else UserConfig.read().home) or default_home()
     return chosen.expanduser().absolute()

@@ -1,4 +1,4 @@
-"""A job's events or its log as they come: a stream that takes itself up again where it broke off."""
+"""Live streams of a job's events and log lines, which reconnect where they broke off."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -9,16 +9,16 @@ from bitfoundry.client.answers import Event, LogLine
 from bitfoundry.client.transport import AWAY, NUM_TRIES, Transport
 from bitfoundry.errors import ApiError
 
-SILENCE_S = 45.0  # the service says something every 15 s, if only that there is nothing new
+SILENCE_S = 45.0  # the service sends something every 15 s, a comment if nothing is new
 PAUSE_S = 1.0
 
 T = TypeVar("T", Event, LogLine)
 
 
 def follow(transport: Transport, path: str, after: int, made: type[T]) -> Iterator[T]:
-    """What comes after number `after` until the job has ended (`made` of it: events, lines), each once.
+    """Yield each event or line (of the class `made`) after number `after` once, until the job has ended.
 
-    ApiError when the service stays away.
+    Raises ApiError if the service stays away.
     """
     num_failures = 0
     while True:
@@ -29,9 +29,9 @@ def follow(transport: Transport, path: str, after: int, made: type[T]) -> Iterat
                 for kind, data in messages(answer.iter_lines()):
                     if kind == "end":
                         return
-                    each = made.model_validate_json(data)
-                    num_failures, after = 0, each.seq
-                    yield each
+                    item = made.model_validate_json(data)
+                    num_failures, after = 0, item.seq
+                    yield item
         except httpx2.TransportError as error:
             if num_failures >= NUM_TRIES:
                 raise transport.no_answer(error) from error
@@ -43,7 +43,7 @@ def follow(transport: Transport, path: str, after: int, made: type[T]) -> Iterat
 
 
 def messages(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(event, data) of every message in a stream of server-sent events; comments and other fields are passed over."""
+    """Yield (event, data) of every message in a stream of server-sent events; comments and other fields are skipped."""
     kind, data = "message", list[str]()
     for line in lines:
         if not line:

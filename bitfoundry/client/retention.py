@@ -1,11 +1,11 @@
-"""What the project keeps of its jobs, from Python: `client.retention`."""
+"""Calls for the project's retention policy: `client.retention`."""
 
 from bitfoundry.client.answers import Answer
 from bitfoundry.client.transport import Transport
 
 
 class RetentionPolicy(Answer):
-    """What the project keeps; `service_keep_*_days` are the operator's, for all projects. None: no limit."""
+    """The project's retention policy; `service_keep_*_days` are the operator's, for all projects. None: no limit."""
 
     keep_last: int | None = None
     keep_days: int | None = None
@@ -14,7 +14,7 @@ class RetentionPolicy(Answer):
 
 
 class DueJob(Answer):
-    """A job that the policy does not keep, and why; `bytes` are those of its artifact."""
+    """A job that the policy does not keep, and the reason; `bytes` is the size of its artifact."""
 
     id: str
     name: str | None = None
@@ -25,7 +25,7 @@ class DueJob(Answer):
 
 
 class DueJobs(Answer):
-    """The oldest first; `has_more` if there are more than one answer lists. `num_pinned` jobs are kept as pinned."""
+    """Jobs that the policy does not keep, oldest first; `has_more` if some are not listed. `num_pinned` are pinned."""
 
     data: list[DueJob]
     bytes: int
@@ -34,28 +34,31 @@ class DueJobs(Answer):
 
 
 class Retention:
-    """A job stays as long as `keep_last` or `keep_days` keeps it; pinned jobs stay. Without a policy all stay."""
+    """Calls for the retention policy of a project.
+
+    A job stays as long as `keep_last` or `keep_days` keeps it; pinned jobs stay. Without a policy all jobs stay.
+    """
 
     def __init__(self, service: Transport) -> None:
         self._service = service
 
     def show(self) -> RetentionPolicy:
-        """The policy of the project."""
+        """Return the policy of the project."""
         return RetentionPolicy.model_validate_json(self._service.send("GET", "/v1/retention").content)
 
     def set(self, *, keep_last: int | None = None, keep_days: int | None = None) -> RetentionPolicy:
-        """Keep the newest `keep_last` jobs and those that ended within `keep_days`; all without both (`admin`)."""
+        """Keep the newest `keep_last` jobs and those that ended within `keep_days`; all if both are None (`admin`)."""
         body = {"keep_last": keep_last, "keep_days": keep_days}
         answer = self._service.send("PUT", "/v1/retention", body=body, repeat=True)
         return RetentionPolicy.model_validate_json(answer.content)
 
     def preview(self, *, keep_last: int | None = None, keep_days: int | None = None) -> DueJobs:
-        """Which jobs would go, and why: by these numbers, or by the policy that is set. Nothing is changed."""
-        asked = {"keep_last": keep_last, "keep_days": keep_days}
-        body = {name: value for name, value in asked.items() if value is not None}
+        """Return the jobs that these numbers, or the current policy, would delete, with reasons. Nothing is changed."""
+        numbers = {"keep_last": keep_last, "keep_days": keep_days}
+        body = {name: value for name, value in numbers.items() if value is not None}
         answer = self._service.send("POST", "/v1/retention/preview", body=body or None, repeat=True)
         return DueJobs.model_validate_json(answer.content)
 
     def run(self) -> DueJobs:
-        """Delete now what the policy does not keep (`admin`): those that went, at most a thousand."""
+        """Delete the jobs that the policy does not keep, at most a thousand, and return them (`admin`)."""
         return DueJobs.model_validate_json(self._service.send("POST", "/v1/retention/run", repeat=True).content)

@@ -59,10 +59,8 @@ class Client:
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
         """Without an address and a key, connect to the service that the commands find: see `Connection.find`."""
-        if base_url is None or api_key is None:
-            found = Connection.find(base_url, api_key, home)
-            base_url, api_key = found.url, found.api_key
-        self._attach(Transport(base_url, api_key, timeout_s=timeout_s, transport=transport))
+        connection = Connection.find(base_url, api_key, home)
+        self._attach(Transport(connection.url, connection.api_key, timeout_s=timeout_s, transport=transport))
 
     @classmethod
     def over(cls, service: Transport) -> "Client":
@@ -161,7 +159,7 @@ class Client:
         return self._job("POST", f"{_path(job_id)}/cancel")
 
     def pause(self, job_id: str) -> Job:
-        """Keep the job from running. The engine of a running one is ended: it will start from its beginning."""
+        """Pause a job. A running job is stopped, and continues after its last saved block when it is resumed."""
         return self._job("POST", f"{_path(job_id)}/pause")
 
     def resume(self, job_id: str) -> Job:

@@ -1,6 +1,6 @@
-"""Requests to the service: what may be repeated is repeated, and what goes wrong is an ApiError with its code.
+"""Requests to the service: retried where that is safe, with failures as ApiError and its code.
 
-What waits is in four methods, so that the same calls can also run on asyncio (see `async_client`).
+All waiting is in four methods, so that the same calls can also run on asyncio (see `async_client`).
 """
 
 import json
@@ -14,12 +14,12 @@ import httpx2
 
 from bitfoundry.errors import ApiError
 
-NUM_TRIES = 4  # of a request that may be repeated
-AWAY = {429, 502, 503, 504}  # the service is away or busy: it may be there in a moment
+NUM_TRIES = 4  # for a request that may be repeated
+AWAY = {429, 502, 503, 504}  # the service is away or busy: it may answer in a moment
 
 
 def connection_options(base_url: str, api_key: str, timeout_s: float) -> dict[str, Any]:
-    """What every connection to the service is made with."""
+    """Return the options of every HTTP connection to the service."""
     loopback = urlsplit(base_url).hostname in {"127.0.0.1", "localhost", "::1"}
     return {
         "base_url": base_url,
@@ -68,10 +68,10 @@ class Transport:
         timeout_s: float | None = None,
         fine: Collection[int] = (),
     ) -> httpx2.Response:
-        """One request; a GET, or one with `repeat`, is tried again while the service is away or busy. ApiError, unless
-        the status is in `fine`.
+        """Send a request and return the answer. Raises ApiError for an error status that is not in `fine`.
 
-        Its body is JSON, bytes, or a form with files.
+        A GET, or a request with `repeat`, is tried again while the service is away or busy. The body is JSON, bytes,
+        or a form with files.
         """
         sent: dict[str, Any] = {"json": body, "content": content, "files": files, "data": form, "timeout": timeout_s}
         sent = {name: value for name, value in sent.items() if value is not None}
@@ -98,7 +98,7 @@ class Transport:
     def stream(
         self, path: str, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
     ) -> Iterator[Arriving]:
-        """The answer to a GET while it arrives. Raises ApiError, and httpx2's TransportError when it breaks off."""
+        """Yield the answer to a GET as it arrives. Raises ApiError, and httpx2's TransportError if it breaks off."""
         more: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
         with self._open(path, headers=headers, **more) as answer:
             if answer.status_code >= 400:
@@ -107,7 +107,7 @@ class Transport:
             yield answer
 
     def no_answer(self, error: httpx2.TransportError) -> ApiError:
-        """What a TransportError means to a person."""
+        """Return the ApiError that explains a TransportError to a person."""
         return ApiError(
             0,
             {
@@ -119,11 +119,11 @@ class Transport:
 
     @property
     def trusts_environment(self) -> bool:
-        """Whether the environment's proxies are used."""
+        """True if the environment's proxies are used."""
         return self._http.trust_env
 
     def pause(self, seconds: float) -> None:
-        """Wait before another try."""
+        """Wait before another attempt."""
         time.sleep(seconds)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ def _problem(answer: Arriving) -> ApiError:
 
 
 def _is_over_quota(answer: httpx2.Response) -> bool:
-    """A quota frees itself when jobs end, in hours perhaps: whoever asks should know that now."""
+    """Return whether a quota is exceeded: only ending jobs free it, perhaps in hours, so the caller should know now."""
     return answer.status_code == 429 and _problem(answer).code == "quota_exceeded"
 
 

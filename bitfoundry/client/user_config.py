@@ -1,4 +1,4 @@
-"""What a person sets once for the commands: a TOML file. Options and the environment go before it."""
+"""The user's TOML file with settings for the commands. Options and the environment take precedence."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ from bitfoundry.errors import BitfoundryError
 
 
 class UserConfig(BaseModel):
-    """`url` and `api_key` of the service, `home` of the local stack."""
+    """Settings: `url` and `api_key` of the service, `home` of the local stack."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -21,18 +21,19 @@ class UserConfig(BaseModel):
 
     @staticmethod
     def file() -> Path:
-        """$BITFOUNDRY_CONFIG, else bitfoundry/config.toml below $XDG_CONFIG_HOME or ~/.config."""
+        """Return the path: $BITFOUNDRY_CONFIG, else bitfoundry/config.toml below $XDG_CONFIG_HOME or ~/.config."""
         if chosen := os.environ.get("BITFOUNDRY_CONFIG"):
             return Path(chosen).expanduser()
         return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "bitfoundry" / "config.toml"
 
     @classmethod
     def read(cls) -> "UserConfig":
-        """What the file says; nothing where there is none. BitfoundryError for one that cannot be meant, or that has a
-        key in it and may be read by others."""
+        """Read the file, or return empty settings if there is none.
+
+        Raises BitfoundryError for an invalid file, and for one that has a key in it and may be read by others."""
         path = cls.file()
         try:
-            found = cls.model_validate(tomllib.loads(path.read_text("utf-8")))
+            config = cls.model_validate(tomllib.loads(path.read_text("utf-8")))
             mode = path.stat().st_mode
         except FileNotFoundError:
             return cls()
@@ -42,6 +43,6 @@ class UserConfig(BaseModel):
             raise BitfoundryError(f"{path}: {place}: {first['msg']}", hint="it may set url, api_key and home") from None
         except (OSError, ValueError) as error:
             raise BitfoundryError(f"{path} cannot be read: {error}", hint='it is TOML: url = "https://..."') from None
-        if found.api_key and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if config.api_key and mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise BitfoundryError(f"{path} has a key in it and others may read it", hint=f"chmod 600 {path}")
-        return found
+        return config

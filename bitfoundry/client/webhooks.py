@@ -1,4 +1,4 @@
-"""Webhooks from Python. `client.webhooks` is one of these; all of it needs the scope `admin`."""
+"""Calls for webhooks: `client.webhooks`. They need the scope `admin`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from bitfoundry.client.transport import Transport
 
 
 class Webhook(Answer):
-    """An address that is told of events. `secret` signs the messages; it is in the answer to its making only."""
+    """An address that receives events. `secret` signs the messages; only the answer to creation contains it."""
 
     id: str
     url: str
@@ -22,7 +22,7 @@ class Webhook(Answer):
 
 
 class Delivery(Answer):
-    """One message: `pending`, `delivered` or `failed`, and its tries {at, status, latency_ms, error}."""
+    """A message to a webhook: `pending`, `delivered` or `failed`, and its `tries` {at, status, latency_ms, error}."""
 
     id: str
     event_type: str
@@ -36,29 +36,29 @@ class Delivery(Answer):
 
 
 class Webhooks:
-    """The calls about webhooks."""
+    """Calls for webhooks."""
 
     def __init__(self, service: Transport) -> None:
         self._service = service
 
     def create(self, url: str, event_types: Sequence[str]) -> Webhook:
-        """Tell `url` of these events from now on. Keep the `secret`: it is shown once."""
+        """Create a webhook that sends these events to `url` from now on. Keep the `secret`: it is shown once."""
         return self._webhook("POST", "/v1/webhooks", body={"url": url, "event_types": [*event_types]})
 
     def list(self) -> Sequence[Webhook]:
-        """The project's webhooks, the oldest first."""
-        return [Webhook.model_validate(each) for each in self._service.send("GET", "/v1/webhooks").json()["data"]]
+        """Return the project's webhooks, oldest first."""
+        return [Webhook.model_validate(row) for row in self._service.send("GET", "/v1/webhooks").json()["data"]]
 
     def get(self, webhook_id: str) -> Webhook:
-        """One webhook; ApiError `webhook_not_found`."""
+        """Return a webhook. Raises ApiError `webhook_not_found`."""
         return self._webhook("GET", _path(webhook_id))
 
     def edit(self, webhook_id: str, changes: Mapping[str, Any]) -> Webhook:
-        """Change `url`, `event_types` or `enabled`."""
+        """Change `url`, `event_types` or `enabled` of a webhook."""
         return self._webhook("PATCH", _path(webhook_id), body=changes)
 
     def delete(self, webhook_id: str) -> None:
-        """Forget a webhook and its deliveries."""
+        """Delete a webhook and its deliveries."""
         self._service.send("DELETE", _path(webhook_id))
 
     def test(self, webhook_id: str) -> Delivery:
@@ -66,11 +66,11 @@ class Webhooks:
         return self._delivery(f"{_path(webhook_id)}/test")
 
     def deliveries(self, webhook_id: str, *, state: str | None = None, page_size: int = 50) -> Iterator[Delivery]:
-        """What was sent and what waits, newest first, asked for page by page as you go."""
+        """Yield the sent and waiting messages, newest first, loaded page by page."""
         query: dict[str, Any] = {"limit": page_size} | ({"state": state} if state else {})
         while True:
             page = self._service.send("GET", f"{_path(webhook_id)}/deliveries", query=query).json()
-            yield from (Delivery.model_validate(each) for each in page["data"])
+            yield from (Delivery.model_validate(row) for row in page["data"])
             if not page["has_more"]:
                 return
             query["cursor"] = page["next_cursor"]

@@ -1,1 +1,1 @@
-"""The commands of ``bitfoundry``, a file for each group."""
+"""The commands of ``bitfoundry``, one file per group."""

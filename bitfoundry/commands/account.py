@@ -1,4 +1,4 @@
-"""The commands `keys`, `hub-tokens`, `projects`, `workers` (`GROUPS` has their sub-commands by name) and `audit`."""
+"""The commands `keys`, `hub-tokens`, `projects`, `workers` (sub-commands in `GROUPS`), `usage` and `audit`."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -168,18 +168,18 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Show the audit log of the project, newest first."""
-    asked = client.account.audit(action=action, object_id=object_id, project_id=project, page_size=min(limit, 1000))
-    found = [entry for _, entry in zip(range(limit), asked, strict=False)]
-    show_rows(found, AUDIT_COLUMNS, as_json)
+    log = client.account.audit(action=action, object_id=object_id, project_id=project, page_size=min(limit, 1000))
+    entries = [entry for _, entry in zip(range(limit), log, strict=False)]
+    show_rows(entries, AUDIT_COLUMNS, as_json)
 
 
 @with_client
 def list_workers(client: Client, as_json: AsJson = False) -> None:
     """List the live workers with their devices and jobs (operators only)."""
-    found = client.account.workers()
-    if not as_json:  # people want names
-        found = [each.model_copy(update=_names(each)) for each in found]
-    show_rows(found, WORKER_COLUMNS, as_json)
+    workers = client.account.workers()
+    if not as_json:  # a table shows names instead of whole records
+        workers = [worker.model_copy(update=_names(worker)) for worker in workers]
+    show_rows(workers, WORKER_COLUMNS, as_json)
 
 
 @with_client
@@ -215,11 +215,11 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
 
 
 def _names(worker: Worker) -> dict[str, list[str]]:
-    return {"devices": [each["name"] for each in worker.devices], "jobs": [each["id"] for each in worker.jobs]}
+    return {"devices": [device["name"] for device in worker.devices], "jobs": [job["id"] for job in worker.jobs]}
 
 
 def show_rows(rows: Iterable[Answer], columns: tuple[str, ...], as_json: bool, *, single: bool = False) -> None:
-    """Print rows as a table or as JSON; with `single`, the JSON is the one row and not a list."""
+    """Print rows as a table or as JSON; with `single`, the JSON is one object instead of a list."""
     dumped = [row.model_dump(mode="json") for row in rows]
     if as_json:
         terminal.print_json(dumped[0] if single else dumped)
@@ -228,8 +228,8 @@ def show_rows(rows: Iterable[Answer], columns: tuple[str, ...], as_json: bool, *
 
 
 def _show_projects(projects: Iterable[Project], as_json: bool, *, single: bool = False) -> None:
-    if not as_json:  # people want to see the limits that there are
-        projects = [each.model_copy(update={"quotas": _limits(each)}) for each in projects]
+    if not as_json:  # a table shows only the limits that are set
+        projects = [project.model_copy(update={"quotas": _limits(project)}) for project in projects]
     show_rows(projects, PROJECT_COLUMNS, as_json, single=single)
 
 
@@ -245,7 +245,7 @@ def _show_key(key: ApiKey, as_json: bool) -> None:
     terminal.err.print(f"This is key {key.id} ({', '.join(key.scopes)}). It will not be shown again.", soft_wrap=True)
 
 
-def _quotas(given: Mapping[str, Any]) -> dict[str, int | None]:
-    """What was given of the options that are quotas; -1 is no limit."""
-    found = {name: given[name] for name in QUOTAS if given[name] is not None}
-    return {name: None if value == -1 else value for name, value in found.items()}
+def _quotas(options: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the quotas that the options set; -1 becomes None (no limit)."""
+    quotas = {name: options[name] for name in QUOTAS if options[name] is not None}
+    return {name: None if value == -1 else value for name, value in quotas.items()}

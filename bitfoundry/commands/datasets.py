@@ -1,4 +1,4 @@
-"""The commands about uploaded datasets: `bitfoundry datasets upload`, `list`, `show`, `preview`, `delete`."""
+"""The commands `bitfoundry datasets upload`, `list`, `show`, `preview` and `delete`."""
 
 import json
 from collections.abc import Callable
@@ -31,11 +31,11 @@ def upload(
     def say(upload_id: str) -> None:
         terminal.err.print(f"Uploading in parts. If it is interrupted, resume it with --resume {upload_id}")
 
-    made = client.datasets.upload(file, name=name, column=column, upload_id=resume, on_begin=say)
+    dataset = client.datasets.upload(file, name=name, column=column, upload_id=resume, on_begin=say)
     if as_json:
-        terminal.print_json(made.model_dump(mode="json"))
+        terminal.print_json(dataset.model_dump(mode="json"))
     else:
-        terminal.out.print(terminal.dataset_details(made, made.statistics))
+        terminal.out.print(terminal.dataset_details(dataset, dataset.statistics))
 
 
 @with_client
@@ -45,11 +45,11 @@ def list_datasets(
     as_json: AsJson = False,
 ) -> None:
     """List datasets, newest first."""
-    found = list(islice(client.datasets.list(page_size=min(limit, 100)), limit))
+    datasets = list(islice(client.datasets.list(page_size=min(limit, 100)), limit))
     if as_json:
-        terminal.print_json([dataset.model_dump(mode="json") for dataset in found])
-    elif found:
-        terminal.out.print(terminal.datasets_table(found))
+        terminal.print_json([dataset.model_dump(mode="json") for dataset in datasets])
+    elif datasets:
+        terminal.out.print(terminal.datasets_table(datasets))
     else:
         terminal.out.print("No datasets. Create one with `bitfoundry datasets upload`.")
 
@@ -82,11 +82,11 @@ def preview(
     as_json: AsJson = False,
 ) -> None:
     """Show the first rows of a dataset."""
-    found = client.datasets.preview(dataset_id, rows=rows)
+    records = client.datasets.preview(dataset_id, rows=rows)
     if as_json:
-        terminal.print_json([row.model_dump(mode="json") for row in found])
+        terminal.print_json([row.model_dump(mode="json") for row in records])
         return
-    for row in found:
+    for row in records:
         terminal.out.print(f"{row.place}: {json.dumps(row.values, ensure_ascii=False)}", soft_wrap=True)
 
 

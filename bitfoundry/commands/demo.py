@@ -1,4 +1,4 @@
-"""`bitfoundry demo`: a real model quantized three ways by the real stack, over HTTP as any client would."""
+"""`bitfoundry demo`: a real model is quantized with three presets by the real stack, over HTTP."""
 
 import io
 import re
@@ -23,16 +23,16 @@ PICTURE_WIDTH = 124  # columns: no line of the demo is longer
 
 
 class Demo:
-    """Unpack, start, submit, watch, show, stop. Artifacts stay in the home; nothing else stays."""
+    """A run of the demo: unpack, start, submit, watch, show, stop. Only artifacts stay in the home."""
 
     def __init__(self, home: Path | None, *, presets: Sequence[str] = PRESETS, quiet: bool = False) -> None:
         self._home = home
         self._presets = presets
-        self._quiet = quiet  # the results then are the caller's to print
+        self._quiet = quiet  # the caller prints the results
         self._shown: list[RenderableType] = []
 
     def run(self) -> list[Job]:
-        """The jobs as they ended. Raises BitfoundryError; whatever happens, nothing is left running."""
+        """Run the demo and return the ended jobs. Raises BitfoundryError. Nothing is left running in any case."""
         started = time.monotonic()
         model_dir = demo_model.prepare(self._say)
         with LocalStack(self._home, port=0, model_roots=[model_dir.parent], say=self._say) as stack:
@@ -46,13 +46,13 @@ class Demo:
         return jobs
 
     def save_picture(self, path: Path) -> None:
-        """What was shown, as an SVG of a terminal."""
+        """Write the output of the run as an SVG of a terminal."""
         console = Console(record=True, markup=False, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
         console.print(Text("$ make demo", "bold"))
-        for each in self._shown:
-            console.print(each)
+        for part in self._shown:
+            console.print(part)
         drawn = console.export_svg(title="Bitfoundry")
-        # rich links a font on somebody's server; a reader's own monospace font does.
+        # rich links a font on an external server; the reader's own monospace font is used instead.
         path.write_text(
             re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
         )
@@ -65,7 +65,7 @@ class Demo:
         return job
 
     def _watch(self, client: Client, stack: LocalStack, jobs: Sequence[Job]) -> list[Job]:
-        """Poll until all have ended; a job that the worker has not reached yet shows as queued."""
+        """Poll until all jobs have ended, and return them. A job that the worker has not reached shows as queued."""
         latest = {job.id: job for job in jobs}
         with terminal.Watch(terminal.err) as watch:
             for job in jobs:
@@ -89,10 +89,10 @@ class Demo:
         for lines in terminal.load_lines(job, str(folder)).values():
             self._show(Text("\n".join(f"  {line}" for line in lines.splitlines())))
 
-    def _show(self, each: RenderableType) -> None:
-        self._shown.append(each)
+    def _show(self, part: RenderableType) -> None:
+        self._shown.append(part)
         if not self._quiet:
-            terminal.out.print(each, soft_wrap=isinstance(each, Text))
+            terminal.out.print(part, soft_wrap=isinstance(part, Text))
 
     def _say(self, message: str) -> None:
         line = Text.assemble(("· ", "cyan"), message)
@@ -101,10 +101,10 @@ class Demo:
 
 
 def _link(name: Path, artifact: Path) -> Path:
-    """A short name for the artifact of the last demo: the artifact's own path ends in its hash."""
+    """Make the short name `name` a link to the artifact, whose own path ends in its hash, and return it."""
     name.parent.mkdir(mode=0o700, exist_ok=True)
     if name.exists() and not name.is_symlink():
-        return artifact  # somebody's own folder
+        return artifact  # the user's own folder
     name.unlink(missing_ok=True)
     name.symlink_to(artifact, target_is_directory=True)
     return name

@@ -30,7 +30,7 @@ print(json.dumps({"version": torch.__version__, "devices": names}))
 
 
 class Finding(BaseModel):
-    """One thing that was looked at: `ok`, `warning` (it works, but) or `failed`; `hint` is what to do."""
+    """The result of a check: `ok`, `warning` (works with limitations) or `failed`; `hint` is the remedy."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,7 +41,7 @@ class Finding(BaseModel):
 
 
 def look(home: Path, connect: Callable[[], Client]) -> Iterator[Finding]:
-    """All findings, those of this machine first. `connect` is how the commands reach the service."""
+    """Yield all findings, those of this machine first. `connect` connects to the service as the commands do."""
     yield Finding(name="python", status="ok", detail=platform.python_version())
     yield from _torch()
     yield _disk(home)
@@ -59,7 +59,7 @@ def look(home: Path, connect: Callable[[], Client]) -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
-    """Asked in a process of its own: torch takes seconds, and a broken driver may take the process along."""
+    """Check torch in a separate process: its import takes seconds, and a broken driver may crash the process."""
     if find_spec("torch") is None:
         hint = "needed only where jobs run: pip install 'bitfoundry[engine]'"
         yield Finding(name="torch", status="warning", detail="not installed", hint=hint)
@@ -68,14 +68,14 @@ def _torch() -> Iterator[Finding]:
         done = subprocess.run(
             [sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_LIMIT_S, check=True
         )
-        said = json.loads(done.stdout.splitlines()[-1])
+        report = json.loads(done.stdout.splitlines()[-1])
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         hint = "install a build of torch for this machine's driver"
         yield Finding(name="torch", status="failed", detail=f"cannot be imported ({type(error).__name__})", hint=hint)
         return
-    yield Finding(name="torch", status="ok", detail=said["version"])
-    if said["devices"]:
-        yield Finding(name="devices", status="ok", detail=", ".join(said["devices"]))
+    yield Finding(name="torch", status="ok", detail=report["version"])
+    if report["devices"]:
+        yield Finding(name="devices", status="ok", detail=", ".join(report["devices"]))
     elif driver := next((name for name in ("nvidia-smi", "rocm-smi") if shutil.which(name)), None):
         hint = "install a build of torch for this driver (CUDA or ROCm)"
         yield Finding(
@@ -86,9 +86,9 @@ def _torch() -> Iterator[Finding]:
 
 
 def _disk(home: Path) -> Finding:
-    there = next(folder for folder in (home, *home.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    detail = f"{free / 1e9:,.1f} GB free at {there}"
+    existing = next(folder for folder in (home, *home.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    detail = f"{free / 1e9:,.1f} GB free at {existing}"
     if free < MIN_FREE_BYTES:
         hint = "free disk space for artifacts and models: delete jobs, or use another folder (--home, BITFOUNDRY_HOME)"
         return Finding(name="disk", status="warning", detail=detail, hint=hint)
@@ -96,7 +96,7 @@ def _disk(home: Path) -> Finding:
 
 
 def _landlock() -> Finding:
-    """Whether this kernel can hold engines to the files of their job."""
+    """Check whether this kernel can restrict engines to the files of their job."""
     from quantcore.runtime.landlock import abi  # here: the client works without the engine
 
     if number := abi():
@@ -115,14 +115,14 @@ def _service(client: Client) -> Iterator[Finding]:
         return
     yield Finding(name="service", status="ok", detail=f"{client.base_url} answers")
     yield _clock(answer)
-    said = answer.json()
-    yield _part(said, "database", "ok", "failed", "start PostgreSQL or correct DATABASE_URL; see the API log")
-    yield _part(said, "broker", "ok", "warning", "start Valkey or correct BROKER_URL; without it jobs start later")
-    if said.get("disk"):
+    parts = answer.json()
+    yield _part(parts, "database", "ok", "failed", "start PostgreSQL or correct DATABASE_URL; see the API log")
+    yield _part(parts, "broker", "ok", "warning", "start Valkey or correct BROKER_URL; without it jobs start later")
+    if parts.get("disk"):
         hint = "free space on the disk of the service's data folder; new jobs and files are refused until then"
-        yield _part(said, "disk", "ok", "failed", hint, name="room")
-    if said.get("schema"):
-        yield _part(said, "schema", "current", "failed", "run `alembic upgrade head` with the service's DATABASE_URL")
+        yield _part(parts, "disk", "ok", "failed", hint, name="room")
+    if parts.get("schema"):
+        yield _part(parts, "schema", "current", "failed", "run `alembic upgrade head` with the service's DATABASE_URL")
     try:
         key = client.account.own_key()
     except ApiError as error:
@@ -144,9 +144,9 @@ def _clock(answer: httpx2.Response) -> Finding:
 
 
 def _part(
-    said: dict[str, str], part: str, good: str, otherwise: Literal["warning", "failed"], hint: str, *, name: str = ""
+    parts: dict[str, str], part: str, good: str, otherwise: Literal["warning", "failed"], hint: str, *, name: str = ""
 ) -> Finding:
-    name, detail = name or part, said.get(part, "unknown")
+    name, detail = name or part, parts.get(part, "unknown")
     if detail == good:
         return Finding(name=name, status="ok", detail=detail)
     return Finding(name=name, status=otherwise, detail=detail, hint=hint)

@@ -1,4 +1,4 @@
-"""`bitfoundry fsck`: are the files in the service's data folder those that its database names?"""
+"""`bitfoundry fsck`: compares the files in the service's data folder with those that its database names."""
 
 import os
 import subprocess
@@ -39,12 +39,11 @@ def fsck(
 
 @contextmanager
 def _database(home: Path) -> Iterator[str]:
-    """The URL of the database: the one that the environment names, that of the running service, or one that is started
-    for this command."""
+    """Yield the database's URL: of the environment, of the running service, or of a server started for the command."""
     from bitfoundry.local.postgres import DATABASE, SUPERUSER, Postgres  # here: they need the extra `local`
 
-    if given := os.environ.get("DATABASE_URL"):
-        yield given
+    if configured := os.environ.get("DATABASE_URL"):
+        yield configured
         return
     server = Postgres(home)
     try:
@@ -62,7 +61,7 @@ def _database(home: Path) -> Iterator[str]:
 
 
 def _sockets_of_running(data: Path) -> str | None:
-    """The folder of the server's socket, which its own pid file names in line 5."""
+    """Return the folder of the server's socket, which line 5 of its pid file names."""
     try:
         return (data / "postmaster.pid").read_text().splitlines()[4] or None
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""The commands about jobs that are there: list, show, follow, change, move. `COMMANDS` are those of `bitfoundry`."""
+"""The commands for existing jobs (`COMMANDS`) and for sweeps (`SWEEP_COMMANDS`)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,16 +64,16 @@ def list_jobs(
         summary = client.summary(**wanted)
     else:
         listed = client.list(page_size=min(limit, 100), **wanted)
-        found = [job for _, job in zip(range(limit), listed, strict=False)]
+        jobs = [job for _, job in zip(range(limit), listed, strict=False)]
     if count and as_json:
         terminal.print_json(summary.model_dump(mode="json"))
     elif count:
         terminal.out.print(terminal.summary_table(summary))
     elif as_json:
-        terminal.print_json([job.model_dump(mode="json") for job in found])
+        terminal.print_json([job.model_dump(mode="json") for job in jobs])
     else:
         terminal.out.print(
-            terminal.jobs_table(found) if found else "No matching jobs. Create one with `bitfoundry submit`."
+            terminal.jobs_table(jobs) if jobs else "No matching jobs. Create one with `bitfoundry submit`."
         )
 
 
@@ -90,7 +90,7 @@ def watch(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
 
 
 def show_end(client: Client, job: Job, as_json: bool) -> None:
-    """One job once it has ended and is published, its progress until then; raises typer.Exit if it did not succeed."""
+    """Show a job's progress until it has ended and is published, then the job. Raises typer.Exit if it failed."""
     with terminal.Watch(terminal.err) as progress:
         job = client.wait(job.id, on_change=progress.update)
     if job.publication:
@@ -109,8 +109,8 @@ def events(
     as_json: AsJson = False,
 ) -> None:
     """Show the events of a job, one per line (with --json, one JSON object per line)."""
-    found = client.stream_events(job_id) if follow else client.events(job_id, kinds=kind or ())
-    for event in found:
+    stream = client.stream_events(job_id) if follow else client.events(job_id, kinds=kind or ())
+    for event in stream:
         if not kind or event.kind in kind:
             print(event.model_dump_json() if as_json else terminal.event_line(event), flush=True)
 
@@ -172,7 +172,7 @@ def edit(
     as_json: AsJson = False,
 ) -> None:
     """Change the name, labels or priority of a job, or pin it. New labels replace all old ones."""
-    show_job(client.edit(job_id, _given(name, label, priority) | given(pinned=pinned)), as_json)
+    show_job(client.edit(job_id, _settings(name, label, priority) | given(pinned=pinned)), as_json)
 
 
 @with_client
@@ -189,10 +189,10 @@ def submit_sweep(
     as_json: AsJson = False,
 ) -> None:
     """Queue one job per combination of values. Either all jobs are queued or none."""
-    asked = read_config(str(file))
-    given: dict[str, Any] = asked if isinstance(asked, dict) else {}
-    found = client.submit_sweep(given.get("job", {}), given.get("matrix", {}), name=given.get("name"))
-    _show_sweep(found, as_json)
+    content = read_config(str(file))
+    body: dict[str, Any] = content if isinstance(content, dict) else {}
+    sweep = client.submit_sweep(body.get("job", {}), body.get("matrix", {}), name=body.get("name"))
+    _show_sweep(sweep, as_json)
 
 
 @with_client
@@ -225,13 +225,13 @@ def _say(line: LogLine, as_json: bool) -> None:
     print(line.model_dump_json() if as_json else terminal.log_line(line), flush=True)
 
 
-def _given(name: str | None, label: list[str] | None, priority: int | None) -> dict[str, Any]:
+def _settings(name: str | None, label: list[str] | None, priority: int | None) -> dict[str, Any]:
     labels = dict(map(key_value, label)) if label else None
     return given(name=name, labels=labels, priority=priority)
 
 
-def _show_sweep(found: Any, as_json: bool) -> None:
+def _show_sweep(sweep: Any, as_json: bool) -> None:
     if as_json:
-        terminal.print_json(found.model_dump(mode="json"))
+        terminal.print_json(sweep.model_dump(mode="json"))
     else:
-        terminal.out.print(terminal.sweep_table(found))
+        terminal.out.print(terminal.sweep_table(sweep))

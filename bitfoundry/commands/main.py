@@ -58,7 +58,7 @@ def up(
     def say(message: str) -> None:
         terminal.err.print(f"· {message}")
 
-    signal.signal(signal.SIGINT, _interrupt)  # a script's shell lets what it runs with & ignore it
+    signal.signal(signal.SIGINT, _interrupt)  # a shell script starts its background jobs with this signal ignored
     stack = LocalStack(find_home(home), port, model_roots=models or (), say=say)
     with stack:
         dashboard.build_if_missing(stack.logs / "dashboard.log", say)
@@ -91,7 +91,7 @@ def demo(
 
 
 def _with_own_flags(name: str, text: str, run: Callable[[list[str]], int | None]) -> None:
-    """A command that reads its command line itself, ``--help`` included. ``run`` gives the exit status, None for 0."""
+    """Add a command that reads its own command line, ``--help`` included. ``run`` returns the status, None for 0."""
 
     def command(context: typer.Context) -> None:
         raise typer.Exit(run(context.args) or 0)
@@ -140,11 +140,11 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show the properties of a model and estimates for the common presets. No weights are read."""
-    found = client.inspect(model, revision=revision)
+    inspection = client.inspect(model, revision=revision)
     if as_json:
-        terminal.print_json(found.model_dump(mode="json"))
+        terminal.print_json(inspection.model_dump(mode="json"))
     else:
-        terminal.out.print(terminal.inspection_details(found))
+        terminal.out.print(terminal.inspection_details(inspection))
 
 
 @app.command()
@@ -152,14 +152,14 @@ def doctor(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJ
     """Check this machine and the service. Each problem comes with a fix. Exit status 1 if a check fails."""
     from bitfoundry.commands.doctor import look
 
-    found = []
+    findings = []
     for finding in look(find_home(home), lambda: connect(url, api_key, home)):
-        found.append(finding)
+        findings.append(finding)
         if not as_json:
             terminal.out.print(terminal.finding_line(finding.status, finding.name, finding.detail, finding.hint))
     if as_json:
-        terminal.print_json([finding.model_dump() for finding in found])
-    if any(finding.status == "failed" for finding in found):
+        terminal.print_json([finding.model_dump() for finding in findings])
+    if any(finding.status == "failed" for finding in findings):
         raise typer.Exit(1)
 
 
@@ -167,11 +167,11 @@ def doctor(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJ
 @with_client
 def presets(client: Client, as_json: AsJson = False) -> None:
     """List the presets of the service."""
-    found = client.presets()
+    rows = client.presets()
     if as_json:
-        terminal.print_json(found)
+        terminal.print_json(rows)
         return
-    for preset in found:
+    for preset in rows:
         calibrated = " (needs calibration)" if preset.get("needs_calibration") else ""
         line = Text.assemble((f"{preset['name']:28}", "bold"), preset["title"], (calibrated, "dim"))
         terminal.out.print(line, soft_wrap=True)
@@ -216,13 +216,12 @@ for name, (about, commands) in groups.items():
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(run(given))
+    """Run the console script and exit with its status."""
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit status. SIGTERM ends it as Ctrl-C does: in order."""
+    """Run a command line and return its exit status. SIGTERM ends it in order, like Ctrl-C."""
     if arguments in (["--version"], ["version"]):
         print(f"bitfoundry {__version__}")
         return 0

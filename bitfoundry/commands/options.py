@@ -1,4 +1,4 @@
-"""What the commands share: their options, the way to the service, and how a job is shown."""
+"""Shared parts of the commands: options, the connection to the service, and the output of a job."""
 
 import inspect
 import json
@@ -35,9 +35,9 @@ Priority = Annotated[int | None, typer.Option(min=0, max=9, help="Priority; 9 ru
 
 
 def connect(url: str | None, api_key: str | None, home: Path | None) -> Client:
-    """The service of the options, or the one that `Connection.find` finds."""
-    found = Connection.find(url, api_key, home)
-    return Client(found.url, found.api_key)
+    """Connect to the service of the options, or to the one that `Connection.find` finds."""
+    connection = Connection.find(url, api_key, home)
+    return Client(connection.url, connection.api_key)
 
 
 def with_client(command: Callable[Concatenate[Client, ...], None]) -> Callable[..., None]:
@@ -53,14 +53,14 @@ def with_client(command: Callable[Concatenate[Client, ...], None]) -> Callable[.
 
     _, *own, as_json = inspect.signature(command).parameters.values()
     *connection, _ = inspect.signature(connected, follow_wrapped=False).parameters.values()
-    shown = [*own, *(each.replace(kind=as_json.kind) for each in connection), as_json]
+    shown = [*own, *(parameter.replace(kind=as_json.kind) for parameter in connection), as_json]
     connected.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    connected.__annotations__ = {each.name: each.annotation for each in shown}
+    connected.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return connected
 
 
 def key_value(text: str) -> tuple[str, str]:
-    """'key=value' -> (key, value)."""
+    """Split 'key=value' into (key, value)."""
     key, sign, value = text.partition("=")
     if not sign or not key:
         raise typer.BadParameter(f"{text!r} is not of the form key=value")
@@ -68,18 +68,20 @@ def key_value(text: str) -> tuple[str, str]:
 
 
 def evaluation_of(settings: list[str] | None) -> dict[str, Any] | None:
-    """['num_windows=64', 'tasks=gsm8k,piqa'] -> {"num_windows": 64, "tasks": ["gsm8k", "piqa"]}; the service checks."""
+    """Parse ['num_windows=64', 'tasks=gsm8k,piqa'] into {"num_windows": 64, "tasks": ["gsm8k", "piqa"]}.
+
+    The service checks names and values."""
     if settings is None:
         return None
-    found: dict[str, Any] = {}
+    evaluation: dict[str, Any] = {}
     for name, value in map(key_value, settings):
         number = int(value) if value.isdecimal() else value
-        found[name] = value.split(",") if name == "tasks" else number
-    return found
+        evaluation[name] = value.split(",") if name == "tasks" else number
+    return evaluation
 
 
 def read_config(text: str) -> str | dict[str, Any]:
-    """A preset's name as it is; the content of a .json file."""
+    """Return a preset's name as it is, or the content of a .json file."""
     if not text.endswith(".json"):
         return text
     try:
@@ -92,7 +94,7 @@ def read_config(text: str) -> str | dict[str, Any]:
 
 
 def show_job(job: Job, as_json: bool) -> None:
-    """Print one job, as text or JSON."""
+    """Print a job as text or JSON."""
     if as_json:
         terminal.print_json(job.model_dump(mode="json"))
     else:

@@ -1,4 +1,4 @@
-"""The commands `push` and `pull`: an artifact on its way out, a model on its way in."""
+"""The commands `push` (publishes an artifact) and `pull` (downloads a model or an artifact)."""
 
 import re
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def push(
 
     Without --repo and --to, the last failed publication of the job is retried.
     """
-    given = {
+    fields = {
         "repo_id": repo,
         "to": to,
         "hub_token": hub_token,
@@ -66,7 +66,7 @@ def push(
         "commit_message": commit_message,
         "path_in_repo": path_in_repo,
     }
-    target = {name: value for name, value in given.items() if value is not None}
+    target = {name: value for name, value in fields.items() if value is not None}
     if target and not repo and not to:
         raise BitfoundryError(
             "No target to publish to",
@@ -120,7 +120,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (push, pull)
 
 
 def read_target(text: str | None, hub_token: str | None) -> dict[str, Any] | None:
-    """What `submit --publish` was given: org/name, a URL, or a JSON file with a whole target."""
+    """Return the target that `submit --publish` names: org/name, a URL, or a JSON file with a complete target."""
     if text is None:
         return None
     if text.endswith(".json"):
@@ -131,7 +131,7 @@ def read_target(text: str | None, hub_token: str | None) -> dict[str, Any] | Non
 
 
 def await_published(client: Client, job: Job) -> Job:
-    """The job once its artifact is published, or that has failed; a bar of bytes meanwhile."""
+    """Wait, with a progress bar, until the artifact is published or that has failed, and return the job."""
     with _bar() as bar:
         task = bar.add_task("publish", total=None)
 
@@ -144,7 +144,7 @@ def await_published(client: Client, job: Job) -> Job:
 
 
 def show_publication(job: Job, as_json: bool) -> None:
-    """What came of it, for people or for programs. Exit status 1 if it has failed."""
+    """Print a publication's result as text or JSON. Exit status 1 if it has failed."""
     publication = job.publication
     if as_json:
         terminal.print_json(job.model_dump(mode="json"))
@@ -160,8 +160,8 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
         return
     for file in plan["files"]:
         terminal.out.print(f"{file['bytes']:>14,}  {file['path']}", soft_wrap=True)
-    there = {True: "exists", False: "will be created", None: "will be checked when publishing"}[plan["exists"]]
-    terminal.out.print(f"{terminal.megabytes(plan['bytes'])} to {plan['url']}, which {there}", soft_wrap=True)
+    state = {True: "exists", False: "will be created", None: "will be checked when publishing"}[plan["exists"]]
+    terminal.out.print(f"{terminal.megabytes(plan['bytes'])} to {plan['url']}, which {state}", soft_wrap=True)
 
 
 def _bar() -> Progress:

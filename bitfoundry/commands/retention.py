@@ -47,18 +47,18 @@ def run(
     if not dry_run and (keep_last, keep_days) != (None, None):
         raise typer.BadParameter("--keep-last and --keep-days need --dry-run; set the policy with `retention set`")
     retention = client.retention
-    found = retention.preview(keep_last=keep_last, keep_days=keep_days) if dry_run else retention.run()
+    due = retention.preview(keep_last=keep_last, keep_days=keep_days) if dry_run else retention.run()
     if as_json:
-        terminal.print_json(found.model_dump(mode="json"))
+        terminal.print_json(due.model_dump(mode="json"))
         return
-    show_rows(found.data, DUE_COLUMNS, as_json)
-    terminal.err.print(_summary(found, dry_run), soft_wrap=True)
+    show_rows(due.data, DUE_COLUMNS, as_json)
+    terminal.err.print(_summary(due, dry_run), soft_wrap=True)
 
 
-def _summary(found: DueJobs, dry_run: bool) -> str:
-    more = " (there are more)" if found.has_more else ""
+def _summary(due: DueJobs, dry_run: bool) -> str:
+    more = " (there are more)" if due.has_more else ""
     done = "would be deleted" if dry_run else "deleted"
-    return f"{len(found.data)} jobs {done}, {found.bytes} bytes{more}; {found.num_pinned} pinned jobs kept"
+    return f"{len(due.data)} jobs {done}, {due.bytes} bytes{more}; {due.num_pinned} pinned jobs kept"
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"show": show, "set": set_policy, "run": run}

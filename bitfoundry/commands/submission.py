@@ -1,4 +1,4 @@
-"""The commands that say what a job does: `submit`, `plan` and `clone`, with the flags of `quantize`.
+"""The commands `submit`, `plan` and `clone`, which take the flags of `quantize`.
 
 They read their own command line, as `quantize` does, so that every flag has one spelling and one help text.
 """
@@ -33,7 +33,7 @@ PLACE = ("source", "config", "split", "revision", "column")
 
 
 def submit(arguments: list[str]) -> None:
-    """Queue a job, and stay until it has ended with `--wait`."""
+    """Queue a job; with `--wait`, wait until it has ended."""
     flags = _flags("submit", "Queue a job. An invalid job is rejected at once, with the reason.")
     _add_model(flags)
     _add_queue(flags)
@@ -45,9 +45,9 @@ def submit(arguments: list[str]) -> None:
     add("--publish_token", metavar="NAME", help="name of the Hub token to publish with (default: --hub_token)")
     add("--wait", action="store_true", help="wait until the job has ended and is published; status 1 if it failed")
     _add_job(flags)
-    options, given = _parse(flags, arguments)
+    options, flag_names = _parse(flags, arguments)
     target = publish_commands.read_target(options.publish, options.publish_token)
-    body = _request(flags, options, given) | _queue_fields(options)
+    body = _request(flags, options, flag_names) | _queue_fields(options)
     with connect(options.url, options.api_key, options.home) as client:
         job = client.submit(_model_of(options), publish=target, **body)
         if options.wait:
@@ -57,7 +57,7 @@ def submit(arguments: list[str]) -> None:
 
 
 def plan(arguments: list[str]) -> int | None:
-    """Plan a job on the service; with `--devices` on this machine, for such hardware. Returns the exit status."""
+    """Plan a job on the service, or with `--devices` on this machine, for that hardware. Return the exit status."""
     if any(text.partition("=")[0] == "--devices" for text in arguments):
         return _plan_here(arguments)
     flags = _flags("plan", "Show what a job would do: sizes, memory, layers. Nothing is run.")
@@ -68,31 +68,31 @@ def plan(arguments: list[str]) -> int | None:
         " --nodes, --host_memory and --disk describe the hardware",
     )
     _add_job(flags)
-    options, given = _parse(flags, arguments)
-    body = _request(flags, options, given)
+    options, flag_names = _parse(flags, arguments)
+    body = _request(flags, options, flag_names)
     with connect(options.url, options.api_key, options.home) as client:
-        found = client.plan(_model_of(options), **body)
+        job_plan = client.plan(_model_of(options), **body)
     if options.json:
-        terminal.print_json(found.model_dump(mode="json"))
+        terminal.print_json(job_plan.model_dump(mode="json"))
     else:
-        _show_plan(found)
+        _show_plan(job_plan)
     return None
 
 
 def clone(arguments: list[str]) -> None:
-    """Queue a job like another one, but for the flags that are given."""
+    """Queue a copy of a job with the settings of the flags changed."""
     flags = _flags("clone", "Queue a copy of a job with some settings changed.")
     flags.add_argument("job_id", help="id of the job to clone, as shown by `list`")
     _add_queue(flags)
     _add_job(flags)
-    options, given = _parse(flags, arguments)
-    changes = _request(flags, options, given, needs_scheme=False) | _queue_fields(options)
+    options, flag_names = _parse(flags, arguments)
+    changes = _request(flags, options, flag_names, needs_scheme=False) | _queue_fields(options)
     with connect(options.url, options.api_key, options.home) as client:
         show_job(client.clone(options.job_id, _patch(client, options.job_id, changes)), options.json)
 
 
 def _plan_here(arguments: list[str]) -> int:
-    """The engine's own plan, for hardware that is named."""
+    """Plan with the engine on this machine, for the hardware of `--devices`."""
     from quantcore.cli import main as engine
 
     for text in arguments:
@@ -146,12 +146,12 @@ def _parse(flags: Flags, arguments: list[str]) -> tuple[Any, set[str]]:
     return flags.parse_args(arguments), flags.given(arguments)
 
 
-def _request(flags: Flags, options: Any, given: set[str], *, needs_scheme: bool = True) -> dict[str, Any]:
-    """What the flags say of the job. Raises BitfoundryError, or ends with status 2, for what does not fit together."""
-    if (budgets := given & {*BUDGETS}) and "schemes" not in given:
+def _request(flags: Flags, options: Any, flag_names: set[str], *, needs_scheme: bool = True) -> dict[str, Any]:
+    """Return the job's request. Raises BitfoundryError, or exits with status 2, for flags that do not fit together."""
+    if (budgets := flag_names & {*BUDGETS}) and "schemes" not in flag_names:
         flags.error(f"--{min(budgets)} needs --schemes")
     try:
-        body = request_of(options, given)
+        body = request_of(options, flag_names)
     except QuantError as error:
         raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
     if settings := evaluation_of(options.evaluation):
@@ -168,7 +168,7 @@ def _queue_fields(options: Any) -> dict[str, Any]:
 
 
 def _model_of(options: Any) -> Any:
-    """A model that a revision or a token goes with is one on the Hub."""
+    """Return the model. With a revision or a token it is one on the Hub."""
     model = options.model or options.model_dir
     if model is None:
         raise BitfoundryError("No model given", hint="Add a path on the server, or org/name on the Hub.")
@@ -177,7 +177,7 @@ def _model_of(options: Any) -> Any:
 
 
 def _patch(client: Client, job_id: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """``changes`` of single settings become whole values: the rest is the cloned job's."""
+    """Return ``changes`` with single settings completed to whole values by those of the cloned job."""
     parts = changes.keys() & {"calibration", "evaluation"}
     algorithms_alone = changes.get("config", {}).keys() == {"algo_config"}
     if not parts and not algorithms_alone:
@@ -185,7 +185,7 @@ def _patch(client: Client, job_id: str, changes: dict[str, Any]) -> dict[str, An
     original = client.get(job_id).model_dump(mode="json")
     for part in parts:
         kept = original[part]
-        if "source" in changes[part]:  # where the other text was says nothing of this one
+        if "source" in changes[part]:  # the place of the other text does not apply to this one
             kept = {name: value for name, value in kept.items() if name not in PLACE}
         changes[part] = kept | changes[part]
     if algorithms_alone:
@@ -193,13 +193,13 @@ def _patch(client: Client, job_id: str, changes: dict[str, Any]) -> dict[str, An
     return changes
 
 
-def _show_plan(found: Plan) -> None:
-    size = f"{terminal.megabytes(found.size_before_bytes)} → {terminal.megabytes(found.size_after_bytes)}"
-    terminal.out.print(f"{found.model_type}: {found.num_blocks} blocks, {found.num_layers} layers to quantize")
-    terminal.out.print(f"size {size}, peak {terminal.megabytes(found.peak_memory_bytes)}, {found.executor}")
-    for kept in found.kept:
+def _show_plan(plan: Plan) -> None:
+    size = f"{terminal.megabytes(plan.size_before_bytes)} → {terminal.megabytes(plan.size_after_bytes)}"
+    terminal.out.print(f"{plan.model_type}: {plan.num_blocks} blocks, {plan.num_layers} layers to quantize")
+    terminal.out.print(f"size {size}, peak {terminal.megabytes(plan.peak_memory_bytes)}, {plan.executor}")
+    for kept in plan.kept:
         terminal.out.print(f"kept {kept.name}: {kept.reason}", soft_wrap=True)
-    for warning in found.warnings:
+    for warning in plan.warnings:
         terminal.out.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
 
 

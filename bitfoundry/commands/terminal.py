@@ -1,4 +1,4 @@
-"""What a person sees: errors, tables, and jobs that move. On a terminal it is live; in a log it is one line a step."""
+"""Output for people: errors, tables, progress of jobs. It is live on a terminal, and one line per step in a log."""
 
 import json
 import sys
@@ -15,7 +15,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from bitfoundry.client.answers import Dataset, Event, Inspection, Job, LogLine, Publication, Summary, Sweep
+from bitfoundry.client.answers import (
+    Dataset,
+    Event,
+    Inspection,
+    Job,
+    JobSummary,
+    LogLine,
+    MixSummary,
+    Publication,
+    Summary,
+    Sweep,
+)
 from bitfoundry.errors import ApiError, BitfoundryError
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
@@ -27,12 +38,12 @@ STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "r
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout, for programs: no colours, no wrapping."""
+    """Print a JSON document on stdout, for programs: no colours, no wrapping."""
     print(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 def explain(error: BitfoundryError, *, as_json: bool = False) -> None:
-    """An error on stderr: what is wrong, where, what to do, and its code."""
+    """Print an error on stderr: what is wrong, where, what to do, and its code."""
     places = error.errors if isinstance(error, ApiError) else []
     if as_json:
         body = {"code": error.code, "message": error.message, "hint": error.hint, "errors": places}
@@ -51,14 +62,14 @@ def explain(error: BitfoundryError, *, as_json: bool = False) -> None:
 
 
 def finding_line(status: str, name: str, detail: str, hint: str) -> Text:
-    """What `doctor` found: the mark is a word, too, for those who see no colour."""
+    """Return a finding of `doctor` as text; its status is a word as well as a colour."""
     style = {"ok": "green", "warning": "yellow", "failed": "bold red"}[status]
     advice = f"\n{'':18}{hint}" if hint else ""
     return Text.assemble((f"{status:8}", style), f"{name:10}", detail, (advice, "dim"))
 
 
 def megabytes(num_bytes: float) -> str:
-    """Decimal megabytes, as disks and downloads count them."""
+    """Format a size in decimal megabytes, the unit of disks and downloads."""
     return f"{num_bytes / 1e6:,.1f} MB"
 
 
@@ -67,7 +78,7 @@ def state_text(state: str) -> Text:
 
 
 class Fitting:
-    """Shows `wide` where none of its cells has to be folded for it, else `narrow`."""
+    """Shows `wide` if none of its cells has to be folded, else `narrow`."""
 
     def __init__(self, wide: RenderableType, narrow: RenderableType) -> None:
         self._wide = wide
@@ -88,14 +99,14 @@ def _plain_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) 
 
 
 def _fitting_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Fitting:
-    """One line per row where that fits, else one line per value."""
+    """Return a table with one line per row if that fits, else one line per value."""
     records = [_pairs({name: value for name, value in zip(headings, row, strict=True) if value}) for row in rows]
     apart = [part for record in records for part in (record, "")][:-1]
     return Fitting(_plain_table(headings, rows), Group(*apart))
 
 
 def jobs_table(jobs: Sequence[Job]) -> Fitting:
-    """Newest first, as the service lists them; two lines per job where one would be too long."""
+    """Return jobs as a table in the given order; two lines per job if one would be too long."""
     rows: list[tuple[str | Text, ...]] = [
         (job.id, job.name or "", scheme_of(job), state_text(job.state), progress_text(job), job.created_at[:19])
         for job in jobs
@@ -115,26 +126,25 @@ def jobs_table(jobs: Sequence[Job]) -> Fitting:
 
 
 def _shortened(text: str, width: int) -> str:
-    """`text` in at most `width` characters: 'a-long-na…w4a16'."""
+    """Shorten `text` to at most `width` characters: 'a-long-na…w4a16'."""
     head = width // 2
     return text if len(text) <= width else f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"
 
 
 def scheme_of(job: Job) -> str:
-    """The preset's name; of a mix what it is made of."""
+    """Return the preset's name; for a mix, its schemes."""
     return job.preset or (f"mix of {', '.join(job.mix['schemes'])}" if job.mix else "custom")
 
 
-def mix_text(summary: Mapping[str, Any]) -> str:
-    """'126 w4a16, 84 int8_weight_only: 5.00 bits a weight' of a job with a mix."""
-    if "mix" not in summary:
+def mix_text(mix: MixSummary | None) -> str:
+    """Return '126 w4a16, 84 int8_weight_only: 5.00 bits per weight' for a job with a mix, else ''."""
+    if mix is None:
         return ""
-    mix = summary["mix"]
-    return f"{', '.join(f'{num} {scheme}' for scheme, num in mix['layers'].items())}: {mix['bits']:.2f} bits per weight"
+    return f"{', '.join(f'{num} {scheme}' for scheme, num in mix.layers.items())}: {mix.bits:.2f} bits per weight"
 
 
 def progress_text(job: Job) -> str:
-    """'quantize: block 12 of 30, 40 s left', as much of it as is known; of a waiting job why it waits."""
+    """Return 'quantize: block 12 of 30, 40 s left', as far as known; for a waiting job, the reason."""
     progress = job.progress
     if job.waiting_reason:
         return job.waiting_reason
@@ -145,7 +155,7 @@ def progress_text(job: Job) -> str:
 
 
 def job_details(job: Job) -> Table:
-    """Everything that a person asks of one job."""
+    """Return a table of a job's properties and results."""
     rows: list[tuple[str, str | Text]] = [
         ("id", job.id),
         ("name", job.name or ""),
@@ -163,7 +173,7 @@ def job_details(job: Job) -> Table:
         rows += [("error", f"{job.error.message} ({job.error.code})"), ("hint", job.error.hint)]
         rows.append(("retry", f"may help: bitfoundry retry {job.id}" if job.error.retryable else "will not help"))
     if job.summary:
-        rows += [("layers", mix_text(job.summary)), *summary_rows(job.summary).items()]
+        rows += [("layers", mix_text(job.summary.mix)), *summary_rows(job.summary).items()]
     if job.artifact:
         rows.append(("artifact", job.artifact.path or ""))
     if job.publication:
@@ -178,7 +188,7 @@ def job_details(job: Job) -> Table:
 
 
 def publication_rows(publication: Publication) -> dict[str, str]:
-    """Where an artifact was published, or why it was not."""
+    """Return rows about a publication: its state and target, and its address or its error."""
     target, error = publication.target, publication.error
     place = str(target.get("to") or f"{target.get('repo_id')} ({target.get('revision')})")
     rows = {"publication": f"{publication.state} to {place}", "at": publication.url or ""}
@@ -193,18 +203,18 @@ def publication_details(publication: Publication) -> Table:
 
 
 def event_line(event: Event) -> str:
-    """One event as one line: '12 12:01:33 progress phase=quantize done=3 ...'."""
+    """Format an event as a line: '12 12:01:33 progress phase=quantize done=3 ...'."""
     data = " ".join(f"{key}={value}" for key, value in event.data.items() if key != "kind" and value is not None)
     return f"{event.seq:4} {event.at[11:19]} {event.kind} {data}".rstrip()
 
 
 def log_line(line: LogLine) -> str:
-    """One line of a log: '12:01:33 warning text'."""
+    """Format a line of a log: '12:01:33 warning text'."""
     return f"{line.at[11:19]} {line.level:7} {line.text}"
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Fitting:
-    """Some columns of plain rows; times to the second, what is not there as nothing."""
+    """Return a table of some columns of rows, with times to the second and missing values empty."""
     headings = [column.removesuffix("_at") for column in columns]
     return _fitting_table(headings, [[_cell(column, row.get(column)) for column in columns] for row in rows])
 
@@ -215,12 +225,12 @@ def _cell(column: str, value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     if isinstance(value, dict):
-        return " ".join(f"{name}={each}" for name, each in value.items())
+        return " ".join(f"{name}={item}" for name, item in value.items())
     return str(value)[:19] if column == "at" or column.endswith("_at") else str(value)
 
 
 def summary_table(summary: Summary) -> Table:
-    """The states that have jobs, and the sum."""
+    """Return a table of the states that have jobs, with the number of each and the sum."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for state, number in summary.by_state.items():
         if number:
@@ -230,7 +240,7 @@ def summary_table(summary: Summary) -> Table:
 
 
 def sweep_table(sweep: Sweep) -> Group:
-    """One row a job: its values, its state, what came of it."""
+    """Return a sweep as a table with one row per job: its values, its state, and its phase or error."""
     counts = ", ".join(f"{number} {state}" for state, number in sweep.by_state.items() if number)
     rows: list[list[str | Text]] = []
     for job in sweep.jobs:
@@ -242,24 +252,24 @@ def sweep_table(sweep: Sweep) -> Group:
 
 
 def datasets_table(datasets: Sequence[Dataset]) -> Fitting:
-    """Newest first, as the service lists them."""
+    """Return datasets as a table in the given order."""
     rows = [
         (
-            each.id,
-            each.name,
-            each.format,
-            each.column,
-            f"{each.statistics.get('num_rows', 0):,}",
-            megabytes(each.bytes),
-            each.created_at[:19],
+            dataset.id,
+            dataset.name,
+            dataset.format,
+            dataset.column,
+            f"{dataset.statistics.get('num_rows', 0):,}",
+            megabytes(dataset.bytes),
+            dataset.created_at[:19],
         )
-        for each in datasets
+        for dataset in datasets
     ]
     return _fitting_table(("id", "name", "format", "column", "rows", "size", "created"), rows)
 
 
 def dataset_details(dataset: Dataset, statistics: Mapping[str, Any]) -> Table:
-    """A dataset and what was counted of it."""
+    """Return a table of a dataset's properties and statistics."""
     rows = {
         "id": dataset.id,
         "name": dataset.name,
@@ -277,9 +287,9 @@ def dataset_details(dataset: Dataset, statistics: Mapping[str, Any]) -> Table:
 
 
 def inspection_details(found: Inspection) -> Group:
-    """A model, and what the usual presets would make of it."""
+    """Return a model's properties, and a table of the estimates for the usual presets."""
     quantization = found.quantization or {}
-    layers = [f"{each['count']} × {each['name']} {each['shape']}" for each in found.linear_layers]
+    layers = [f"{layer['count']} × {layer['name']} {layer['shape']}" for layer in found.linear_layers]
     about = {
         "model": str(found.model.get("path") or f"{found.model.get('id')} ({found.model.get('sha')})"),
         "architecture": ", ".join(found.architectures) or found.model_type,
@@ -295,11 +305,11 @@ def inspection_details(found: Inspection) -> Group:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("preset", "peak memory", "formats"):
         table.add_column(heading)
-    for each in found.estimates:
-        sizes = ", ".join(f"{name} {megabytes(size)}" for name, size in each.size_bytes.items())
-        refused = (each.refused or {}).get("message", "")
-        peak = megabytes(each.peak_memory_bytes) if each.peak_memory_bytes else ""
-        table.add_row(each.preset, peak, sizes or refused)
+    for estimate in found.estimates:
+        sizes = ", ".join(f"{name} {megabytes(size)}" for name, size in estimate.size_bytes.items())
+        refused = (estimate.refused or {}).get("message", "")
+        peak = megabytes(estimate.peak_memory_bytes) if estimate.peak_memory_bytes else ""
+        table.add_row(estimate.preset, peak, sizes or refused)
     return Group(_pairs(about), "", table) if found.estimates else Group(_pairs(about))
 
 
@@ -317,39 +327,38 @@ def _pairs(rows: Mapping[str, str | Text]) -> Table:
     return table
 
 
-def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:
-    """What a finished job gained and what it cost, before and after where there are two."""
-    before, after = summary["size_before_bytes"], summary["size_after_bytes"]
+def summary_rows(summary: JobSummary) -> dict[str, str]:
+    """Return a finished job's size, perplexity, worst layer, time and memory, with before and after where known."""
+    before, after = summary.perplexity_before, summary.perplexity_after
     perplexity = "not measured"
-    if summary.get("perplexity_before") and summary.get("perplexity_after"):
-        change = 100 * (summary["perplexity_after"] / summary["perplexity_before"] - 1)
-        perplexity = f"{summary['perplexity_before']:.2f} → {summary['perplexity_after']:.2f}\n{change:+.1f} %"
-    worst = summary["worst_layer"]
+    if before and after:
+        perplexity = f"{before:.2f} → {after:.2f}\n{100 * (after / before - 1):+.1f} %"
+    worst = summary.worst_layer
     return {
-        "size": f"{megabytes(before)} → {megabytes(after)}",
+        "size": f"{megabytes(summary.size_before_bytes)} → {megabytes(summary.size_after_bytes)}",
         "perplexity": perplexity,
-        "worst layer": f"{_short_lines(worst['name'])}\nrelative error {worst['relative_error']:.4f}",
-        "seconds": f"{summary['total_s']:.0f}",
-        "peak memory": megabytes(summary["peak_memory_bytes"]),
-        **{f"task {task}": f"failed: {reason}" for task, reason in summary.get("failed_tasks", {}).items()},
+        "worst layer": f"{_short_lines(worst.name)}\nrelative error {worst.relative_error:.4f}",
+        "seconds": f"{summary.total_s:.0f}",
+        "peak memory": megabytes(summary.peak_memory_bytes),
+        **{f"task {task}": f"failed: {reason}" for task, reason in summary.failed_tasks.items()},
     }
 
 
 def _short_lines(layer: str) -> str:
-    """'model.layers.3.mlp.up_proj' on two lines, so that a table of three jobs fits 80 characters."""
+    """Split 'model.layers.3.mlp.up_proj' into two lines, so that a table of three jobs fits 80 characters."""
     *place, block, name = layer.removeprefix("model.").split(".") if layer.count(".") > 1 else ["", layer]
     return "\n".join(filter(None, [".".join(place), f"{block}.{name}" if block else name]))
 
 
 def results_table(jobs: Sequence[Job]) -> Table:
-    """One column a job, so that it fits 80 characters; a job that did not succeed says why."""
+    """Return a table with one column per job, which fits 80 characters; a job that did not succeed shows its error."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for job in jobs:
         table.add_column(job.name or scheme_of(job), overflow="fold")
     rows = [summary_rows(job.summary) if job.summary else {"size": _ending(job)} for job in jobs]
-    for name in dict.fromkeys(name for each in rows for name in each):
-        table.add_row(Text(name, "bold"), *(each.get(name, "") for each in rows))
+    for name in dict.fromkeys(name for row in rows for name in row):
+        table.add_row(Text(name, "bold"), *(row.get(name, "") for row in rows))
     return table
 
 
@@ -358,16 +367,16 @@ def _ending(job: Job) -> str:
 
 
 def load_lines(job: Job, artifact: str) -> dict[str, str]:
-    """Format -> the Python lines that load that checkpoint of a succeeded job, whose artifact lies in `artifact`."""
-    found = {}
-    for name, export in ((job.summary or {}).get("exports") or {}).items():
-        folder = artifact if export["path"] == "." else f"{artifact}/{export['path']}"
-        found[name] = export["load"].replace(f"'{export['path']}'", f"'{folder}'", 1)
-    return found
+    """Return format -> the Python lines that load this checkpoint of a succeeded job from the folder `artifact`."""
+    lines = {}
+    for name, export in (job.summary.exports if job.summary else {}).items():
+        folder = artifact if export.path == "." else f"{artifact}/{export.path}"
+        lines[name] = export.load.replace(f"'{export.path}'", f"'{folder}'", 1)
+    return lines
 
 
 class Watch:
-    """Shows several jobs while they move; a context manager. `update` with each job as it changes."""
+    """Shows the progress of several jobs; a context manager. Call `update` with each job that has changed."""
 
     def __init__(self, console: Console = out) -> None:
         from quantcore.events import Pace  # here: commands start without the engine
@@ -388,7 +397,7 @@ class Watch:
         )
 
     def update(self, job: Job) -> None:
-        """Show where this job is now."""
+        """Show the present progress of this job."""
         title = job.name or job.preset or job.id
         bar = self._bars.get(job.id)
         if bar is None:
@@ -413,7 +422,7 @@ class Watch:
 
     @property
     def picture(self) -> RenderableType:
-        """All bars as they stand."""
+        """The present picture of all bars."""
         return self._progress.get_renderable()
 
     def __enter__(self) -> "Watch":

@@ -1,4 +1,4 @@
-"""The commands `bitfoundry webhooks ...`; `COMMANDS` has them by name."""
+"""The commands `bitfoundry webhooks ...`; `COMMANDS` maps names to them."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -27,12 +27,12 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a webhook, by default for the end of every job. Its signing secret is shown only once."""
-    made = client.webhooks.create(target, event or ENDINGS)
+    webhook = client.webhooks.create(target, event or ENDINGS)
     if as_json:
-        terminal.print_json(made.model_dump(mode="json"))
+        terminal.print_json(webhook.model_dump(mode="json"))
         return
-    terminal.out.print(made.secret or "", soft_wrap=True)
-    terminal.err.print(f"This is the signing secret of {made.id}. It will not be shown again.", soft_wrap=True)
+    terminal.out.print(webhook.secret or "", soft_wrap=True)
+    terminal.err.print(f"This is the signing secret of {webhook.id}. It will not be shown again.", soft_wrap=True)
 
 
 @with_client
@@ -51,8 +51,8 @@ def edit(
     as_json: AsJson = False,
 ) -> None:
     """Change a webhook, disable it or enable it again."""
-    given: dict[str, Any] = {"url": target, "event_types": event, "enabled": enabled}
-    changes = {name: value for name, value in given.items() if value is not None}
+    fields: dict[str, Any] = {"url": target, "event_types": event, "enabled": enabled}
+    changes = {name: value for name, value in fields.items() if value is not None}
     show_rows([client.webhooks.edit(webhook_id, changes)], WEBHOOK_COLUMNS, as_json, single=True)
 
 
@@ -80,11 +80,11 @@ def deliveries(
     as_json: AsJson = False,
 ) -> None:
     """List the deliveries of a webhook, newest first."""
-    asked = client.webhooks.deliveries(webhook_id, state=state, page_size=min(limit, 100))
-    found = [delivery for _, delivery in zip(range(limit), asked, strict=False)]
-    if not as_json:  # people want to know how the last try went
-        found = [each.model_copy(update={"last": _last_try(each.tries)}) for each in found]
-    show_rows(found, DELIVERY_COLUMNS, as_json)
+    stream = client.webhooks.deliveries(webhook_id, state=state, page_size=min(limit, 100))
+    rows = [delivery for _, delivery in zip(range(limit), stream, strict=False)]
+    if not as_json:  # a table shows the result of the last attempt
+        rows = [row.model_copy(update={"last": _last_try(row.tries)}) for row in rows]
+    show_rows(rows, DELIVERY_COLUMNS, as_json)
 
 
 @with_client

@@ -1,9 +1,9 @@
-"""All data of a local stack in one file, and back: `bitfoundry backup FILE`, `bitfoundry restore FILE`.
+"""Backups of a local stack's data in one file: `bitfoundry backup FILE`, `bitfoundry restore FILE`.
 
 The file is a tar: a dump of the database, then the files, then MANIFEST.json with the SHA-256 of each. The database
-comes first: the files that its rows name are written before the rows and never change, so they are there afterwards.
-The file gets its name when it is whole, and a restored folder gets its name when everything in it has been checked:
-whatever is killed on the way leaves nothing that looks whole.
+is dumped first: files are written before the rows that name them and never change, so they still exist afterwards.
+The file gets its name when it is complete, and a restored folder when everything in it has been checked: a killed
+run leaves nothing that looks complete.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ CLEAR_LIMIT_S = 20.0
 
 
 def back_up(home: Path, target: Path, say: Say) -> None:
-    """Write all data of the stack in `home`, which may run, to the new file `target`. Raises StackError."""
+    """Write all data of the stack in `home`, running or not, to the new file `target`. Raises StackError."""
     home, target = home.resolve(), target.absolute()
     if not (home / "postgres" / "PG_VERSION").exists():
         raise StackError(f"{home} holds no database of a local stack", hint="name its folder with --home")
@@ -56,7 +56,7 @@ def back_up(home: Path, target: Path, say: Say) -> None:
                 _dump(server, partial / DUMP)
             say("copying files")
             _pack(home, partial)
-            os.link(partial / "backup.tar", target)  # unlike a rename never over another file
+            os.link(partial / "backup.tar", target)  # unlike a rename, it never replaces another file
             _sync(target.parent)
             shutil.rmtree(partial)
     except OSError as error:
@@ -64,7 +64,7 @@ def back_up(home: Path, target: Path, say: Say) -> None:
 
 
 def restore(source: Path, home: Path, say: Say) -> None:
-    """Make `home`, which must not exist or be empty, from the file `source`. Raises StackError."""
+    """Restore the backup `source` to the folder `home`, which must be absent or empty. Raises StackError."""
     home = home.absolute()
     if home.exists() and any(home.iterdir()):
         raise StackError(f"{home} is not empty", hint="move it away first, or restore to another folder with --home")
@@ -73,7 +73,7 @@ def restore(source: Path, home: Path, say: Say) -> None:
         private_dir(fresh)
         with Lock(fresh / "stack.lock"):
             Postgres(fresh).end_orphans()
-            _clear(fresh)  # what a restore that was killed has left
+            _clear(fresh)  # the remains of a killed restore
             say("unpacking and checking files")
             manifest = _unpack(source, fresh)
             say("making the database")
@@ -89,7 +89,7 @@ def restore(source: Path, home: Path, say: Say) -> None:
 
 @contextmanager
 def _server(home: Path) -> Iterator[Path]:
-    """The sockets of the database: those of the stack that runs, or of a server for this moment."""
+    """Yield the socket folder of the database: of the running stack, or of a server started for this backup."""
     lock = Lock(home / "stack.lock")
     try:
         lock.acquire()
@@ -145,7 +145,7 @@ def _files(home: Path) -> Iterator[tuple[str, Path]]:
 
 
 class _Hashed:
-    """A file that is read once, and its hash."""
+    """A reader of a file that hashes the bytes it reads."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -167,8 +167,8 @@ def _add(tar: tarfile.TarFile, name: str, path: Path) -> dict[str, Any]:
 
 
 def _unpack(source: Path, fresh: Path) -> dict[str, Any]:
-    """Every file to its place. Raises StackError unless all are there, and are what they were."""
-    found: dict[str, str] = {}
+    """Extract every file to its place, and return the manifest. Raises StackError for absent or changed files."""
+    digests: dict[str, str] = {}
     manifest: dict[str, Any] = {}
     try:
         with tarfile.open(source, mode="r|") as tar:
@@ -179,21 +179,21 @@ def _unpack(source: Path, fresh: Path) -> dict[str, Any]:
                 if info.name == MANIFEST:
                     manifest = json.loads(file.read())
                 else:
-                    found[info.name] = _write(file, fresh / _checked(source, info.name))
+                    digests[info.name] = _write(file, fresh / _checked(source, info.name))
     except (tarfile.TarError, ValueError, EOFError) as error:
         raise _damaged(source, str(error)) from error
     if manifest.get("format") != FORMAT:
         raise _damaged(source, "its manifest is absent, or of another release")
-    expected = {each["path"]: each["sha256"] for each in manifest["files"]}
-    if wrong := sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)):
+    expected = {entry["path"]: entry["sha256"] for entry in manifest["files"]}
+    if wrong := sorted(name for name in digests.keys() | expected.keys() if digests.get(name) != expected.get(name)):
         raise _damaged(source, f"'{wrong[0]}' is absent or has changed ({len(wrong)} in all)")
     return manifest
 
 
 def _checked(source: Path, name: str) -> PurePosixPath:
     path = PurePosixPath(name)
-    known = name in (DUMP, SECRET_KEY) or any(path.parts[0] == each.partition("/")[0] for each in FOLDERS)
-    if path.is_absolute() or ".." in path.parts or not known:
+    is_ours = name in (DUMP, SECRET_KEY) or any(path.parts[0] == folder.partition("/")[0] for folder in FOLDERS)
+    if path.is_absolute() or ".." in path.parts or not is_ours:
         raise _damaged(source, f"'{name}' does not belong into it")
     return path
 
@@ -210,7 +210,7 @@ def _write(file: IO[bytes], path: Path) -> str:
 
 
 def _load(fresh: Path, home: Path, manifest: dict[str, Any]) -> None:
-    """The database from its dump. Its rows name artifacts by their path, which may be another one now."""
+    """Load the database from its dump, and move the artifact paths in its rows to the new home."""
     server = Postgres(fresh)
     url = server.start()
     try:
@@ -228,7 +228,7 @@ def _load(fresh: Path, home: Path, manifest: dict[str, Any]) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove all but the lock. Processes of a restore that was killed may still be ending, and write meanwhile."""
+    """Remove all but the lock. Processes of a killed restore may still be ending, and write meanwhile."""
     limit = time.monotonic() + CLEAR_LIMIT_S
     while left := [path for path in folder.iterdir() if path.name != "stack.lock"]:
         if time.monotonic() > limit:

@@ -1,7 +1,7 @@
-"""A file that only takes up room beside the database, to be given back when PostgreSQL lacks room to start.
+"""A file that reserves disk space beside the database, deleted when PostgreSQL lacks space to start.
 
 On a full disk PostgreSQL ends when it cannot write its log, and cannot recover either: recovery begins with a new
-file of the log. With the room of the ballast it starts, so that jobs can be looked at and deleted.
+log file. With the space of the ballast it starts, so that jobs can be listed and deleted.
 """
 
 import os
@@ -10,17 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 
 BALLAST_BYTES = 64 << 20  # four files of PostgreSQL's log
-MIN_FREE_BYTES = 4 * BALLAST_BYTES  # where less is free, others need it more
+MIN_FREE_BYTES = 4 * BALLAST_BYTES  # with less free space, no ballast is made
 
 
 class Ballast:
-    """The file at `path`. Nothing here raises: it is a precaution."""
+    """The ballast file at `path`. Its methods raise nothing: it is a precaution."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def make(self) -> None:
-        """Take up the room unless that is done already, or too little is free."""
+        """Create the file unless it exists, or too little space is free."""
         if self._path.exists():
             return
         partial = self._path.with_name(f"{self._path.name}.partial")
@@ -33,7 +33,7 @@ class Ballast:
                 partial.unlink(missing_ok=True)
 
     def drop_if_needed(self) -> None:
-        """Give the room back if PostgreSQL could not start without."""
+        """Delete the file if PostgreSQL could not start without its space."""
         with suppress(OSError):
             if self._free() < BALLAST_BYTES:
                 self._path.unlink(missing_ok=True)

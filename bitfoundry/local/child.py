@@ -22,7 +22,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: n
 
 @dataclass(frozen=True)
 class Owner:
-    """The account a child runs as when we are root and the child refuses to be."""
+    """The account for a child that refuses to run as root."""
 
     name: str
     uid: int
@@ -30,7 +30,7 @@ class Owner:
 
     @classmethod
     def named(cls, *names: str) -> "Owner":
-        """The first of these accounts that exists; StackError when none does."""
+        """Return the first of these accounts that exists. Raises StackError if none does."""
         import pwd  # not on Windows
 
         for name in names:
@@ -46,7 +46,7 @@ class Owner:
 
     @classmethod
     def of_uid(cls, uid: int) -> "Owner":
-        """The account with this uid; StackError when it has no passwd entry (initdb and postgres demand one)."""
+        """Return the account with this uid. Raises StackError without a passwd entry (initdb and postgres need one)."""
         import pwd
 
         try:
@@ -57,7 +57,7 @@ class Owner:
 
 
 def end_with_parent(death_signal: signal.Signals) -> Callable[[], None]:
-    """A `preexec_fn` after which the kernel sends `death_signal` to the child when we die. Nothing outside Linux."""
+    """Return a `preexec_fn` that makes the kernel send `death_signal` to the child when we die (Linux only)."""
     parent = os.getpid()
 
     def arrange() -> None:
@@ -79,10 +79,10 @@ def spawn(
     owner: Owner | None = None,
     death_signal: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own, its output appended to `log` (mode 0600).
+    """Start a child in its own session, with its output appended to `log` (mode 0600).
 
     The working directory is entered before the account changes, so it may lie below a folder that `owner` cannot
-    traverse. A session of its own keeps the terminal's Ctrl-C with us: we decide the order of the end.
+    traverse. In its own session the child gets no Ctrl-C of the terminal: we decide the order in which children end.
     """
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -104,7 +104,7 @@ def spawn(
 
 
 def finish(process: subprocess.Popen[bytes], steps: Sequence[tuple[signal.Signals, float]]) -> int:
-    """Send each signal and wait its seconds until the child has ended, SIGKILL last; returns its status."""
+    """Send each signal and wait its seconds until the child has ended, SIGKILL last; return its status."""
     for step, seconds in (*steps, (signal.SIGKILL, 10.0)):
         if process.poll() is not None:
             break
@@ -117,7 +117,7 @@ def finish(process: subprocess.Popen[bytes], steps: Sequence[tuple[signal.Signal
 
 
 def tail(log: Path, lines: int = 8) -> str:
-    """The last lines of a log, for an error message; empty when there is none."""
+    """Return the last lines of a log, for an error message; empty if it cannot be read."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""The dashboard from a checkout: built once, where there are its sources and npm. Wheels and images bring it built."""
+"""Builds the dashboard of a checkout once, if npm is installed. Wheels and images contain it built."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ ROOT = Path(bitfoundry.__file__).parents[1]
 
 
 def build_if_missing(log: Path, say: Callable[[str], None], root: Path = ROOT) -> None:
-    """Build the dashboard of the checkout ``root`` unless it is there. The service runs without it, so a build that
-    fails is only said."""
+    """Build the dashboard of the checkout ``root`` if it is missing.
+
+    The service runs without it, so a failed build is only reported."""
     sources = root / "dashboard"
     if (root / "api" / "ui" / "index.html").is_file() or not (sources / "package.json").is_file():
         return

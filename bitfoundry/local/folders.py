@@ -1,4 +1,4 @@
-"""Where the local stack keeps its data and its sockets: private folders (0700) and nothing else."""
+"""Private folders (0700) for the data and sockets of the local stack."""
 
 import hashlib
 import os
@@ -14,13 +14,13 @@ SOCKET_PATH_LIMIT = 100  # bytes: sun_path holds 104 on macOS and 108 on Linux, 
 
 
 def cache_dir() -> Path:
-    """What may be deleted at any time and is made again: below $XDG_CACHE_HOME or ~/.cache."""
+    """Return the cache folder, which may be deleted at any time: below $XDG_CACHE_HOME or ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser().absolute() / "bitfoundry"
 
 
 def private_dir(path: Path, owner: Owner | None = None) -> Path:
-    """Make `path` a folder with mode 0700 that belongs to `owner` (or us); StackError when it is not ours to use."""
+    """Make `path` a folder with mode 0700 of `owner` (or us). Raises StackError if it belongs to somebody else."""
     if not hasattr(os, "geteuid"):
         raise StackError(
             "the local service does not run on Windows",
@@ -43,10 +43,10 @@ def private_dir(path: Path, owner: Owner | None = None) -> Path:
 
 
 def socket_dir(home: Path, name: str, owner: Owner | None = None) -> Path:
-    """A short private folder for one engine's socket: the same one each time for the same home.
+    """Return a short private folder for an engine's socket, the same each time for the same home.
 
-    Below $XDG_RUNTIME_DIR when that is ours, else below /tmp. A folder somebody else put there first is left alone
-    and a fresh one is made.
+    It lies below $XDG_RUNTIME_DIR if that is ours, else below /tmp. If somebody else owns the folder, a fresh one is
+    made.
     """
     leaf = socket_leaf(home, name)
     bases = [Path("/tmp")]
@@ -61,21 +61,21 @@ def socket_dir(home: Path, name: str, owner: Owner | None = None) -> Path:
 
 
 def socket_leaf(home: Path, name: str) -> str:
-    """The socket folder's own name: one for each user, home and engine."""
+    """Return the name of the socket folder, which differs by user, home and engine."""
     key = hashlib.sha256(f"{os.geteuid()}:{home}".encode()).hexdigest()[:10]
     return f"bf-{key}-{name}"
 
 
 class Lock:
-    """One holder at a time for one home; the kernel releases it when the holder dies, however it dies."""
+    """A file lock with one holder per home. The kernel releases it when the holder dies, in any way."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock; StackError naming the holder's pid when another process has it."""
-        import fcntl  # not on Windows, where the commands that need no service run all the same
+        """Take the lock. Raises StackError with the holder's pid if another process has it."""
+        import fcntl  # not on Windows, where commands that need no service run too
 
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -92,7 +92,7 @@ class Lock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Give the lock back; harmless when it is not held."""
+        """Release the lock if it is held."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

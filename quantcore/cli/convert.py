@@ -15,7 +15,7 @@ from quantcore.events import Completed, Emit, PhaseStarted, Progress
 from quantcore.export import EXPORTERS, Container, check_exports, config_json, encoded, holds_codes
 from quantcore.model.module_names import with_module_names
 from quantcore.numerics.qtensor import QLayer
-from quantcore.plan.resolve import written_layout
+from quantcore.plan.planner import written_layout
 from quantcore.reading.dequantize import open_source, read_layer
 from quantcore.reading.model import Model, QuantizedLayers, read_model
 

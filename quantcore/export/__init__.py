@@ -1,4 +1,7 @@
-"""Exporters: one file per on-disk format. Importing them needs no torch, so that a plan can be checked without it."""
+"""Exporters: one file for each on-disk format.
+
+Importing them needs no torch, so that a plan can be checked without it.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ TRANSFORMERS_PACKAGES = {
     "compressed_tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf", "fp8": None,
     "fake_quantized": None,
 }  # fmt: skip
-"""The formats that Transformers reads on a CPU, and the package that each needs beside it."""
+"""Formats that Transformers reads on a CPU, and the package that each of them needs as well."""
 
 
 def formats_for(config: Config) -> list[str]:
-    """The formats that can hold a layer of a usual shape with the global config; those without codes come last."""
+    """Return the formats that can hold a usual layer with the global config; those without codes come last."""
     layer = LayerPlan("layer", 0, USUAL_SHAPE, config.global_quant_config)
     fitting = [name for name in EXPORTERS if layer.config.weight is not None and not EXPORTERS.get(name).refuse(layer)]
     return sorted(fitting, key=holds_codes, reverse=True)
@@ -91,11 +94,11 @@ def _check_uniform(export: str, exporter: Uniform, layers: Sequence[LayerPlan]) 
     for layer in layers:
         settings = exporter.same_everywhere(layer)
         if settings != first:
-            what = next(key for key in first if settings[key] != first[key])
+            setting = next(key for key in first if settings[key] != first[key])
             raise ConfigError(
-                f"The {export} format has one {what} for all layers, but {layers[0].name} has {first[what]}"
-                f" and {layer.name} {settings[what]}.",
+                f"The {export} format has one {setting} for all layers, but {layers[0].name} has {first[setting]}"
+                f" and {layer.name} {settings[setting]}.",
                 code="incompatible_export",
-                hint=f"Give all layers the same {what}, exclude some, or take another format.",
+                hint=f"Give all layers the same {setting}, exclude some, or take another format.",
                 field="/export",
             )

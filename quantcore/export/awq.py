@@ -113,7 +113,7 @@ class AwqExporter:
 
 
 def _group_size(layer: LayerPlan) -> int:
-    """Inputs that share a scale; -1 for the whole row."""
+    """Return the number of inputs that share a scale; -1 for the whole row."""
     return -1 if layer.weight.group_size is None else layer.weight.group_size
 
 

@@ -4,9 +4,9 @@
 the high half, rows one after another; ``weight.absmax`` float32 [out * in / block], the scale of each block;
 ``weight.quant_map`` float32 [16]; ``weight.quant_state.bitsandbytes__nf4``, JSON as bytes. With double quantization
 ``weight.absmax`` is uint8, codes of ``weight.nested_quant_map`` float32 [256] times ``weight.nested_absmax`` float32
-[scales / 256], and the mean, which is added, stands in the JSON (see ``double_quant``).
+[scales / 256]; the mean, which is added, is in the JSON (see ``double_quant``).
 8 bits (Dettmers et al. 2022, "LLM.int8()"): ``weight`` int8 [out, in]; ``SCB`` float32 [out], the scale times 127;
-``weight_format`` uint8 [], 0. Inputs are rounded to int8 token by token, but for features with an outlier.
+``weight_format`` uint8 [], 0. Inputs are rounded to int8 token by token, except features with an outlier.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ QUANT_TYPES = {Dtype.nf4: "nf4", Dtype.fp4_bnb: "fp4"}
 BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 INT8_STEPS = 127
-OFFSET_DIGITS = 24  # of the longest number that JSON has for a float32: blanks fill up the others
+OFFSET_DIGITS = 24  # of the longest float32 in JSON: shorter ones are padded with blanks
 
 
 class BitsAndBytesExporter:

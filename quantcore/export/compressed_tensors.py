@@ -1,8 +1,8 @@
 """The compressed-tensors format, which vLLM and Transformers load.
 
 Layout as compressed-tensors 0.20 reads it. Weights: see ``compressed_tensors_weights``. Static inputs: ``input_scale``
-[1], ``input_zero_point`` int8 [1]; NVFP4 inputs ``input_global_scale`` float32 [1], what their groups' scales are
-divided by. Scales of the KV cache: ``self_attn.k_scale`` and ``self_attn.v_scale`` [1].
+[1], ``input_zero_point`` int8 [1]; NVFP4 inputs: ``input_global_scale`` float32 [1], the divisor of their groups'
+scales. Scales of the KV cache: ``self_attn.k_scale`` and ``self_attn.v_scale`` [1].
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from quantcore.numerics.qtensor import QLayer
 
 SCALE_DTYPES = {ScaleType.e8m0: "torch.uint8", ScaleType.e4m3: "torch.float8_e4m3fn"}
-"""How config.json names the type of scales that are not ordinary numbers."""
+"""Names in config.json for the types of scales that are not ordinary numbers."""
 FLOAT_DTYPES = {4: "fp4", 6: "fp6_e2m3", 8: "fp8_e4m3"}
 SCHEMES = {
     "tensor": QSchemeType.per_tensor, "channel": QSchemeType.per_channel, "token": QSchemeType.per_channel,

@@ -1,4 +1,4 @@
-"""How compressed-tensors lays out the weight of one layer: three families, by what the spec says.
+"""Layouts of one layer's weight in compressed-tensors: three families, chosen by the spec.
 
 numbers   int8, fp8: weight [out, in]; weight_scale [1], [out, 1] or, for blocks of fp8, [out / height, in / width]
 words     integers whose inputs are not quantized: weight_packed int32 [out, in * bits / 32], code i at bits
@@ -6,9 +6,9 @@ words     integers whose inputs are not quantized: weight_packed int32 [out, in 
           [out, groups]; weight_zero_point int32 [out * bits / 32, groups]; weight_shape int64 [2]
 blocks    fp4 and fp6 in weight_packed uint8 [out, in * bits / 8], the first code in the low bits, and fp8 in weight
           [out, in]; weight_scale [out, groups]: uint8, the byte of e8m0 (OCP MX), or fp8_e4m3 (NVFP4), beside
-          weight_global_scale float32 [1]: what the scales are divided by
+          weight_global_scale float32 [1]: the divisor of the scales
 
-The global scale is the reciprocal of ours. Ours is such that nothing is lost on the way (``affine.find_global_scale``).
+The global scale is the reciprocal of ours, chosen so that the conversion is exact (``affine.find_global_scale``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BLOCKS = {
     (Dtype.fp6_e2m3, ScaleType.e8m0, 32): "mxfp6-pack-quantized",
     (Dtype.fp8_e4m3, ScaleType.e8m0, 32): "mxfp8-quantized",
 }
-"""The name of the format for (element, scale, group size)."""
+"""Format names by (element, scale, group size)."""
 
 
 class Family(Protocol):
@@ -40,7 +40,7 @@ class Family(Protocol):
         """Return the compression format in config.json."""
 
     def refuse(self, layer: LayerPlan) -> str | None:
-        """Return why the weight cannot be stored, or its inputs not be quantized like this; as ``Exporter.refuse``."""
+        """Return why the weight cannot be stored, or its inputs not be quantized like this; see ``Exporter.refuse``."""
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]: ...
     def encode(self, layer: LayerPlan, weight: QTensor) -> Tensors: ...

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 Tensors = dict[str, "torch.Tensor"]
 
 KV_SCALES = {"k_proj": "../k_scale", "v_proj": "../v_scale"}
-"""Where formats that know the KV cache keep its scales: beside the projection whose output they belong to."""
+"""Names of the KV cache's scales, beside the projection whose output they scale, in formats that store them."""
 
 
 class Exporter(Protocol):
-    """One on-disk format. Exporters keep no state: they map values to tensors and back.
+    """An on-disk format. Exporters keep no state: they map values to tensors and back.
 
-    ``encode`` and ``decode`` (see ``Decoder``) speak of one layer's tensors by their last name (``weight_scale``),
-    without the layer's; ``../k_scale`` lies beside the layer (see ``tensor_name``).
+    ``encode`` and ``decode`` (see ``Decoder``) use the last part of a tensor's name (``weight_scale``), without the
+    layer's name; ``../k_scale`` lies beside the layer (see ``tensor_name``).
     """
 
     @property
@@ -60,10 +60,10 @@ class Exporter(Protocol):
 
 @runtime_checkable
 class Decoder(Protocol):
-    """An exporter whose files hold codes, and what calibration learned of activations.
+    """An exporter whose files hold codes, and the calibrated parameters of activations.
 
-    The files of every other exporter are an ordinary checkpoint: the tensors of the float model's, in their dtypes,
-    and nothing about activations.
+    The files of every other exporter are an ordinary checkpoint: the tensors of the float model, in their dtypes, and
+    nothing about activations.
     """
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
@@ -72,7 +72,7 @@ class Decoder(Protocol):
 
 @runtime_checkable
 class Uniform(Protocol):
-    """An exporter whose config.json says some things once for all layers."""
+    """An exporter whose config.json has some settings only once, for all layers."""
 
     def same_everywhere(self, layer: LayerPlan) -> dict[str, object]:
         """Return the settings of ``layer`` that all layers must share: ``{"group_size": 64}``."""
@@ -83,8 +83,8 @@ class Container(Protocol):
     """An exporter with a container other than safetensors (GGUF, ONNX).
 
     If ``holds_tokenizer``, the container is the whole model: config.json and the files of the tokenizer are not copied
-    beside it. Tensors have the names of the checkpoint here. What the file calls them, and in which order it keeps
-    their rows, is up to the exporter. ``model_config`` is config.json.
+    beside it. Tensors have the names of the checkpoint here; their names in the file, and the order of their rows, are
+    up to the exporter. ``model_config`` is config.json.
     """
 
     @property
@@ -134,7 +134,7 @@ def encoded(exporter: Exporter, layer: LayerPlan, quantized: QLayer, model_dtype
 def refuse_everywhere(layer: LayerPlan, *, outliers: bool = False, real_zero_points: bool = False) -> str | None:
     """Return why no format for language models can hold ``layer``; None if some may.
 
-    Most cannot express that inputs beyond a threshold stay as they are (``outliers``), or ``real_zero_points``.
+    Most formats cannot store inputs beyond a threshold unquantized (``outliers``), or ``real_zero_points``.
     """
     weight, outputs, inputs = layer.weight, layer.config.output_tensors, layer.input_tensors
     if layer.kind != "Linear":
@@ -153,7 +153,7 @@ def refuse_everywhere(layer: LayerPlan, *, outliers: bool = False, real_zero_poi
 
 
 def refuse_activations(layer: LayerPlan) -> str | None:
-    """Return why a format of weights alone cannot hold ``layer``; None if its activations stay as they are."""
+    """Return why a weight-only format cannot hold ``layer``; None if its activations are not quantized."""
     if layer.input_tensors is not None or layer.config.output_tensors is not None:
         return "it holds weights alone, and this layer has quantized activations"
     return None

@@ -1,9 +1,9 @@
 """An ordinary checkpoint whose weights went through quantize and dequantize: AMD Quark's ``fake_quantized``.
 
 The tensors of the float model's checkpoint, by its names, in its dtypes and layouts: ``weight`` [out, in], but
-[in, out] for GPT-2's Conv1D; experts stacked where they were. config.json says nothing of it, so that whatever reads
-the float model reads this one, and any tool can measure what rounding costs. Every spec and class of layer fits.
-Activations are not part of it: their scales are not stored, and no reader rounds them.
+[in, out] for GPT-2's Conv1D; experts stacked where they were. config.json does not mention it, so that every reader of
+the float model reads this one, and any tool can measure the rounding error. Every spec and class of layer fits.
+Activations are not included: their scales are not stored, and no reader rounds them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The fp8 format of Transformers and vLLM (``quant_method: fp8``), AMD Quark's ``custom_mode="fp8"``.
 
-All layers have fp8_e4m3 weights [out, in], in one of two ways. Either weights and static inputs have one scale each:
+All layers have fp8_e4m3 weights [out, in], in one of two forms. Either weights and static inputs have one scale each:
 ``weight_scale`` [] and ``input_scale`` []. Or weights have scales of blocks, as DeepSeek-V3 has them, and inputs are
-quantized at run time: ``weight_scale_inv`` float32 [out / height, in / width], what codes are multiplied by for all its
+quantized at run time: ``weight_scale_inv`` float32 [out / height, in / width], the factor of the codes despite its
 name. Scales of the KV cache lie beside the projections: ``self_attn.k_scale`` and ``self_attn.v_scale``.
 """
 
@@ -44,7 +44,7 @@ class Fp8Exporter:
         if weight.block_size is not None:
             if inputs is None:
                 return "its consumers quantize the inputs of weights in blocks, which stay as they are here"
-            # Transformers takes the weight's size divided by the number of blocks for the size of a block.
+            # Transformers computes the size of a block as the weight's size divided by the number of blocks.
             if layer.out_features % weight.block_size[0]:
                 return f"blocks of {weight.block_size[0]} output channels must fill all {layer.out_features}"
             return refuse_blocks(layer)

@@ -2,8 +2,8 @@
 
 Words of 32 bits hold codes of 2, 3, 4 or 8 bits that start at 0: ``qweight`` int32 [in * bits / 32, out], packed along
 the inputs; ``qzeros`` int32 [groups, out * bits / 32], packed along the outputs; ``scales`` [groups, out]; ``g_idx``
-int32 [in], the group of each input. The first version of the format stores zero points less one, so that 0 has no place
-there: it takes symmetric weights alone, whose zero point is the middle. ``gptq_v2`` stores them as they are.
+int32 [in], the group of each input. The first version of the format stores zero points minus one, so it cannot store 0
+and holds only symmetric weights, whose zero point is in the middle. ``gptq_v2`` stores zero points unchanged.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class GptqExporter:
 
     @property
     def _less(self) -> int:
-        """Return the offset that is subtracted from a zero point before it is stored."""
+        """The number that is subtracted from a zero point before it is stored."""
         return 1 if self.version == 1 else 0
 
 
@@ -126,7 +126,7 @@ def _numbers(layer: LayerPlan) -> dict[str, Any]:
 
 
 def _usual(config: Config, layers: tuple[LayerPlan, ...]) -> LayerPlan:
-    """A layer with the global config if there is one."""
+    """Return a layer with the global config, or the first layer if there is none."""
     return next((layer for layer in layers if layer.config.weight == config.global_quant_config.weight), layers[0])
 
 
@@ -149,7 +149,7 @@ def _stored_layer(name: str, quantization_config: Mapping[str, Any], files: Stor
 
 @cache
 def _groups_in_order(num_inputs: int, group: int) -> bytes:
-    """Return the bytes of ``g_idx`` where groups follow each other."""
+    """Return the bytes of ``g_idx`` for contiguous groups."""
     return array("i", (index // group for index in range(num_inputs))).tobytes()
 
 

@@ -1,7 +1,7 @@
-"""Reads the layers of a checkpoint that is already quantized, whoever wrote it. No torch.
+"""Reads the layers of a checkpoint that is already quantized, by any writer. No torch.
 
-An importer knows its ``quantization_config`` and the names of its tensors; ``quantcore.reading.model`` makes a model
-of them.
+An importer knows its ``quantization_config`` and the names of its tensors; ``quantcore.reading.model`` builds a model
+from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quantcore.config.quantization import QuantizationConfig, QuantizationSpec, 
 from quantcore.errors import ModelError
 
 READ_BY_IMPORTERS = re.compile(r"\.quant_state\.bitsandbytes__|\.g_idx$|\.weight_shape$")
-"""Names of the small tensors whose bytes say how layers are quantized (see ``StoredFiles.read_bytes``)."""
+"""Names of the small tensors whose bytes describe how layers are quantized (see ``StoredFiles.read_bytes``)."""
 
 SCALE_TYPES = {"F32": ScaleType.float32, "F16": ScaleType.float16, "BF16": ScaleType.bfloat16}
 
@@ -41,7 +41,7 @@ class StoredFiles:
         return [name.removesuffix(ending) for name in self.tensors if name.endswith(ending)]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises ModelError for a tensor that is not there."""
+        """Return the shape of a tensor. Raises ModelError if the checkpoint does not have it."""
         if name not in self.tensors:
             raise ModelError(
                 f"The quantized checkpoint has no tensor '{name}'.",
@@ -59,7 +59,7 @@ class StoredFiles:
             return file.read(header.num_bytes)
 
     def with_scale(self, spec: QuantizationSpec, name: str) -> QuantizationSpec:
-        """``spec`` with the number type that the scales called ``name`` are stored in."""
+        """Return ``spec`` with the number type in which the scales called ``name`` are stored."""
         self.shape(name)
         dtype = self.tensors[name].dtype
         return replace(spec, scale_type=ScaleType.float if dtype == self.model_dtype else SCALE_TYPES[dtype])
@@ -67,7 +67,7 @@ class StoredFiles:
 
 @dataclass(frozen=True)
 class StoredLayer:
-    """One quantized layer: its weight's shape [out, in], and how it is quantized."""
+    """A quantized layer: its weight's shape [out, in], and its config."""
 
     shape: tuple[int, ...]
     config: QuantizationConfig
@@ -88,9 +88,9 @@ MAX_REPETITIONS = 3
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Match a regular expression of a checkpoint, which may be hostile, with the beginning of ``name``.
+    """Match a regular expression from a checkpoint, which may be hostile, against the beginning of ``name``.
 
-    Raises ModelError for one that could take for ever: with a repeated group, or more than three repetitions.
+    Raises ModelError for one that could run forever: with a repeated group, or more than three repetitions.
     """
     repetitions = re.findall(r"[*+{]", pattern)
     if len(repetitions) > MAX_REPETITIONS or re.search(r"\)[*+?{]", pattern):

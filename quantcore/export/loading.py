@@ -1,7 +1,7 @@
-"""The lines of Python that load an artifact, in a program that was seen to read such files.
+"""The lines of Python that load an artifact in a program that was tested with such files.
 
-What was seen stands in ``consumers.json``, which the tests in tests/consumers fill, scheme by scheme. A scheme or a mix
-of schemes that is not there gets no line of another program, only ours.
+The test results are in ``consumers.json``, which the tests in tests/consumers fill, scheme by scheme. A scheme or a mix
+of schemes that is not in the table gets only our own loading lines, not those of another program.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def _seen_by(export: str, kinds: Kinds) -> set[str]:
 
 @cache
 def _rows() -> list[tuple[str, str, Kinds]]:
-    """Return (program, format, kinds of layers) of every row whose scheme has a meaning here."""
+    """Return (program, format, kinds of layers) of every row with a scheme that is known here."""
     rows = json.loads(TABLE.read_text("utf-8"))
     agreeing = [(row["consumer"], row["format"], _kinds_of_row(row)) for row in rows if row["agrees"]]
     return [(program, export, kinds) for program, export, kinds in agreeing if kinds]
 
 
 def _kinds_of_row(row: dict[str, Any]) -> Kinds:
-    """Return the ``layers`` of the row; or those of the preset that its scheme is called like."""
+    """Return the ``layers`` of the row, else those of the preset that its scheme names."""
     if "layers" in row:
         return frozenset(row["layers"])
     name, _, cache_name = row["scheme"].partition(", ")

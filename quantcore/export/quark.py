@@ -1,6 +1,6 @@
 """The checkpoint format of AMD Quark 0.13, which vLLM loads with ``quantization='quark'``.
 
-Weights as in ``quark_weights``; static inputs and outputs (the KV cache: k_proj and v_proj) as scalars beside them.
+Weights: see ``quark_weights``. Scales of static inputs and outputs (the KV cache: k_proj and v_proj) are scalars.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class QuarkExporter:
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
         tensors = family_of(layer).layout(layer, model_dtype)
         for name, spec in _static_activations(layer).items():
-            if spec.is_dynamic:  # NVFP4: the scales of groups are found at run time, the one above them is not
+            if spec.is_dynamic:  # NVFP4: the scales of groups are found at run time, but their global scale is not
                 tensors[f"{name}_scale_2"] = TensorLayout("F32", ())
                 continue
             tensors[f"{name}_scale"] = TensorLayout(stored_scale_dtype(spec, model_dtype), ())
@@ -172,7 +172,7 @@ class QuarkExporter:
         config: Config, layers: tuple[LayerPlan, ...], of_all: QuantizationConfig,
         usual: Mapping[str, QuantizationConfig], queries: Mapping[str, Any],
     ) -> dict[str, Any]:  # fmt: skip
-        """Return overrides by full names, not patterns: readers disagree about globs, none about an exact name."""
+        """Return overrides by full names, not patterns: readers interpret globs differently, but not exact names."""
         of_cache = {layer.name: usual[pattern] for layer in layers if (pattern := _cache_pattern(config, layer))}
         forms = {layer.name: _stored_form(layer) for layer in layers if not (queries and layer.name.endswith(QUERIES))}
         return {name: _layer_dict(form) for name, form in forms.items() if form != of_cache.get(name, of_all)}
@@ -188,7 +188,7 @@ def _queries(layers: tuple[LayerPlan, ...]) -> dict[str, Any]:
 
 
 def _stored_form(layer: LayerPlan) -> QuantizationConfig:
-    """Return the config of ``layer`` as the file has it: 4-bit weights with one scale a row are groups of that width.
+    """Return the config of ``layer`` as stored: 4-bit weights with one scale a row become groups of the row's width.
 
     AMD Quark 0.13 writes group_size -1, but cannot load it, and vLLM 0.32 refuses it.
     """
@@ -216,7 +216,10 @@ def _usual_of_cache(config: Config, layers: tuple[LayerPlan, ...]) -> dict[str, 
 
 
 def _cache_pattern(config: Config, layer: LayerPlan) -> str | None:
-    """Return the pattern that decided the layer's output, if any: the layer's name where no pattern fits it."""
+    """Return the pattern that selects the config of the layer's output; the layer's name if none matches.
+
+    Returns None if the output is not cached.
+    """
     if not is_of_cache(layer):
         return None
     cache = config.cache_config(layer.name)
@@ -305,7 +308,7 @@ def _layer_dict(config: QuantizationConfig) -> dict[str, Any]:
 
 
 def _spec_dict(spec: QuantizationSpec | None, *, is_input: bool) -> Any:
-    """Return a spec as Quark 0.13 writes it: a list where there are two stages."""
+    """Return a spec in the form of Quark 0.13: a list for two stages."""
     if spec is None:
         return None
     if spec.over is not None:

@@ -1,4 +1,4 @@
-"""How AMD Quark lays out the weight of one layer: five families, by what the spec says.
+"""Layouts of one layer's weight in AMD Quark's format: five families, chosen by the spec.
 
 bytes    int8, fp8            weight [out, in]; weight_scale [] or [out]; ints also weight_zero_point
 words    int4, uint4 groups   weight int32 [in, out / 8], eight codes along the output in AWQ order;
@@ -51,7 +51,7 @@ def is_mxint8(spec: QuantizationSpec) -> bool:
 
 
 def weight_shape(spec: QuantizationSpec, stored: tuple[int, ...]) -> tuple[int, ...]:
-    """[out, in] of a weight whose tensor ``weight`` has the shape ``stored``: the inverse of ``layout``."""
+    """Return [out, in] of a weight whose tensor ``weight`` has the shape ``stored``: the inverse of ``layout``."""
     if spec.over is not None:
         return stored[0], stored[1] * 8
     if is_mxint8(spec):

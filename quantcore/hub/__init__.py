@@ -1,1 +1,1 @@
-"""The Hugging Face Hub: downloads of models, uploads of results, and errors that say what to do."""
+"""The Hugging Face Hub: downloads of models, uploads of results, and errors with hints."""

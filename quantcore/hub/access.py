@@ -1,4 +1,4 @@
-"""Checks a publish target in advance: whether the token may write there, and what is there."""
+"""Checks a publish target in advance: the token's write access, and the repository's existence."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Access:
-    """``url``: where a person will find it. ``exists``: None where only the push itself can tell."""
+    """The result of a check. ``url``: the repository's page. ``exists``: None if only the push itself can find out."""
 
     url: str
     exists: bool | None
 
 
 def check_hub(target: Target, token: str) -> Access:
-    """Ask the Hub whose token this is, and for the repository. Raises PublishError ``hub_*``.
+    """Ask the Hub for the token's owner and for the repository. Raises PublishError ``hub_*``.
 
-    A fine-grained token does not say what it may do: only the push itself finds out.
+    A fine-grained token does not list its rights: only the push itself finds out.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
@@ -33,7 +33,7 @@ def check_hub(target: Target, token: str) -> Access:
     with hub_explained(target.repo_id, target.revision):
         account = api.whoami()
         role = account.get("auth", {}).get("accessToken", {}).get("role")
-        namespaces = {account["name"], *(each["name"] for each in account.get("orgs", ()))}
+        namespaces = {account["name"], *(org["name"] for org in account.get("orgs", ()))}
         namespace = target.repo_id.partition("/")[0]
         if role == "read" or (namespace not in namespaces and not target.create_pr):
             why = "reads only" if role == "read" else f"belongs to {account['name']}, who is not in '{namespace}'"

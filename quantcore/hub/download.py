@@ -1,7 +1,7 @@
-"""Models on the Hugging Face Hub: what they hold, read without their weights, and the download. No torch.
+"""Models on the Hugging Face Hub: metadata without weights, and the download. No torch.
 
-A repository is a stranger's. Only plain files in its root that a language model is made of are fetched: config,
-tokenizer, safetensors. Pickled weights and Python code stay where they are. A revision is resolved to its commit once;
+A repository is a stranger's. Only plain files in its root that belong to a language model are fetched: config,
+tokenizer, safetensors. Pickled weights and Python code are never fetched. A revision is resolved to its commit once;
 all later requests name the commit, and every downloaded file is compared with the hash that the commit records.
 
 The token, the endpoint and the cache folder are huggingface_hub's own: HF_TOKEN, HF_ENDPOINT, HF_HOME.
@@ -46,13 +46,13 @@ MAX_SPANS = 4000  # spans of small tensors that a plan needs; each is a request
 MAX_NEEDED_BYTES = 64 << 20
 LARGEST_GAP = 100_000  # bytes between two tensors that one request still fetches together
 MAX_CARD_BYTES = 64 << 10
-MAX_FETCHED_CARD_BYTES = 1 << 20  # its front matter goes into the card of the quantized model
+MAX_FETCHED_CARD_BYTES = 1 << 20  # the card's front matter goes into the card of the quantized model
 MAX_TOKENIZER_BYTES = 256 << 20
 NUM_CONNECTIONS = 8
 TOKEN: ContextVar[str | None] = ContextVar("TOKEN", default=None)
-"""Token for private models and datasets that ``fetch`` received. No environment variable and no file holds it."""
+"""Token for private models and datasets that ``fetch`` received. It is never in an environment variable or a file."""
 TIMEOUT_S = 10.0
-FIRST_BYTES = 100_000  # holds the whole header of nearly every file, so that one request does
+FIRST_BYTES = 100_000  # holds the whole header of nearly every file, so that one request is enough
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _MODEL_ID = re.compile(f"{_PART}/{_PART}")
@@ -61,7 +61,7 @@ _SHA = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a commit. ``sha256`` is there for large files (LFS), ``git_sha1`` (a git blob's id) for the others."""
+    """A file of a commit. ``sha256`` is set for large files (LFS), ``git_sha1`` (a git blob's id) for the others."""
 
     size: int
     git_sha1: str
@@ -70,7 +70,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """One commit of a model's repository: the files in its root by name, and the token that gives access to it."""
+    """The files in the root of a model's repository at one commit, by name, and the token that gives access to it."""
 
     model_id: str
     sha: str
@@ -79,12 +79,12 @@ class Listing:
 
 
 def is_model_id(text: str) -> bool:
-    """Return True for ``org/name`` as the Hub allows it: never for a path or an address."""
+    """Return True for ``org/name`` in the Hub's syntax; never for a path or an address."""
     return _MODEL_ID.fullmatch(text) is not None and not re.search(r"--|\.\.|\.git$", text)
 
 
 def resolve(model_id: str, revision: str = "main") -> str:
-    """Return the commit that a branch, tag or commit names now. Raises ModelError (see ``hub_errors``)."""
+    """Return the commit that a branch, tag or commit names now. Raises ModelError (see ``hub.errors``)."""
     return _list(model_id, revision).sha
 
 
@@ -92,11 +92,11 @@ def read_headers(
     model_id: str, revision: str = "main", *, read: Callable[[Path], ModelHeaders] = read_local,
     needed: re.Pattern[str] | None = None, token: str | None = None,
 ) -> tuple[ModelHeaders, str]:  # fmt: skip
-    """Read a model's headers, and return them with their commit: some requests of a few kB, no weights.
+    """Return a model's headers and its commit, with a few requests of some kB and without weights.
 
-    ``read`` sees a folder with the true config, headers and sizes, zeros for weights, and the tensors that have
+    ``read`` gets a folder with the true config, headers and sizes, zeros for weights, and the tensors that have
     ``needed`` in their names. ``token`` replaces huggingface_hub's own. Raises ModelError: ``invalid_model_id``,
-    ``hub_*`` (see ``hub_errors``), and whatever ``read`` raises.
+    ``hub_*`` (see ``hub.errors``), and any that ``read`` raises.
     """
     with outline(model_id, revision, needed=needed, token=token) as (folder, sha):
         return read(folder), sha
@@ -106,11 +106,11 @@ def read_headers(
 def outline(
     model_id: str, revision: str = "main", *, needed: re.Pattern[str] | None = None, token: str | None = None
 ) -> Iterator[tuple[Path, str]]:
-    """Make a temporary folder like the model's, with holes for weights; yields the folder and the commit.
+    """Make a temporary copy of the model's folder with holes for weights; yields the folder and the commit.
 
-    Names, sizes, config and headers are true, so is the start of the card (README.md), and so are the tensors that have
-    ``needed`` in their names. Raises as ``read_headers``; a ModelError raised inside that names the folder names the
-    model instead.
+    Names, sizes, config and headers are true; so are the start of the card (README.md) and the tensors that have
+    ``needed`` in their names. Raises the errors of ``read_headers``. In a ModelError raised inside, the name of the
+    folder is replaced by the model's.
     """
     listing = _list(model_id, revision, token)
     with tempfile.TemporaryDirectory(prefix="bf-hub-") as scratch:
@@ -126,7 +126,7 @@ def outline(
 
 
 def fetch(task: Task, emit: Emit) -> Task:
-    """Return the task with its model in a folder, downloaded if necessary. Raises as ``download`` does."""
+    """Return the task with its model in a folder, downloaded if necessary. Raises the errors of ``download``."""
     if task.token_on_stdin:
         TOKEN.set(sys.stdin.readline().strip() or None)
     if task.model_dir is not None:
@@ -139,7 +139,7 @@ def download(model_id: str, sha: str, emit: Emit, *, token: str | None = None) -
     """Download the files that quantization needs of commit ``sha`` into the Hub's cache, check them, return the folder.
 
     A dropped connection is resumed where it broke. Raises ModelError: ``hub_*``; retryable
-    ``hub_hash_mismatch`` if a file is not the commit's (it is removed, so that the next try fetches it anew).
+    ``hub_hash_mismatch`` if a file is not the commit's (it is removed, so that the next try fetches it again).
     """
     listing = _list(model_id, sha, token)
     return _download(listing, _files_to_download(listing, _read_index(listing)), emit)
@@ -148,7 +148,7 @@ def download(model_id: str, sha: str, emit: Emit, *, token: str | None = None) -
 def download_tokenizer(model_id: str, revision: str = "main") -> Path:
     """Download a model's config and tokenizer without weights, and return the folder.
 
-    Raises as ``download``, and ModelError ``config_implausible`` for files that are too large for that.
+    Raises the errors of ``download``, and ModelError ``config_implausible`` for files that are too large.
     """
     listing = _list(model_id, revision)
     names = [name for name in _files_to_download(listing, b"") if not name.endswith(".safetensors") and name != CARD]
@@ -225,7 +225,7 @@ def _draw_outline(listing: Listing, folder: Path) -> list[str]:
         _write_outline(folder / CARD, _read_start(listing, CARD, MAX_CARD_BYTES), listing.files[CARD])
     for name in listing.files:
         if matches(name, PICKLES):
-            (folder / name).touch()  # only the name: to say that pickles are all there is
+            (folder / name).touch()  # only the name, for the error about a model that has only pickles
     names = _weights(listing, index)
     if len(names) > MAX_SHARDS:
         raise ModelError(f"The model has {len(names)} files of weights.", code="header_too_large")
@@ -302,9 +302,9 @@ def read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes
 
     from quantcore.hub.errors import explained
 
-    # Identity: a compressed answer has no ranges.
-    of_range = {"Range": f"bytes={begin}-{begin + num_bytes - 1}", "Accept-Encoding": "identity"}
-    headers = build_hf_headers(token=listing.token) | of_range
+    # Identity: a compressed response has no ranges.
+    range_headers = {"Range": f"bytes={begin}-{begin + num_bytes - 1}", "Accept-Encoding": "identity"}
+    headers = build_hf_headers(token=listing.token) | range_headers
     url = hf_hub_url(listing.model_id, name, revision=listing.sha)
     parts: list[bytes] = []
     with (
@@ -332,7 +332,7 @@ def _files_to_download(listing: Listing, index: bytes) -> list[str]:
 def _weights(listing: Listing, index: bytes) -> list[str]:
     """Return the safetensors files that ``read_local`` will read: those of the index if there is one, else all.
 
-    Names of the index that are no file in the root are left out here; ``read_local`` refuses such an index.
+    Index entries that are not files in the root are left out here; ``read_local`` rejects such an index.
     """
     names = [name for name in listing.files if name.endswith(".safetensors")]
     if INDEX not in listing.files:
@@ -354,7 +354,7 @@ def check_downloaded(path: Path, file: RemoteFile) -> None:
 
     Raises ModelError, and removes a file that differs.
     """
-    if not path.is_file():  # it falls back to what its cache has when the Hub is away
+    if not path.is_file():  # the library falls back to its cache when the Hub is away
         raise ModelError(
             f"{path.name} could not be fetched.", code="hub_unreachable", hint="Try again in a moment.", retryable=True
         )
@@ -380,5 +380,5 @@ def git_sha1(path: Path) -> str:
 
 
 def git_sha1_of(data: bytes) -> str:
-    """Return ``git_sha1`` of bytes."""
+    """Return the ``git_sha1`` of ``data``."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""The progress of a download as events."""
+"""Reports the progress of a download as events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class ByteCounter:
         self._last_s = 0.0
 
     def bar_class(self) -> type[Any]:
-        """Return a silent tqdm class. The library moves two bars, bytes received and written: the one ahead counts."""
+        """Return a silent tqdm class that counts bytes.
+
+        The library moves two bars, bytes received and written; the larger value counts.
+        """
         from tqdm import tqdm  # type: ignore[import-untyped]
 
         counter = self
@@ -50,5 +53,5 @@ class ByteCounter:
                 self._emit(Progress("download", self._done, self._total, "byte", self._eta.after(self._done)))
 
     def finish(self) -> None:
-        """Report that everything is there, downloaded now or before."""
+        """Report that all bytes are present, downloaded now or before."""
         self._emit(Progress("download", self._total, self._total, "byte", 0.0))

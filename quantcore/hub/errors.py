@@ -1,7 +1,7 @@
 """Turns failures of the Hugging Face Hub into errors with stable codes, for models and datasets.
 
 Only the kind and the HTTP status of the library's error go into ours: its text may hold a signed address, and the
-text of an answer is a stranger's. Imports huggingface_hub, so ``hub`` and ``hub_dataset`` import it late.
+text of a response is not trusted. Imports huggingface_hub, so other modules import this one late.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def explained(repository: str, revision: str, *, kind: str = "model") -> Iterator[None]:
-    """Whatever the library raises inside leaves as a ModelError, for a ``dataset`` as a CalibrationError; what is one
-    already passes as it is."""
+    """Turn errors of the library raised inside into ModelError, or CalibrationError for a ``dataset``.
+
+    Errors of ours pass unchanged.
+    """
     try:
         yield
     except QuantError:
@@ -44,7 +46,7 @@ def explained(repository: str, revision: str, *, kind: str = "model") -> Iterato
 def explain(error: BaseException, repository: str, revision: str, *, kind: str = "model") -> QuantError:
     """Return our error for an error of huggingface_hub or of the connection."""
     if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
-        return explain(error.__cause__, repository, revision, kind=kind)  # the library wraps what happened on the wire
+        return explain(error.__cause__, repository, revision, kind=kind)  # the library wraps the network error
     raised = ERRORS[kind]
     if isinstance(error, GatedRepoError):
         return gated(repository, kind)

@@ -1,4 +1,4 @@
-"""A whole model from the Hugging Face Hub into a folder of the user's: one commit without pickles and code."""
+"""Downloads a whole model from the Hugging Face Hub into a user's folder: one commit without pickles and code."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ MANIFEST = "MANIFEST.json"
 
 
 def pull(model_id: str, revision: str, output_dir: Path, emit: Emit) -> dict[str, Any]:
-    """Fetch the files of ``model_id`` at ``revision`` into ``output_dir``; what was done.
+    """Fetch the files of ``model_id`` at ``revision`` into ``output_dir``, and return a summary.
 
-    Each file is held against the hash of the commit, and against a MANIFEST.json that lies beside it. Files that are
-    there already are kept, so that a pull that was broken off goes on. Raises ModelError ``hub_*``.
+    Each file is checked against the hash of the commit, and against the MANIFEST.json next to it. Existing files are
+    kept, so that an interrupted pull continues. Raises ModelError ``hub_*``.
     """
     if not is_model_id(model_id):
         raise ModelError(
@@ -62,7 +62,7 @@ def pull(model_id: str, revision: str, output_dir: Path, emit: Emit) -> dict[str
 
 
 def _list(model_id: str, revision: str) -> tuple[str, dict[str, RemoteFile], list[str]]:
-    """Return (commit, its files, the names of those that are left out)."""
+    """Return (commit, its files, the names of the files that are left out)."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
@@ -94,7 +94,7 @@ def _check_manifest(folder: Path, files: dict[str, RemoteFile]) -> None:
         entries = json.loads((folder / MANIFEST).read_bytes())["files"]
         listed = {str(entry["path"]): str(entry["sha256"]) for entry in entries}
     except (ValueError, KeyError, TypeError, RecursionError):
-        return  # another's file of that name
+        return  # an unrelated file of that name
     for name, expected in listed.items():
         if name in files and sha256(folder / name) != expected:
             raise ModelError(

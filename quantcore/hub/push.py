@@ -1,9 +1,8 @@
-"""An artifact as one commit on the Hugging Face Hub. Read ``push`` first.
+"""Publishes an artifact as one commit on the Hugging Face Hub. Read ``push`` first.
 
-A push may be killed at any moment and taken up again: large files that the Hub has are not sent twice; the commit is
-one request, which the Hub carries out as a whole or not at all; it names its parent, so that it never lands on a branch
-that has moved; it carries the publication's id, so that an attempt whose answer was lost is found. What is there
-already makes no commit.
+A push may be killed at any moment and resumed: large files that the Hub has are not sent twice. The commit is one
+atomic request. It names its parent, so that it never lands on a branch that has moved. It carries the publication's id,
+so that a later attempt finds a commit whose response was lost. Files that are already there cause no commit.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from quantcore.hub.push_progress import ByteProgress
 from quantcore.hub.push_task import MANIFEST, PublishTask, digest, listed
 from quantcore.hub.target import MAIN
 
-MAX_TRIES = 4  # of a commit whose branch moves, or whose answer is lost
-MAX_WAIT_S = 60.0  # that the Hub may ask for
+MAX_TRIES = 4  # of a commit whose branch moves, or whose response is lost
+MAX_WAIT_S = 60.0  # the longest delay that the Hub may ask for
 MAX_PULL_REQUESTS = 50
 MAX_MANIFEST_BYTES = 16 << 20
-LARGE_BYTES = 1 << 20  # from here on a file is sent by itself, so that its end is news
+LARGE_BYTES = 1 << 20  # larger files are sent one by one, so that progress shows the end of each
 TIMEOUT_S = 10.0
 
 T = TypeVar("T")
@@ -55,7 +54,7 @@ class _Push:
 
     @property
     def mark(self) -> str:
-        """The line in the commit by which a later attempt knows it."""
+        """The line in the commit message by which a later attempt finds the commit."""
         return f"Bitfoundry-Publication: {self.task.publication_id}"
 
     def url_of(self, sha: str) -> str:
@@ -63,10 +62,10 @@ class _Push:
 
 
 def push(task: PublishTask, token: str, emit: Emit) -> Published:
-    """Bring the artifact to ``task.target``. Raises ProofError ``artifact_corrupt`` and PublishError ``hub_*``."""
+    """Publish the artifact to ``task.target``. Raises ProofError ``artifact_corrupt`` and PublishError ``hub_*``."""
     repo_id = task.target.repo_id
     assert repo_id is not None
-    if not token:  # the library would look for one of its own
+    if not token:  # the library would look for its own token
         raise PublishError("To publish to the Hub takes a token.", code="hub_token_required")
     emit(PhaseStarted("publish"))
     work = _Push(HfApi(token=token), task, repo_id, task.manifest())
@@ -83,11 +82,11 @@ def push(task: PublishTask, token: str, emit: Emit) -> Published:
             num_bytes = _upload(work, operations, emit)
             try:
                 sha, url = _commit(work, operations, head)
-            except httpx2.TransportError:  # it may have come through: look before doing it again
+            except httpx2.TransportError:  # the commit may exist: look before trying again
                 may_be_there = True
                 continue
             except HfHubHTTPError as error:
-                if error.response.status_code not in (409, 412):  # somebody else was faster
+                if error.response.status_code not in (409, 412):  # another commit came first
                     raise
                 continue
             if wrong := _find_wrong(work, sha):
@@ -102,7 +101,7 @@ def push(task: PublishTask, token: str, emit: Emit) -> Published:
 
 
 def _ensure_branch(work: _Push) -> str:
-    """Make the repository and the branch if they are missing; returns the commit of the branch."""
+    """Create the repository and the branch if they are missing; returns the commit of the branch."""
     for _ in range(3):
         try:
             info = _patiently(lambda: work.api.model_info(work.repo_id, revision=work.revision, timeout=TIMEOUT_S))
@@ -139,29 +138,32 @@ def _find_commit(work: _Push) -> Published | None:
 
 def _find_marked(work: _Push, revision: str) -> str | None:
     commits = work.api.list_repo_commits(work.repo_id, revision=revision)
-    return next((each.commit_id for each in commits if work.mark in each.message.splitlines()), None)
+    return next((commit.commit_id for commit in commits if work.mark in commit.message.splitlines()), None)
 
 
 Operations = list[CommitOperationAdd | CommitOperationDelete]
 
 
 def _compare(work: _Push, head: str) -> Operations:
-    """Compute the changes at ``head``. Files of an artifact that lay there before, by its MANIFEST.json, and are not
-    in this one go: an index that names fewer shards must not lie beside more of them."""
+    """Compute the changes to the commit ``head``.
+
+    Removes files that the MANIFEST.json there lists and this artifact does not have: an index that names fewer shards
+    must not lie beside more of them.
+    """
     remote = _files_at(work, head)
     place = work.task.target.place
     operations: Operations = []
     for file in work.task.files:
         path = work.task.folder / file.path
-        there = remote.get(place(file.path))
-        if there is None or not _is_same(there, file.sha256, path):
+        stored = remote.get(place(file.path))
+        if stored is None or not _is_same(stored, file.sha256, path):
             addition = _Addition(path_in_repo=place(file.path), path_or_fileobj=str(path))
-            addition.upload_info.sha256 = bytes.fromhex(file.sha256)  # known and checked: not to be read for it again
+            addition.upload_info.sha256 = bytes.fromhex(file.sha256)  # checked before: saves reading the file again
             operations.append(addition)
-    there = remote.get(place(MANIFEST))
-    if there is None or not _is_same(there, digest(work.manifest), work.manifest):
+    stored = remote.get(place(MANIFEST))
+    if stored is None or not _is_same(stored, digest(work.manifest), work.manifest):
         operations.append(_Addition(path_in_repo=place(MANIFEST), path_or_fileobj=work.manifest))
-    if there is not None and operations:
+    if stored is not None and operations:
         ours = {file.path for file in work.task.files}
         gone = {place(path) for path in _listed_at(work, head) if path not in ours} & remote.keys()
         operations += [CommitOperationDelete(path_in_repo=path) for path in sorted(gone)]
@@ -178,28 +180,31 @@ def _listed_at(work: _Push, sha: str) -> dict[str, tuple[int, str]]:
     return listed(read_range(listing, work.task.target.place(MANIFEST), 0, MAX_MANIFEST_BYTES))
 
 
-def _is_same(there: RepoFile, sha256: str, content: Path | bytes) -> bool:
-    """The Hub knows large files by their SHA-256, small ones as git does."""
-    if there.lfs:
-        return bool(there.lfs.sha256 == sha256)
-    return bool(there.blob_id == (git_sha1_of(content) if isinstance(content, bytes) else git_sha1(content)))
+def _is_same(stored: RepoFile, sha256: str, content: Path | bytes) -> bool:
+    """Return True if a file on the Hub has this content.
+
+    Large files are compared by SHA-256, small ones by git's id.
+    """
+    if stored.lfs:
+        return bool(stored.lfs.sha256 == sha256)
+    return bool(stored.blob_id == (git_sha1_of(content) if isinstance(content, bytes) else git_sha1(content)))
 
 
 def _upload(work: _Push, operations: Operations, emit: Emit) -> int:
-    """Send the large files; small ones travel in the commit itself. How many bytes there are in all."""
-    additions = [each for each in operations if isinstance(each, _Addition)]
-    counter = ByteProgress(sum(each.upload_info.size for each in additions), emit)
-    for each in additions:
-        each.counter = counter
-    small = [each for each in additions if each.upload_info.size < LARGE_BYTES]
-    large = [each for each in additions if each.upload_info.size >= LARGE_BYTES]
-    for batch in (small, *([each] for each in large)):
+    """Send the large files; small ones are sent with the commit itself. Returns the number of bytes of all files."""
+    additions = [addition for addition in operations if isinstance(addition, _Addition)]
+    counter = ByteProgress(sum(addition.upload_info.size for addition in additions), emit)
+    for addition in additions:
+        addition.counter = counter
+    small = [addition for addition in additions if addition.upload_info.size < LARGE_BYTES]
+    large = [addition for addition in additions if addition.upload_info.size >= LARGE_BYTES]
+    for batch in (small, *([addition] for addition in large)):
         if batch:
             work.api.preupload_lfs_files(
                 work.repo_id, additions=batch, revision=work.revision, create_pr=work.task.target.create_pr,
                 free_memory=False,
             )  # fmt: skip
-            counter.finish({each.path_in_repo: each.upload_info.size for each in batch})
+            counter.finish({addition.path_in_repo: addition.upload_info.size for addition in batch})
     return counter.total
 
 
@@ -224,14 +229,14 @@ def _find_wrong(work: _Push, sha: str) -> str | None:
     """Return a file that differs in the commit from the proven one; None if there is none."""
     remote, place = _files_at(work, sha), work.task.target.place
     for file in work.task.files:
-        there = remote.get(place(file.path))
-        if there is None or not _is_same(there, file.sha256, work.task.folder / file.path):
+        stored = remote.get(place(file.path))
+        if stored is None or not _is_same(stored, file.sha256, work.task.folder / file.path):
             return file.path
     return None
 
 
 def _patiently(ask: Callable[[], T]) -> T:
-    """Call ``ask``; if the Hub limits the rate (429), wait as long as it says and call ``ask`` once more."""
+    """Call ``ask``; if the Hub limits the rate (429), wait for the delay that it names and call ``ask`` once more."""
     try:
         return ask()
     except HfHubHTTPError as error:
@@ -243,13 +248,13 @@ def _patiently(ask: Callable[[], T]) -> T:
 
 
 class _Addition(CommitOperationAdd):
-    """A file to send that says how much of it was read."""
+    """A file to upload that reports the number of bytes read."""
 
     counter: ByteProgress | None = None
 
     @contextmanager
     def as_file(self, with_tqdm: bool = False) -> Iterator[BinaryIO]:
-        """The library asks for a progress bar (``with_tqdm``) where it sends the file."""
+        """Open the file; count its bytes if the library asks for a progress bar (``with_tqdm``) to send it."""
         if with_tqdm and self.counter and isinstance(self.path_or_fileobj, str):
             with _Counted(self.path_or_fileobj, self.path_in_repo, self.counter) as counted:
                 yield counted
@@ -259,7 +264,7 @@ class _Addition(CommitOperationAdd):
 
 
 class _Counted(io.BufferedReader):
-    """A file that tells how far it was read. Of this class, because the library rewinds only what it knows as one."""
+    """A file that reports its read position. A BufferedReader, because the library rewinds only those."""
 
     def __init__(self, path: str, name: str, counter: ByteProgress) -> None:
         super().__init__(io.FileIO(path))

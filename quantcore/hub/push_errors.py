@@ -1,7 +1,7 @@
 """Turns failures of publishing to the Hub or to a folder into errors with stable codes.
 
 Only the kind and the HTTP status of a library's error go into ours: its text may hold a signed address or a key, and
-the text of an answer is a stranger's.
+the text of a response is not trusted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quantcore.hub.errors import DISK_FULL, rate_limited
 
 @contextmanager
 def hub_explained(repo_id: str, revision: str) -> Iterator[None]:
-    """Whatever huggingface_hub raises inside leaves as a PublishError; what is one of ours passes as it is."""
+    """Turn errors of huggingface_hub raised inside into PublishError; errors of ours pass unchanged."""
     try:
         yield
     except QuantError:
@@ -35,7 +35,7 @@ def hub_explained(repo_id: str, revision: str) -> Iterator[None]:
 def explain_hub(error: BaseException, repo_id: str, revision: str) -> QuantError:
     """Return our error for an error of huggingface_hub or of the connection."""
     if type(error) is RuntimeError and error.__cause__ is not None:
-        return explain_hub(error.__cause__, repo_id, revision)  # the library wraps what befell one of several files
+        return explain_hub(error.__cause__, repo_id, revision)  # the library wraps the error of one of several files
     if isinstance(error, RevisionNotFoundError):
         return PublishError(f"'{repo_id}' has no branch '{revision}'.", code="hub_revision_not_found")
     if isinstance(error, RepositoryNotFoundError):
@@ -52,14 +52,14 @@ def explain_hub(error: BaseException, repo_id: str, revision: str) -> QuantError
         return _unreachable(type(error).__name__)
     if isinstance(error, ValueError | RuntimeError) and _speaks_of_storage(str(error)):
         return _storage_limit(repo_id)
-    if isinstance(error, ValueError):  # an answer that refuses a file, or the model card
+    if isinstance(error, ValueError):  # a response that rejects a file, or the model card
         return _rejected(repo_id, "it refuses a file or the model card")
     return _unreachable(type(error).__name__)
 
 
 def _of_status(error: HfHubHTTPError, repo_id: str) -> QuantError:
     status = error.response.status_code
-    if status in (402, 413, 507) or (status == 403 and _speaks_of_storage(_said(error))):
+    if status in (402, 413, 507) or (status == 403 and _speaks_of_storage(_message_of(error))):
         return _storage_limit(repo_id)
     if status == 401:
         return PublishError(
@@ -116,7 +116,7 @@ def _unreachable(why: str) -> PublishError:
     )
 
 
-def _said(error: HfHubHTTPError) -> str:
+def _message_of(error: HfHubHTTPError) -> str:
     return error.response.headers.get("X-Error-Message", "") or str(error.server_message or "")
 
 
@@ -126,7 +126,10 @@ def _speaks_of_storage(text: str) -> bool:
 
 @contextmanager
 def storage_explained(url: str) -> Iterator[None]:
-    """Do the same as ``hub_explained`` for errors of fsspec. Every store has its own errors, so any of them is one."""
+    """Turn all errors of fsspec raised inside into PublishError: every store has its own classes of errors.
+
+    Errors of ours pass unchanged.
+    """
     try:
         yield
     except QuantError:
@@ -147,7 +150,7 @@ def storage_explained(url: str) -> Iterator[None]:
         if error.errno in DISK_FULL:
             raise PublishError(f"There is no room left at {url}.", code="disk_full", retryable=True) from error
         raise _target_unreachable(url, type(error).__name__) from error
-    except Exception as error:  # a store's own, as botocore's
+    except Exception as error:  # a store's own error, such as botocore's
         raise _target_unreachable(url, type(error).__name__) from error
 
 

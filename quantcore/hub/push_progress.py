@@ -1,4 +1,4 @@
-"""Bytes on their way out, as events."""
+"""Reports the bytes of an upload as events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EVERY_S = 0.5
 
 
 class ByteProgress:
-    """Counts what was sent of each file, and says the sum now and then. Safe to move from several threads."""
+    """Counts the bytes sent of each file, and reports the sum now and then. Safe to use from several threads."""
 
     def __init__(self, total: int, emit: Emit) -> None:
         self.total = total
@@ -24,14 +24,14 @@ class ByteProgress:
         self._say()
 
     def reach(self, path: str, num_bytes: int) -> None:
-        """Report how much of a file was read to be sent. A repeated try counts only once it is ahead of the last."""
+        """Record the number of bytes read of a file. A repeated try counts only once it is ahead of the last."""
         with self._lock:
             self._reached[path] = max(self._reached.get(path, 0), num_bytes)
             if time.monotonic() - self._said_at >= EVERY_S:
                 self._say()
 
     def finish(self, sizes: Mapping[str, int]) -> None:
-        """These files are there, whether they were sent now or before."""
+        """Record that these files are present, sent now or before."""
         with self._lock:
             self._reached |= sizes
             self._say()

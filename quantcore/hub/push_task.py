@@ -1,4 +1,4 @@
-"""One publication: what ``python -m quantcore publish`` reads from its standard input. And its MANIFEST.json."""
+"""A publication as ``python -m quantcore publish`` reads it from standard input, and its MANIFEST.json."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class ManifestFile(BaseModel):
 
 
 class PublishTask(BaseModel):
-    """The artifact ``folder`` with its ``files`` (without MANIFEST.json) is to go to ``target``.
+    """The task to publish the artifact ``folder`` with its ``files`` (without MANIFEST.json) to ``target``.
 
-    ``publication_id`` is written into the commit, so that a later ``attempt`` at the same publication finds what an
-    earlier one has done.
+    ``publication_id`` is written into the commit, so that a later ``attempt`` at the same publication finds the results
+    of an earlier one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,7 +44,7 @@ class PublishTask(BaseModel):
     target: Target
 
     def manifest(self) -> bytes:
-        """MANIFEST.json: that of the folder, or one made of ``files``. Raises ProofError if the two disagree."""
+        """Return MANIFEST.json: the folder's own, or one made from ``files``. Raises ProofError if the two disagree."""
         entries = sorted((file.model_dump() for file in self.files), key=lambda entry: str(entry["path"]))
         made = {"format": 1, "files": entries}
         path = self.folder / MANIFEST
@@ -56,7 +56,7 @@ class PublishTask(BaseModel):
         return data
 
     def check_files(self) -> None:
-        """Hash every file. Raises ProofError ``artifact_corrupt``: what is damaged does not leave the house."""
+        """Hash every file. Raises ProofError ``artifact_corrupt``, so that damaged files are never published."""
         for file in self.files:
             path = self.folder / file.path
             if path.is_symlink() or not path.is_file() or path.stat().st_size != file.size:
@@ -66,7 +66,7 @@ class PublishTask(BaseModel):
 
 
 def listed(manifest: bytes) -> dict[str, tuple[int, str]]:
-    """path -> (size, sha256) of a MANIFEST.json; nothing if it is none."""
+    """Return path -> (size, sha256) of a MANIFEST.json; an empty dict if the text is not one."""
     try:
         entries: list[dict[str, Any]] = json.loads(manifest)["files"]
         return {str(entry["path"]): (int(entry["size"]), str(entry["sha256"])) for entry in entries}
@@ -79,7 +79,7 @@ def digest(data: bytes) -> str:
 
 
 def read_publish_task(text: str) -> PublishTask:
-    """Raises ConfigError ``invalid_task``."""
+    """Return the publication described by the JSON in ``text``. Raises ConfigError ``invalid_task``."""
     try:
         return PublishTask.model_validate_json(text)
     except ValidationError as error:

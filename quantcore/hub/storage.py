@@ -1,7 +1,7 @@
-"""An artifact as a folder behind an fsspec URL: file://, s3://, gs:// and what else has a package for it.
+"""Publishes an artifact as a folder behind an fsspec URL: file://, s3://, gs:// and others with a package for them.
 
-Such stores rename nothing, so MANIFEST.json is written last: a folder that has it is whole. While files are being
-written a note of whose they are lies in its place.
+Such stores rename nothing, so MANIFEST.json is written last: a folder that has it is complete. While files are being
+written, a note (``NOTE``) lies in its place that marks the folder as ours.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ CHUNK_BYTES = 4 << 20
 
 
 def store(task: PublishTask, emit: Emit) -> Published:
-    """Copy the artifact to the folder ``task.target.to``. Raises ProofError ``artifact_corrupt``, and PublishError
-    ``target_*``: a folder that holds something else is not touched."""
+    """Copy the artifact to the folder ``task.target.to``.
+
+    Raises ProofError ``artifact_corrupt``, and PublishError ``target_*``. A folder with other contents is not touched.
+    """
     url = task.target.to
     assert url is not None
     emit(PhaseStarted("publish"))
@@ -57,7 +59,7 @@ def store(task: PublishTask, emit: Emit) -> Published:
 
 
 def _present(files: Any, folder: str) -> dict[str, int]:
-    """path below the folder -> size. Asked anew: other processes write there, too."""
+    """Return path below the folder -> size. Bypasses the cache: other processes write there, too."""
     files.invalidate_cache()
     entries = files.find(folder, detail=True) if files.isdir(folder) else {}
     return {path.removeprefix(folder).lstrip("/"): int(entry["size"] or 0) for path, entry in entries.items()}
@@ -73,7 +75,7 @@ def _write(files: Any, path: str, data: bytes) -> None:
 
 
 def _copy(files: Any, folder: str, file: ManifestFile, task: PublishTask, progress: ByteProgress) -> None:
-    """Copy one file and hash what is copied on its way."""
+    """Copy one file and check the hash of the copied bytes."""
     target = f"{folder}/{file.path}"
     files.makedirs(target.rpartition("/")[0], exist_ok=True)
     hashed = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Where an artifact is to go, in the names of huggingface_hub."""
+"""The target of a publication, in the terms of huggingface_hub."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ BRANCH = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 
 
 class Target(BaseModel):
-    """A repository on the Hub (``repo_id``), or a folder behind a URL (``to``): one of the two.
+    """A repository on the Hub (``repo_id``), or a folder behind a URL (``to``): exactly one of the two.
 
-    The repository is made if it is not there, and then only is ``private`` looked at; so is the branch ``revision``.
-    With ``create_pr`` the commit becomes a pull request against main. ``path_in_repo``: the folder in the repository,
-    its top unless given.
+    A missing repository is created, and only then ``private`` is used; a missing branch ``revision`` is created, too.
+    With ``create_pr`` the commit becomes a pull request against main. ``path_in_repo`` is the folder in the repository;
+    the default is its root.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,7 +58,7 @@ class Target(BaseModel):
         return self
 
     def place(self, path: str) -> str:
-        """Return where a file of the artifact lies in the repository."""
+        """Return the path of an artifact's file in the repository."""
         return f"{self.path_in_repo}/{path}" if self.path_in_repo else path
 
     def __str__(self) -> str:
@@ -66,9 +66,9 @@ class Target(BaseModel):
 
 
 def check_url(text: str) -> None:
-    """Raises PydanticCustomError ``invalid_publish`` for what is no plain ``scheme://place/folder``.
+    """Raise PydanticCustomError ``invalid_publish`` unless ``text`` is a plain ``scheme://place/folder``.
 
-    Plain: no user or password, no query, no fragment, no chain (``::``), no dots that climb, nothing encoded.
+    Plain: no user or password, no query, no fragment, no chain (``::``), no ``..``, nothing encoded.
     """
     parts = urlsplit(text)
     plain = text.isprintable() and " " not in text and "\\" not in text and "::" not in text and unquote(text) == text
@@ -94,8 +94,10 @@ def is_url(text: str) -> bool:
 
 
 def real_url(url: str) -> str:
-    """Replace a folder on this machine by its real path, links followed; keep any other URL. Raises as
-    ``opening.resolved``."""
+    """Replace a folder on this machine by its real path, links followed; return any other URL unchanged.
+
+    Raises the errors of ``opening.resolved``.
+    """
     scheme, _, path = url.rstrip("/").partition("://")
     return f"file://{resolved(path)}" if scheme == "file" else url.rstrip("/")
 
@@ -120,7 +122,7 @@ def _is_free(path: str) -> bool:
 
 
 def _is_branch(name: str) -> bool:
-    """Return True for names that git-check-ref-format(1) forbids and ``BRANCH`` lets through."""
+    """Return False for names that ``BRANCH`` allows but git-check-ref-format(1) forbids."""
     parts = name.split("/")
     return ".." not in name and all(part and part[0] != "." and not part.endswith((".lock", ".")) for part in parts)
 

@@ -1,1 +1,1 @@
-"""Mixed precision: the scheme of each layer is chosen from what quantizing it costs."""
+"""Mixed precision: chooses the scheme of each layer by the loss that quantizing it causes."""

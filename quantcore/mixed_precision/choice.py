@@ -1,9 +1,9 @@
-"""Which scheme for which layers: the smallest loss for a size, the smallest size for a loss. No torch.
+"""Chooses schemes for layers: the smallest loss for a size, or the smallest size for a loss. No torch.
 
-A knapsack with several choices for each item. Of every unit only the schemes on the lower convex hull of (bytes, loss)
-are taken; steps along the hulls, the one that saves most loss a byte first, then give at every size a mix that no other
-one of that size beats (Sinha and Zoltners, "The multiple-choice knapsack problem", 1979). Between two steps the best
-mix may be better by less than one step.
+This is a knapsack problem with several choices for each item. For each unit only the schemes on the lower convex hull
+of (bytes, loss) are used. Steps along the hulls, in order of the loss saved for each byte, give a mix at every size
+that no other mix of that size beats (Sinha and Zoltners, "The multiple-choice knapsack problem", 1979). Between two
+steps the best mix may be better by less than one step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quantcore.errors import ConfigError
 
 @dataclass(frozen=True)
 class Option:
-    """A unit in one scheme: bytes of its tensors in the file, and what that adds to the divergence, nats a token."""
+    """A unit in one scheme: bytes of its tensors in the file, and the divergence that they add, in nats a token."""
 
     scheme: str
     num_bytes: int
@@ -26,8 +26,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Unit:
-    """Layers of one block that get one scheme, for consumers compute them in one product: they read one tensor, or are
-    the experts of one mixture."""
+    """Layers of a block that share a scheme because consumers compute them in one product.
+
+    They read the same tensor, or are the experts of one mixture.
+    """
 
     block: int
     layers: tuple[str, ...]
@@ -37,7 +39,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Mix:
-    """The option of every unit, in their order."""
+    """A choice of one option for every unit, in the units' order."""
 
     chosen: tuple[Option, ...]
 
@@ -82,7 +84,7 @@ def of_size(units: Sequence[Unit], max_bytes: int) -> Mix:
 
 
 def of_loss(units: Sequence[Unit], max_loss: float) -> Mix:
-    """Return the smallest mix that loses at most ``max_loss``; the best one if none loses so little."""
+    """Return the smallest mix that loses at most ``max_loss``; the best mix if all lose more."""
     frontier = mixes(units)
     return next((mix for mix in frontier if mix.loss <= max_loss), frontier[-1])
 
@@ -100,7 +102,7 @@ def hull(options: Sequence[Option]) -> list[Option]:
 
 
 def _steps(units: Sequence[Unit]) -> Iterator[tuple[int, Option]]:
-    """Yield (number of the unit, the option that it goes to): what saves most loss for each byte first."""
+    """Yield (number of the unit, its next option), in order of the loss saved for each byte."""
     steps = [
         (_gain(before, after), -number, after)
         for number, unit in enumerate(units)

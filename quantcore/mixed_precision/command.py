@@ -1,4 +1,4 @@
-"""``bitfoundry mix``: a config that gives each layer the scheme that suits it, for a size or a quality."""
+"""``bitfoundry mix``: builds a config that gives each layer a suitable scheme, for a size or a quality."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from quantcore.mixed_precision.choice import Mix, Option, Unit, mixes, of_loss, 
 from quantcore.mixed_precision.schemes import Plans, plan_each
 from quantcore.mixed_precision.sensitivity import Losses, Sensitivity
 from quantcore.mixed_precision.trial import Trial
-from quantcore.plan import resolve as plan
-from quantcore.plan.resolve import Plan
+from quantcore.plan import planner as plan
+from quantcore.plan.planner import Plan
 from quantcore.reading.model import Model, read_model
 
 NUM_HELD_OUT = 12  # windows on which a mix is measured
-MAX_ROUNDS = 4  # of measuring a mix's loss on the way to the largest loss that is allowed
-ENOUGH_SHARE = 0.9  # of the allowed divergence: a mix that uses so much of it is not looked further into
+MAX_ROUNDS = 4  # measurements in the search for the mix with the largest allowed loss
+ENOUGH_SHARE = 0.9  # of the allowed divergence: the search ends at a mix that uses this share of it
 
 
 def mix(name: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Emit, *, export: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def mix(name: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Emi
 def with_mix(task: Task, model: Model, savepoint: SavePoint, emit: Emit) -> tuple[Task, dict[str, Any] | None]:
     """Return the task with the chosen config in place of its mix, and the result of ``choose``; None without a mix.
 
-    A task that goes on after a stop keeps what was chosen before it. The first rank measures for all.
+    A task that resumes after a stop keeps its earlier choice. The first rank measures for all.
     """
     request = task.mix
     if request is None:
@@ -78,13 +78,13 @@ def choose(
     """Choose a scheme for each unit of layers within the budget; returns it as ``config``, and the alternatives.
 
     The losses are measured on the calibration windows, the divergence of the chosen mix on ``NUM_HELD_OUT`` others of
-    that length. Weights are rounded plainly for both; an algorithm is for the job. Sizes are those of the main one of
-    the ``exports``. Hidden states wait in ``work_dir`` (None: where temporary files go). Raises ConfigError.
+    that length. Both use plain rounding; algorithms run only in the job. Sizes are those of the main format of the
+    ``exports``. Hidden states are stored in ``work_dir`` (None: the folder for temporary files). Raises ConfigError.
     """
     headers = model.headers
 
     def plan_of(config: Config) -> Plan:
-        return plan.resolve(config, headers.config, headers.tensors, calibration=calibration, exports=exports)
+        return plan.make_plan(config, headers.config, headers.tensors, calibration=calibration, exports=exports)
 
     plans = plan_each(request, plan_of)
     configs = {name: config for name, (config, _) in plans.items()}
@@ -137,7 +137,7 @@ def _texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor, Ev
 
 
 def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> list[Unit]:
-    """List the options of each unit, with the bytes that each takes in the file."""
+    """Return the units with their options, each with its size in the file."""
     tensors = model.headers.tensors
     planned = {name: {layer.name: layer for layer in plan.layers} for name, (_, plan) in plans.items()}
     first = next(iter(planned.values()))
@@ -168,7 +168,7 @@ def _option(unit: Unit, scheme: str) -> Option:
 
 
 def config_of(mix: Mix, units: Sequence[Unit], configs: Mapping[str, Config]) -> Config:
-    """Return the config of a mix: the scheme of most layers for all, the others by name."""
+    """Return the config of a mix: the most common scheme as the global one, the others by layer name."""
     chosen = {name: option.scheme for unit, option in zip(units, mix.chosen, strict=True) for name in unit.layers}
     counted = Counter(scheme for scheme in chosen.values() if scheme != KEEP)
     usual = counted.most_common(1)[0][0] if counted else next(iter(configs))
@@ -211,7 +211,7 @@ def _within(
 
 
 def bytes_of(budget: MixConfig, units: Sequence[Unit], bytes_outside: int) -> int:
-    """Return the bytes that all units together may take, by the budget."""
+    """Return the number of bytes that the budget allows for all units together."""
     if budget.max_bits is not None:
         return int(budget.max_bits / 8 * sum(unit.num_weights for unit in units))
     assert budget.max_bytes is not None
@@ -225,7 +225,10 @@ def _divergence(quality: Quality) -> float:
 
 
 def _described(mix: Mix, units: Sequence[Unit], bytes_outside: int) -> dict[str, Any]:
-    """``bits`` are those of a weight of the layers that are mixed; ``loss`` is what was reckoned, nats a token."""
+    """Return a mix as JSON.
+
+    ``bits`` is the mean of a weight of the mixed layers, ``loss`` the estimate in nats a token.
+    """
     layers = Counter[str]()
     for unit, option in zip(units, mix.chosen, strict=True):
         layers[option.scheme] += len(unit.layers)

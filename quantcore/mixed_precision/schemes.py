@@ -1,4 +1,4 @@
-"""The schemes that a mix is chosen from: what their names stand for, and what each would be alone. No torch."""
+"""The candidate schemes of a mix: the configs behind their names, and the plan of each scheme alone. No torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quantcore.config.algorithms import AlgoConfig
 from quantcore.config.job_spec import KEEP, MixConfig, ResolvedMix
 from quantcore.config.quantization import Config
 from quantcore.errors import QuantError
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 
 Plans = dict[str, tuple[Config, Plan]]
 PlanOf = Callable[[Config], Plan]
 PLAN_FIELDS = ("calibration", "export", "shard_blocks")
-"""A task's fields that a plan may reject, beside its config."""
+"""Fields of a task, other than its config, that a plan may reject."""
 
 
 def resolve(mix: MixConfig, known_presets: Mapping[str, presets.Preset] = presets.PRESETS) -> ResolvedMix:
@@ -32,7 +32,7 @@ def resolve(mix: MixConfig, known_presets: Mapping[str, presets.Preset] = preset
 def plan_each(mix: ResolvedMix, plan_of: PlanOf, algorithms: Sequence[AlgoConfig] = ()) -> Plans:
     """Plan each scheme for all layers, with these algorithms and no others.
 
-    Raises ConfigError, also for a format that does not take a layer in one scheme among others in another one.
+    Raises ConfigError, also for a format that cannot mix a scheme with another one.
     """
     plans: Plans = {}
     for name, scheme in mix.configs.items():
@@ -46,7 +46,7 @@ def plan_each(mix: ResolvedMix, plan_of: PlanOf, algorithms: Sequence[AlgoConfig
 
 
 def upper_bound(mix: ResolvedMix, plans: Plans) -> Plan:
-    """Return a plan that holds before anything is measured: that of the largest scheme, limited to the budget."""
+    """Return the plan before any measurement: the plan of the largest scheme, limited to the budget."""
     name, (_, dearest) = max(plans.items(), key=lambda item: item[1][1].size_after_bytes)
     most = dearest.size_before_bytes if KEEP in mix.schemes else dearest.size_after_bytes
     return replace(

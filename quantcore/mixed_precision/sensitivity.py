@@ -1,11 +1,11 @@
-"""The divergence that each layer's scheme costs, measured one layer at a time without quantizing the model.
+"""The divergence that each layer's scheme causes, measured one layer at a time without quantizing the model.
 
-To second order the divergence KL(original || changed) is half the expected square of what the change does to
-log p(y), y drawn from the original's own predictions: the Fisher information (Martens, "New insights and perspectives
-on the natural gradient method", arXiv:1412.1193). So one pass forward and one backward through the float model, block
-by block, suffice for all layers and schemes: with the gradient g of log p at a layer's output, a scheme that changes
-that output by d changes log p by <g, d>. Memory holds one block, and the hidden states in front of every block (on disk
-where they are many).
+To second order the divergence KL(original || changed) is half the expected square of the change of log p(y), with y
+drawn from the original's own predictions: the Fisher information (Martens, "New insights and perspectives on the
+natural gradient method", arXiv:1412.1193). So one pass forward and one backward through the float model, block by
+block, suffice for all layers and schemes: with the gradient g of log p at a layer's output, a scheme that changes that
+output by d changes log p by <g, d>. Memory holds one block, and the hidden states before every block (on disk if they
+are large).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quantcore.evaluation.perplexity import rows_at_a_time
 from quantcore.events import Emit, Eta, Progress
 from quantcore.numerics.affine import fake_quantize_activation
 from quantcore.numerics.weight_layout import canonical
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.runtime.states import States, states_kept
 from quantcore.runtime.streamed_model import StreamedModel
 
@@ -40,7 +40,7 @@ Losses = dict[tuple[str, ...], dict[str, float]]
 
 @dataclass
 class Call:
-    """One call of a layer: what it read [..., I], what it gave [..., O], and the gradient of log p(y) by that."""
+    """A call of a layer: its inputs [..., I], its outputs [..., O], and the gradient of log p(y) by the outputs."""
 
     name: str
     inputs: torch.Tensor
@@ -74,7 +74,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Float32 gradients of log p(y): by the output [..., O] of a layer's call, and by its weight [O, I] there."""
+    """Float32 gradients of log p(y) for a layer's call: by its output [..., O], and by its weight [O, I]."""
 
     at_outputs: torch.Tensor
     of_weight: torch.Tensor
@@ -86,9 +86,9 @@ class Gradients:
 
 
 class Sensitivity:
-    """The float ``model`` with the hidden states [1, T, H] of all windows in front of every block, and behind the last.
+    """The float ``model`` and the hidden states [1, T, H] of all windows before every block and after the last.
 
-    ``plans``: the same model in each scheme, and the config that says so.
+    ``plans`` holds the config and the plan of the model in each scheme.
     """
 
     def __init__(
@@ -115,18 +115,18 @@ class Sensitivity:
         return losses
 
     def at(self, block: nn.Module, index: int, plan: Plan) -> RunningBlock:
-        """Return the loaded block, with the windows in front of it if ``plan`` learns from them."""
+        """Return the loaded block, with the windows before it if ``plan`` calibrates on them."""
         return RunningBlock(block, index, self._streams(index, plan))
 
     def behind(self, plan: Plan) -> CalibrationStreams:
-        """Return the streams behind the last block."""
+        """Return the streams after the last block."""
         return self._streams(self._num_blocks, plan)
 
     def _streams(self, index: int, plan: Plan) -> CalibrationStreams:
         if not plan.needs_calibration:
             return CalibrationStreams(None)
-        here = [self._in_front_of(index, window) for window in range(self._num_windows)]
-        return CalibrationStreams(replace(self._hidden, states=here))
+        states = [self._in_front_of(index, window) for window in range(self._num_windows)]
+        return CalibrationStreams(replace(self._hidden, states=states))
 
     def _forward(self, folder: Path) -> States:
         streamed, num = self._model.streamed, self._num_windows
@@ -150,7 +150,7 @@ class Sensitivity:
         return state
 
     def _gradients_behind(self, generator: torch.Generator) -> list[torch.Tensor]:
-        """d log p(y) / d(states behind the last block), one [1, T, H] a window."""
+        """Return d log p(y) / d(states after the last block), one [1, T, H] for each window."""
         gradients: list[torch.Tensor] = []
         with self._model.head() as logits:
             for window in range(self._num_windows):
@@ -161,7 +161,10 @@ class Sensitivity:
         return gradients
 
     def _losses_of_block(self, block: nn.Module, index: int, gradients: list[torch.Tensor]) -> Losses:
-        """Measure the losses of a block's units. ``gradients`` move one block to the front, in place."""
+        """Measure the losses of a block's units.
+
+        Moves ``gradients`` from the block's outputs to its inputs, in place.
+        """
         schemes = {name: self._in_scheme(block, index, *planned) for name, planned in self._plans.items()}
         modules = _in_all(list(schemes.values()), self._model.streamed)
         units: dict[str, tuple[str, ...]] = {}
@@ -185,7 +188,10 @@ class Sensitivity:
     def _pass_back(
         self, block: nn.Module, index: int, window: int, modules: Mapping[str, nn.Module], gradients: list[torch.Tensor]
     ) -> list[Call]:
-        """Return the layers' calls with their gradients; that of ``window`` moves through the block, in place."""
+        """Return the layers' calls with their gradients.
+
+        Moves the gradient of ``window`` through the block, in place.
+        """
         state = self._in_front_of(index, window).clone().requires_grad_()
         with _calls_noted(modules) as calls, torch.enable_grad():
             output = self._hidden.run_on(state, block, index, window)
@@ -195,10 +201,10 @@ class Sensitivity:
             )
         for call, gradient in zip(calls, at_outputs, strict=True):
             call.gradient = gradient
-        return [call for call in calls if call.inputs.numel()]  # not those of experts without tokens
+        return [call for call in calls if call.inputs.numel()]  # without experts that got no tokens
 
     def _in_scheme(self, block: nn.Module, index: int, config: Config, plan: Plan) -> dict[str, Changed]:
-        """Return how ``config`` changes the layers of the block, which stays as it is."""
+        """Return the changes that ``config`` makes to the layers of the block, which is left unchanged."""
         streamed, layers = self._model.streamed, plan.layers_of(index)
         modules = {layer: streamed.find_module(layer.name) for layer in layers}
         before = {layer: module.get_parameter("weight").data for layer, module in modules.items()}
@@ -216,7 +222,7 @@ class Sensitivity:
 
 @contextmanager
 def _calls_noted(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
-    """The calls of the modules while this lasts, in their order."""
+    """Record the calls of the modules inside the block, in their order."""
     calls: list[Call] = []
 
     def noting(name: str) -> Callable[..., None]:
@@ -232,7 +238,9 @@ def units_of(calls: Sequence[Call], names: Sequence[str]) -> dict[str, tuple[str
     """Return the unit of each layer: all experts of a mixture, or the layers that read one tensor."""
     inputs = {call.name: id(call.inputs) for call in reversed(calls)}
     members: dict[object, list[str]] = {}
-    for name in dict.fromkeys([*(call.name for call in calls), *names]):  # as they run, then those that did not
+    for name in dict.fromkeys(
+        [*(call.name for call in calls), *names]
+    ):  # in running order, then those that did not run
         expert = EXPERT.match(name)
         members.setdefault(expert["moe"] if expert else inputs.get(name, name), []).append(name)
     return {name: tuple(unit) for unit in members.values() for name in unit}

@@ -1,4 +1,4 @@
-"""A trial measures what a config loses without GPTQ: one pass through the model, nothing is written."""
+"""Measures the loss of a config without GPTQ: one pass through the model, nothing is written."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from quantcore.evaluation.quality import Quality
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress
 from quantcore.mixed_precision.sensitivity import Sensitivity
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.reading.model import Model
 from quantcore.runtime.hidden import Hidden
 
 
 class Trial:
-    """``text`` is what is measured on; ranges of activations are learned on the windows of ``sensitivity``."""
+    """A measurement of configs on ``text``; ranges of activations are learned on the windows of ``sensitivity``."""
 
     def __init__(self, model: Model, sensitivity: Sensitivity, text: EvaluationText, emit: Emit) -> None:
         self._sensitivity = sensitivity
@@ -38,7 +38,7 @@ class Trial:
         self._states = [state[None].to(self._original.streamed.device) for state in states_NTH]
 
     def quality(self, config: Config, plan: Plan) -> Quality:
-        """Measure the model as ``config`` rounds it, compared with the original (see ``evaluation.quality``)."""
+        """Measure the model rounded by ``config``, compared with the original (see ``evaluation.quality``)."""
         streamed = self._rounded.streamed
         algorithms = BlockAlgorithms(config, streamed.dtype)
         hidden = streamed.embed(self._text.ids_NT)
@@ -71,6 +71,6 @@ class Trial:
 def _round(
     algorithms: BlockAlgorithms, at: RunningBlock | None, layers: dict[LayerPlan, nn.Module], prepared: Prepared
 ) -> None:
-    """Leave each module with what its codes stand for."""
+    """Replace the weight of each module by its dequantized codes."""
     for _ in algorithms.solve(at, layers, prepared):
         pass

@@ -1,9 +1,9 @@
 """Mixture of experts: the fused experts of Transformers 5 as one ``nn.Linear`` per expert and projection.
 
 Transformers keeps the experts of a block in 3-D parameters, ``gate_up_proj`` [E, 2I, H] and ``down_proj`` [E, H, I], in
-modules decorated with ``use_experts_implementation`` (``transformers/integrations/moe.py``; the decorator's flags say
-whether the weights are transposed, interleaved, gated or biased). Checkpoints hold one matrix per expert and
-projection. Split like the checkpoint, every expert is an ordinary layer: planned, observed and quantized by itself.
+modules decorated with ``use_experts_implementation`` (``transformers/integrations/moe.py``; the decorator's flags mark
+transposed, interleaved, gated or biased weights). Checkpoints hold one matrix per expert and projection. Split like the
+checkpoint, every expert is an ordinary layer: planned, observed and quantized by itself.
 
 Legend: E experts, H hidden size, I inner size, T tokens, K experts a token.
 """
@@ -23,7 +23,7 @@ from torch import nn
 class ProjectionNames:
     """A checkpoint's names for the projections of an expert (Mixtral: w1, w3, w2).
 
-    Without a ``gate``, ``up`` holds both gate and up: gpt-oss, whose rows take turns (gate 0, up 0, gate 1, ...).
+    Without a ``gate``, ``up`` holds both gate and up: gpt-oss, whose rows alternate (gate 0, up 0, gate 1, ...).
     """
 
     gate: str | None = "gate_proj"
@@ -32,11 +32,11 @@ class ProjectionNames:
 
 
 class SplitExperts(nn.Module):
-    """Computes what the fused module computes, with the children ``0`` .. ``E-1``, each of two or three linear layers.
+    """Replaces a fused experts module by the children ``0`` .. ``E-1``, each with two or three linear layers.
 
     Their weights are views of the fused parameters (a transposed parameter gives strided ones): nothing is copied, and
-    meta tensors stay meta. Only experts that a token reaches run, on just the tokens that reach them. Raises ValueError
-    for names that tear apart a gate and up that are interleaved.
+    meta tensors stay meta. Only experts that get tokens run, and only on those tokens. Raises ValueError for names that
+    would separate an interleaved gate and up.
     """
 
     def __init__(self, fused: nn.Module, names: ProjectionNames) -> None:
@@ -44,9 +44,9 @@ class SplitExperts(nn.Module):
         if names.gate is not None and fused.has_gate and not fused.is_concatenated:
             raise ValueError("interleaved gate and up projections cannot be two layers: give no name for the gate")
         self.names = names
-        self.runs_all = False  # also the experts that no token reaches, on no tokens
+        self.runs_all = False  # True: experts without tokens run as well, on empty inputs
         self.num_experts = fused.get_parameter("down_proj").shape[0]
-        self._fused = (fused,)  # in a tuple, so that its parameters are not ours; it still knows the activation
+        self._fused = (fused,)  # in a tuple, so that its parameters are not ours; its activation is still used
         for name, child in fused.named_children():  # activation, norm after the expert
             self.add_module(name, child)
         for index in range(self.num_experts):
@@ -55,9 +55,9 @@ class SplitExperts(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """Hidden states [T, H], expert numbers [T, K] and their weights [T, K] to [T, H].
+        """Map hidden states [T, H], expert numbers [T, K] and their weights [T, K] to [T, H].
 
-        Experts are summed in float32: bit for bit what Transformers' default (``grouped_mm``) gives in bfloat16.
+        Experts are summed in float32, bit for bit like Transformers' default (``grouped_mm``) in bfloat16.
         """
         result = torch.zeros_like(hidden_states, dtype=torch.promote_types(hidden_states.dtype, torch.float32))
         chosen_KT = top_k_index.T
@@ -82,7 +82,7 @@ class SplitExperts(nn.Module):
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Return True for a module that ``use_experts_implementation`` made, with its parameters still 3-D."""
+    """Return True for a module of ``use_experts_implementation`` whose parameters are still 3-D."""
     return hasattr(module, "is_concatenated") and "down_proj" in module._parameters
 
 
@@ -101,9 +101,9 @@ def split_experts(model: nn.Module, names: ProjectionNames) -> list[str]:
 
 @contextmanager
 def experts_split(block: nn.Module, modules: Iterable[str], names: ProjectionNames) -> Iterator[None]:
-    """While this lasts, the experts of ``modules`` are split: a model need not hold all experts' layers at once.
+    """Split the experts of ``modules`` inside the block: a model need not hold all experts' layers at once.
 
-    The fused modules come back as they were, whatever was loaded into the split ones.
+    The fused modules come back unchanged, even if weights were loaded into the split ones.
     """
     fused = {name: block.get_submodule(name) for name in modules}
     for name, module in fused.items():

@@ -1,9 +1,9 @@
-"""Quantized and kept layers by the names of the model's modules, beside those of the checkpoint.
+"""Names of quantized and kept layers by the model's modules, in addition to the checkpoint's names.
 
-The two may differ: GPT-NeoX's files say ``embed_out`` where the model of Transformers has ``lm_head``, and Gemma 3's
-say ``vision_tower`` where it has ``model.vision_tower``. What a ``quantization_config`` says of a layer by name,
-Transformers looks up among the module names, and vLLM among names that it makes of either spelling. So both stand
-there; a name that fits nothing is passed over.
+The two may differ: ``embed_out`` in GPT-NeoX's files is ``lm_head`` in the model of Transformers, and ``vision_tower``
+in Gemma 3's files is ``model.vision_tower``. Transformers looks up layers of a ``quantization_config`` among the module
+names, vLLM among names derived from either spelling. So both names are written; readers ignore a name that matches
+nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from quantcore.model.skeleton import build_declared
 def with_module_names(
     model_config: Mapping[str, Any], layers: Sequence[LayerPlan], kept: Sequence[str]
 ) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
-    """``layers`` and ``kept`` with a second entry for each layer that the model of Transformers calls otherwise.
+    """Return ``layers`` and ``kept`` with a second entry for each layer whose module has another name.
 
-    ``kept`` also gains every linear module that no planned layer fills, whatever the plan knows of its weight: a reader
-    would take it for a quantized one. Unchanged for a model that Transformers cannot build.
+    ``kept`` also gains every linear module that no planned layer fills, even if the plan does not know its weight: a
+    reader would treat it as quantized. Both are returned unchanged for a model that Transformers cannot build.
     """
     try:
         model = build_declared(dict(model_config))

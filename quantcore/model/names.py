@@ -1,10 +1,10 @@
-"""Which tensor of a checkpoint fills which parameter of the model that Transformers builds.
+"""Maps the tensors of a checkpoint to the parameters of the model that Transformers builds.
 
-The two often differ: Mixtral's files say ``block_sparse_moe.experts.0.w1.weight`` where the model has
-``mlp.experts.gate_up_proj``. Transformers holds the tables (``transformers/conversion_mapping.py``) and the matching
-(``transformers/core_model_loading.py``); both are used here as ``from_pretrained`` uses them, so there are no tables
-of ours to keep up. Tensors that only change their name are placed, and so are the experts' matrices, in the model
-whose experts are split (``quantcore.model.experts``).
+The names often differ: ``block_sparse_moe.experts.0.w1.weight`` in Mixtral's files goes to ``mlp.experts.gate_up_proj``
+in the model. Transformers has the tables (``transformers/conversion_mapping.py``) and the matching
+(``transformers/core_model_loading.py``); both are used here as in ``from_pretrained``, so there are no tables of ours
+to maintain. Tensors that only change their name are placed, and so are the experts' matrices, in the model whose
+experts are split (``quantcore.model.experts``).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _ROLES = {"gate_up_proj": ("gate", "up"), "up_proj": ("up",), "down_proj": ("dow
 def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
     """Return the parameter or buffer of ``model`` (its experts split) that each of the ``stored`` tensors fills.
 
-    Tensors that the model has no place for are left out, as Transformers ignores them: masks, RoPE tables, blocks for
-    multi-token prediction, and tensors whose values would have to be rearranged.
+    Tensors without a place in the model are left out, as in Transformers: masks, RoPE tables, blocks for multi-token
+    prediction, and tensors whose values would have to be rearranged.
     """
     state = model.state_dict()
     fused = {name for name, module in model.named_modules() if is_fused(module)}
@@ -46,7 +46,7 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
 
 
 def check_shares_nothing(model: PreTrainedModel, prefix: str) -> None:
-    """Raises ModelError if a decoder block uses weights of another; ``prefix`` is the model's path of its blocks."""
+    """Raise ModelError if a decoder block uses weights of another; ``prefix`` is the model's path of its blocks."""
     for name, source in sorted(model.all_tied_weights_keys.items()):
         if name.startswith(prefix) and source.startswith(prefix):
             raise ModelError(
@@ -60,10 +60,10 @@ def check_shares_nothing(model: PreTrainedModel, prefix: str) -> None:
 def check_not_rearranged(
     model: PreTrainedModel, stored: Iterable[str], placed: Mapping[str, str], towers: Iterable[str] = ()
 ) -> None:
-    """Raise ModelError if Transformers makes a parameter of ``model`` out of several of the ``stored`` tensors, other
-    than by stacking experts: such tensors are not ``placed`` (see ``place_tensors``).
+    """Raise ModelError if Transformers makes a parameter of ``model`` out of several of the ``stored`` tensors.
 
-    Parameters of the modules called ``towers`` do not count: they are not run.
+    Stacked experts are allowed. Other such tensors are not ``placed`` (see ``place_tensors``). Parameters of the
+    modules called ``towers`` do not count: they are not run.
     """
     ignored = tuple(f"{tower}." for tower in towers)
     filled = set(placed.values())
@@ -90,7 +90,7 @@ def check_not_rearranged(
 def _renamed(
     model: PreTrainedModel, stored: Iterable[str], state: dict[str, Any]
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Each of the ``stored`` tensors, the parameter that it fills alone or with others, and then the pattern why."""
+    """Yield each stored tensor, its parameter, and the pattern if it fills that one only together with others."""
     transforms = get_model_conversion_mapping(model)
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
@@ -102,10 +102,10 @@ def _renamed(
 
 
 def place_modules(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
-    """The module of ``model`` (its experts split) that the weight of each layer goes to, by the layer's stored name.
+    """Return the module of ``model`` (its experts split) for the weight of each layer, by the layer's stored name.
 
-    ``stored`` are names of layers. A layer whose weight becomes a part of a larger one goes to the module of that one;
-    a layer that the model has no place for is left out.
+    ``stored`` are names of layers. A layer whose weight becomes a part of a larger one maps to that one's module; a
+    layer without a place in the model is left out.
     """
     weights = {f"{name}.weight": name for name in stored}
     places = place_tensors(model, weights)

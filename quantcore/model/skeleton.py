@@ -1,4 +1,4 @@
-"""The model without its weights: every parameter on the meta device, every computed buffer (RoPE tables) real."""
+"""A model without its weights: every parameter on the meta device, every computed buffer (RoPE tables) real."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quantcore.errors import ModelError, reason_of
 
 UNTRUSTED_KEYS = ("auto_map", "trust_remote_code", "quantization_config")
 OUTPUT_KEYS = ("return_dict", "torchscript", "use_cache")
-"""These say in what form a model returns its results, and nothing about the results."""
+"""Keys that select the form in which a model returns its results, without an effect on the results."""
 UNTRUSTED_PREFIXES = (
     "attn_implementation",
     "_attn_implementation",
@@ -35,7 +35,7 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
     """Return the Transformers config of config.json, without the keys that can make loading run foreign code.
 
     Raises ModelError ``unsupported_architecture`` for a model type that this Transformers does not know, and
-    ``config_implausible`` for values that it refuses.
+    ``config_implausible`` for values that it rejects.
     """
     model_type = str(raw.get("model_type"))
     if model_type not in CONFIG_MAPPING:
@@ -48,8 +48,8 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
     kept = {key: value for key, value in without_untrusted(raw).items() if key not in OUTPUT_KEYS}
     try:
         config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(PretrainedConfig._decode_special_floats(kept))
-        config.to_dict()  # fails where a config inside is none
-    except Exception as error:  # each class has checks of its own
+        config.to_dict()  # fails on an invalid nested config
+    except Exception as error:  # each class has its own checks
         raise ModelError(
             f"Transformers refuses the values in config.json: {reason_of(error)}",
             code="config_implausible",
@@ -59,7 +59,7 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
 
 
 def without_untrusted(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """``raw``, and the configs inside it, without the keys that can make loading run foreign code."""
+    """Return ``raw``, nested configs included, without the keys that can make loading run foreign code."""
     return {
         key: without_untrusted(value) if isinstance(value, dict) else value
         for key, value in raw.items()
@@ -68,7 +68,7 @@ def without_untrusted(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
-    """An evaluation-mode language model, with its towers for images and sound, whose parameters hold no memory."""
+    """Return an evaluation-mode language model, with its towers, whose parameters use no memory. Raises ModelError."""
     from accelerate import init_empty_weights
 
     config, built = clean_config(raw_config), language_model_class(raw_config)
@@ -143,9 +143,10 @@ def build_declared(raw_config: dict[str, Any]) -> PreTrainedModel:
 def find_block_list(
     model: nn.Module, placed: Mapping[str, str], prefix: str, num_blocks: int
 ) -> tuple[str, nn.ModuleList]:
-    """The module list that holds what the checkpoint has under ``prefix`` (``model.layers.``), and its name with a dot.
+    """Return the name, with a dot, and the module list of the blocks that the checkpoint has under ``prefix``.
 
-    ``placed`` is what ``place_tensors`` gave. Raises ModelError if the model is built otherwise.
+    ``prefix`` is like ``model.layers.``; ``placed`` is the result of ``place_tensors``. Raises ModelError if the model
+    has another structure.
     """
     first = next((placed[name] for name in placed if name.startswith(f"{prefix}0.")), "")
     for name, module in model.named_modules():
@@ -169,7 +170,7 @@ def towers_of(model: PreTrainedModel, prefix: str) -> dict[str, PreTrainedModel]
 
 
 def float32_names(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str], bool]:
-    """Tells which parameters stay float32 in a model of ``dtype``, as ``from_pretrained`` keeps them."""
+    """Return a test for parameters that stay float32 in a model of ``dtype``, as in ``from_pretrained``."""
     patterns = [pattern.replace("*", ".*") for pattern in model._get_dtype_plan(dtype)]
     return lambda name: any(re.search(pattern, name) for pattern in patterns)
 

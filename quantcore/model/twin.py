@@ -1,7 +1,7 @@
 """A twin of a model: its own class and config with small widths and random weights, so that it fits anywhere.
 
-Depth, kinds of blocks and every switch of the config stay as they are; what is small are the numbers of heads, their
-widths, the vocabulary and the number of experts. Whatever code handles the twin handles the model in the same way.
+Depth, kinds of blocks and every switch of the config stay unchanged. Only the numbers of heads, their widths, the
+vocabulary and the number of experts are small. Code that handles the twin handles the model in the same way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 _PER_TOKEN = (
     "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "num_selected_experts",
 )  # fmt: skip
-# Words in the name of a field that holds a width. A number of heads, groups or layers is none.
+# Words in the name of a field that holds a width, not a number of heads, groups or layers.
 _WIDTHS = (
     "hidden_size", "intermediate", "ffn", "d_ff", "n_inner", "d_model", "n_embd", "width", "d_inner", "embed_dim",
     "emb_dim", "d_ssm", "attention_hidden", "embedding_dim",
@@ -65,9 +65,9 @@ class _Scale:
 
 
 def twin_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``config`` (of config.json) with small widths; configs inside it, such as ``text_config``, likewise.
+    """Return ``config`` (of config.json) with small widths; nested configs, such as ``text_config``, likewise.
 
-    Each of them shrinks by factors of its own. A width of a tower's output that is the language model's stays so.
+    Each of them shrinks by its own factors. The width of a tower's output stays equal to that of the language model.
     """
     scale = _Scale.of(config)
     twin = {key: _small(key, value, scale) for key, value in config.items() if key != "quantization_config"}
@@ -76,10 +76,10 @@ def twin_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_twin(config: dict[str, Any], seed: int = 0, kind: type[Any] = AutoModelForCausalLM) -> PreTrainedModel:
-    """A model of ``twin_config`` in float32 on the CPU, in evaluation mode; ``kind`` is its class or an auto class.
+    """Return a model of ``twin_config``, float32 on the CPU, in evaluation mode; ``kind``: its class or an auto class.
 
-    The global random state stays as it is.
-    Raises whatever Transformers raises for a config whose numbers do not fit together once they are small.
+    The global random state is not changed. Raises any error of Transformers for a config whose numbers do not fit
+    together once they are small.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -94,7 +94,7 @@ def build_twin(config: dict[str, Any], seed: int = 0, kind: type[Any] = AutoMode
             stored = model.state_dict()
             for name, buffer in model.named_buffers():
                 if name in stored and buffer.dtype == torch.long and buffer.ndim == 2 and not buffer.any():
-                    buffer.random_(2)  # a table that a checkpoint fills, as from tokens to experts
+                    buffer.random_(2)  # a table that a checkpoint fills, such as one from tokens to experts
     model.tie_weights()
     model.config.use_cache = False
     model.train(False).requires_grad_(False)
@@ -157,7 +157,10 @@ _RULES: dict[str, Callable[[int, _Scale], int]] = {
 
 
 def _width(wanted: Fraction) -> int:
-    """The next multiple of ``MIN_WIDTH``. Where ``wanted`` is one, products of heads and their widths still hold."""
+    """Return the next multiple of ``MIN_WIDTH``, at least two of them.
+
+    A multiple is kept, so that heads times widths still fits.
+    """
     return max(2 * MIN_WIDTH, math.ceil(wanted / MIN_WIDTH) * MIN_WIDTH)
 
 

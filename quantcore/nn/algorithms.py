@@ -1,4 +1,4 @@
-"""Run algorithms on the decoder blocks of a model in memory, one after the other, as the pipeline does from files."""
+"""Runs algorithms on the decoder blocks of a model in memory, one after the other, as the pipeline does from files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EDGE_PROBE_LEN = 32
 
 @dataclass(frozen=True)
 class Applied:
-    """Holds what the algorithms chose for each layer (scales of weights, ranges of inputs and outputs), and errors."""
+    """The choices of the algorithms for each layer (scales of weights, ranges of activations), and the errors."""
 
     weights: dict[LayerPlan, QParams] = field(default_factory=dict)
     activations: dict[LayerPlan, Activations] = field(default_factory=dict)
@@ -51,9 +51,9 @@ def apply_algorithms(
 ) -> Applied:
     """Quantize the layers inside the decoder blocks of ``model`` in place, as ``config.algo_config`` says.
 
-    The weights then are what the codes stand for. Layers outside the blocks, and those whose weights stay float, are
-    left alone. Raises ModelError for a model that is no chain of blocks, CalibrationError for no batches, and what
-    ``BlockAlgorithms`` raises.
+    The weights then are their dequantized codes. Layers outside the blocks, and those whose weights stay float, do not
+    change. Raises ModelError for a model that is no chain of blocks, CalibrationError for no batches, and any error of
+    ``BlockAlgorithms``.
     """
     if not batches:
         raise CalibrationError(
@@ -95,7 +95,7 @@ def apply_algorithms(
 
 
 def layer_result(solved: Solved, seconds: float) -> LayerResult:
-    """Return the errors of a layer whose weight has its codes."""
+    """Return the errors of a solved layer."""
     errors, layer = measured(solved), solved.layer
     return LayerResult(
         layer.name, layer.scheme, layer.shape, errors.relative_error, errors.sqnr_db, errors.output_error,
@@ -128,7 +128,7 @@ def find_blocks(model: nn.Module, modules: dict[LayerPlan, nn.Module]) -> nn.Mod
 def _open_streams(
     model: nn.Module, blocks: nn.ModuleList, batches: Sequence[Any], algorithms: BlockAlgorithms
 ) -> CalibrationStreams:
-    """Return the hidden states that reach the first block from every batch."""
+    """Return the streams of hidden states before the first block, one state for each batch."""
     hidden = Hidden([])
     with _without_cache(model):
         for batch in batches:
@@ -152,7 +152,7 @@ def _open_streams(
 def _rotate_outside(
     model: nn.Module, blocks: nn.ModuleList, algorithms: BlockAlgorithms, streams: CalibrationStreams
 ) -> None:
-    """Rotate embeddings and head of a Transformers model if the config says so; they no longer share a weight then."""
+    """Rotate embeddings and head of a Transformers model if the config says so; they then no longer share a weight."""
     if not algorithms.rotates_stream:
         return
     assert streams.probe is not None
@@ -174,7 +174,7 @@ def _rotate_outside(
 
 @contextmanager
 def _without_cache(model: nn.Module) -> Iterator[None]:
-    """Switch the key-value cache off for a while, because blocks run several times on the same tokens."""
+    """Switch the key-value cache off inside the block, because blocks run several times on the same tokens."""
     config: Any = getattr(model, "config", None)
     before = getattr(config, "use_cache", None)
     if before:

@@ -1,15 +1,15 @@
-"""Quantizes inside the attention of a model in memory, behind Transformers' ``AttentionInterface``.
+"""Quantizes inside the attention of a model in memory, through Transformers' ``AttentionInterface``.
 
-fp8 attention (``Config.softmax_quant_spec``): queries and attention probabilities through quantize and dequantize.
-Where the config gives the output of q_proj a spec, queries are quantized there and not again here: so AMD Quark has it,
-and only so files can say it. The function registered here runs the model's own eager attention, so that what a model
-does besides (soft caps, sinks) stays, and sends what its softmax gives through a quantizer.
+fp8 attention (``Config.softmax_quant_spec``): quantizes and dequantizes queries and attention probabilities. If the
+config has a spec for the output of q_proj, queries are quantized there and not again here: this is AMD Quark's form,
+and the only one that files can store. The function registered here runs the model's own eager attention, so that its
+special steps (soft caps, sinks) stay, and sends the output of its softmax through a quantizer.
 
-R3 (QuaRot, Ashkboos et al. 2024): queries and keys of every head are rotated by one orthogonal matrix, behind RoPE.
-Their products stay, and what stands out in one channel of the keys is spread over all of a head. A spec for the output
-of k_proj then is one for these keys. It is applied to all keys that a call sees, those that the cache remembers too:
-static scales, and dynamic ones of a token, give what a cache of codes would. Without R3 keys are quantized as they
-leave k_proj. Values always are as they leave v_proj.
+R3 (QuaRot, Ashkboos et al. 2024): queries and keys of every head are rotated by one orthogonal matrix, after RoPE.
+Their products do not change, and outliers in one channel of the keys are spread over the whole head. A spec for the
+output of k_proj then applies to these keys. It is applied to all keys of a call, including those in the cache: static
+scales, and dynamic ones of a token, give the same result as a cache of codes. Without R3 keys are quantized at the
+output of k_proj. Values are always quantized at the output of v_proj.
 
 Legend: B batch, H heads of the keys, T tokens, D channels of a head.
 """
@@ -42,7 +42,7 @@ from quantcore.rotation.hadamard import orthogonal
 EAGER, SDPA = "quantcore", "quantcore_sdpa"
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax)
 KEYS, QUERIES = "k_proj", "q_proj"
-"""What models with pluggable attention call the layers whose outputs are the keys and the queries."""
+"""Names of the key and query projections in models with pluggable attention."""
 
 _IDENTITY = nn.Identity()
 
@@ -55,7 +55,7 @@ class HeadRotation(nn.Module):
 
 
 class _Watching(nn.Module):
-    """Stands in for a quantizer while its range is being learned."""
+    """A placeholder for a quantizer while its range is learned."""
 
     def __init__(self, spec: QuantizationSpec, observer: Observer) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _Watching(nn.Module):
 
 
 class _SoftmaxThrough(TorchFunctionMode):
-    """Send the output of every softmax through ``quantizer`` while this lasts."""
+    """Sends the output of every softmax through ``quantizer`` while the mode is active."""
 
     def __init__(self, quantizer: nn.Module) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _SoftmaxThrough(TorchFunctionMode):
 def quantized_attention(
     module: nn.Module, query_BHTD: torch.Tensor, key_BHTD: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """Return the eager attention of the file that ``module``'s class comes from, with what ``module`` has parts for."""
+    """Run the eager attention of the module's source file with the rotation and quantizers that ``module`` has."""
     eager = sys.modules[type(module).__module__].eager_attention_forward
     with _SoftmaxThrough(_part(module, "softmax_quantizer")):
         return eager(module, *_rotated_and_quantized(module, query_BHTD, key_BHTD), *args, **kwargs)
@@ -110,7 +110,7 @@ def _rotated_and_quantized(
     query_BHTD, key_BHTD = _part(module, "query_quantizer")(rotate(query_BHTD)), rotate(key_BHTD)
     if "key_quantizer" in module._modules:
         key_BTHD = key_BHTD.transpose(1, 2)
-        quantized_BTI = _part(module, "key_quantizer")(key_BTHD.flatten(2))  # laid out as the projection gives them
+        quantized_BTI = _part(module, "key_quantizer")(key_BTHD.flatten(2))  # in the layout of the projection's output
         key_BHTD = quantized_BTI.unflatten(-1, key_BTHD.shape[2:]).transpose(1, 2)
     return query_BHTD, key_BHTD
 
@@ -124,13 +124,13 @@ def attention_watched(
     model: nn.Module, softmax: QuantizationSpec | None, keys: dict[str, QuantizationSpec] | None = None,
     quantized: Collection[str] = (),
 ) -> Iterator[dict[str, nn.Module]]:  # fmt: skip
-    """Let the attention modules of ``model`` learn the ranges they need while this lasts; afterwards they quantize.
+    """Let the attention modules of ``model`` learn their ranges inside the block; afterwards they quantize.
 
-    ``softmax`` is the spec of queries and probabilities; queries from a layer that is named in ``quantized`` stay as
-    they are. With ``keys`` R3 is at work, and the keys of the modules that
-    it names are quantized. Yields the modules by name. If anything fails inside, the model is as it was.
+    ``softmax`` is the spec of queries and probabilities; queries from a layer that is named in ``quantized`` are not
+    quantized again. With ``keys`` R3 is active, and the keys of the modules that it names are quantized. Yields the
+    modules by name. If anything fails inside, the model is restored.
 
-    Raises ConfigError for a model without pluggable attention, CalibrationError for one that saw nothing.
+    Raises ConfigError for a model without pluggable attention, CalibrationError for a module that saw no data.
     """
     modules = attention_modules(model, "softmax_quant_spec" if keys is None else "rotation r3")
     assert isinstance(model, PreTrainedModel)
@@ -141,12 +141,14 @@ def attention_watched(
     model.set_attn_implementation(SDPA if before == "sdpa" and softmax is None else EAGER)
     try:
         yield modules
-        learned = {name: {which: _learned(name, part) for which, part in made.items()} for name, made in parts.items()}
+        learned = {
+            name: {part_name: _learned(name, part) for part_name, part in made.items()} for name, made in parts.items()
+        }
     except BaseException:
         model.set_attn_implementation(before)
         for name, module in modules.items():
-            for which in parts[name]:
-                delattr(module, which)
+            for part_name in parts[name]:
+                delattr(module, part_name)
         raise
     _add(modules, learned)
 
@@ -154,7 +156,7 @@ def attention_watched(
 def keys_behind_rope(
     model: nn.Module, modules: dict[LayerPlan, nn.Module]
 ) -> tuple[dict[LayerPlan, nn.Module], dict[str, QuantizationSpec]]:
-    """``modules`` whose key projections give floats, and the specs of their outputs, by the name of the attention.
+    """Return ``modules`` without specs of the key projections' outputs, and these specs by the name of the attention.
 
     Raises ConfigError for a model without pluggable attention.
     """
@@ -171,9 +173,9 @@ def keys_behind_rope(
 
 
 def attention_modules(model: nn.Module, purpose: str) -> dict[str, nn.Module]:
-    """Return the modules of ``model`` that ask the ``AttentionInterface`` for their attention.
+    """Return the modules of ``model`` that get their attention from the ``AttentionInterface``.
 
-    Raises ConfigError if there are none; ``purpose`` then means nothing.
+    Raises ConfigError if there are none; ``purpose`` names the setting that needs them.
     """
     modules = {
         name: module
@@ -199,7 +201,7 @@ def _names_in(function: Callable[..., Any]) -> tuple[str, ...]:
 def _parts(
     softmax: QuantizationSpec | None, queries: QuantizationSpec | None, rotated: bool, keys: QuantizationSpec | None
 ) -> dict[str, nn.Module]:
-    """Return what an attention module gets, by name; quantizers with ranges to learn are still ``_Watching``."""
+    """Return the new parts of an attention module by name; quantizers with ranges to learn are still ``_Watching``."""
     specs = {"query_quantizer": queries, "key_quantizer": keys, "softmax_quantizer": softmax}
     parts: dict[str, nn.Module] = {"head_rotation": HeadRotation()} if rotated else {}
     for name, spec in specs.items():
@@ -211,8 +213,8 @@ def _parts(
 
 def _add(modules: dict[str, nn.Module], parts: dict[str, dict[str, nn.Module]]) -> None:
     for name, module in modules.items():
-        for which, part in parts[name].items():
-            module.add_module(which, part)
+        for part_name, part in parts[name].items():
+            module.add_module(part_name, part)
 
 
 def _learned(name: str, part: nn.Module) -> nn.Module:

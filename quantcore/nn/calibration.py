@@ -1,4 +1,4 @@
-"""Run a model on a user's batches once, and learn the ranges that static specs need."""
+"""Runs a model on a user's batches once, and learns the ranges that static specs need."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def calibrate(
     model: nn.Module, modules: dict[LayerPlan, nn.Module], batches: Iterable[Any] | None, progress: Progress, *,
     others_learn: bool = False,
 ) -> dict[LayerPlan, Activations]:  # fmt: skip
-    """Return what the layers that need it learn from one pass of the float model over ``batches``.
+    """Return the ranges that layers with static specs learn from one pass of the float model over ``batches``.
 
-    Nothing runs if none does, unless ``others_learn`` in the same pass.
+    The model does not run if no layer needs it, unless ``others_learn`` in the same pass.
 
-    Raises CalibrationError for no batches, batches that the model cannot take, and layers that none of them reached;
+    Raises CalibrationError for no batches, batches that the model cannot take, and layers that no batch reached;
     NumericsError for activations that are not finite.
     """
     if not others_learn and not any(layer.config.needs_calibration for layer in modules):
@@ -70,7 +70,7 @@ def run(model: nn.Module, batch: Any) -> Any:
 
 
 def as_arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the (positional, named) arguments that a batch stands for, with its tensors on ``device``."""
+    """Return a batch as (positional, named) arguments, with its tensors on ``device``."""
 
     def moved(value: Any) -> Any:
         return value.to(device) if isinstance(value, torch.Tensor) else value
@@ -84,7 +84,7 @@ def as_arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dic
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put ``model`` into evaluation mode for a while; every module gets its own mode back."""
+    """Put ``model`` into evaluation mode inside the block; afterwards every module gets its own mode back."""
     training = [module for module in model.modules() if module.training]
     model.train(False)
     try:

@@ -1,4 +1,4 @@
-"""Recovers what exporters store of a frozen layer: the codes of its weight, and what calibration learned."""
+"""Recovers the values that exporters store of a frozen layer: weight codes and calibrated ranges."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from quantcore.numerics.qtensor import QLayer, quantize_weight
 
 
 def encode_layer(layer: QuantizedLayer) -> QLayer:
-    """Return what an exporter stores of a frozen ``layer``: the codes are recovered from the weight, exactly.
+    """Return the codes and ranges that an exporter stores of a frozen ``layer``, recovered exactly from the weight.
 
-    Raises ProofError if they do not give back every bit of the weight.
+    Raises ProofError if the codes do not reproduce every bit of the weight.
     """
     assert layer.weight_quantizer is not None and layer.weight_quantizer.params is not None
     weight = layer.canonical_weight().detach()
-    nearest = replace(layer.plan.weight, round_method=RoundType.half_even)  # the weight lies beside a code, not between
+    nearest = replace(layer.plan.weight, round_method=RoundType.half_even)  # the weight lies at a code, not between two
     quantized = quantize_weight(weight, layer.weight_quantizer.params, nearest)
     if not torch.equal(quantized.dequantize().to(weight.dtype), weight):
         raise ProofError(
@@ -33,5 +33,5 @@ def encode_layer(layer: QuantizedLayer) -> QLayer:
 
 
 def learned_params(quantizer: TensorQuantizer | None) -> QParams | None:
-    """Return what ``quantizer`` learned; None if there is no quantizer, or nothing to learn."""
+    """Return the parameters of ``quantizer``; None if there is no quantizer, or its parameters are dynamic."""
     return None if quantizer is None else quantizer.params

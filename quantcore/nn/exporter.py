@@ -50,12 +50,12 @@ WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 
 @dataclass(kw_only=True, config=STRICT)
 class JsonExporterConfig(metaclass=Checked):
-    """Holds the options of safetensors exports.
+    """Options of safetensors exports.
 
     ``weight_format``: ``real_quantized`` for codes in the format of ``custom_mode``, or ``fake_quantized`` for the
-    model's own format with rounded weights.
-    ``kv_cache_group``: patterns of the key and value projections, which must have output scales. Keys and values keep
-    a scale each, as in the files of the engine; AMD Quark gives both the larger one.
+    model's own format with rounded weights. ``kv_cache_group``: patterns of the key and value projections, which must
+    have output scales. Keys and values keep a scale each, as in the files of the engine; AMD Quark gives both the
+    larger one.
     """
 
     weight_format: str = "real_quantized"
@@ -64,19 +64,19 @@ class JsonExporterConfig(metaclass=Checked):
 
 @dataclass(config=STRICT)
 class OnnxExporterConfig(metaclass=Checked):
-    """Holds the options of ONNX exports; there are none yet."""
+    """Options of ONNX exports; there are none yet."""
 
 
 @dataclass(config=STRICT)
 class ExporterConfig(metaclass=Checked):
-    """Holds the options of all exports."""
+    """Options of all exports."""
 
     json_export_config: JsonExporterConfig = field(default_factory=JsonExporterConfig)
     onnx_export_config: OnnxExporterConfig | None = None
 
 
 class ModelExporter:
-    """Writes frozen models into ``export_dir``, a folder that must be empty or not there yet.
+    """Writes frozen models into ``export_dir``, a folder that must be empty or must not exist.
 
     ``ModelExporter("folder")`` is short for the default config.
     """
@@ -102,9 +102,9 @@ class ModelExporter:
     ) -> None:
         """Write the weights of ``model``, config.json and the tokenizer. ``custom_mode`` is the format.
 
-        Raises ConfigError for a model that is not frozen or was quantized otherwise than ``quant_config`` says, and for
-        a layer that the format cannot hold; ProofError if the codes would not give the model's weights; ModelError for
-        a model that stores its layers in another form.
+        Raises ConfigError for a model that is not frozen or was quantized with another config than ``quant_config``,
+        and for a layer that the format cannot hold; ProofError if the codes do not reproduce the model's weights;
+        ModelError for a model that stores its layers in another form.
         """
         layers = _frozen_layers(model)
         options = replace(self.config.json_export_config)  # checked again: its fields may have been set since
@@ -144,7 +144,7 @@ class ModelExporter:
         """Write ``model.onnx`` with quantize and dequantize nodes. ``input_args``: an example of a batch.
 
         The sizes of the inputs may change from call to call as far as the model allows. Raises ConfigError for a model
-        that is not frozen or a spec that ONNX has no node for, ModelError for a model that cannot be traced.
+        that is not frozen or a spec without an ONNX node, ModelError for a model that cannot be traced.
         """
         _frozen_layers(model)
         with building(self.export_dir) as folder:
@@ -158,10 +158,9 @@ class ModelExporter:
     ) -> None:  # fmt: skip
         """Write ``model.gguf`` for llama.cpp: weights, shapes and the tokenizer of the folder ``tokenizer_path``.
 
-        The model takes the float16 scales and minimums of the file, so that it computes what the file holds; the gguf
-        presets have them from the start. ``model_type``, if given, must be that of the model's config. Raises
-        ConfigError for a model that is not frozen or that GGUF cannot hold, ModelError for a tokenizer that does not
-        fit.
+        The model gets the float16 scales and minimums of the file, so that both give the same results; the gguf presets
+        have them from the start. ``model_type``, if given, must be that of the model's config. Raises ConfigError for
+        a model that is not frozen or that GGUF cannot hold, ModelError for a tokenizer that does not fit.
         """
         layers = _frozen_layers(model)
         if not isinstance(model, PreTrainedModel):
@@ -184,7 +183,7 @@ class ModelExporter:
 
 
 def _check_cache_group(layers: dict[str, QuantizedLayer], config: JsonExporterConfig) -> None:
-    """Raises ConfigError for a pattern of ``kv_cache_group`` that names no layer, or one without an output scale."""
+    """Raise ConfigError for a pattern of ``kv_cache_group`` that names no layer, or one without an output scale."""
     for pattern in config.kv_cache_group:
         named = [name for name in layers if fnmatchcase(name, pattern)]
         unscaled = [name for name in named if not _has_cache_scale(layers[name])]
@@ -227,10 +226,10 @@ def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
 def attention_scales(
     model: nn.Module, layers: dict[str, QuantizedLayer], config: Config, export: str
 ) -> dict[int, torch.Tensor]:
-    """Return the scales of attention probabilities, by the id of the layer that gives the same attention its queries.
+    """Return the scales of attention probabilities, by the id of the layer that computes the queries.
 
-    Raises ConfigError for quantized attention that the files cannot say: formats other than ``quark``, probabilities
-    without one static fp8 scale, or queries that are not quantized as they leave q_proj.
+    Raises ConfigError for quantized attention that the files cannot store: formats other than ``quark``, probabilities
+    without one static fp8 scale, or queries that are not quantized at the output of q_proj.
     """
     spec = config.softmax_quant_spec
     if spec is None:
@@ -259,7 +258,7 @@ def attention_scales(
 
 
 def _check_running(model: nn.Module) -> None:
-    """Raise ConfigError for what the model does while it runs and no file can store."""
+    """Raise ConfigError for rotations that the model does at run time and no file can store."""
     online = (
         ("r3", "queries and keys", lambda part: isinstance(part, HeadRotation)),
         ("r4", "the input of an MLP's last layer", rotates_input),
@@ -332,7 +331,7 @@ def _write(stored: Stored, exporter: Exporter, folder: Path, probabilities: dict
 
 
 def _write_plain(model: nn.Module, stored: Stored, folder: Path) -> None:
-    """Write the frozen weights as they are. Raises ModelError for experts that Transformers would not find again."""
+    """Write the frozen weights unchanged. Raises ModelError for experts that Transformers could not load again."""
     experts = [name for name in stored.layers if EXPERT.match(name)]
     if experts and isinstance(model, PreTrainedModel) and not stores_single_experts(model):
         raise ModelError(
@@ -350,7 +349,7 @@ def _write_plain(model: nn.Module, stored: Stored, folder: Path) -> None:
 
 
 def _model_config(model: nn.Module) -> dict[str, Any]:
-    """Return config.json of a Transformers model, as ``save_pretrained`` would write it; empty for others."""
+    """Return the config.json that ``save_pretrained`` would write for a Transformers model; empty for others."""
     if not isinstance(model, PreTrainedModel):
         return {}
     data: dict[str, Any] = json.loads(model.config.to_json_string())

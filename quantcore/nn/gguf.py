@@ -29,7 +29,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 def export_gguf(stored: Stored, model_config: dict[str, Any], tokenizer_dir: Path, folder: Path) -> None:
     """Write model.gguf into ``folder``; ``model_config`` is config.json.
 
-    Layers take the number types that GGUF has first (see ``fit_to_file``). Raises ConfigError for an architecture or a
+    Layers are first converted to GGUF's number types (see ``fit_to_file``). Raises ConfigError for an architecture or a
     tensor that GGUF has no place for, ModelError for a tokenizer that does not fit.
     """
     exporter = EXPORTERS.get("gguf")
@@ -57,9 +57,10 @@ def export_gguf(stored: Stored, model_config: dict[str, Any], tokenizer_dir: Pat
 
 
 def fit_to_file(layers: dict[str, QuantizedLayer]) -> None:
-    """Give ``layers`` the float16 scales and minimums of a GGUF file, in place: what is exported is what runs here.
+    """Give ``layers`` the float16 scales and minimums of a GGUF file, in place, so that model and file agree.
 
-    Codes stay. Nothing changes where the specs say float16 and float32 zero points already, as the gguf presets do.
+    Codes stay. Nothing changes if the specs already have float16 scales and float32 zero points, as the gguf presets
+    do.
     """
     exporter = EXPORTERS.get("gguf")
     assert isinstance(exporter, Container)
@@ -74,7 +75,7 @@ def fit_to_file(layers: dict[str, QuantizedLayer]) -> None:
 
 
 def _refit(layer: QuantizedLayer, plan: LayerPlan) -> None:
-    """Round ``layer`` anew under the scales of ``plan``. Raises ConfigError for a scale that float16 cannot hold."""
+    """Dequantize ``layer`` again with the scales of ``plan``. Raises ConfigError for a scale beyond float16."""
     before = encode_layer(layer).weight
     spec, dtype = plan.weight, layer.canonical_weight().dtype
     if spec.dtype is not before.spec.dtype:

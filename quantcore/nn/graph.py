@@ -1,8 +1,8 @@
 """Traces a model for FX graph mode, as a graph of operations (torch.export), with batch norms folded into convolutions.
 
-Linear layers, convolutions and embeddings of the graph become modules again, under the names of their weights. So all
-that works on modules works on graphs: patterns, calibration, freezing, exports. What the graph finds and modules do not
-show are operations on bare parameters (``functional.linear``) and the batch norms that follow a convolution.
+Linear layers, convolutions and embeddings of the graph become modules again, under the names of their weights. So
+patterns, calibration, freezing and exports work as they do on modules. In addition the graph shows operations on bare
+parameters (``functional.linear``) and the batch norms that follow a convolution.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Operation:
-    """Describes an operation that is a layer: how to make its module, and what the operation's schema calls its inputs.
+    """An operation that is a layer: how to make its module, and the names of its inputs in the operation's schema.
 
     ``others`` are further tensors that the module is called with. ``in_tuple``: the operation's output is the first of
-    several, the others of which only a backward pass needs.
+    several; only a backward pass needs the others.
     """
 
     make: Callable[[torch.Tensor, dict[str, Any]], nn.Module]
@@ -51,7 +51,7 @@ class Operation:
 
 
 def _conv(parent: Any) -> Callable[[torch.Tensor, dict[str, Any]], nn.Module]:
-    """Make the module of a weight [out, in / groups, *kernel]."""
+    """Return a function that makes the module of a weight [out, in / groups, *kernel]."""
     return lambda weight, options: parent(
         weight.shape[1] * options["groups"], weight.shape[0], tuple(weight.shape[2:]), **options
     )
@@ -64,8 +64,8 @@ def _transposed(weight: torch.Tensor, options: Any) -> nn.Module:
 
 
 def _conv1d_of_gpt2(weight: torch.Tensor, _: Any) -> nn.Module:
-    made: nn.Module = Conv1D(weight.shape[1], weight.shape[0])  # type: ignore[no-untyped-call]
-    return made
+    layer: nn.Module = Conv1D(weight.shape[1], weight.shape[0])  # type: ignore[no-untyped-call]
+    return layer
 
 
 def _embedding_bag(weight: torch.Tensor, options: dict[str, Any]) -> nn.Module:
@@ -90,9 +90,9 @@ OPERATIONS = {
 def trace(model: nn.Module, batch: Any, unchanged: Collection[int] = ()) -> fx.GraphModule:
     """Return the graph of ``model`` in evaluation mode, as a module that is called like it. ``model`` does not change.
 
-    ``batch`` is an example of what it is called with; the sizes of its tensors may change from call to call as far as
-    the model allows. The weights are shared with ``model`` until they are frozen; no batch norm is folded into those at
-    the addresses ``unchanged``. Raises ModelError ``not_traceable``.
+    ``batch`` is an example of a call's inputs; the sizes of its tensors may change from call to call as far as the
+    model allows. The weights are shared with ``model`` until they are frozen; no batch norm is folded into those at the
+    addresses ``unchanged``. Raises ModelError ``not_traceable``.
     """
     exported = export_program(model, batch).module()
     model_graph = fx.GraphModule(exported, exported.graph)  # without its ban on train()
@@ -113,7 +113,7 @@ def export_program(
     with evaluating(model), _without_cache(model), torch.no_grad():
         try:
             return torch.export.export(model, *arguments, dynamic_shapes=tree_map(_free, dict(named)))
-        except Exception as error:  # whatever the model raises comes through torch.export
+        except Exception as error:  # torch.export passes on all errors of the model
             raise ModelError(
                 f"The model cannot be traced into a graph: {str(error).strip().splitlines()[0]}",
                 code="not_traceable",
@@ -122,7 +122,7 @@ def export_program(
 
 
 def _doubled(value: Any) -> Any:
-    """Repeat a batch of one, because torch.export takes a size of 1 for a constant."""
+    """Repeat a batch of one, because torch.export treats a size of 1 as a constant."""
     is_one = isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[0] == 1
     return torch.cat([value, value]) if is_one else value
 
@@ -133,7 +133,7 @@ def _free(value: Any) -> Any:
 
 @contextmanager
 def _without_cache(model: nn.Module) -> Iterator[None]:
-    """Switch the key-value cache of a language model off for a while."""
+    """Switch the key-value cache of a language model off inside the block."""
     if not isinstance(model, PreTrainedModel) or not hasattr(model.config, "use_cache"):
         yield
         return
@@ -153,7 +153,7 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def _make_modules(model: fx.GraphModule, original: nn.Module) -> None:
-    """Replace the operations that are layers, and whose weights are parameters, by calls of modules."""
+    """Replace operations by calls of modules if they are layers and their weights are parameters."""
     made: dict[str, str] = {}  # operation and its constants -> name of the module
     shared: dict[int, nn.Parameter] = {}
     constants = _constants(model)
@@ -210,7 +210,7 @@ def layers_left(graph: fx.GraphModule, original: nn.Module) -> Iterator[tuple[st
 
 
 def _constants(model: fx.GraphModule) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors that hooks of modules bring into the graph (a rotation's signs), by module and name."""
+    """Return the tensors that hooks of modules add to the graph (a rotation's signs), by module and name."""
     constants: dict[str, dict[str, torch.Tensor]] = {}
     for node in model.graph.nodes:
         if node.op == "get_attr" and not isinstance(value := _get(model, node.target), nn.Parameter):
@@ -220,7 +220,7 @@ def _constants(model: fx.GraphModule) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _give(layer: nn.Module, name: str, value: torch.Tensor | None, shared: dict[int, nn.Parameter]) -> None:
-    """Make a parameter with this value, which is not the float model's own: freezing the graph must not change that."""
+    """Register a new parameter with this value, so that freezing the graph does not change the float model."""
     if value is not None:
         layer.register_parameter(name, shared.setdefault(id(value), nn.Parameter(value.detach())))
     elif name in layer._parameters:
@@ -237,9 +237,10 @@ def _get(model: nn.Module, target: Any) -> Any:
 
 
 def _name_of(node: fx.Node, original: nn.Module, target: str, taken: set[str]) -> str:
-    """Return the name of the module that did this operation, if it had a weight alone, else ``<the weight's>_layer``.
+    """Return the name of the module of this operation if it has only a weight and a bias.
 
-    Not the weight's own name at once: the graph knows a shared weight by one name only.
+    Otherwise return ``<the weight's>_layer``. The weight's own name is not enough: the graph knows a shared weight by
+    one name only.
     """
     path = str(next(reversed(node.meta["nn_module_stack"].values()))[0]).partition("@")[0]  # "conv@1": its second call
     module = original.get_submodule(path)
@@ -250,9 +251,9 @@ def _name_of(node: fx.Node, original: nn.Module, target: str, taken: set[str]) -
 
 
 def _fold_batch_norms(model: fx.GraphModule, unchanged: Collection[int]) -> None:
-    """Put each batch norm that follows a layer, and nothing else does, into the layer's weight and bias.
+    """Fold each batch norm into the weight and bias of the layer before it, if nothing else uses that layer's output.
 
-    Layers whose weights lie at the addresses ``unchanged`` keep theirs.
+    Layers whose weights lie at the addresses ``unchanged`` keep their weights.
 
     y = (W x + b - mean) / sqrt(var + eps) * gamma + beta, channel by channel; computed in float64.
     """
@@ -277,7 +278,7 @@ def _fold_batch_norms(model: fx.GraphModule, unchanged: Collection[int]) -> None
 
 
 def _fold(layer: Any, eps: float, *norm: Any) -> None:
-    """``norm``: gamma, beta, mean, var. The first two, like the layer's bias, may be None."""
+    """Fold ``norm`` (gamma, beta, mean, var) into a layer. Gamma and beta, like the layer's bias, may be None."""
     gamma, beta, mean, var = norm
     kind, groups, dtype = str(kind_of(layer)), num_groups(layer), layer.weight.dtype
     factor = (var + eps).rsqrt() * (1 if gamma is None else gamma)

@@ -1,8 +1,8 @@
-"""Makes quantized layers: a module keeps its parameters, its hooks and its own ``forward``, and sees quantized numbers.
+"""Quantized layers: a module keeps its parameters, hooks and ``forward``, and computes with quantized numbers.
 
-A quantized module is of a class derived, on the fly, from the module's own class: its ``weight`` and ``bias`` are what
-the codes stand for, its input and output pass through quantizers. So there is no class for a dtype, a scheme or a kind
-of layer, and what a subclass does with its weight stays as it was. How a weight is laid out is in ``layouts``.
+A quantized module gets a class that is derived at run time from the module's own class. Its ``weight`` and ``bias``
+return the dequantized values; its input and output pass through quantizers. So there is no class for a dtype, a scheme
+or a kind of layer, and a subclass uses its weight as before. The layout of weights is in ``numerics.weight_layout``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class QuantizedLayer(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor | None:
-        """Return what the codes stand for, as the layer stores it. Once frozen, the parameter holds the same."""
+        """The dequantized weight, as the layer stores it. Once frozen, the parameter itself has these values."""
         weight = self._parameters["weight"]
         if weight is None or self.frozen or self.weight_quantizer is None:
             return weight
@@ -62,20 +62,20 @@ class QuantizedLayer(nn.Module):
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """Return what the codes of the bias stand for."""
+        """The dequantized bias."""
         bias = self._parameters.get("bias")
         return bias if bias is None or self.frozen or self.bias_quantizer is None else self.bias_quantizer(bias)
 
     def canonical_weight(self) -> torch.Tensor:
-        """Return the parameter as [out, in / groups, *kernel]: in float, or what the codes stand for once frozen."""
+        """Return the parameter as [out, in / groups, *kernel]: float, or dequantized once frozen."""
         weight = self._parameters["weight"]
         assert weight is not None
         return canonical(weight, self.plan.kind, num_groups(self))
 
     def freeze(self, done: set[int]) -> None:
-        """Put what the codes stand for in the place of the float weight and bias, in the model's dtype.
+        """Replace the float weight and bias by their dequantized values, in the model's dtype.
 
-        ``done`` holds the ids of parameters that another layer, which shares them, put in place already.
+        ``done`` holds the ids of shared parameters that another layer has replaced already.
         """
         weight, bias = self._parameters["weight"], self._parameters.get("bias")
         if weight is not None and self.weight_quantizer is not None and id(weight) not in done:
@@ -91,7 +91,7 @@ class QuantizedLayer(nn.Module):
         return f"{super().extra_repr()}{scheme}, {'frozen' if self.frozen else 'not frozen'}"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """Copy and pickle by the base class: the derived class cannot be looked up by its name."""
+        """Copy and pickle through the base class: the derived class cannot be looked up by its name."""
         return _without_state, (type(self).__mro__[2],), self.__dict__
 
 
@@ -99,19 +99,19 @@ _DERIVED: dict[type[nn.Module], type[QuantizedLayer]] = {}
 
 
 def quantized_class(base: type[nn.Module]) -> type[QuantizedLayer]:
-    """Return ``base`` with quantizers; the same class every time."""
+    """Return ``base`` with quantizers; always the same class for the same ``base``."""
     if base not in _DERIVED:
         _DERIVED[base] = type(f"Quantized{base.__name__}", (QuantizedLayer, base), {})
     return _DERIVED[base]
 
 
 def _without_state(base: type[nn.Module]) -> QuantizedLayer:
-    made = quantized_class(base)
-    return made.__new__(made)
+    kind = quantized_class(base)
+    return kind.__new__(kind)
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """Return the class of layers that ``module`` is one of; None if its weight cannot be quantized."""
+    """Return the name of the layer class of ``module``; None if its weight cannot be quantized."""
     return next((kind for kind, parent in CLASSES.items() if isinstance(module, parent)), None)
 
 
@@ -132,8 +132,8 @@ def find_quantizers(
 ) -> dict[str, TensorQuantizer | None]:  # fmt: skip
     """Make the quantizers that ``quantize_layer`` needs.
 
-    Ranges of weight and bias come from what they hold, unless ``weight_params`` says them; those of the weight lie
-    under ``global_scale`` if there is one.
+    Ranges of weight and bias come from their values, unless ``weight_params`` are given. The scales of the weight are
+    below ``global_scale`` if there is one.
     """
     config = plan.config
     weight = canonical(module.get_parameter("weight").detach(), plan.kind, num_groups(module))
@@ -153,7 +153,7 @@ def find_quantizers(
 
 
 def as_solved(module: nn.Module, plan: LayerPlan, quantizer: TensorQuantizer | None) -> Solved:
-    """Return the float weight of a layer beside the codes that its quantizer gives."""
+    """Return the float weight of a layer together with the codes that its quantizer gives."""
     weight = canonical(module.get_parameter("weight").detach(), plan.kind, num_groups(module))
     params = None if quantizer is None else quantizer.params
     if params is None:
@@ -162,7 +162,7 @@ def as_solved(module: nn.Module, plan: LayerPlan, quantizer: TensorQuantizer | N
 
 
 def activation_quantizers(plan: LayerPlan, learned: Activations) -> dict[str, TensorQuantizer | None]:
-    """Make the quantizers of a layer whose weight and bias are rounded already."""
+    """Make the quantizers of a layer whose weight and bias are already rounded."""
     return {
         "input_quantizer": _of_activation(plan.config.input_tensors, learned.inputs),
         "weight_quantizer": None,
@@ -172,7 +172,7 @@ def activation_quantizers(plan: LayerPlan, learned: Activations) -> dict[str, Te
 
 
 def quantize_layer(module: nn.Module, plan: LayerPlan, quantizers: dict[str, TensorQuantizer | None]) -> None:
-    """Make ``module`` a quantized one in place."""
+    """Turn ``module`` into a quantized layer, in place."""
     for name, value in {**quantizers, "plan": plan, "frozen": False}.items():
         setattr(module, name, value)
     module.__class__ = quantized_class(type(module))

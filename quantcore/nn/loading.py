@@ -1,4 +1,4 @@
-"""``load`` reads a model folder into a model in memory that computes what the files say."""
+"""Reads a model folder (``load``) into a model in memory that gives the same results as the files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from quantcore.runtime.shards import is_sharded, local_rows, rows_of
 
 
 class Loaded(NamedTuple):
-    """``config`` says how ``model`` is quantized; None for a float model."""
+    """A loaded model. ``config`` describes its quantization; None for a float model."""
 
     model: PreTrainedModel
     config: Config | None
@@ -39,17 +39,17 @@ def load(folder: str | Path, ranks: Ranks = ALONE) -> Loaded:
 
     Quantized layers are frozen as after ``ModelQuantizer.freeze``, so that it can be evaluated and exported again.
 
-    Several ``ranks`` (``runtime.ranks.joined``) hold it together, each on its device: a shard of every linear layer
-    (FSDP2), and a rank reads no more than its shard. Then the model can be evaluated, not exported. All ranks must call
-    it equally often; their inputs may differ.
+    Several ``ranks`` (``runtime.ranks.joined``) hold it together: each has a shard of every linear layer on its device
+    (FSDP2) and reads only that shard. Then the model can be evaluated, not exported. All ranks must call it equally
+    often; their inputs may differ.
 
-    Any format that quantcore writes is read, whichever program wrote it. Raises ModelError for what is not supported.
+    Reads all formats that quantcore writes, from any program. Raises ModelError for an unsupported model.
     """
     return load_model(read_model(folder), ranks)
 
 
 def load_model(checkpoint: Model, ranks: Ranks = ALONE) -> Loaded:
-    """Load a model whose headers are read already."""
+    """Load a model whose headers have been read already."""
     dtype, source = TORCH_DTYPES[checkpoint.headers.main_dtype], open_source(checkpoint)
     model = build_skeleton(checkpoint.headers.config, dtype)
     placed = place_tensors(model, checkpoint.headers.tensors)
@@ -87,7 +87,7 @@ def load_model(checkpoint: Model, ranks: Ranks = ALONE) -> Loaded:
 
 
 def _check_whole(model: nn.Module, lost: set[str]) -> None:
-    """Raises ModelError for a parameter that the files do not fill, or codes that the model has no place for."""
+    """Raise ModelError for a parameter that the files do not fill, or codes that the model has no place for."""
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if empty or lost:
         raise ModelError(
@@ -105,7 +105,7 @@ def _tensor(model: nn.Module, name: str) -> torch.Tensor:
 
 
 def _freeze(module: nn.Module, layer: LayerPlan, learned: Activations, weight_params: QParams | None) -> None:
-    """Make ``module``, whose weight is what the codes stand for, a frozen quantized layer.
+    """Turn ``module``, whose weight is already dequantized, into a frozen quantized layer.
 
     Without ``weight_params`` it cannot be exported, because the scales of its weight are unknown.
     """

@@ -1,6 +1,6 @@
-"""The log of the in-memory API writes lines such as ``[QUANTCORE-INFO]: ...`` on stderr.
+"""The log of the in-memory API: lines such as ``[QUANTCORE-INFO]: ...`` on stderr.
 
-It is an ordinary logger called ``quantcore``: its level and its handlers are the user's to change.
+It is an ordinary logger called ``quantcore``: users may change its level and its handlers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 
 class _Terminal(logging.Handler):
-    """Writes to the stderr of that moment, which notebooks and tests replace."""
+    """Writes to the current stderr, which notebooks and tests replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"[QUANTCORE-{record.levelname}]: {record.getMessage()}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Finds the names that tensors of a model in memory have in a checkpoint, and which of them are stored at all."""
+"""Maps the tensors of a model in memory to their names in a checkpoint, and selects those that are stored."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from quantcore.nn.tensor_quantizer import TensorQuantizer
 
 @dataclass(frozen=True)
 class Stored:
-    """Holds what a checkpoint of a model in memory stores, by the names it has there.
+    """The contents of a checkpoint of a model in memory, by their names there.
 
-    ``floats`` are the tensors that are stored as they are, ``kept`` the layers and routers among them.
+    ``floats`` are the tensors that are not quantized, ``kept`` the layers and routers among them.
     """
 
     floats: dict[str, torch.Tensor]
@@ -38,9 +38,9 @@ class Stored:
 
 
 def find_stored(model: nn.Module) -> Stored:
-    """Return the tensors and layers of ``model`` without the quantizers' buffers. Shared tensors come once.
+    """Return the tensors and layers of ``model`` without the quantizers' buffers. Shared tensors appear once.
 
-    Raises ModelError for a quantized weight that checkpoints keep in another form.
+    Raises ModelError for a quantized weight that checkpoints store in another form.
     """
     inside = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, TensorQuantizer))
     layers = dict(quantized_layers(model))
@@ -71,14 +71,14 @@ def _is_kept(module: nn.Module) -> bool:
 
 
 def _routers(floats: dict[str, torch.Tensor], layers: dict[str, QuantizedLayer]) -> set[str]:
-    """Return the routers, which are layers in a checkpoint and none in Transformers."""
+    """Return the routers, which are layers in a checkpoint but not in Transformers."""
     shapes = {name: tuple(tensor.shape) for name, tensor in floats.items()}
     shapes |= {f"{name}.weight": layer.plan.shape for name, layer in layers.items()}
     return {name for name in find_routers(shapes) if f"{name}.weight" in floats}
 
 
 def _renamer(model: nn.Module) -> Callable[[str], str]:
-    """Return a function that gives a module its name in a checkpoint, by the tables of Transformers."""
+    """Return a function that maps a module's name to its name in a checkpoint, by the tables of Transformers."""
     renamings = [entry for entry in _reverse_conversions(model) if isinstance(entry, WeightRenaming)]
     return lambda name: str(apply_renamings(f"{name}.weight", renamings)).removesuffix(".weight")
 
@@ -95,7 +95,7 @@ def _check_form(model: nn.Module, layers: dict[str, QuantizedLayer]) -> None:
 
 
 def _reverse_conversions(model: nn.Module) -> list[WeightRenaming | WeightConverter]:
-    """Return what takes names in memory to names in a checkpoint, in the order in which it is to be applied."""
+    """Return the conversions from names in memory to names in a checkpoint, in the order in which to apply them."""
     if not isinstance(model, PreTrainedModel):
         return []
     conversions = getattr(model, "_weight_conversions", None)

@@ -1,7 +1,8 @@
 """A frozen model as ONNX: weights as codes behind DequantizeLinear, activations through QuantizeLinear and back.
 
 ONNX (opset 21) has integers of 4, 8 and 16 bits and fp8, with one scale for a tensor, a channel, or a block along one
-axis. What it cannot say is refused by name. Language models from files: ``quantcore.export.onnx.exporter``.
+axis. Errors name the layers whose specs it does not have. Language models from files:
+``quantcore.export.onnx.exporter``.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ def export_onnx(
     model: nn.Module, batch: Any, path: Path, *,
     opset_version: int = OPSET, input_names: Sequence[str] = (), output_names: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Write the frozen ``model`` to ``path``. ``batch`` is an example of what it is called with: see ``graph.trace``.
+    """Write the frozen ``model`` to ``path``. ``batch`` is an example of a call's inputs: see ``graph.trace``.
 
     ONNX Runtime computes in float32 and float16. A model in bfloat16 or float64 becomes a graph in float32, its inputs
     and outputs as well. Raises ConfigError for a spec without an ONNX node, for a model that computes in bfloat16
-    whatever its weights are, or if the packages for ONNX are not there.
+    regardless of its weights, or if the packages for ONNX are missing.
     """
     check_installed()
     if opset_version < OPSET:
@@ -60,11 +61,11 @@ def export_onnx(
         assert exported is not None
         _narrow(exported.model)
         _check_dtypes(exported.model)
-        exported.save(path)  # here: its tensors are the model's until they are written
+        exported.save(path)  # inside the block: its tensors are the model's until they are written
 
 
 NOT_COMPUTED = (torch.bfloat16, torch.float64)
-"""Number types for which ONNX Runtime has kernels of few operations."""
+"""Number types for which ONNX Runtime has kernels of few operations only."""
 
 
 def _as_float32(value: Any) -> Any:
@@ -73,7 +74,7 @@ def _as_float32(value: Any) -> Any:
 
 @contextmanager
 def _in_float32(model: nn.Module) -> Iterator[None]:
-    """``model`` with its weights of NOT_COMPUTED in float32, for a while; then it has its own ones back."""
+    """Hold the weights of NOT_COMPUTED types in float32 inside the block; restore the original weights afterwards."""
     own = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in NOT_COMPUTED]
     try:
         for tensor, data in own:
@@ -85,7 +86,7 @@ def _in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def _check_dtypes(model: Any) -> None:
-    """Refuse a graph that does more in bfloat16 than round to it."""
+    """Raise ConfigError for a graph that does more in bfloat16 than round to it."""
     import onnx_ir
 
     for node in model.graph.all_nodes():
@@ -100,7 +101,7 @@ def _check_dtypes(model: Any) -> None:
 
 @contextmanager
 def _traced_as_nodes(model: nn.Module) -> Iterator[None]:
-    """While this lasts, quantizers trace as the nodes of ONNX, and frozen weights as their codes."""
+    """Let quantizers trace as ONNX nodes and frozen weights as their codes, inside the block."""
     layers = [layer for _, layer in quantized_layers(model)]
     quantizers = [module for module in model.modules() if isinstance(module, TensorQuantizer)]
     own = {module: module.__dict__.get("forward") for module in (*quantizers, *layers)}  # Accelerate's, if any
@@ -114,7 +115,7 @@ def _traced_as_nodes(model: nn.Module) -> Iterator[None]:
             if layer.weight_quantizer is not None and layer.weight_quantizer.params is not None:
                 attributes = _add_codes(layer)
                 layer.weight_quantizer.forward = partial(_weight_node, layer, attributes)  # type: ignore[method-assign]
-                layer.frozen = False  # so that its weight comes out of its quantizer
+                layer.frozen = False  # so that its quantizer computes its weight
         yield
     finally:
         for module, forward in own.items():
@@ -137,7 +138,10 @@ def _activation_node(quantizer: TensorQuantizer, x: torch.Tensor) -> torch.Tenso
 
 
 def _without_view(layer: QuantizedLayer, x: torch.Tensor) -> torch.Tensor:
-    """What ``Conv1D`` computes. Its reshape between DequantizeLinear and MatMul makes ONNX Runtime's optimizer fail."""
+    """Compute the output of ``Conv1D`` without its reshape between DequantizeLinear and MatMul.
+
+    That reshape makes ONNX Runtime's optimizer fail.
+    """
     if layer.input_quantizer is not None:
         x = layer.input_quantizer(x)
     assert layer.weight is not None
@@ -146,7 +150,7 @@ def _without_view(layer: QuantizedLayer, x: torch.Tensor) -> torch.Tensor:
 
 
 def _add_codes(layer: QuantizedLayer) -> dict[str, int]:
-    """Give ``layer`` buffers for its codes, scales and zero points as ONNX arranges them; the node's attributes."""
+    """Give ``layer`` buffers for its codes, scales and zero points in ONNX's layout; returns the node's attributes."""
     weight = encode_layer(layer).weight
     shape = tuple(weight.codes.shape)
     grouping = weight_grouping(layer.plan.weight)
@@ -162,10 +166,10 @@ def _add_codes(layer: QuantizedLayer) -> dict[str, int]:
 def _arranged(
     values_RG: torch.Tensor, grouping: Grouping, shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, dict[str, int]]:
-    """Scales [R, G] of a tensor of ``shape`` as ONNX wants them, and the attributes that say so.
+    """Return scales [R, G] of a tensor of ``shape`` in ONNX's layout, and the attributes that describe it.
 
-    A scalar; one a channel; or the shape of the tensor with one axis cut into blocks. Two-dimensional blocks become
-    blocks along the rows, each scale once for every row.
+    The layout is a scalar, one value a channel, or the shape of the tensor with one axis divided into blocks.
+    Two-dimensional blocks become blocks along the rows, with each scale repeated for every row.
     """
     if grouping.block is not None:
         height, width = grouping.block

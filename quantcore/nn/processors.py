@@ -1,4 +1,4 @@
-"""AMD Quark's names for what runs an algorithm, which its users import beside the configs: names only."""
+"""AMD Quark's names for the classes that run algorithms; its users import them beside the configs. Names only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quantcore.errors import ConfigError
 
 
 class Processor:
-    """Stands for the name only: algorithms are run by the engine."""
+    """A placeholder for the name: the engine runs algorithms itself."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Progress of work in memory: a bar where a person watches, a line now and then elsewhere, and a callback."""
+"""Reports progress of work in memory: a bar in terminals and notebooks, else log lines, and a callback."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from quantcore.nn.log import log
 
 T = TypeVar("T")
 Callback = Callable[[str, int, int | None], None]
-"""Gets the phase, how many of its steps are done, and how many there are; None if that is not known.
+"""A function of the phase, the number of finished steps, and the number of all steps (None if unknown).
 
-The phases are ``calibrate`` (batches), ``quantize`` (decoder blocks that algorithms work on) and ``round`` (layers)."""
+The phases are ``calibrate`` (batches), ``quantize`` (decoder blocks that algorithms work on) and ``round`` (layers).
+"""
 
 
 class Progress:
-    """Shows how far a quantization is, and measures how many seconds each phase takes."""
+    """Shows the progress of a quantization, and measures the seconds of each phase."""
 
     def __init__(self, callback: Callback | None = None) -> None:
         self.seconds: dict[str, float] = {}
         self._callback = callback
 
     def track(self, steps: Iterable[T], phase: str) -> Iterator[T]:
-        """``steps``, one by one, each told when it is done."""
+        """Yield ``steps`` one by one, and report the end of each."""
         total = len(steps) if isinstance(steps, Sized) else None
         console = Console(stderr=True)
         has_bar = console.is_terminal or console.is_jupyter

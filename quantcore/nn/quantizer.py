@@ -1,4 +1,4 @@
-"""``ModelQuantizer`` quantizes a model in memory, in place."""
+"""Quantizes a model in memory, in place (``ModelQuantizer``)."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from quantcore.solvers.global_scale import shared_global_scales
 class ModelQuantizer:
     """Quantizes models as ``config`` says.
 
-    The float model is calibrated first, then its layers are replaced: if anything fails, the model is as it was. Only
-    that fused experts (Transformers' 3-D weights) are one linear layer each from then on. With ``algo_config`` the
-    decoder blocks are done one after the other: a failure leaves those before it quantized, so load the model again.
+    The float model is calibrated first, then its layers are replaced. If anything fails before, the model is unchanged,
+    except that fused experts (Transformers' 3-D weights) are then one linear layer each. With ``algo_config`` the
+    decoder blocks are done one after the other: a failure leaves earlier blocks quantized, so load the model again.
     """
 
     def __init__(self, config: Config) -> None:
@@ -51,7 +51,7 @@ class ModelQuantizer:
             )
         self.config = config
         self.result: QuantizationResult | None = None
-        """What the last ``quantize_model`` did: errors and times of layers, edges. None before."""
+        """The result of the last ``quantize_model``: layer errors, times, edges. None before the first."""
 
     def __repr__(self) -> str:
         return f"ModelQuantizer({self.config!r})"
@@ -59,14 +59,14 @@ class ModelQuantizer:
     def quantize_model(
         self, model: nn.Module, dataloader: Iterable[Any] | None = None, *, progress: Callback | None = None
     ) -> nn.Module:
-        """Replace the layers of ``model`` in place by ones that compute with quantized numbers; the same model.
+        """Replace the layers of ``model`` in place by ones that compute with quantized numbers; returns the same model.
 
-        In graph mode it is a new model, of the graph that the first batch gives (see ``graph``), and ``model`` stays.
-        Algorithms then work on the decoder blocks of a copy, and the copy is what is traced.
-        ``dataloader`` gives what ``model`` is called with: tensors, dicts or tuples. It is read once, and only if a
-        spec is static or a graph is traced. ``progress(phase, done, total)`` is called after every step, beside the
-        bar that a terminal or a notebook shows. ``result`` then tells what was done.
-        Raises ConfigError, ModelError, CalibrationError or NumericsError, each with what to do.
+        In graph mode it returns a new model, the graph of the first batch (see ``graph``), and ``model`` does not
+        change. Algorithms then work on the decoder blocks of a copy, and the copy is traced. ``dataloader`` yields
+        inputs of ``model``: tensors, dicts or tuples. It is read once, and only if a spec is static or a graph is
+        traced. ``progress(phase, done, total)`` is called after every step, in addition to the bar of a terminal or a
+        notebook. ``result`` then describes the work. Raises ConfigError, ModelError, CalibrationError or NumericsError,
+        each with a hint.
         """
         self._refuse(model)
         self.result, steps, begin = None, Progress(progress), time.monotonic()
@@ -123,7 +123,7 @@ class ModelQuantizer:
 
     @staticmethod
     def freeze(model: nn.Module) -> nn.Module:
-        """Put the quantized weights in the place of the float ones, in the model's dtype: the same model, faster.
+        """Replace the float weights by the quantized ones, in the model's dtype; returns the same model, now faster.
 
         The float weights are gone; the outputs stay the same to the last bit. Raises ConfigError ``not_quantized``.
         """
@@ -163,16 +163,17 @@ class ModelQuantizer:
             )
 
 
-def _rotates(config: Config, which: str) -> bool:
-    return any(getattr(step, which) for step in config.algo_config if isinstance(step, RotationConfig))
+def _rotates(config: Config, rotation: str) -> bool:
+    return any(getattr(step, rotation) for step in config.algo_config if isinstance(step, RotationConfig))
 
 
 def _traced(
     model: nn.Module, dataloader: Iterable[Any] | None, config: Config, steps: Progress
 ) -> tuple[nn.Module, Iterable[Any], Applied]:
-    """The graph of ``model``, all batches (the first is needed twice), and what the algorithms chose for its layers.
+    """Return the graph of ``model``, all batches, and the algorithms' choices for its layers.
 
-    Raises ConfigError for a layer that ``config`` quantizes and that the graph holds in another form.
+    The first batch is needed twice. Raises ConfigError for a layer that ``config`` quantizes and that the graph holds
+    in another form.
     """
     batches = iter(dataloader or ())
     first = next(batches, None)
@@ -186,13 +187,13 @@ def _traced(
         graph = trace(model, first)
         _check_layers_left(graph, model, config)
         return graph, chain([first], batches), Applied()
-    model, every = copy.deepcopy(model), [first, *batches]
+    model, all_batches = copy.deepcopy(model), [first, *batches]
     modules = select_layers(model, config).modules
-    applied = apply_algorithms(model, config, modules, every, steps)
+    applied = apply_algorithms(model, config, modules, all_batches, steps)
     solved = {modules[plan].get_parameter("weight").data_ptr(): plan for plan in applied.weights}
     graph = trace(model, first, unchanged=solved.keys())
     _check_layers_left(graph, model, config)
-    return graph, every, _in_graph(applied, solved, select_layers(graph, config).modules)
+    return graph, all_batches, _in_graph(applied, solved, select_layers(graph, config).modules)
 
 
 def _check_layers_left(graph: fx.GraphModule, model: nn.Module, config: Config) -> None:
@@ -209,10 +210,10 @@ def _check_layers_left(graph: fx.GraphModule, model: nn.Module, config: Config) 
 
 
 def _in_graph(applied: Applied, solved: Mapping[int, LayerPlan], modules: Mapping[LayerPlan, nn.Module]) -> Applied:
-    """``applied`` for the layers of a graph, which share the weights of the model that it was traced from.
+    """Return ``applied`` for the layers of a graph, which share the weights of the model that it was traced from.
 
     ``solved``: the address of a weight -> the layer that the algorithms rounded. Raises ConfigError for a layer that
-    has another config in the graph: its weight was rounded for this one.
+    has another config in the graph: its weight was rounded for its first config.
     """
     renamed = Applied(edges=applied.edges, warnings=applied.warnings)
     for plan, module in modules.items():

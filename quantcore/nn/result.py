@@ -1,4 +1,4 @@
-"""What a quantization in memory did: the error and the time of each layer, the edges along which scales moved."""
+"""The result of a quantization in memory: the error and the time of each layer, the edges along which scales moved."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NUM_SHOWN = 5
 
 @dataclass(frozen=True)
 class LayerResult:
-    """One layer: how it was quantized, and how far its weight and its output moved.
+    """A layer's scheme, and the errors of its weight and its output.
 
     ``relative_error`` is ||W - Q|| / ||W||, ``sqnr_db`` the same in dB. ``output_error`` is ||(W - Q) X|| / ||W X|| on
-    the calibration data, ``rounding_error`` the same of plain rounding; both are None where no algorithm looked at the
-    input. ``seconds`` is the time since the layer before: layers that are solved together count at the first of them.
+    the calibration data, ``rounding_error`` the same for plain rounding; both are None if no algorithm saw the input.
+    ``seconds`` is the time since the layer before: layers that are solved together count at the first of them.
     """
 
     name: str
@@ -38,9 +38,9 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class EdgeResult:
-    """Scales that moved from ``producer`` into ``consumers`` of one decoder block, or the reason why none can.
+    """Scales that moved from ``producer`` into ``consumers`` of a decoder block, or the reason why none can.
 
-    ``change`` is the relative change of the block's update by all its edges together, which only rounding causes.
+    ``change`` is the relative change of the block's update by all its edges together; it comes from rounding only.
     """
 
     block: int
@@ -52,9 +52,9 @@ class EdgeResult:
 
 @dataclass(frozen=True, repr=False)
 class QuantizationResult:
-    """What ``ModelQuantizer.quantize_model`` did.
+    """The result of ``ModelQuantizer.quantize_model``.
 
-    ``kept``: layers that stayed as they were, and why. ``seconds``: the time of each phase, and ``total``.
+    ``kept``: layers that were not quantized, and why. ``seconds``: the time of each phase, and ``total``.
     """
 
     layers: tuple[LayerResult, ...]
@@ -64,7 +64,7 @@ class QuantizationResult:
     seconds: Mapping[str, float]
 
     def to_pandas(self) -> Any:
-        """The layers as a pandas DataFrame, one row a layer. Raises ConfigError where pandas is not installed."""
+        """Return the layers as a pandas DataFrame, one row a layer. Raises ConfigError if pandas is not installed."""
         try:
             pandas = import_module("pandas")
         except ImportError as error:
@@ -74,7 +74,7 @@ class QuantizationResult:
         return pandas.DataFrame([asdict(layer) for layer in self.layers]).set_index("name")
 
     def plot(self, path: str | Path | None = None) -> Chart:
-        """The relative error of each layer as a chart, which a notebook shows; with ``path`` also an SVG file."""
+        """Draw the relative error of each layer as a chart, which notebooks show; ``path`` also writes an SVG file."""
         chart = Chart(error_chart([(layer.name, layer.relative_error) for layer in self.layers]))
         if path is not None:
             Path(path).write_text(chart.svg, "utf-8")
@@ -91,7 +91,7 @@ class QuantizationResult:
         return "\n".join(lines + ([f"  ... and {more} with less error"] if more > 0 else []))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML that a notebook shows."""
         return f"<pre>{escape(repr(self))}</pre>{self.plot()._repr_html_()}"
 
 

@@ -1,4 +1,4 @@
-"""Which layers of a model in memory are quantized, how, and which are left alone and why."""
+"""Selects the layers of a model in memory to quantize and their configs, and records why others are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONVOLUTIONS = ("Conv1d", "Conv2d", "ConvTranspose2d")
 
 @dataclass(frozen=True)
 class Selection:
-    """``modules``: what will be quantized. ``kept``: the names of the other layers that could be, with the reason."""
+    """The selected layers. ``modules``: those to quantize. ``kept``: other candidates, with the reason."""
 
     modules: dict[LayerPlan, nn.Module]
     kept: dict[str, str]
@@ -34,9 +34,9 @@ class Selection:
 def select_layers(model: nn.Module, config: Config) -> Selection:
     """Choose every layer's config by its name and class.
 
-    A weight that several modules share is quantized only if all of them want it, in the same way: then it stays shared.
-    Otherwise it stays as it is, so that no module changes behind another's back. Raises ConfigError, ModelError or
-    NumericsError that names the layer.
+    A weight that several modules share is quantized only if all of them have the same weight spec; then it stays
+    shared. Otherwise it is not quantized, so that no module changes another one's weight. Raises ConfigError,
+    ModelError or NumericsError that names the layer.
     """
     layers = {name: module for name, module in model.named_modules() if kind_of(module) is not None}
     chosen: dict[str, LayerPlan] = {}
@@ -79,7 +79,7 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
 
 
 def _cached_names(model: nn.Module) -> Iterator[str]:
-    """Yield the layers whose outputs are keys and values. Those of a vision or audio tower lie in no cache."""
+    """Yield the names of layers whose outputs are cached keys and values; those of vision or audio towers are not."""
     tensors = {name for name, _ in model.named_parameters()}
     decoder: Any = model.get_decoder() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
     inside = set((decoder or model).modules())
@@ -87,12 +87,12 @@ def _cached_names(model: nn.Module) -> Iterator[str]:
 
 
 def _find_routers(layers: dict[str, nn.Module]) -> set[str]:
-    """Layers that choose experts, by the same rule as in a checkpoint."""
+    """Return the layers that choose experts, by the same rule as in a checkpoint."""
     return find_routers({f"{name}.weight": module.get_parameter("weight").shape for name, module in layers.items()})
 
 
 def _shared_otherwise(model: nn.Module, chosen: dict[str, LayerPlan]) -> Iterator[tuple[str, str]]:
-    """(name, partner) of each chosen layer whose weight a partner has, too, that is not quantized in the same way."""
+    """Yield (name, partner) for chosen layers that share a weight with a partner that is quantized differently."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):

@@ -1,4 +1,4 @@
-"""One tensor's way through quantize and dequantize, as a module, so that its scales live and move with the model."""
+"""A module that quantizes and dequantizes one tensor, so that its scales move with the model."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from quantcore.solvers.rtn import observed_ranges
 class TensorQuantizer(nn.Module):
     """Quantizes and dequantizes one tensor: an activation [..., T, I] or a weight [out, in, *kernel].
 
-    ``scale``, ``zero_point``, ``global_scale`` and the parts of ``nested`` are buffers (None where params has none):
-    float32 whatever the model's dtype becomes, because codes were chosen for exactly these numbers. Without ``params``
-    the scales are taken from every tensor anew; a spec without scales (bfloat16) is a plain cast.
+    ``scale``, ``zero_point``, ``global_scale`` and the parts of ``nested`` are buffers (None where params has none).
+    They stay float32 even if the model is cast, because codes were chosen for exactly these numbers. Without ``params``
+    the scales are computed for every tensor; a spec without scales (bfloat16) is a plain cast.
     """
 
     scale: torch.Tensor | None
@@ -43,14 +43,14 @@ class TensorQuantizer(nn.Module):
 
     @classmethod
     def of_weight(cls, weight: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> Self:
-        """For a weight [out, in, *kernel] or a bias [out], whose range is what it holds now."""
+        """Make the quantizer of a weight [out, in, *kernel] or a bias [out], with the range of its current values."""
         if not spec.format.scaled:
             return cls(spec, None, is_weight=True)
         return cls(spec, observed_ranges(weight, spec, global_scale), is_weight=True)
 
     @property
     def params(self) -> QParams | None:
-        """What the buffers hold; None for scales that are taken from every tensor anew."""
+        """The parameters in the buffers; None if the scales are computed for every tensor."""
         if self.scale is None:
             return None
         nested = None
@@ -59,7 +59,7 @@ class TensorQuantizer(nn.Module):
         return QParams(self.scale, self.zero_point, self.global_scale, nested)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x as a consumer of the codes sees it, in x's shape and dtype."""
+        """Return x after quantize and dequantize, in x's shape and dtype."""
         params = self.params
         if not self.spec.format.scaled:
             return self.spec.format.round(x.float()).to(x.dtype)
@@ -69,7 +69,7 @@ class TensorQuantizer(nn.Module):
         return fake_quantize_activation(x, self.spec, params)
 
     def through_codes(self, weight: torch.Tensor) -> torch.Tensor:
-        """The same numbers as ``forward``, and a zero with the sign that its code has: nothing is lost on the way."""
+        """Return the numbers of ``forward``, computed through codes, so that a zero has the sign of its code."""
         params = self.params
         if params is None:
             return self.forward(weight)
@@ -80,7 +80,7 @@ class TensorQuantizer(nn.Module):
         return f"{self.spec.dtype.value} {self.spec.qscheme.value} {how}"
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """Move with the model, but keep the numbers when the model is cast (``.half()``)."""
+        """Move with the model, but stay float32 when the model is cast (``.half()``)."""
         before = dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in before.items():

@@ -1,6 +1,6 @@
-"""Scale, zero point, quantize, dequantize: pure functions that know a format's limits but no format's name.
+"""Scale, zero point, quantize, dequantize: pure functions that use a format's limits but no format's name.
 
-Tensors come cut into [R, G, S] (see ``grouping``); scales and zero points are [R, G].
+Tensors are split into [R, G, S] (see ``grouping``); scales and zero points are [R, G].
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class QParams:
 
     ``scale`` [R, G] is float32 with values that are exact in the stored type. ``zero_point`` [R, G], None if symmetric,
     is int32 codes or a float32 number (see ``with_stored_minimum``). ``global_scale``, a float32 scalar or None, lies
-    above the scales of NVFP4 and of two-stage specs. A dynamic input whose global scale is calibrated has that alone,
-    as a scalar ``scale``. ``nested`` is what is stored of scales that are quantized once more.
+    above the scales of NVFP4 and of two-stage specs. A dynamic input with a calibrated global scale has only that one,
+    as a scalar ``scale``. ``nested`` is the stored form of scales that are quantized themselves.
     """
 
     scale: torch.Tensor
@@ -49,23 +49,23 @@ class QParams:
     nested: NestedScales | None = None
 
     def of_groups(self, which: slice) -> QParams:
-        """Return the parameters of some groups, counted through all rows, each [N]."""
+        """Return the parameters of a slice of the groups, counted through all rows, each [N]."""
         zero_point = None if self.zero_point is None else self.zero_point.reshape(-1)[which]
         return QParams(self.scale.reshape(-1)[which], zero_point, self.global_scale)
 
     @property
     def zero_point_or_zeros(self) -> torch.Tensor:
-        """``zero_point``; zeros where there is none, for formats that always store one."""
+        """The ``zero_point``, or zeros if there is none, for formats that always store one."""
         return torch.zeros_like(self.scale) if self.zero_point is None else self.zero_point
 
     @property
     def step(self) -> torch.Tensor:
-        """Value of one unit of the format's grid, [R, G] float32."""
+        """The value of one unit of the format's grid, [R, G] float32."""
         return self.scale if self.global_scale is None else self.scale * self.global_scale
 
 
 def min_max(x_RGS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smallest and largest value of every group, each [R, G]. NaN in a group gives NaN."""
+    """Return the smallest and largest value of every group, each [R, G]. NaN in a group gives NaN."""
     size = x_RGS.shape[-1]
     if x_RGS.device.type != "cpu" or size > CACHED_VALUES:
         return x_RGS.amin(-1), x_RGS.amax(-1)
@@ -80,12 +80,12 @@ def find_params(
     minimum_RG: torch.Tensor, maximum_RG: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype,
     global_scale: torch.Tensor | None = None,
 ) -> QParams:  # fmt: skip
-    """Scales (and zero points) for values in [minimum, maximum]; ``ScaleType.float`` is stored in ``model_dtype``.
+    """Return scales (and zero points) for values in [minimum, maximum].
 
-    Integers and floats take the smallest scale with which neither end clips (docs/decisions/0002). The scale is rounded
-    to its stored type here, before any code is chosen, so that the codes fit the scale that is stored. A group of zeros
-    (or of values so small that their scale is 0 in float32) gets scale 1; a scale too small for its stored type becomes
-    the smallest normal number. ``global_scale``, if it is known already, is taken as given.
+    ``ScaleType.float`` is stored in ``model_dtype``. Integers and floats get the smallest scale with which neither end
+    clips (docs/decisions/0002). The scale is rounded to its stored type here, before any code is chosen, so that the
+    codes fit the stored scale. A group of zeros (or of values so small that their scale is 0 in float32) gets scale 1;
+    a scale too small for its stored type becomes the smallest normal number. A known ``global_scale`` is used as it is.
     """
     minimum, maximum = minimum_RG.float(), maximum_RG.float()
     if not spec.format.scaled:
@@ -108,10 +108,10 @@ def find_params(
 
 
 def quantize(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
-    """Codes [R, G, S] in the format's storage dtype; values outside the range take the nearest end."""
+    """Return codes [R, G, S] in the format's storage dtype; values outside the range get the nearest end."""
 
-    def encode(x: torch.Tensor, here: QParams) -> torch.Tensor:
-        return spec.format.encode(_scaled(x, here, spec), spec.round_method.value)
+    def encode(x: torch.Tensor, tile_params: QParams) -> torch.Tensor:
+        return spec.format.encode(_scaled(x, tile_params, spec), spec.round_method.value)
 
     return _in_tiles(encode, x_RGS, params, getattr(torch, spec.format.storage))
 
@@ -119,17 +119,17 @@ def quantize(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> to
 def dequantize(codes_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
     """Dequantize codes to float32 [R, G, S]."""
 
-    def decode(codes: torch.Tensor, here: QParams) -> torch.Tensor:
-        return _unscaled(spec.format.decode(codes), here, spec)
+    def decode(codes: torch.Tensor, tile_params: QParams) -> torch.Tensor:
+        return _unscaled(spec.format.decode(codes), tile_params, spec)
 
     return _in_tiles(decode, codes_RGS, params, torch.float32)
 
 
 def fake_quantize(x: torch.Tensor, spec: QuantizationSpec, grouping: Grouping, params: QParams) -> torch.Tensor:
-    """x as a consumer sees it after quantize and dequantize, in x's shape and dtype."""
+    """Return x after quantize and dequantize, in x's shape and dtype."""
 
-    def there_and_back(x: torch.Tensor, here: QParams) -> torch.Tensor:
-        return _rounded(x, here, spec)
+    def there_and_back(x: torch.Tensor, tile_params: QParams) -> torch.Tensor:
+        return _rounded(x, tile_params, spec)
 
     return grouping.join(_in_tiles(there_and_back, grouping.split(x), params, x.dtype), tuple(x.shape))
 
@@ -143,7 +143,10 @@ def static_params(params: QParams, spec: QuantizationSpec) -> QParams:
 
 
 def fake_quantize_activation(x: torch.Tensor, spec: QuantizationSpec, static: QParams | None) -> torch.Tensor:
-    """An activation [..., T, I] as a kernel sees it; scales that are not ``static`` are taken from x, in float32."""
+    """Return an activation [..., T, I] after quantize and dequantize.
+
+    Scales that are not ``static`` are computed from x, in float32.
+    """
     if spec.outlier_threshold is not None:
         outlier_I = (x.abs() >= spec.outlier_threshold).flatten(0, -2).any(0)
         rest = fake_quantize_activation(x.masked_fill(outlier_I, 0), replace(spec, outlier_threshold=None), static)
@@ -166,7 +169,7 @@ def fake_quantize_activation(x: torch.Tensor, spec: QuantizationSpec, static: QP
 
 
 def scale_dtype(spec: QuantizationSpec, model_dtype: torch.dtype) -> torch.dtype:
-    """The torch dtype in which the scale's value is exact; ``ScaleType.float`` and ``pof2`` use the model's own."""
+    """Return the torch dtype in which the scale is exact; ``ScaleType.float`` and ``pof2`` use the model's own."""
     return SCALE_DTYPES.get(spec.scale_type, model_dtype)
 
 
@@ -176,10 +179,10 @@ P = TypeVar("P", QParams, None)
 def _in_tiles(
     compute: Callable[[torch.Tensor, P], torch.Tensor], x_RGS: torch.Tensor, params: P, dtype: torch.dtype
 ) -> torch.Tensor:
-    """``compute`` on all of x, in ``dtype``. On a CPU in tiles that stay in a core's cache through all of its steps.
+    """Apply ``compute`` to all of x, with a result in ``dtype``; on a CPU in tiles that stay in a core's cache.
 
     That is three times faster than step after step through main memory, and needs no float32 copy of x. Without
-    ``params`` a tile is made of whole groups, so that ``compute`` can find its own.
+    ``params`` a tile consists of whole groups, so that ``compute`` can find its own.
     """
     if x_RGS.device.type != "cpu" or x_RGS.numel() <= CACHED_VALUES or torch.compiler.is_compiling():
         return compute(x_RGS, params).to(dtype)
@@ -187,21 +190,21 @@ def _in_tiles(
     x_NS, result_NS = x_RGS.reshape(-1, size), torch.empty(rows * groups, size, dtype=dtype)
     step = max(1, CACHED_VALUES // size)
     for start in range(0, rows * groups, step):
-        here = slice(start, start + step)
-        own = None if params is None else params.of_groups(here)
+        tile = slice(start, start + step)
+        own = None if params is None else params.of_groups(tile)
         for column in range(0, size, CACHED_VALUES):
-            there = slice(column, column + CACHED_VALUES)
-            result_NS[here, there] = compute(x_NS[here, there], own)
+            columns = slice(column, column + CACHED_VALUES)
+            result_NS[tile, columns] = compute(x_NS[tile, columns], own)
     return result_NS.reshape(x_RGS.shape)
 
 
 def _rounded(x: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
-    """x after quantize and dequantize, float32."""
+    """Return x after quantize and dequantize, float32."""
     return _unscaled(spec.format.round_(_scaled(x, params, spec), spec.round_method.value), params, spec)
 
 
 def _scaled(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
-    """x on the format's grid, not rounded yet: float32 in memory of its own, so that rounding may work in place."""
+    """Return x on the format's grid, not rounded yet: a float32 copy, so that rounding may work in place."""
     x = x_RGS.float()
     if spec.over is not None and params.global_scale is not None:
         x = spec.over.format.round(x / params.global_scale) / params.scale.unsqueeze(-1)
@@ -220,13 +223,13 @@ def _unscaled(values_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec)
 
 
 def find_global_scale(minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor | None:
-    """One scale above all groups, so that theirs fit e4m3 (NVFP4), or that of the first stage; 1 for zeros.
+    """Return the scale above all groups: of NVFP4, so that group scales fit e4m3, or of the first stage; 1 for zeros.
 
-    None for a spec that has no such scale.
+    Returns None for a spec without such a scale.
 
-    That of NVFP4 is one that survives being stored as its reciprocal, as compressed-tensors does: at most one unit in
-    the last place away. Then a consumer that divides an e4m3 scale by the reciprocal also gets, for all of them, what
-    one gets that multiplies by the scale (docs/decisions/0003).
+    The scale of NVFP4 is changed by at most one unit in the last place, so that it survives being stored as its
+    reciprocal, as compressed-tensors does. Then dividing an e4m3 scale by the stored reciprocal gives the same result
+    as multiplying by the scale, for all e4m3 scales (docs/decisions/0003).
     """
     if spec.over is not None:
         largest = spec.over.format.max
@@ -240,14 +243,14 @@ def find_global_scale(minimum: torch.Tensor, maximum: torch.Tensor, spec: Quanti
 
 
 def as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype) -> torch.Tensor:
-    """float32 scales that are exact in the stored type, if that can be said of one alone; none is 0."""
+    """Return float32 scales rounded to the stored type, as far as each can be rounded alone; none is 0."""
     if spec.scale_type is ScaleType.e8m0:
         return scale
     if spec.scale_type is ScaleType.e4m3:
         scale = E4M3.round(scale)
         return torch.where(scale == 0, torch.ones_like(scale), scale)
     dtype = scale_dtype(spec, model_dtype)
-    if spec.scale_type.in_two_levels:  # they are rounded together, in super_blocks: a 1 would outweigh those beside it
+    if spec.scale_type.in_two_levels:  # rounded together in super_blocks, where a 1 would outweigh the other scales
         return scale.clamp(min=torch.finfo(dtype).tiny)
     scale = torch.where(scale == 0, torch.ones_like(scale), scale.clamp(min=torch.finfo(dtype).tiny))
     if spec.scale_type is ScaleType.pof2:
@@ -259,9 +262,9 @@ def as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dt
 def with_stored_minimum(
     zero_point: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the zero point beside ``scale``; a real one such that the value of the smallest code can be stored.
+    """Return the zero point for ``scale``; a real one is changed so that the smallest code's value can be stored.
 
-    What files hold of a real zero point is that value, ``(smallest code - zero_point) * scale``, in the scale's type
+    Files store a real zero point as that value, ``(smallest code - zero_point) * scale``, in the scale's type
     (GGUF's Q4_1: code * d + m with float16 d and m). It is rounded to that type here, before any code is chosen.
     """
     dtype = scale_dtype(spec, model_dtype)
@@ -271,20 +274,22 @@ def with_stored_minimum(
 
 
 def minimum_of(zero_point: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
-    """Return the value of the smallest code, float32. ``zero_point_of`` is the inverse, exact after rounding to a
-    type."""
+    """Return the value of the smallest code, float32.
+
+    ``zero_point_of`` is the inverse, exact after rounding to a type.
+    """
     return (spec.format.min - zero_point) * scale
 
 
 def zero_point_of(minimum: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
-    """Return the real zero point with which the smallest code stands for ``minimum``, float32."""
+    """Return the real zero point that gives the smallest code the value ``minimum``, float32."""
     return spec.format.min - minimum.float() / scale
 
 
 def _with_real_zero_point(
     minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype
 ) -> QParams:
-    """Return the smallest scale that holds [minimum, maximum] once the minimum is what can be stored of it."""
+    """Return the smallest scale that holds [minimum, maximum], with the minimum rounded to its stored type first."""
     num_steps = spec.format.max - spec.format.min
     minimum = minimum.to(scale_dtype(spec, model_dtype)).float()
     span = maximum / num_steps - minimum / num_steps  # of one step: the whole range may overflow
@@ -295,8 +300,8 @@ def _with_real_zero_point(
 def _power_of_two(largest: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
     """Return the e8m0 scale for groups with this largest magnitude (OCP Microscaling Formats v1.0, section 6.3).
 
-    Exponents are taken from the bits of float32. What is added to them first carries into the exponent exactly where
-    the rule takes the next power of two.
+    Exponents are taken from the bits of float32. The number added first carries into the exponent exactly where the
+    rule takes the next power of two.
     """
     one_below = {
         ScaleMode.floor: 0,
@@ -332,5 +337,5 @@ def _asymmetric(
 
 
 def _divide(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """x / count for x >= 0, where nothing needs no room: 0 / 0 is 0."""
+    """Return x / count for x >= 0, with 0 / 0 = 0."""
     return torch.where(x == 0, 0, x / count)

@@ -1,4 +1,4 @@
-"""The result of quantizing: codes with what is needed to read them."""
+"""The result of quantizing: codes with the parameters to decode them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class QTensor:
 
     @classmethod
     def concat(cls, parts: Sequence[QTensor]) -> QTensor:
-        """Weights one below another whose rows share no parameters but the global scale."""
+        """Return weights concatenated along the rows; they share no parameters but the global scale."""
         zeros = [part.params.zero_point for part in parts if part.params.zero_point is not None]
         scale = torch.cat([part.params.scale for part in parts])
         params = QParams(scale, torch.cat(zeros) if zeros else None, parts[0].params.global_scale)
         return cls(torch.cat([part.codes for part in parts]), params, parts[0].spec)
 
     def dequantize(self) -> torch.Tensor:
-        """Return the weight that the codes stand for, float32 in the shape of ``codes``.
+        """Return the dequantized weight, float32 in the shape of ``codes``.
 
-        It lies row by row: products may round otherwise where it does not.
+        It is contiguous: products may round differently if it is not.
         """
         grouping = weight_grouping(self.spec)
         values_RGS = dequantize(grouping.split(self.codes), self.params, self.spec)
@@ -41,7 +41,7 @@ class QTensor:
 
 @dataclass(frozen=True)
 class QLayer:
-    """Quantized layer for an exporter: its weight and the static parameters of its input and output."""
+    """A quantized layer for an exporter: its weight and the static parameters of its input and output."""
 
     weight: QTensor
     inputs: QParams | None = None
@@ -49,12 +49,12 @@ class QLayer:
 
 
 def is_finite(weight: torch.Tensor) -> bool:
-    """Return True if no value is NaN or infinite. NaN passes through both ends; the weight is not copied."""
+    """Return True if no value is NaN or infinite. NaN propagates to minimum and maximum; the weight is not copied."""
     return weight.numel() == 0 or bool(torch.stack(torch.aminmax(weight)).isfinite().all())
 
 
 def check_finite(weight: torch.Tensor, name: str) -> None:
-    """Raises NumericsError for a weight of the layer ``name`` that holds NaN or infinity."""
+    """Raise NumericsError for a weight of the layer ``name`` that holds NaN or infinity."""
     if not is_finite(weight):
         num_bad = int((~torch.isfinite(weight)).sum())
         raise NumericsError(
@@ -65,7 +65,7 @@ def check_finite(weight: torch.Tensor, name: str) -> None:
 
 
 def quantize_weight(weight: torch.Tensor, params: QParams, spec: QuantizationSpec) -> QTensor:
-    """``weight`` [out, in, *kernel] with the given parameters."""
+    """Return ``weight`` [out, in, *kernel] quantized with the given parameters."""
     grouping = weight_grouping(spec)
     codes_RGS = quantize(grouping.split(weight), params, spec)
     return QTensor(grouping.join(codes_RGS, tuple(weight.shape)), params, spec)

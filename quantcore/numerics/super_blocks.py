@@ -1,9 +1,9 @@
-"""Scales in two levels: small whole numbers for groups, times one float16 number for the 256 inputs around them.
+"""Scales in two levels: small whole numbers for groups, times one float16 unit for a super-block of 256 inputs.
 
-GGUF's K-types store scales so. ``scale_type`` uint6 (Q4_K, Q5_K): scales and minimums of 8 groups of 32 in 6 bits
-each, under a float16 for the scales and one for the minimums. ``scale_type`` int8 (Q6_K): scales of 16 groups of 16 in
-8 bits. ``double_quant`` has a module of its own. Ranges are found group by group; what is stored of them is settled
-here, for whole rows, before any code is chosen.
+This is the form of GGUF's K-types. ``scale_type`` uint6 (Q4_K, Q5_K): scales and minimums of 8 groups of 32 in 6 bits
+each, with a float16 unit for the scales and one for the minimums. ``scale_type`` int8 (Q6_K): scales of 16 groups of 16
+in 8 bits. ``double_quant`` has its own module. Ranges are found group by group; their stored form is fixed here, for
+whole rows, before any code is chosen.
 
 Legend: R rows, B super-blocks of a row, G groups of one.
 """
@@ -17,11 +17,11 @@ from quantcore.numerics.affine import QParams, minimum_of, zero_point_of
 from quantcore.numerics.double_quant import NestedScales
 
 LARGEST = {ScaleType.uint6: 63, ScaleType.int8: 127}
-"""Integer that the largest scale of a super-block becomes, so that the float16 scale follows from it."""
+"""Integers that stand for the largest scale of a super-block; the float16 unit follows from them."""
 
 
 def as_two_levels(params: QParams, spec: QuantizationSpec) -> QParams:
-    """Parameters [R, all groups] as they can be stored; as they are if scales are stored one by one."""
+    """Return parameters [R, all groups] in their stored form; unchanged if scales are stored one by one."""
     if spec.scale_type is ScaleType.double_quant:
         nested = NestedScales.of(params.scale)
         return QParams(nested.decode(), nested=nested)
@@ -36,20 +36,23 @@ def as_two_levels(params: QParams, spec: QuantizationSpec) -> QParams:
     low_RBG = -minimum_of(zero_RBG, scale_RBG, spec)
     num_steps = spec.format.max - spec.format.min
     stored_RBG = _whole(low_RBG.clamp(min=0), largest, at_least=0)
-    # The other end of the range stays where it was.
+    # The other end of the range does not move.
     scale_RBG = _whole(scale_RBG + (stored_RBG - low_RBG) / num_steps, largest, at_least=1).flatten(1)
     return QParams(scale_RBG, zero_point_of(-stored_RBG.flatten(1), scale_RBG, spec))
 
 
 def two_levels(values_RBG: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(units [R, B] exact in float16, whole numbers [R, B, G]) of what ``as_two_levels`` gave: units times wholes."""
+    """Return (units [R, B] exact in float16, whole numbers [R, B, G]) of a result of ``as_two_levels``.
+
+    The result is units times whole numbers.
+    """
     unit_RB = (values_RBG.amax(-1) / largest).half().float()
     whole_RBG = (values_RBG / _above_zero(unit_RB).unsqueeze(-1)).round()
     return unit_RB, whole_RBG
 
 
 def _whole(values_RBG: torch.Tensor, largest: int, *, at_least: int) -> torch.Tensor:
-    """Values >= 0 as whole multiples of a float16 unit; the largest of a super-block is exactly ``largest`` units."""
+    """Return values >= 0 as whole multiples of a float16 unit; a super-block's largest is exactly ``largest`` units."""
     top_RB1 = values_RBG.amax(-1, keepdim=True)
     unit_RB1 = (top_RB1 / largest).half().float()
     smallest = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
@@ -59,5 +62,5 @@ def _whole(values_RBG: torch.Tensor, largest: int, *, at_least: int) -> torch.Te
 
 
 def _above_zero(unit: torch.Tensor) -> torch.Tensor:
-    """A unit to divide by: nothing is counted in units of 0."""
+    """Return ``unit`` with zeros replaced by ones, to divide by."""
     return torch.where(unit == 0, torch.ones_like(unit), unit)

@@ -1,4 +1,4 @@
-"""Every weight as [out, in, *kernel], whatever its module stores, and back. Both are views where memory allows it."""
+"""Converts weights from any module's layout to [out, in, *kernel] and back, as views where possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observers learn the range of a tensor that comes in many pieces. One file each; see ``observer``."""
+"""Observers learn the range of a tensor that comes in many pieces. One file for each; see ``observer``."""
 
 from __future__ import annotations
 

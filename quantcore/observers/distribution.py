@@ -1,4 +1,4 @@
-"""How often each value occurred, under many scales at once: what percentile, mse and histogram decide from."""
+"""Counts of each value under many scales at once, the input of the observers percentile, mse and histogram."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from quantcore.config.spec import QuantizationSpec
 from quantcore.observers.observer import Observer
 
 NUM_KEPT = 1 << 16
-"""A scale's values are kept as they are until there are more than these; then they are counted."""
+"""Upper bound on the values of a scale that are stored one by one; more are counted in bins."""
 NUM_COUNTERS = 1 << 25
-"""At most this many counters (of 8 bytes) for all scales together, or 128 a scale if that is more."""
+"""Upper bound on the counters (of 8 bytes) for all scales together, or 128 a scale if that is more."""
 CHUNK = 1 << 17
-"""Values that are worked on at a time: their temporaries stay in a CPU's cache. Elsewhere 64 times as many."""
+"""Number of values processed at a time on a CPU, so that temporaries stay in its cache; 64 times as many elsewhere."""
 
 
 @dataclass(frozen=True)
 class Bins:
-    """The values a counter exists for: 0 and +-2^e * (1 + k / 2^mantissa_bits); others count as the nearest of them.
+    """The values with a counter: 0 and +-2^e * (1 + k / 2^mantissa_bits); others count as the nearest of them.
 
-    Exponents run over ``num_exponents`` numbers from ``first_exponent`` on, as float32 stores them (127 is 2^0). What
-    lies below counts as 0, what lies above as the last bin. Bins do not depend on the data, so that merging is adding.
+    Exponents are ``num_exponents`` numbers from ``first_exponent`` on, as float32 stores them (127 is 2^0). Smaller
+    values count as 0, larger ones as the last bin. Bins do not depend on the data, so that merging is adding.
     """
 
     mantissa_bits: int
@@ -36,9 +36,9 @@ class Bins:
 
     @classmethod
     def for_scales(cls, num_scales: int) -> Self:
-        """All of bfloat16 up to 512 scales, so that counting bfloat16 loses nothing; coarser beyond that.
+        """Return all values of bfloat16 up to 512 scales, so that counting bfloat16 is exact; coarser bins for more.
 
-        Then 2^-32 to 2^32 is enough, with 7 mantissa bits up to 2048 scales, 6 up to 4096, 4 up to 16384.
+        Those run from 2^-32 to 2^32, with 7 mantissa bits up to 2048 scales, 6 up to 4096, 4 up to 16384.
         """
         if num_scales * (1 << 16) <= NUM_COUNTERS:
             return cls(mantissa_bits=7, first_exponent=0, num_exponents=256)
@@ -46,7 +46,7 @@ class Bins:
 
     @property
     def num_signed(self) -> int:
-        """Bins of one sign."""
+        """The number of bins of one sign."""
         return self.num_exponents << self.mantissa_bits
 
     @property
@@ -54,18 +54,20 @@ class Bins:
         return 2 * self.num_signed
 
     def index(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the bin of every value, int32 in [0, num); NaN falls into any."""
+        """Return the bin of every value, int32 in [0, num); NaN gets an arbitrary one."""
         dropped = 23 - self.mantissa_bits
         rounded = (x.float().view(torch.int32) + (1 << (dropped - 1))).bitwise_right_shift_(dropped)
         if self.first_exponent == 0:
-            return rounded.bitwise_and_(self.num - 1)  # sign, exponent, mantissa as they stand
+            return rounded.bitwise_and_(self.num - 1)  # the bits of sign, exponent, mantissa
         magnitude = rounded & ((256 << self.mantissa_bits) - 1)
         magnitude.sub_(self.first_exponent << self.mantissa_bits).clamp_(0, self.num_signed - 1)
         return magnitude.add_(rounded.bitwise_right_shift_(31).bitwise_and_(self.num_signed))
 
     def values(self, device: torch.device) -> torch.Tensor:
-        """Return the value of each bin, float32 [num]; the first of each sign is 0, the highest may be infinite or
-        NaN."""
+        """Return the value of each bin, float32 [num].
+
+        The first of each sign is 0, the highest may be infinite or NaN.
+        """
         magnitude = torch.arange(self.num_signed, dtype=torch.int32, device=device)
         bits = (magnitude + (self.first_exponent << self.mantissa_bits)) << (23 - self.mantissa_bits)
         bits[0] = 0
@@ -74,10 +76,10 @@ class Bins:
 
 
 class Distribution:
-    """The values seen under each of N scales, with how often each was.
+    """The values seen under each of N scales, with their counts.
 
-    Up to ``NUM_KEPT`` values a scale (all weights) they are kept as they are, in their own dtype. Beyond that they are
-    counted in ``Bins``. How many there are decides, so the way they were cut into batches does not.
+    Up to ``NUM_KEPT`` values a scale (all weights) are stored in their own dtype. More are counted in ``Bins``. Only
+    their number decides, so the result does not depend on the split into batches.
     """
 
     def __init__(self, num_scales: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -89,7 +91,7 @@ class Distribution:
         self._counts: torch.Tensor | None = None  # int64 [N, num bins]
 
     def add(self, x_NS: torch.Tensor) -> None:
-        """Take in S more values for every scale."""
+        """Add S more values for every scale."""
         self.num_values += x_NS.shape[1]
         self.dtype = torch.promote_types(self.dtype, x_NS.dtype)
         if self.num_values <= NUM_KEPT:
@@ -98,7 +100,7 @@ class Distribution:
             self._count([*self._kept, x_NS])
 
     def merge(self, other: Distribution) -> None:
-        """Take in all that ``other``, of as many scales, has seen."""
+        """Add all values of ``other``, which has as many scales."""
         self.num_values += other.num_values
         self.dtype = torch.promote_types(self.dtype, other.dtype)
         kept = [*self._kept, *(x_NS.to(self.device) for x_NS in other._kept)]
@@ -110,7 +112,7 @@ class Distribution:
             counts += other._counts.to(self.device)
 
     def chunks(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """Yield (some of the scales, values_NK ascending float32, counts_NK int64 of each), for all scales in turn."""
+        """Yield (a slice of the scales, values_NK ascending float32, counts_NK int64 of each) until all are done."""
         if self._counts is None:
             self._kept = [torch.cat(self._kept, dim=1)]
         held = self._kept[0] if self._counts is None else self._counts
@@ -120,10 +122,10 @@ class Distribution:
             yield rows, *(self._sorted(held[rows]) if self._counts is None else self._used(held[rows]))
 
     def _count(self, values: list[torch.Tensor]) -> torch.Tensor:
-        """Count all of ``values`` and keep none."""
+        """Count all of ``values`` and return the counts; none stay stored."""
         bins = Bins.for_scales(self.num_scales)
         if self._counts is None:
-            with torch.inference_mode(False):  # else later batches from outside that mode could not be counted
+            with torch.inference_mode(False):  # else later batches outside that mode could not be counted
                 self._counts = torch.zeros(self.num_scales, bins.num, dtype=torch.int64, device=self.device)
         one = torch.ones((), dtype=torch.int64, device=self.device)
         chunk = _chunk(self._counts)
@@ -142,7 +144,7 @@ class Distribution:
         return values_NK, torch.ones((), dtype=torch.int64, device=kept_NK.device).expand_as(values_NK)
 
     def _used(self, counts_NB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Without the bins that no scale uses."""
+        """Return values and counts without the bins that no scale uses."""
         values = Bins.for_scales(self.num_scales).values(counts_NB.device)
         used = counts_NB.any(dim=0).nonzero().squeeze(1)
         used = used[values[used].argsort(stable=True)]
@@ -155,11 +157,10 @@ def _chunk(x: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class Seen:
-    """Distribution of the values under N scales: values_NK ascending, how often each (int64), the exact ends, all of
-    them finite.
+    """Distribution of the values under N scales: values_NK ascending, their counts (int64), the exact ends; all finite.
 
-    ``num_values`` is the number of values under each scale, ``dtype`` what they came in (the model's own). ``peak`` is
-    the largest magnitude under any scale, those outside of this piece included.
+    ``num_values`` is the number of values under each scale, ``dtype`` their original one (the model's own). ``peak`` is
+    the largest magnitude under any scale, including those outside of this piece.
     """
 
     values_NK: torch.Tensor
@@ -172,7 +173,7 @@ class Seen:
 
 
 class DistributionObserver(Observer):
-    """An observer that decides from how often each value occurred."""
+    """An observer that chooses the range from the counts of values."""
 
     def __init__(self, spec: QuantizationSpec, grouping: Grouping | None = None) -> None:
         super().__init__(spec, grouping)
@@ -205,7 +206,7 @@ class DistributionObserver(Observer):
         chosen: list[torch.Tensor] = []
         for rows, values, counts in self._distribution.chunks():
             low, high = minimum[rows], maximum[rows]
-            # Bins stand for values beside those seen; the exact ends hold them in. Scales without a range see zeros.
+            # Bins may lie outside the values seen; the exact ends clamp them. Scales without a range get zeros.
             values = values.nan_to_num().clamp(low.unsqueeze(1), high.unsqueeze(1))
             seen = Seen(values, counts, low, high, self._distribution.num_values, self._distribution.dtype, peak)
             chosen.append(torch.stack(self._choose(seen)))

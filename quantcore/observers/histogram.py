@@ -1,4 +1,4 @@
-"""The range whose codes tell most about the values: entropy calibration."""
+"""Entropy calibration: the range whose codes keep most information about the values."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from quantcore.observers.observer import OBSERVERS
 NUM_BINS = 2048
 FEWEST_BINS = 128
 STRIDE = 16
-LEAST_COUNT = 1e-4  # of a value, for Q where P has some and Q none; MXNet and ONNX Runtime smooth with as much
+LEAST_COUNT = 1e-4  # of Q where P has values and Q none; MXNet and ONNX Runtime smooth with the same number
 
 
 @OBSERVERS.add("histogram")
 class HistogramObserver(DistributionObserver):
-    """The range with the least Kullback-Leibler divergence between the values and their codes.
+    """Chooses the range with the least Kullback-Leibler divergence between the values and their codes.
 
     S. Migacz, "8-bit inference with TensorRT" (GTC 2017): a histogram of 2048 equal bins over the exact range (of the
-    magnitudes for symmetric specs) is cut to its innermost 2048, 2032, ... 128 bins. P is what remains, with all that
-    was cut off in the outermost bin; Q spreads what remains, without that, evenly over those bins of each code that are
-    not empty in P, with a ten-thousandth of a value at least. The candidate with the least KL(P || Q) wins, of equals
-    the widest. Unlike there, bins belong to the code that the spec really gives their centre, so that any format will
-    do, and asymmetric ranges shrink at both ends. Fewer than 2048 values are no histogram and keep their exact range.
+    magnitudes for symmetric specs) is cut to its innermost 2048, 2032, ... 128 bins. P is the rest, with all values
+    that were cut off in the outermost bin. Q is the rest without them: each code's share is spread evenly over its bins
+    that are not empty in P, with at least a ten-thousandth of a value. The candidate with the least KL(P || Q) wins; of
+    equal ones the widest. Unlike there, a bin belongs to the code that the spec gives its centre, so that any format
+    works, and asymmetric ranges shrink at both ends. With fewer than 2048 values the exact range is kept.
 
     Made for activations per tensor: it takes seconds for a thousand scales, and the counters of more than 2048 are too
     coarse for it.
@@ -56,7 +56,7 @@ class HistogramObserver(DistributionObserver):
     def _divergence(
         self, counts_NB: torch.Tensor, centres_NB: torch.Tensor, low_N1: torch.Tensor, high_N1: torch.Tensor
     ) -> torch.Tensor:
-        """KL(P || Q) of the range [low, high], float64 [N]; infinite if nothing remains."""
+        """Return KL(P || Q) of the range [low, high], float64 [N]; infinite if no values are left."""
         below, above = centres_NB < low_N1, centres_NB > high_N1
         left_NB = counts_NB.where(~(below | above), 0).double()
         first, last = below.sum(1, keepdim=True), NUM_BINS - 1 - above.sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Observer of the exact range, from the smallest to the largest value."""
+"""The observer of the exact range, from the smallest to the largest value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quantcore.observers.observer import OBSERVERS, Observer
 
 @OBSERVERS.add("min_max")
 class MinMaxObserver(Observer):
-    """The exact range, so that no value clips."""
+    """Keeps the exact range, so that no value clips."""
 
     def _find(self, minimum_RG: torch.Tensor, maximum_RG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return minimum_RG, maximum_RG

@@ -1,4 +1,4 @@
-"""The range whose quantization has the smallest squared error."""
+"""The observer of the range whose quantization has the smallest squared error."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CANDIDATES_AN_OCTAVE = 32
 class MSEObserver(DistributionObserver):
     """Shrinks the exact range by 2^(-i / 32), i = 0, 1, 2 ..., and takes the first with the least squared error.
 
-    The error is that of ``fake_quantize`` under the spec, summed over all values seen, with scales as a model of the
+    The error is that of ``fake_quantize`` with the spec, summed over all values seen, with scales as a model of the
     values' own dtype stores them; both ends shrink alike. Scales that are powers of two are tried octave by octave. The
-    search goes on until clipping alone costs more than the best candidate, so no range, however small, is missed. The
-    full range is the first candidate: never worse than min-max. Scales below a global one (NVFP4, two stages) are tried
-    under that of the full range, and the scale that holds the largest value of all does not shrink, so that the global
-    one is the same in the end.
+    search continues until clipping alone costs more than the best candidate, so no smaller range is missed. The full
+    range is the first candidate: the result is never worse than min-max. Scales below a global one (NVFP4, two stages)
+    are tried with the global scale of the full range, and the scale that holds the largest value of all does not
+    shrink, so that the global scale does not change in the end.
     """
 
     def _choose(self, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,7 +67,7 @@ class _Search:
         return self._sum_of_squares(self._quantize(self._values_NK, factor))
 
     def clipping(self, factor: float) -> torch.Tensor:
-        """Return the part of it that all smaller factors have too: what values outside the range lose."""
+        """Return the part of the error that all smaller factors share: the loss of values outside the range."""
         far = torch.tensor([[-3e38, 3e38]], device=self._values_NK.device).expand(len(self._values_NK), -1)
         low_N1, high_N1 = torch.split(self._quantize(far, factor), 1, dim=1)
         return self._sum_of_squares(self._values_NK.clamp(low_N1, high_N1))

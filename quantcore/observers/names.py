@@ -1,6 +1,6 @@
-"""The observers under the names that configs write: ``PerTensorMinMaxObserver``, ``PerChannelMSEObserver`` ...
+"""The observers under the names that configs use: ``PerTensorMinMaxObserver``, ``PerChannelMSEObserver`` ...
 
-``PerTensorMSEObserver(spec)`` observes as ``observer_for(spec)`` would, and refuses a spec of another scheme.
+``PerTensorMSEObserver(spec)`` is like ``observer_for(spec)``, but rejects a spec of another scheme.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quantcore.observers.placeholder import PlaceholderObserver as PlaceholderOb
 
 
 class PerBlockMXObserver(MinMaxObserver):
-    """Learns the exact range of each OCP MX block of 32 values, whatever the scheme calls them."""
+    """Learns the exact range of each OCP MX block of 32 values, under any scheme's name."""
 
 
 class PerTensorMinMaxObserver(MinMaxObserver):

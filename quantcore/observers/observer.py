@@ -1,4 +1,4 @@
-"""Base class of observers: it tracks the exact range of all values under every scale."""
+"""The base class of observers: it tracks the exact range of all values under every scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quantcore.registry import Registry
 
 
 def _check(name: str, entry: object) -> None:
-    """Raises ValueError unless ``entry`` is a class of observers."""
+    """Raise ValueError unless ``entry`` is a class of observers."""
     if not (isinstance(entry, type) and issubclass(entry, Observer)):
         raise ValueError("it is no subclass of quantcore.observers.Observer")
 
@@ -24,17 +24,16 @@ OBSERVERS: Registry[type[Observer]] = Registry("observer", "quantcore.observers"
 
 
 def observer_for(spec: QuantizationSpec, grouping: Grouping | None = None) -> Observer:
-    """Return the observer of ``spec``. ``grouping`` says which values share a scale; by default a weight's."""
+    """Return the observer of ``spec``. ``grouping`` defines which values share a scale; by default a weight's."""
     return OBSERVERS.get(spec.observer_method)(spec, grouping)
 
 
 class Observer(ABC):
-    """Learns the range of a tensor [R, G, S] from batches; the result depends on the values seen and on nothing else.
+    """Learns the range of a tensor [R, G, S] from batches; the result depends only on the values seen.
 
-    In which order, in how many pieces and on how many ranks they came makes no difference to a single bit. Batches may
-    differ in shape as long as the same R rows of G groups share scales. A group that saw NaN has the range NaN, one
-    that saw an infinity has it as an end: nothing hides them. The state is plain tensors: an observer can be pickled,
-    sent to another rank and merged there.
+    The order, the number of pieces and the number of ranks do not change a single bit. Batches may differ in shape as
+    long as the same R rows of G groups share scales. A group that saw NaN has the range NaN, one that saw an infinity
+    has it as an end. The state is plain tensors: an observer can be pickled, sent to another rank and merged there.
     """
 
     qscheme: ClassVar[QSchemeType | None] = None
@@ -55,7 +54,7 @@ class Observer(ABC):
         self._range_2RG: torch.Tensor | None = None  # [minimum, -maximum], so that one minimum merges both
 
     def update(self, x: torch.Tensor) -> None:
-        """Take in one batch of any shape that the grouping can cut; an empty one changes nothing."""
+        """Process a batch of any shape that the grouping can split; an empty one changes nothing."""
         if x.numel() == 0:
             return
         x = x.detach() if self._range_2RG is None else x.detach().to(self._range_2RG.device)
@@ -63,7 +62,7 @@ class Observer(ABC):
         self.num_values += x.numel()
 
     def merge(self, other: Self) -> None:
-        """Take in all that ``other``, an observer of the same class for the same spec and grouping, has seen."""
+        """Add all values seen by ``other``, an observer of the same class for the same spec and grouping."""
         if (type(self), self.spec, self.grouping) != (type(other), other.spec, other.grouping):
             raise ValueError("only observers of the same class, spec and grouping can be merged")
         if other._range_2RG is not None:
@@ -71,7 +70,10 @@ class Observer(ABC):
             self.num_values += other.num_values
 
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(minimum, maximum), float32 [R, G]: what ``affine.find_params`` takes. ValueError if nothing was seen yet."""
+        """Return (minimum, maximum), float32 [R, G], for ``affine.find_params``.
+
+        Raises ValueError if nothing was seen yet.
+        """
         if self._range_2RG is None:
             raise ValueError("the observer has seen no value")
         return self._find(self._range_2RG[0], -self._range_2RG[1])
@@ -81,12 +83,12 @@ class Observer(ABC):
         """Return the range to quantize, given the smallest and largest value seen."""
 
     def _add(self, x_RGS: torch.Tensor) -> None:
-        """Keep what ``_find`` needs of a batch."""
+        """Record the data of a batch that ``_find`` needs."""
         minimum, maximum = min_max(x_RGS)
         self._widen(torch.stack([minimum, -maximum]).float())
 
     def _merge(self, other: Self) -> None:
-        """Keep what ``_find`` needs of an observer that has seen something."""
+        """Record the data that ``_find`` needs from an observer that has seen values."""
         assert other._range_2RG is not None
         self._widen(other._range_2RG)
 

@@ -1,4 +1,4 @@
-"""Nearly all of it: the range that leaves out the rarest values."""
+"""The observer of the range that leaves out the rarest values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from quantcore.observers.observer import OBSERVERS
 
 @OBSERVERS.add("percentile")
 class PercentileObserver(DistributionObserver):
-    """The range that holds ``percentile`` per cent of the values.
+    """Chooses the range that holds ``percentile`` per cent of the values.
 
-    Symmetric specs take the percentile of the magnitudes; asymmetric ones leave out half of the rest at each end. A
-    percentile between two values lies on the line between them, as in ``numpy.percentile``. If it is 0 though not all
-    values are (rare features), the exact range is taken, since a range of nothing would have no scale.
+    Symmetric specs use the percentile of the magnitudes; asymmetric ones leave out half of the rest at each end. A
+    percentile between two values is interpolated linearly, as in ``numpy.percentile``. If it is 0 although not all
+    values are (rare features), the exact range is used, because an empty range has no scale.
     """
 
     percentile: ClassVar[float] = 99.99
-    """One value in ten thousand clips; H. Wu et al. 2020 (arXiv:2004.09602) find 99.9 to clip too much."""
+    """Share of the values in the range; H. Wu et al. 2020 (arXiv:2004.09602) find that 99.9 clips too much."""
 
     def _choose(self, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
         share = self.percentile / 100
@@ -39,7 +39,7 @@ class PercentileObserver(DistributionObserver):
 
 
 def quantile(values_NK: torch.Tensor, counts_NK: torch.Tensor, share: float) -> torch.Tensor:
-    """Return the ``share`` quantile of ascending values that occur so often, float32 [N]; linear between two values."""
+    """Return the ``share`` quantile of ascending values with these counts, float32 [N]; linear between two values."""
     cumulative = counts_NK.cumsum(dim=-1)
     last = cumulative[:, -1:] - 1
     position = last.double() * share

@@ -1,4 +1,4 @@
-"""Observer for tensors that need no learned range."""
+"""The observer for tensors that need no learned range."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from quantcore.observers.observer import OBSERVERS, Observer
 
 @OBSERVERS.add("placeholder")
 class PlaceholderObserver(Observer):
-    """Finds nothing. A plain cast (float16, bfloat16) gets an empty range, [0, 0], of which its scale 1 comes.
+    """Finds no range. A plain cast (float16, bfloat16) gets an empty range, [0, 0], which leads to its scale 1.
 
-    For any other format ``range`` raises ValueError: its scales are found anew in every tensor.
+    For any other format ``range`` raises ValueError: its scales are computed for every tensor.
     """
 
     def _find(self, minimum_RG: torch.Tensor, maximum_RG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

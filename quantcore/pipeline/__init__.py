@@ -1,1 +1,1 @@
-"""How a job goes: the main path in `job`, and what it is made of."""
+"""The steps of a job: the main path in `job`, and its parts."""

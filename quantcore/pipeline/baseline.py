@@ -1,4 +1,4 @@
-"""The proof compares with the float model: with its hidden states behind the last block."""
+"""The float model's hidden states after the last block, with which the proof compares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quantcore.runtime.ranks import Ranks
 class Baseline:
     """The float model's last hidden states: from the cache, or from a stream of the job, which then fills the cache.
 
-    Nothing is compared, and there are none, where ``is_measured`` is False.
+    If ``is_measured`` is False, nothing is compared and there are no states.
     """
 
     original: Model
@@ -31,7 +31,7 @@ class Baseline:
     is_measured: bool
 
     def needs_stream(self, savepoint: SavePoint, saved: Mapping[str, Any] | None) -> bool:
-        """Return whether the job has to take the evaluation windows through the float blocks. All ranks call it."""
+        """Return True if the job has to take the evaluation windows through the float blocks. All ranks call it."""
         if not self.is_measured:
             return False
         if saved:
@@ -39,9 +39,10 @@ class Baseline:
         return not self.ranks.share(self.cache.has_states(self._settings))
 
     def last_states_NTH(self, held_out: Hidden | None) -> torch.Tensor | None:
-        """Return the states behind the last block, on the first rank at least. All ranks call it.
+        """Return the states after the last block, on the first rank at least. All ranks call it.
 
-        ``held_out`` has come through all blocks. An entry that left the cache since the job began is computed again.
+        ``held_out`` has come through all blocks. A cache entry that has been removed since the job began is computed
+        again.
         """
         if held_out is not None:
             states_NTH = torch.cat([state.cpu() for part in self.ranks.gather(list(held_out.states)) for state in part])

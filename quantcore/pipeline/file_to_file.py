@@ -1,8 +1,8 @@
-"""File to file: weights whose codes need no data, from the checkpoint into the artifact one tensor at a time.
+"""File to file: rounds weights that need no data, from the checkpoint into the artifact, one tensor at a time.
 
-No text is read, no block is run and no model class is built, so that any architecture will do: what is a linear weight
-is decided by names and shapes, in the plan. Memory holds one weight. The same functions as in the pipeline round and
-write, so the bytes are the same.
+No text is read, no block is run and no model class is built, so that any architecture works: the plan recognizes linear
+weights by names and shapes. Memory holds one weight. The pipeline's own functions round and write, so the bytes are the
+same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quantcore.events import Emit, Eta, Progress
 from quantcore.numerics.qtensor import check_finite
 from quantcore.numerics.weight_layout import canonical
 from quantcore.pipeline.writer import ResultWriter
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.proof.expectation import Expectation
 from quantcore.proof.judging import Outcome
 from quantcore.reading.dequantize import open_source
@@ -43,8 +43,8 @@ def round_files(
 ) -> Outcome:  # fmt: skip
     """Read every weight once, choose its codes, write them, drop it. Raises NumericsError for one that is not finite.
 
-    As many blocks at a time as there are ranks, so that all of them have something to do; each rank takes some of their
-    layers. It goes on behind the blocks that were ``saved``.
+    Processes as many blocks at a time as there are ranks, so that none is idle; each rank takes some of their layers.
+    Resumes after the blocks that were ``saved``.
     """
     ranks = savepoint.ranks
     source = open_source(model)
@@ -70,7 +70,7 @@ def round_files(
 
 
 class Weights:
-    """Reads weights one at a time, onto ``device`` and in the ``dtype`` that the model computes in."""
+    """Reads weights one at a time, onto ``device`` and in the model's ``dtype``."""
 
     def __init__(self, source: Source, dtype: torch.dtype, device: torch.device) -> None:
         self._source = source
@@ -78,7 +78,7 @@ class Weights:
         self._device = device
 
     def read(self, layer: LayerPlan) -> torch.Tensor:
-        """[out, in]. Raises NumericsError if it holds NaN or infinity."""
+        """Read the weight, [out, in]. Raises NumericsError if it holds NaN or infinity."""
         weight = self._source.read(f"{layer.name}.weight").to(self._device, self._dtype)
         check_finite(weight, layer.name)
         return canonical(weight, layer.kind)
@@ -92,7 +92,7 @@ class Weights:
 
 
 def round_layers(layers: Sequence[LayerPlan], weights: Weights, writer: ResultWriter) -> None:
-    """Write the codes of ``layers``, each on one rank; those that share a global scale on the same one."""
+    """Write the codes of ``layers``, each on one rank; layers that share a global scale on the same rank."""
     groups = by_global_scale(layers)
     costs = [sum(layer.in_features * layer.out_features for layer in group) for group in groups]
     for group, owner in zip(groups, spread(costs, writer.ranks.size), strict=True):
@@ -109,7 +109,7 @@ def round_layers(layers: Sequence[LayerPlan], weights: Weights, writer: ResultWr
 
 
 def rounded(layers: Sequence[LayerPlan], weights: Weights, owner: int) -> Iterator[Solved]:
-    """Yield the codes of layers that share a global scale if their spec has one: then their weights are read twice."""
+    """Yield the codes of layers that share a global scale if their spec has one; the weights then are read twice."""
     spec = layers[0].weight
     scale = global_scale(map(weights.read, layers), spec) if has_global_scale(spec) else None
     for layer in layers:

@@ -1,9 +1,9 @@
-"""THE main path, read top to bottom: plan; quantize block by block (load, run float, prepare, solve, write, run
-quantized, save); then prove and seal.
+"""THE main path of a job, to read from top to bottom.
 
-If the task has a mix, the scheme of each layer is measured and chosen first: from then on it is a config like any
-other. Memory holds one decoder block at a time. Streams of hidden states go from block to block (``JobStreams``): the
-calibration windows, the held-out windows through the float block, a few probe windows through the quantized one.
+It plans, then quantizes block by block (load, run float, prepare, solve, write, run quantized, save), then proves and
+seals. If the task has a mix, the scheme of each layer is measured and chosen first: from then on it is a config like
+any other. Memory holds one decoder block at a time. Streams of hidden states go from block to block (``JobStreams``):
+the calibration windows, the held-out windows through the float block, a few probe windows through the quantized one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from quantcore.pipeline.file_to_file import round_files
 from quantcore.pipeline.streams import JobStreams
 from quantcore.pipeline.writer import ResultWriter, write_side_files
 from quantcore.plan.job import plan_job
-from quantcore.plan.resolve import FILE_TO_FILE, Plan
+from quantcore.plan.planner import FILE_TO_FILE, Plan
 from quantcore.proof.expectation import Expectation, probe_logits
 from quantcore.proof.judging import Outcome, judge_result, tell_gates
 from quantcore.proof.verify import may_be_whole, prove_in_fresh_process
@@ -60,7 +60,7 @@ from quantcore.runtime.workload import NUM_PROBES
 
 
 def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
-    """Quantize, export, prove, seal. Returns the report; ``output_dir`` appears only when all of it is done.
+    """Quantize, export, prove, seal. Returns the report; ``output_dir`` appears only when everything is done.
 
     With several ``ranks`` each calls it. The first one emits events and returns the report; the others return None.
     """
@@ -76,7 +76,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
 
 
 def _run(task: Task, emit: Emit, ranks: Ranks, started: float, warnings: list[Warned], seen: Seen) -> Report | None:
-    """Run the job on a local model; ``seen`` makes sure that its files do not change."""
+    """Run the job on a local model; ``seen`` checks that its files do not change."""
     model = read_model(task.model_folder)
     seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
     headers = model.headers
@@ -140,9 +140,9 @@ def quantize(
     task: Task, original: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
     saved: dict[str, Any] | None = None,
 ) -> Outcome:  # fmt: skip
-    """Quantize every block once, one after the other, and then the head. Goes on behind the blocks that were ``saved``.
+    """Quantize every block, one after the other, and then the head. Resumes after the blocks that were ``saved``.
 
-    Every rank holds the block and takes its share of the windows through it, of the layers and of the writing.
+    Every rank holds the block, and has its share of the windows, of the layers and of the writing.
     """
     ranks = savepoint.ranks
     texts = read_texts(task, ranks)
@@ -196,7 +196,7 @@ def quantize_block(
 def quantize_head(
     model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, streams: JobStreams, writer: ResultWriter
 ) -> None:
-    """Quantize lm_head if it is planned, and compute the logits of the probes: what follows the last block."""
+    """Quantize lm_head if it is planned, and compute the logits of the probes, after the last block."""
     with model.head() as outside:
         if plan.added:
             untie(outside.model)
@@ -214,7 +214,7 @@ def quantize_head(
 
 @dataclass(frozen=True)
 class Texts:
-    """The token windows of a job, and where they and the model come from."""
+    """The token windows of a job, and their and the model's provenance."""
 
     calibration_NT: torch.Tensor
     evaluation: EvaluationText
@@ -228,7 +228,7 @@ class Texts:
 
     @property
     def cache(self) -> BaselineCache:
-        """The entries that earlier jobs wrote about the float model."""
+        """The cached results of earlier jobs for the float model."""
         return BaselineCache(self.model)
 
     @property
@@ -247,7 +247,10 @@ def read_texts(task: Task, ranks: Ranks) -> Texts:
 
 
 def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks: Ranks) -> StreamedModel:
-    """Open the float model to be run block by block; ``ranks`` share each block if the task or the memory says so."""
+    """Open the float model to run it block by block.
+
+    ``ranks`` share each block if the task or the memory requires it.
+    """
     headers, device = original.headers, default_device()
     sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
     return StreamedModel(
@@ -258,14 +261,17 @@ def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks:
 
 
 def may_compare_window(model: Model, plan: Plan, ranks: Ranks) -> bool:
-    """Return whether Transformers may load the model whole, and can read its files."""
+    """Return True if Transformers may load the model whole, and can read its files."""
     reads_floats = model.quantized is None and find_gguf(model.folder) is None
     return plan.runs_model and reads_floats and may_be_whole(plan, plan.footprint.allows_comparison(ranks.size))
 
 
 def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...], ranks: Ranks) -> dict[LayerPlan, nn.Module]:
-    """The module of each planned layer, its weight in memory. Raises ModelError for a module of another class than
-    planned, NumericsError for a weight that holds NaN or infinity, on all ranks if one has it."""
+    """Return the module of each planned layer, with its weight in memory.
+
+    Raises ModelError for a module of another class than planned, NumericsError for a weight that holds NaN or infinity.
+    Both are raised on all ranks.
+    """
     modules: dict[LayerPlan, nn.Module] = {}
     for layer in layers:
         module = model.find_module(layer.name)
@@ -281,7 +287,7 @@ def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...], ranks: Ran
 
 
 def read_windows(task: Task) -> TokenWindows:
-    """Calibration and held-out token windows of the task's text; none are held out if it is measured on another."""
+    """Return calibration and held-out token windows; without held-out ones if the task has its own evaluation text."""
     tokenizer = load_tokenizer(task.model_folder)
     return token_windows(
         task.calibration,

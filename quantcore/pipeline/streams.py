@@ -13,22 +13,22 @@ from quantcore.blockwise.algorithms import BlockAlgorithms
 from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.blockwise.savepoint import SavePoint, Stream
 from quantcore.calibration.reduction import Span
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import Ranks
 from quantcore.runtime.states import states_kept
 from quantcore.runtime.streamed_model import StreamedModel
 from quantcore.runtime.workload import NUM_PROBES
 
-EDGE_PROBE_LEN = 32  # tokens with which edges are proven
+EDGE_PROBE_LEN = 32  # tokens for the proof of edges
 
 
 @dataclass
 class JobStreams:
-    """The hidden states in front of the next block.
+    """The hidden states before the next block.
 
-    ``learning`` is what the algorithms learn from. ``held_out`` are this rank's evaluation windows, from number
-    ``first_held_out`` on, through the float blocks; None if nobody needs them. ``logit_probes`` are the first
+    ``learning`` is the input of the algorithms. ``held_out`` are this rank's evaluation windows, from number
+    ``first_held_out`` on, through the float blocks; None if nothing needs them. ``logit_probes`` are the first
     evaluation windows through the quantized blocks: the files must give the same logits.
     """
 
@@ -43,7 +43,7 @@ class JobStreams:
         cls, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration_NT: torch.Tensor,
         evaluation_NT: torch.Tensor, folder: Path, ranks: Ranks, *, with_held_out: bool,
     ) -> Self:  # fmt: skip
-        """Embed this rank's windows. Many calibration windows wait on the disk of ``folder``."""
+        """Embed this rank's windows. Large numbers of calibration windows are stored on the disk of ``folder``."""
         learning = _open_learning(model, plan, algorithms, calibration_NT, folder, ranks)
         probes = algorithms.rotate_states(model.embed(evaluation_NT[:NUM_PROBES]))
         part = ranks.part(len(evaluation_NT))
@@ -55,28 +55,28 @@ class JobStreams:
         return RunningBlock(block, index, self.learning)
 
     def run_float(self, at: RunningBlock) -> None:
-        """Take the held-out windows through the block as the checkpoint has it."""
+        """Take the held-out windows through the block with its original weights."""
         self.model.run_block(at.block, at.index, self.held_out)
 
     def run_prepared(self, at: RunningBlock) -> None:
-        """Take the edge probe through the block whose scales have moved and whose weights are not rounded yet."""
+        """Take the edge probe through the block after its scales have moved, before its weights are rounded."""
         self.model.run_block(at.block, at.index, self.learning.probe)
 
     def run_quantized(self, at: RunningBlock) -> None:
-        """Take the other streams that go through quantized blocks through this one."""
+        """Take the streams of quantized blocks through this block."""
         self.model.run_block(at.block, at.index, self.logit_probes)
         at.advance_quantized()
 
     def save(self, savepoint: SavePoint, next_block: int, notes: Callable[[], Mapping[str, Any]]) -> None:
-        """Save all streams in front of ``next_block``, unless it is the end or blocks pass values on to later ones.
+        """Save all streams before ``next_block``, unless it is the end or blocks pass values on to later ones.
 
-        Such values are kept in memory alone, so a job that stops there starts again.
+        Such values are only kept in memory, so a job that stops there starts again from the beginning.
         """
         if next_block < len(self.model.blocks) and not self.logit_probes.arguments.pass_values_on:
             savepoint.save(next_block, self._by_name(), notes)
 
     def restore(self, savepoint: SavePoint, saved: Mapping[str, Any] | None) -> int:
-        """Put what was saved into the streams. Returns the number of the block that comes next: 0 without ``saved``."""
+        """Restore the streams from ``saved``. Returns the number of the next block: 0 without ``saved``."""
         if saved is None:
             return 0
         savepoint.restore(saved, self._by_name())

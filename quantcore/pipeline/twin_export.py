@@ -1,7 +1,7 @@
-"""A small twin of a model, quantized and exported as the model was.
+"""Quantizes and exports a small twin of a model in the way of the model itself.
 
-Where a model does not fit into memory, another program reads the files of its twin (see ``model.twin``): same class,
-same names, same kinds of layers, written by the same code.
+If a model does not fit into memory, another program reads the files of its twin (see ``model.twin``): same class, same
+names, same kinds of layers, written by the same code.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from quantcore.model.skeleton import declared_class
 from quantcore.model.twin import build_twin, twin_config
 from quantcore.pipeline.file_to_file import round_files
 from quantcore.pipeline.writer import write_side_files
-from quantcore.plan.resolve import Plan, resolve
+from quantcore.plan.planner import Plan, make_plan
 from quantcore.reading.model import Model, read_model
 from quantcore.runtime.ranks import ALONE
 
 
 class ExportedTwin(NamedTuple):
-    """The float twin, and the ``plan`` by which it was written to ``folder``."""
+    """The float twin, and the ``plan`` of its export to ``folder``."""
 
     model: Model
     plan: Plan
@@ -38,15 +38,15 @@ class ExportedTwin(NamedTuple):
 def export_twin(task: Task, export: str, original: Model, scratch: Path) -> ExportedTwin:
     """Write the twin of ``original`` in the format ``export`` below ``scratch``, its weights rounded to nearest.
 
-    Its layers have the schemes of the task's weights; where these do not fit its small widths, int8 with a scale a row.
-    Raises QuantError where no twin can be built, or the format does not hold it.
+    Its layers have the schemes of the task's weights; if these do not fit its small widths, int8 with a scale a row.
+    Raises QuantError if no twin can be built, or the format cannot hold it.
     """
     config = original.headers.config
     try:
         with quiet():
             twin = build_twin(twin_config(config), kind=declared_class(config))
             twin.save_pretrained(scratch / "twin")
-    except Exception as error:  # the code of any model, on numbers that nobody tried
+    except Exception as error:  # any model's code may fail on untested numbers
         raise ModelError(f"no small twin of it can be built ({reason_of(error)})", code="no_twin") from error
     model = read_model(scratch / "twin")
     try:
@@ -60,7 +60,7 @@ def _export(task: Task, config: Config, export: str, model: Model, folder: Path)
         update={"model_dir": model.folder, "model_id": "", "config": config, "export": (export,), "file2file": True}
     )
     headers = model.headers
-    plan = resolve(config, headers.config, headers.tensors, exports=small.export, file2file=True)
+    plan = make_plan(config, headers.config, headers.tensors, exports=small.export, file2file=True)
     folder.mkdir()
     round_files(small, model, plan, folder, silence, SavePoint(None, "", ALONE))
     write_side_files(small, headers, plan, folder)
@@ -68,12 +68,12 @@ def _export(task: Task, config: Config, export: str, model: Model, folder: Path)
 
 
 def _weights_alone(config: Config) -> Config:
-    """Keep of ``config`` what rounds weights without any text."""
+    """Return ``config`` with only the weight specs, which need no text."""
     return _with(config, lambda layer: QuantizationConfig(weight=layer.weight))
 
 
 def _in_int8(config: Config) -> Config:
-    """Put the quantized layers of ``config`` in int8 with a scale a row."""
+    """Return ``config`` with its quantized layers in int8 with a scale a row."""
     int8 = presets.resolve("int8_weight_only").global_quant_config
     return _with(config, lambda layer: layer if layer.weight is None else int8)
 

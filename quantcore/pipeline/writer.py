@@ -1,4 +1,4 @@
-"""Writes what a job chose: every layer in every format, and beside the weights what the report and the proof need."""
+"""Writes the results of a job: every layer in every format, and the data for the report and the proof."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_c
 from quantcore.model.module_names import with_module_names
 from quantcore.numerics.qtensor import QLayer
 from quantcore.numerics.weight_layout import stored
-from quantcore.plan.resolve import Plan, export_dir
+from quantcore.plan.planner import Plan, export_dir
 from quantcore.proof.expectation import Expectation
 from quantcore.proof.verify import as_floats
 from quantcore.runtime.ranks import Ranks
@@ -34,10 +34,10 @@ from quantcore.solvers.rtn import round_to_nearest
 
 
 class ResultWriter:
-    """Writes what was chosen to every export, and keeps what the report and the proof need of it.
+    """Writes solved layers to every export, and keeps the data for the report and the proof.
 
-    Each of the ``ranks`` writes the layers whose codes it found and its share of the other tensors; a file that only
-    one can write (``Container``) leaves all of it to the first. ``tell`` and ``finish`` bring together what they know.
+    Each of the ``ranks`` writes the layers that it solved and its share of the other tensors. A file that only one rank
+    can write (``Container``) is left to the first. ``tell`` and ``finish`` gather the data of all ranks.
     """
 
     def __init__(self, plan: Plan, source: Source, expected: Expectation, emit: Emit, ranks: Ranks) -> None:
@@ -52,7 +52,7 @@ class ResultWriter:
         self.edges: list[dict[str, Any]] = []
         self._untold: list[LayerQuantized] = []
         self._written: set[str] = set()
-        as_they_run = sorted(plan.layers, key=lambda layer: layer.block is None)  # the head behind the blocks
+        as_they_run = sorted(plan.layers, key=lambda layer: layer.block is None)  # the head after the blocks
         self._places = {layer.name: number for number, layer in enumerate(as_they_run)}
         self._first_writes_all = any(isinstance(EXPORTERS.get(export), Container) for export in plan.exports)
 
@@ -60,7 +60,7 @@ class ResultWriter:
     def opened(
         self, task: Task, headers: ModelHeaders, folder: Path, saved: Mapping[str, Any] | None
     ) -> Iterator[None]:
-        """With the files of every export in ``folder`` open, behind what was ``saved``."""
+        """Hold the files of every export in ``folder`` open inside the block, and restore the ``saved`` state."""
         with ExitStack() as stack:
             for export in self.plan.exports:
                 sink = open_sink(export, task, headers, self.plan, folder, self.ranks, creates=saved is None)
@@ -75,7 +75,7 @@ class ResultWriter:
             yield
 
     def note(self, prepared: Prepared, index: int | None = None) -> None:
-        """Say the warnings now, and again in the report, with the edges that block ``index`` has."""
+        """Emit and record the warnings, and record the edges of block ``index`` for the report."""
         self.warnings += prepared.warnings
         for warning in prepared.warnings:
             self.emit(warning)
@@ -93,7 +93,7 @@ class ResultWriter:
         self.write_bias(solved.layer, getattr(module, "bias", None))
 
     def write(self, solved: Solved, activations: dict[LayerPlan, Activations]) -> None:
-        """Write one layer's codes, with what calibration learned beside them in the files."""
+        """Write one layer's codes, together with its calibrated activation ranges."""
         self.leave(solved.layer)
         if self.ranks.rank == solved.owner:
             self._untold.append(measured(solved))
@@ -115,18 +115,18 @@ class ResultWriter:
                 sink.write(part, tensor.to(sink.dtype_of(part)))
 
     def leave(self, layer: LayerPlan) -> None:
-        """Its weight is not to be copied: this rank or another writes its codes."""
+        """Mark a layer's weight as not to be copied: this rank or another writes its codes."""
         self._written.add(f"{layer.name}.weight")
 
     def tell(self) -> None:
-        """Say of all layers that were written since the last time how that went."""
+        """Gather and emit the results of all layers written since the last call."""
         for event in sorted((event for part in self.ranks.gather(self._untold) for event in part), key=self._order):
             self.done.append(event)
             self.emit(event)
         self._untold.clear()
 
     def write_bias(self, layer: LayerPlan, bias: nn.Parameter | None) -> None:
-        """Round the bias, in place, where the layer's config says so. It stays floats: its codes are not kept."""
+        """Round the bias, in place, if the layer's config has a spec for it. It is stored as floats, not as codes."""
         name = f"{layer.name}.bias"
         if layer.config.bias is not None and bias is not None:
             rounded = round_to_nearest(whole(bias), layer.config.bias).dequantize()
@@ -134,10 +134,10 @@ class ResultWriter:
             self._write_shared(name, rounded.to(TORCH_DTYPES[self.source.tensors[name].dtype]))
 
     def write_changed(self, module: nn.Module, names: dict[str, str]) -> None:
-        """Write parameters of ``module`` that are not quantized, but other than in the checkpoint.
+        """Write parameters of ``module`` that are not quantized, but differ from the checkpoint.
 
-        ``names``: what the module and the checkpoint call them. Weights of planned layers are written as codes, rounded
-        biases were written already.
+        ``names``: their names in the module -> in the checkpoint. Weights of planned layers are written as codes,
+        rounded biases have been written already.
         """
         others = self._written | {f"{layer.name}.weight" for layer in self.plan.layers}
         stored_as = self.source.tensors | self.plan.added
@@ -149,14 +149,14 @@ class ResultWriter:
                 self._write_shared(place, stored)
 
     def copy_the_rest(self) -> None:
-        """Write every tensor that was not written yet as it was: embeddings, norms, biases, excluded layers."""
+        """Copy every tensor that was not written yet: embeddings, norms, biases, excluded layers."""
         rest = [name for name in self.source.tensors if name not in self._written]
         for number, name in enumerate(rest):
             if self.writes(number % self.ranks.size):
                 self._write_float(name, self.source.read(name))
 
     def finish(self) -> None:
-        """Put every file on the disk. The first rank then knows what all ranks expect of the files."""
+        """Flush every file to the disk. The first rank then has the expected digests of all ranks."""
         self.tell()
         for export in self.plan.exports:
             sink = self.sinks.get(export)
@@ -170,7 +170,7 @@ class ResultWriter:
         self.ranks.wait()
 
     def notes(self) -> dict[str, Any]:
-        """Return what a process needs to go on from here, all files being on the disk. All ranks call it."""
+        """Flush all files, and return the state that a later process needs to resume here. All ranks call it."""
         for sink in self.sinks.values():
             assert isinstance(sink, Sink)
             sink.sync()
@@ -188,7 +188,7 @@ class ResultWriter:
         }
 
     def restore(self, notes: Mapping[str, Any]) -> None:
-        """Go on from what ``notes`` gave once."""
+        """Resume from the result of an earlier ``notes``."""
         self._written = set(notes["written"])
         for export, sink in self.sinks.items():
             sink.missing.intersection_update(notes["missing"][export])
@@ -199,7 +199,7 @@ class ResultWriter:
             self.expected.take(notes["expected"])
 
     def writes(self, owner: int) -> bool:
-        """Return whether this rank writes what belongs to the rank ``owner``."""
+        """Return True if this rank writes the tensors of the rank ``owner``."""
         return self.ranks.is_first if self._first_writes_all else self.ranks.rank == owner
 
     def _order(self, event: LayerQuantized) -> int:
@@ -222,8 +222,10 @@ class ResultWriter:
 def open_sink(
     export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path, ranks: Ranks, *, creates: bool
 ) -> TensorSink | None:
-    """Where the tensors of one format are written; None on ranks that do not write it. A rank ``creates`` the files
-    that a job which goes on has already."""
+    """Return the sink for the tensors of one format; None on ranks that do not write it.
+
+    The first rank makes the files if ``creates``; a resumed job has them already.
+    """
     target, layouts, exporter = export_dir(folder, plan, export), plan.layouts[export], EXPORTERS.get(export)
     if isinstance(exporter, Container):
         made = ranks.is_first
@@ -239,14 +241,14 @@ def open_sink(
 
 
 def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
-    """Warn of a shard size for a format that is one file; other formats of the task may have shards."""
+    """Return a warning if a shard size is given for a format that is one file; other formats may have shards."""
     if not isinstance(EXPORTERS.get(export), Container) or task.max_shard_size == DEFAULT_SHARD_SIZE:
         return ()
     return (f"{export} is one file: max_shard_size {task.max_shard_size} says nothing there.",)
 
 
 def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> None:
-    """config.json with the format's quantization_config, and what travels with the model unchanged."""
+    """Write config.json with the format's quantization_config, and copy the files that stay unchanged."""
     model_config = plan.result_config(headers.config)
     kept_layers = [entry.name for entry in plan.kept if entry.is_layer]
     layers, kept = with_module_names(model_config, plan.layers, kept_layers)

@@ -1,7 +1,7 @@
-"""Will it fit, and how long will it take: a plan held against hardware, from config.json or headers alone. No torch.
+"""Compares a plan with hardware, for memory, disk and time, from config.json or headers alone. No torch.
 
-Blocks that are alike are planned once, so that a model of any depth is answered at once. Every figure of memory is that
-of ``quantcore.plan.footprint``; every figure of time is work divided by an assumed speed, and both are shown.
+Equal blocks are planned once, so that the answer takes no longer for a deep model. Every figure of memory comes from
+``quantcore.plan.footprint``; every figure of time is work divided by an assumed speed, and both are shown.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Input, Parts, by_block, input_of
 from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
-from quantcore.plan.resolve import FILE_TO_FILE, STREAMED, Plan, resolve
+from quantcore.plan.planner import FILE_TO_FILE, STREAMED, Plan, make_plan
 from quantcore.runtime.workload import SOLVED_ROWS, STATES_SHARE, solving_flops, too_large_for_one
 
 STREAMED_FSDP, RESIDENT_FSDP = "streamed_fsdp", "resident_fsdp"
 USABLE = 0.95
 """Usable share of a device's memory: the rest is lost to fragmentation."""
 FLOAT_PASSES = 20
-"""How often every value passes through memory in float32 while it is rounded, packed and measured."""
+"""Number of passes of every value through memory, in float32, while it is rounded, packed and measured."""
 FEWER_SAMPLES = (255, 127, 63, 31)
-"""Numbers of windows from which on there is one sum of statistics less."""
+"""Numbers of windows at which the number of sums of statistics falls by one."""
 GRAM_SHARE = 10 / 16  # of x^T x, which is symmetric: see calibration.sums
 
 
 @dataclass(frozen=True)
 class Work:
-    """Work of a job, over all blocks. ``num_streams`` of hidden states go through; ``num_values`` are rounded;
-    a token is multiplied with ``active``; ``grams`` are the matrices' bytes, ``gram_flops`` a token's in them;
-    ``shared_grams`` those that every rank gets, ``solving_flops`` what the rank does that has most to do."""
+    """The work of a job, over all blocks.
+
+    ``num_streams`` of hidden states; ``num_values`` to round; ``active`` weights multiplied for each token; ``grams``,
+    the bytes of the matrices of inputs, and ``gram_flops`` for them a token; ``shared_grams``, those that every rank
+    gets; ``solving_flops`` of the busiest rank.
+    """
 
     num_streams: int
     num_values: int
@@ -50,7 +53,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to do it: bytes by part on each device (or in each process of a CPU), and whether they fit."""
+    """An executor with its bytes by part on each device (or in each process of a CPU), and if they fit."""
 
     executor: str
     parts: Parts
@@ -63,11 +66,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The answer. ``candidates``: every executor; ``chosen`` is the first that fits, or the one that needs least.
+    """The result. ``candidates``: every executor; ``chosen`` is the first that fits, or the one that needs least.
 
-    ``verify``: what the process that verifies the result and the one that waits for it hold, on one device or on the
-    CPU. ``host`` is of one node, in the phase that takes most, and ``disk`` of all, by part; ``seconds`` by part, one
-    after the other.
+    ``verify``: the memory of the process that verifies the result and of the one that waits for it, on one device or
+    on the CPU. ``host`` is the memory of one node in its largest phase, ``disk`` that of all nodes, both by part;
+    ``seconds`` by part, one after the other.
     """
 
     plan: Plan
@@ -118,13 +121,13 @@ def plan_for(
     hardware: Hardware, config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], *,
     calibration: CalibrationConfig | None = None, exports: Sequence[str] = ("quark",), warnings: tuple[str, ...] = (),
 ) -> Capacity:  # fmt: skip
-    """Plan one block of each kind, and hold all of them against ``hardware``. Raises as ``plan.resolve``."""
+    """Plan one block of each kind, and compare all blocks with ``hardware``. Raises the errors of ``plan.planner``."""
     prefix, num_blocks = find_blocks(tensors, model_config)
     counts = [1] * num_blocks
     if not _names_blocks(config):
         tensors, counts = distinct_blocks(tensors, prefix, num_blocks)
         model_config = _of_depth(model_config, len(counts))
-    plan = resolve(config, model_config, tensors, calibration=calibration, exports=exports, warnings=warnings)
+    plan = make_plan(config, model_config, tensors, calibration=calibration, exports=exports, warnings=warnings)
     return capacity(plan, config, model_config, tensors, counts, hardware)
 
 
@@ -139,7 +142,9 @@ def capacity(
     num_parameters = _in_all(plan, counts, {name: math.prod(entry.shape) for name, entry in tensors.items()})
     footprint = replace(footprint, whole=before, num_values=num_parameters)
     candidates = _candidates(plan, footprint, hardware, can_shard=config.runs_alone is None)
-    able = [entry for entry in candidates if entry.executor != RESIDENT_FSDP]  # that one runs models, it does not learn
+    able = [
+        entry for entry in candidates if entry.executor != RESIDENT_FSDP
+    ]  # that one runs models, but cannot calibrate
     chosen = next((entry for entry in able if entry.fits), min(able, key=lambda entry: entry.num_bytes))
     work = _work(plan, config, model_config, tensors, counts, hardware)
     disk = {"model": before, "artifact": after, "hidden_states": _states_on_disk(footprint, hardware, chosen)}
@@ -174,7 +179,7 @@ def distinct_blocks(
 ) -> tuple[dict[str, TensorHeader], list[int]]:
     """Return the tensors with one block of each kind, renumbered, and how many blocks there are of each kind.
 
-    Blocks of one kind have tensors with the same names, shapes and dtypes. Blocks behind ``num_blocks`` all stay.
+    Blocks of one kind have tensors with the same names, shapes and dtypes. Blocks after ``num_blocks`` all stay.
     """
     blocks: dict[int, dict[str, TensorHeader]] = {}
     distinct: dict[str, TensorHeader] = {}
@@ -202,7 +207,7 @@ def _names_blocks(config: Config) -> bool:
 
 
 def _of_depth(model_config: Mapping[str, Any], num_blocks: int) -> dict[str, Any]:
-    """``model_config`` with another number of blocks, also in the configs inside it."""
+    """Return ``model_config`` with another number of blocks, nested configs included."""
     changed: dict[str, Any] = {}
     for key, value in model_config.items():
         if isinstance(value, Mapping):
@@ -246,7 +251,7 @@ def _candidates(
 
 
 def _states_fit(footprint: Footprint, hardware: Hardware) -> bool:
-    """Return whether the hidden states fit into the memory of each rank, as ``runtime.states`` decides."""
+    """Return True if the hidden states fit into the memory of each rank, by the rule of ``runtime.states``."""
     limit = hardware.device_bytes if hardware.num_devices else hardware.host_bytes
     return not limit or footprint.states <= hardware.num_ranks * STATES_SHARE * limit
 
@@ -267,7 +272,7 @@ def _verify(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> Part
 
 
 def _host(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> Parts:
-    """Return the memory of all processes of a node, in the phase that takes most."""
+    """Return the memory of all processes of a node, in its largest phase."""
     parts = footprint.host() if hardware.num_devices else chosen.parts
     quantize = {name: hardware.ranks_a_node * size for name, size in parts.items()}
     runs_here = chosen.executor != FILE_TO_FILE and not hardware.num_devices
@@ -277,7 +282,7 @@ def _host(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> Parts:
 def _verdict(
     plan: Plan, footprint: Footprint, hardware: Hardware, chosen: Candidate, verify: Parts, host: Parts, disk: Parts
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Explain what does not fit, and what would make it fit."""
+    """Return the faults (parts that do not fit) and advice to make them fit."""
     faults: list[str] = []
     advice: list[str] = []
     if not chosen.fits and hardware.num_devices:
@@ -298,7 +303,7 @@ def _verdict(
 
 
 def _smaller(plan: Plan, footprint: Footprint, hardware: Hardware) -> Iterator[str]:
-    """Changes of the job that fit."""
+    """Yield changes of the job that make it fit."""
 
     def fits(changed: Footprint) -> bool:
         return any(way.fits for way in _candidates(plan, changed, hardware) if way.executor != RESIDENT_FSDP)
@@ -357,7 +362,7 @@ def _work(
 
 
 def _solving(parts: Sequence[tuple[float, float, int]], num_ranks: int) -> tuple[float, set[int]]:
-    """Return the operations of the busiest rank, and which inputs all ranks solve together.
+    """Return the operations of the busiest rank, and the inputs that all ranks solve together.
 
     ``parts`` has for each input the cost of the factorization, that of the rows, and the number of rows.
     """
@@ -388,7 +393,7 @@ def _seconds(
         seconds["statistics"] = work.gram_flops * tokens / num_ranks / speeds.grams
         summed = work.grams * num_ranks + work.shared_grams
         seconds["exchange"] = summed / speeds.exchange if num_ranks > 1 else 0.0
-        if chosen.executor == STREAMED_FSDP:  # every layer is brought together for every window
+        if chosen.executor == STREAMED_FSDP:  # every layer is gathered for every window
             windows = plan.calibration.num_samples * plan.needs_calibration / num_ranks
             seconds["exchange"] += before * windows * work.num_streams / speeds.exchange
         seconds["solve"] = work.solving_flops / speeds.solving

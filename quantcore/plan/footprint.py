@@ -1,8 +1,8 @@
-"""Where a job's memory goes, from shapes alone: the same estimate for a plan, for hardware and for a report.
+"""Estimates a job's memory from shapes alone: the same estimate for a plan, for hardware and for a report.
 
 A job has two phases: one process (or one for each rank) quantizes, then a fresh process verifies while the first one
-waits. A process has moments, and what one holds the next has given back: its peak is its costliest moment. A model's
-depth is in none of them, except where a whole model generates text (see ``Footprint.allows_whole``).
+waits. A process goes through moments that free their memory at their end: its peak is its costliest moment. A model's
+depth does not matter, except where a whole model generates text (see ``Footprint.allows_whole``).
 """
 
 from __future__ import annotations
@@ -19,37 +19,43 @@ from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.runtime.workload import LOGIT_ROWS, NUM_PROBES, PROBE_POSITIONS, SOLVED_ROWS, TILE_BYTES, count_sums
 
 RUNTIME_BYTES = 450 << 20
-"""Python, torch and Transformers before any weight: measured by bench/__main__.py."""
+"""Memory of Python, torch and Transformers before any weight, measured by bench/__main__.py."""
 FLOAT_COPIES = 4
 """Copies of the weight being rounded, in float32: weight, codes, dequantized values, error."""
 SOLVED_COPIES = 6
-"""Copies of the rows that a solver takes at a time, in float32: weights, values on the grid and errors, the latter two
-of rounding to nearest as well, and work space."""
+"""Copies of the rows that a solver takes at a time, in float32.
+
+They are weights, values on the grid and errors, the latter two for rounding to nearest as well, and work space.
+"""
 WINDOW_COPIES = 4
 """Copies of a layer's input of one window, in float32, while statistics are collected."""
 WINDOW_COPIES_BACK = 16
-"""Copies for a window on the backward pass through a block: all that its forward pass saved."""
+"""Copies of a window on the backward pass through a block: all tensors saved by its forward pass."""
 PRODUCT_TILES = 3
 """Copies of a tile during a matrix product: the tile, the library's packed copy, and the result."""
 DISTANCE_TILES = 16
-"""Copies of a tile while the logits of two models are compared: ``divergence.distance`` holds 9, and the allocator
-keeps most of what was freed before."""
+"""Copies of a tile while the logits of two models are compared.
+
+``divergence.distance`` holds 9, and the allocator keeps most of the memory freed before.
+"""
 GENERATION_BYTES = 256 << 20
-"""Memory of Transformers beside the model while it generates text, with the allocator's rest from loading."""
+"""Memory of Transformers in addition to the model while it generates text, with the allocator's rest from loading."""
 WHOLE_BYTES = 1 << 30
-"""A model of this size or less may be in memory as a whole to generate text; so may one that takes no more than the
-rest of its job."""
+"""Largest size of a model that may be in memory as a whole to generate text.
+
+A larger one may if the rest of its job needs as much memory.
+"""
 TASK_RUNTIME_BYTES = 350 << 20
-"""lm-evaluation-harness and what it imports, beside the runtime."""
+"""Memory of lm-evaluation-harness and its imports, in addition to the runtime."""
 TASK_TOKENS = 256
-"""Assumed tokens of each document of a task: they are unknown before they are read."""
+"""Assumed number of tokens of each document of a task, unknown before it is read."""
 TASK_LOGIT_COPIES = 3
 """Copies of the logits of a batch of documents in float32."""
 DEVICE_RUNTIME_BYTES = 1_500_000_000
-"""An accelerator's context and the work space of its libraries."""
+"""Memory of an accelerator's context and the work space of its libraries."""
 
 OUTPUTS = ("o_proj", "out_proj", "down_proj", "c_proj", "dense", "wo", "w2", "fc2")
-"""Names of the layer of a module that reads the output of the others, whatever its width."""
+"""Names of layers that read the output of the other layers of their module, at any width."""
 
 Parts = dict[str, int]
 Input = tuple[str, int, bool]
@@ -57,20 +63,20 @@ Input = tuple[str, int, bool]
 
 @dataclass(frozen=True)
 class Footprint:
-    """Quantities that decide a job's memory, in bytes.
+    """Quantities that determine a job's memory, in bytes.
 
-    ``whole``: all tensors; ``outside``: embedding, head and all else around the blocks; ``block``: the largest;
-    ``tensor``: the largest read; ``weight``: the one with most values among those that are rounded, in float32;
-    ``grams``: the matrices that calibration learns of all inputs of a block, once; ``gram``: those of the widest input;
-    ``num_windows`` of a text decide how many such sets there are while it learns; ``factors``: what the largest needs
-    besides while it is solved; ``solved``: the layers of one input while they are solved together; ``window``: the
-    widest input of one window, in float32; ``states``: the hidden states of all windows in front of a block;
-    ``num_schemes`` are measured before, for a mix, which takes ``gradients``: those by the hidden states of all windows
-    behind a block. The rest is for the measuring of the result: ``held_out``, the hidden states of all of its windows;
-    ``logits``, those of ``LOGIT_ROWS`` positions; ``probes``, those that are compared one by one; ``measures``: whether
-    the original stands beside the result; ``generates``: whether both continue texts; ``task_logits``: those of a batch
-    of documents, 0 without tasks; ``num_values``: those of all tensors. ``is_read``: whether another program reads
-    an export.
+    ``whole``: all tensors; ``outside``: embedding, head and everything else around the blocks; ``block``: the largest
+    block; ``tensor``: the largest tensor; ``weight``: the largest weight to be rounded, in float32; ``grams``: one set
+    of the matrices that calibration learns, for all inputs of a block; ``gram``: the matrices of the widest input;
+    ``num_windows`` of a text determine the number of such sets during calibration; ``factors``: the extra memory to
+    solve the largest matrix; ``solved``: the layers of one input while they are solved together; ``window``: the widest
+    input of one window, in float32; ``states``: the hidden states of all windows before a block; ``num_schemes`` are
+    measured first, for a mix, which needs ``gradients``: those by the hidden states of all windows after a block.
+
+    The rest is for measuring the result: ``held_out``, the hidden states of all of its windows; ``logits``, those of
+    ``LOGIT_ROWS`` positions; ``probes``, the logits that are compared one by one; ``measures``: the original is
+    compared with the result; ``generates``: both continue texts; ``task_logits``: those of a batch of documents, 0
+    without tasks; ``num_values``: the number of values of all tensors. ``is_read``: another program reads an export.
     """
 
     whole: int
@@ -115,7 +121,7 @@ class Footprint:
         return cls(
             whole=sum(blocks.values()),
             outside=blocks[-1],
-            block=max(blocks[index] for index in range(num_blocks)),  # what lies behind does not run
+            block=max(blocks[index] for index in range(num_blocks)),  # later blocks do not run
             tensor=max(tensor.num_bytes for tensor in tensors.values()),
             weight=4 * max(math.prod(layer.shape) for layer in layers),
             grams=grams,
@@ -138,7 +144,7 @@ class Footprint:
         )
 
     def file_to_file(self) -> Parts:
-        """Return the memory of file to file: one weight, or a tensor that is copied."""
+        """Return the memory of file to file: one weight, or a tensor to copy."""
         return {"runtime": RUNTIME_BYTES, **_larger(*self._weight_by_weight())}
 
     def _weight_by_weight(self) -> tuple[Parts, ...]:
@@ -148,22 +154,24 @@ class Footprint:
     def streamed(self, *, num_ranks: int = 1, num_shards: int = 1) -> Parts:
         """Return the memory of each of ``num_ranks`` that share the windows, with a block in ``num_shards`` shards.
 
-        One layer is in memory whole, twice: FSDP2 gathers it, then lays it out. Where ``allows_comparison``, one window
-        goes through the whole model before the first block.
+        One layer is in memory whole, twice: FSDP2 gathers it, then copies it into its layout. If ``allows_comparison``,
+        one window goes through the whole model before the first block.
 
-        The statistics of an input are summed up on the rank that solves it. So a rank holds its own statistics, and the
-        sums for the inputs that it solves. These are counted as the widest one, and the rank's share of them all.
+        The statistics of an input are summed on the rank that solves it. So a rank holds its own statistics, and the
+        sums for the inputs that it solves, counted as the widest one plus the rank's share of all.
         """
         moments = self._moments(num_ranks, num_shards)
         if self.allows_comparison(num_ranks):
             moments += (self._comparing(),)
-        held_out = self.held_out // num_ranks + self.held_out  # its share, and what all ranks have in the end
+        held_out = self.held_out // num_ranks + self.held_out  # its share, and at the end the states of all ranks
         states = {"activations": self.states // num_ranks, "held_out_states": held_out}
         return {"runtime": RUNTIME_BYTES, **_larger(*moments), **states}
 
     def allows_comparison(self, num_ranks: int = 1) -> bool:
-        """Return True if one window may go through the whole model before the first block: it is small, or takes no
-        more than each of ``num_ranks`` needs anyway."""
+        """Return True if one window may go through the whole model before the first block.
+
+        It may if the model is small, or needs no more memory than each of ``num_ranks`` needs anyway.
+        """
         needed = max(map(_size, self._moments(num_ranks, num_shards=num_ranks)))
         return _size(self._comparing()) <= max(WHOLE_BYTES, needed)
 
@@ -172,7 +180,7 @@ class Footprint:
         return {"whole_model": self.whole, "embedding_and_head": self.outside, "one_block": self.block} | products
 
     def _moments(self, num_ranks: int = 1, num_shards: int = 1) -> tuple[Parts, ...]:
-        """Return the memory of a rank that quantizes, without phases that hold a whole model."""
+        """Return the moments of a rank that quantizes, without those that hold a whole model."""
         block = self.block if num_shards == 1 else self.block // num_shards + 2 * self.weight // 2
         rounding = FLOAT_COPIES * self.weight
         learning = count_sums(self.num_windows, num_ranks) * self.grams
@@ -190,8 +198,11 @@ class Footprint:
         return moments
 
     def verifying(self, *, runs_model: bool) -> Parts:
-        """Return the memory of the fresh process that verifies and of the one that waits. It holds one weight or one
-        block, then the embedding and the head of both models; a whole model only where ``allows_whole``."""
+        """Return the memory of the fresh process that verifies and of the one that waits.
+
+        It holds one weight or one block, then the embedding and the head of both models; a whole model only if
+        ``allows_whole``.
+        """
         waiting = {"waiting_process": RUNTIME_BYTES + self.held_out * self.measures}
         moments = self._bounded(runs_model=runs_model)
         if runs_model and self.allows_whole(runs_model=runs_model):
@@ -202,8 +213,10 @@ class Footprint:
         return {**waiting, "runtime": RUNTIME_BYTES, **_larger(*moments), **held_out}
 
     def allows_whole(self, *, runs_model: bool) -> bool:
-        """Return True if the whole model may be in memory: tasks run on it, it is small, or the job needs
-        as much anyway."""
+        """Return True if the whole model may be in memory.
+
+        It may if tasks run on it, it is small, or the job needs as much memory anyway.
+        """
         needed = max(map(_size, (*self._moments(), *self._bounded(runs_model=runs_model))))
         return runs_model and (self.task_logits > 0 or self.whole <= max(WHOLE_BYTES, needed))
 
@@ -213,12 +226,12 @@ class Footprint:
         return self.is_read and _size(self._checking()) <= limit
 
     def _checking(self) -> Parts:
-        """Another program reads the export: the model in float32, and the files."""
+        """Return the memory while another program reads the export: the model in float32, and the files."""
         products = {"products": PRODUCT_TILES * TILE_BYTES}
         return {"whole_model_in_float32": 4 * self.num_values, "export": self.whole} | products
 
     def _bounded(self, *, runs_model: bool) -> tuple[Parts, ...]:
-        """Return the moments of the process that verifies, without those with a whole model."""
+        """Return the moments of the process that verifies, without those that hold a whole model."""
         moments = self._weight_by_weight()
         if not runs_model:
             return moments
@@ -245,7 +258,7 @@ class Footprint:
         return (*[whole | samples] * self.generates, *[whole | tasks] * bool(self.task_logits))
 
     def _measuring(self) -> Parts:
-        """Return the memory of one rank: the changes of each scheme to a block, and one window forward and backward."""
+        """Return the memory to measure a mix: each scheme's changes to a block, and one window forward and backward."""
         return {
             "one_block": self.block,
             "changes_of_one_block": self.num_schemes * self.block,
@@ -255,17 +268,20 @@ class Footprint:
         }
 
     def resident(self, *, num_ranks: int) -> Parts:
-        """The whole model in shards (FSDP2), on each rank, with two blocks gathered: to run it, not to learn of it."""
+        """Return the memory of each rank to run the whole model in shards (FSDP2), not to calibrate.
+
+        Two blocks are gathered at a time.
+        """
         shards = {"shard_of_the_model": self.whole // num_ranks, "two_blocks": 2 * self.block}
         return {"runtime": RUNTIME_BYTES, **shards, "one_window": WINDOW_COPIES * self.window}
 
     def host(self) -> Parts:
-        """Beside an accelerator, of each rank: a tensor on its way there, floats on their way to be hashed."""
+        """Return each rank's memory on the host of an accelerator: a tensor to be copied there, floats to be hashed."""
         return {"runtime": RUNTIME_BYTES, "one_tensor": self.tensor, "one_weight_in_float32": self.weight}
 
 
 def by_block(prefix: str, sizes: Mapping[str, int]) -> Counter[int]:
-    """Sum up the tensors' ``sizes`` by the number of the block behind ``prefix``; -1 is outside the blocks."""
+    """Return the sums of the tensors' ``sizes`` by the block number after ``prefix``; -1 is outside the blocks."""
     sums = Counter[int]()
     for name, size in sizes.items():
         sums[int(name[len(prefix) :].split(".", 1)[0]) if name.startswith(prefix) else -1] += size
@@ -287,16 +303,21 @@ def _vocab_size(tensors: Mapping[str, TensorHeader], prefix: str) -> int:
 
 
 def _values_beside(layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]) -> int:
-    """How many values a model gives to its blocks for each token beside the hidden states, as far as names tell: the
-    per-layer inputs of Gemma 3n and 4, and the keys and values that two kinds of their blocks leave for later ones."""
+    """Return the number of values that blocks get for each token in addition to the hidden states.
+
+    Names show them: the per-layer inputs of Gemma 3n and 4, and the keys and values that two kinds of their blocks
+    leave for later ones.
+    """
     per_layer = [tensor.shape[1] for name, tensor in tensors.items() if name.endswith("embed_tokens_per_layer.weight")]
     keys = [layer.out_features for layer in layers if layer.name.endswith(".k_proj")]
     return sum(per_layer) + 4 * max(keys, default=0) * bool(per_layer)
 
 
 def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int, int]:
-    """The bytes of the matrices [I, I] of each input of a block, of the block with most of them; those of the widest
-    input; and what that needs besides while it is solved."""
+    """Return the bytes of matrices [I, I]: all of a block, those of the widest input, and the extra to solve that one.
+
+    The block is the one with most of them.
+    """
     element = 8 if any(getattr(algorithm, "hessian_dtype", "") == "float64" for algorithm in config.algo_config) else 4
     learning = [algorithm for algorithm in config.algo_config if algorithm.needs_calibration]
     count = max((algorithm.num_grams for algorithm in learning), default=0)
@@ -310,8 +331,11 @@ def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int, int]:
 
 
 def _solved(config: Config, layers: Sequence[LayerPlan], element: int) -> int:
-    """The layers of one input, one below another: as they are, their codes (a byte each), what they are to come near to
-    if that is something else; and some rows of them on their way."""
+    """Return the bytes of the layers of one input while they are solved together.
+
+    These are the weights, their codes (a byte each), their targets if those differ from the weights, and the rows that
+    are being solved.
+    """
     rows: Counter[tuple[int | None, Input]] = Counter()
     for layer in layers:
         rows[layer.block, input_of(layer)] += layer.out_features

@@ -1,5 +1,4 @@
-"""Hardware of a plan: the number of devices and their memory, the host beside them, the disk. And what they are assumed
-to do in a second."""
+"""Hardware of a plan: the number of devices and their memory, the host, the disk, and their assumed speeds."""
 
 from __future__ import annotations
 
@@ -14,8 +13,10 @@ GB = 1_000_000_000
 
 @dataclass(frozen=True)
 class Hardware:
-    """``num_nodes`` machines alike. Of each: ``num_devices`` accelerators of ``device_bytes`` (none: its CPU),
-    ``host_bytes`` of memory. ``disk_bytes`` is what is free where output and model lie. 0 bytes: not said, not checked.
+    """A number of equal machines, ``num_nodes``.
+
+    Each has ``num_devices`` accelerators of ``device_bytes`` (0: it uses its CPU) and ``host_bytes`` of memory.
+    ``disk_bytes`` is the free space for output and model. 0 bytes means unknown and not checked.
     """
 
     num_devices: int = 0
@@ -26,7 +27,7 @@ class Hardware:
 
     @property
     def num_ranks(self) -> int:
-        """Processes of a job: one a device, or one a node."""
+        """The number of processes of a job: one a device, or one a node."""
         return self.num_nodes * max(1, self.num_devices)
 
     @property
@@ -38,9 +39,9 @@ class Hardware:
 class Speeds:
     """Assumed speeds of one device, or of one node's disk. They are guesses until they are measured.
 
-    ``products``: bfloat16 products of the model, flop/s. ``grams``: float32 products of statistics. ``solving``:
-    factorisations and updates. ``rounding``: bytes of float32 values that pass through memory. ``link``: from the host
-    to a device. ``exchange``: between ranks. ``hashing``: SHA-256 of one process. Bytes a second.
+    In flop/s: ``products``, the bfloat16 products of the model; ``grams``, float32 products of statistics; ``solving``,
+    factorizations and updates. In bytes a second: ``rounding``, float32 values that pass through memory; ``link``, from
+    the host to a device; ``exchange``, between ranks; ``hashing``, SHA-256 of one process.
     """
 
     title: str
@@ -67,7 +68,7 @@ HOST = Speeds(
 
 
 def parse_hardware(devices: str = "", nodes: int = 1, host_memory: str = "", disk: str = "") -> Hardware:
-    """``8x80GB``, ``2``, ``1TB``, ``4TB``. Raises ConfigError ``invalid_hardware``."""
+    """Parse arguments such as ``8x80GB``, ``2``, ``1TB``, ``4TB``. Raises ConfigError ``invalid_hardware``."""
     match = re.fullmatch(r"(\d{1,4})x(.+)", devices)
     if devices and (match is None or not int(match[1])):
         raise _invalid("devices", devices, "How many, x, the memory of each: 8x80GB.")

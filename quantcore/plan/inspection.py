@@ -20,24 +20,25 @@ from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.errors import ModelError, QuantError
 from quantcore.export import formats_for, holds_codes
 from quantcore.hub import download as hub
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from quantcore.reading.model import read_model
 
 USUAL_PRESETS = (
     "fp8", "fp8_dynamic", "int8", "int8_dynamic", "w4a16", "w4a16_sym", "mxfp4", "nvfp4", "nf4", "gguf_q4_k",
     "gguf_q8_0",
 )  # fmt: skip
-MANY_TENSORS = 5_000  # from here on one format a preset is planned: each takes seconds
+MANY_TENSORS = 5_000  # for larger models only one format of a preset is planned: each takes seconds
 _LICENSE = re.compile(r"^license:[ \t]*['\"]?([A-Za-z0-9._-]{1,64})", re.MULTILINE)
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A model. ``linear_layers`` are counted by name and shape [out, in]; ``num_parameters`` of a quantized model are
-    those of the floats it stands for where its format is known. Sizes are bytes.
+    """A description of a model.
 
-    ``estimates``: for every usual preset the size of each format that can hold it and the peak of memory, or why not.
+    ``linear_layers`` are counted by name and shape [out, in]; ``num_parameters`` of a quantized model are those of its
+    float model if the format is known. Sizes are bytes. ``estimates``: for every usual preset the size of each format
+    that can hold it and the peak of memory, or the reason against it.
     """
 
     model_type: str
@@ -63,18 +64,21 @@ class Inspection:
 
 
 def inspect_hub(model_id: str, revision: str = "main") -> tuple[Inspection, str]:
-    """Return (what the model on the Hub is, its commit). Raises ModelError as ``hub.read_headers``."""
+    """Return (description of a model on the Hub, its commit). Raises the ModelErrors of ``hub.read_headers``."""
     with hub.outline(model_id, revision) as (folder, sha):
         return inspect(folder, is_whole=False), sha
 
 
 def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
-    """Describe the model in ``folder``; not ``is_whole``: an outline, with holes for weights. Raises ModelError."""
+    """Describe the model in ``folder``. Raises ModelError.
+
+    Without ``is_whole`` it is an outline, with holes for weights.
+    """
     config, stored = read_folder(folder)
     quantization = _quantization(config)
     headers: ModelHeaders | None = None
     warnings: tuple[str, ...] = ()
-    if quantization is None or is_whole:  # what a quantized file stands for may be said in its tensors
+    if quantization is None or is_whole:  # the tensors may be needed to interpret a quantized file
         try:
             model = read_model(folder)
             headers, warnings = model.headers, model.headers.warnings
@@ -110,8 +114,7 @@ def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
 
 
 def read_license(folder: Path) -> str | None:
-    """Return the license that the model's card names in its front matter (``license: apache-2.0``), None without
-    one."""
+    """Return the license in the front matter of the model's card (``license: apache-2.0``), None if there is none."""
     try:
         with open_file(folder / "README.md") as file:
             text = file.read(hub.MAX_CARD_BYTES).decode("utf-8", "replace")
@@ -139,7 +142,7 @@ def _quantization(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _by_dtype(tensors: Mapping[str, TensorHeader]) -> Counter[str]:
-    """Return how many values are stored in each dtype."""
+    """Return the number of values stored in each dtype."""
     counts = Counter[str]()
     for tensor in tensors.values():
         counts[tensor.dtype] += math.prod(tensor.shape)
@@ -156,7 +159,7 @@ def _linear_layers(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, Any],
 
 
 def _estimate(name: str, headers: ModelHeaders) -> dict[str, Any]:
-    """Size and memory of a preset with the usual calibration, for the formats that can hold this model so."""
+    """Return size and memory of a preset with the usual calibration, for the formats that can hold this model."""
     config = presets.PRESETS[name].config
     sizes: dict[str, int] = {}
     peak, refused = 0, None
@@ -177,5 +180,5 @@ def _plan(config: Config, headers: ModelHeaders, exports: Sequence[str]) -> tupl
     longest = headers.config.get("max_position_embeddings")
     if isinstance(longest, int):
         usual = usual.model_copy(update={"seq_len": min(usual.seq_len, longest)})
-    plan = resolve(config, headers.config, headers.tensors, calibration=usual, exports=exports)
+    plan = make_plan(config, headers.config, headers.tensors, calibration=usual, exports=exports)
     return plan.size_after_bytes, plan.peak_memory_bytes

@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint from its config.json alone: names, shapes and sizes, before a byte of it is downloaded.
+"""Derives the tensors of a checkpoint from its config.json alone: names, shapes and sizes, before any download.
 
-A family is a row of ``FAMILIES``: how its blocks attend and what follows. Sources are the published checkpoints, whose
-names Transformers' models read; a test holds every family against the model that Transformers builds.
+A family is a row of ``FAMILIES``: a function that gives the tensors of a block. Sources are the published checkpoints,
+whose names Transformers' models read; a test compares every family with the model that Transformers builds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def tensors_of(config: Mapping[str, Any]) -> dict[str, TensorHeader]:
-    """Return the tensors of such a model; they have no file and no place yet.
+    """Return the tensors of a model with this config; they have no file and no offset yet.
 
     Raises ModelError ``unsupported_architecture`` for a family that is not known, ``config_implausible`` for numbers
-    that are missing or cannot be meant.
+    that are missing or implausible.
     """
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
@@ -51,7 +51,7 @@ def tensors_of(config: Mapping[str, Any]) -> dict[str, TensorHeader]:
 def _shapes(config: Mapping[str, Any], family: Block) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     yield "model.embed_tokens.weight", (vocab, hidden)
-    extra = config.get("num_nextn_predict_layers") or 0  # for multi-token prediction: files hold them, nobody runs them
+    extra = config.get("num_nextn_predict_layers") or 0  # for multi-token prediction: stored, but not run
     for index in range(config["num_hidden_layers"] + extra):
         block = family(config, index)
         if index >= config["num_hidden_layers"]:
@@ -81,7 +81,7 @@ def _norms(config: Mapping[str, Any]) -> Shapes:
 
 
 def _attention(config: Mapping[str, Any], *, qkv_bias: object = False, o_bias: object = False) -> Shapes:
-    """Grouped queries."""
+    """Return the shapes of attention with grouped queries."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     groups = config.get("num_key_value_heads") or heads
     width = config.get("head_dim") or hidden // heads
@@ -99,7 +99,7 @@ def _head_norms(config: Mapping[str, Any]) -> Shapes:
 
 
 def _latent_attention(config: Mapping[str, Any]) -> Shapes:
-    """DeepSeek's: keys and values out of one narrow vector."""
+    """Return the shapes of DeepSeek's attention, with keys and values computed from one narrow vector."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     query_rank, rank = config.get("q_lora_rank"), config["kv_lora_rank"]
@@ -119,7 +119,7 @@ def _latent_attention(config: Mapping[str, Any]) -> Shapes:
 
 
 def _num_experts(config: Mapping[str, Any]) -> int:
-    """Transformers writes another name than the published files have."""
+    """Return the number of experts: Transformers writes another name than the published files have."""
     return int(config["num_experts"] if "num_experts" in config else config["num_local_experts"])
 
 
@@ -191,7 +191,7 @@ def _deepseek(config: Mapping[str, Any], index: int) -> Shapes:
 
 
 def _gpt_oss(config: Mapping[str, Any], index: int) -> Shapes:
-    """Experts in stacks, transposed."""
+    """Return the shapes of a gpt-oss block, with experts in stacks, transposed."""
     hidden, inner, num_experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
     moe: Shapes = {
         "mlp.experts.gate_up_proj": (num_experts, hidden, 2 * inner),
@@ -205,7 +205,7 @@ def _gpt_oss(config: Mapping[str, Any], index: int) -> Shapes:
 
 
 Block = Callable[[Mapping[str, Any], int], Shapes]
-"""The tensors of the block of a number."""
+"""A function that returns the tensors of the block with a given number."""
 
 FAMILIES: dict[str, Block] = {
     "llama": _llama, "mistral": _llama, "qwen2": _qwen2, "qwen3": _qwen3,

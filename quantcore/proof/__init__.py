@@ -1,1 +1,1 @@
-"""The proof: the written files are read again in a fresh process and compared with what was computed."""
+"""The proof: reads the written files in a fresh process and compares them with the computed results."""

@@ -1,4 +1,4 @@
-"""Records what the pipeline computed, so that a fresh process can compare the files with it."""
+"""Records the results of the pipeline, so that a fresh process can compare the files with them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from quantcore.runtime.workload import PROBE_POSITIONS
 
 @dataclass
 class Expectation:
-    """Digests of every tensor, and the logits of the quantized model that was in memory.
+    """Digests of every tensor, and the logits of the quantized model in memory.
 
     ``weights``: sha256 of each quantized layer's dequantized float32 weight; ``plain_weights``: of the same in the
     dtype and layout of the checkpoint, by the tensor's name, if a format stores that; ``activations``: the static
-    scales and zero points of its input and output; ``tensors``: sha256 of every tensor that is written as it was;
-    ``kept``: of those that a format gives back with other values, which the model cannot tell from the ones before;
-    ``probe_logits`` [N, PROBE_POSITIONS, V] float32 for the first N windows of ``held_out``; ``original_states_NTH``
-    are the float model's behind its last block, None if nothing is to be measured; ``model`` is that model's identity.
+    scales and zero points of its input and output; ``tensors``: sha256 of every tensor that is written unchanged;
+    ``kept``: sha256 of those that a format returns with other, equivalent values; ``probe_logits``
+    [N, PROBE_POSITIONS, V] float32 for the first N windows of ``held_out``; ``original_states_NTH`` are the float
+    model's after its last block, None if nothing is measured; ``model`` is that model's identity.
     """
 
     held_out: EvaluationText
@@ -39,11 +39,11 @@ class Expectation:
 
     @property
     def digests(self) -> dict[str, dict[str, Any]]:
-        """All but the tensors."""
+        """All fields but the tensors."""
         return {name: value for name, value in vars(self).items() if isinstance(value, dict)}
 
     def take(self, digests: dict[str, dict[str, Any]]) -> None:
-        """Add what another rank knows."""
+        """Add the digests of another rank."""
         for name, values in digests.items():
             getattr(self, name).update(values)
 
@@ -70,5 +70,5 @@ class Expectation:
 
 
 def probe_logits(logits: Callable[[torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Logits [N, PROBE_POSITIONS, V] of the last positions of N windows, float32 on the CPU."""
+    """Return logits [N, PROBE_POSITIONS, V] of the last positions of N windows, float32 on the CPU."""
     return torch.stack([logits(state[:, -PROBE_POSITIONS:])[0].float().cpu() for state in states])

@@ -1,4 +1,4 @@
-"""The outcome of one quality gate. No torch."""
+"""The outcome of a quality gate. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Status = Literal["pass", "warn", "fail", "skipped"]
 
 
 class GateResult(Record):
-    """One gate: the measured ``value``, the ``limit`` it is compared with, and a sentence for people."""
+    """The outcome of a gate: the measured ``value``, its ``limit``, and a sentence for people."""
 
     gate: Annotated[str, Field(pattern=r"^G[0-9]+$")]
     name: str
@@ -23,7 +23,7 @@ class GateResult(Record):
 
     @property
     def sentence(self) -> str:
-        """The outcome of a gate with a limit: "Top-1 agreement 60.2 % is below the 85 % limit (± 0.01)."."""
+        """The outcome of a gate with a limit, such as "Top-1 agreement 60.2 % is below the 85 % limit (± 0.01)."."""
         title = _TITLES.get(self.name, self.name.replace("_", " ").capitalize())
         assert self.limit is not None
         limit = f"the {self._shown(self.limit)} limit ({self.detail})."

@@ -1,8 +1,8 @@
 """Quality gates: the limits that a result must keep, and the measurements they are compared with.
 
 The ids are those of docs/concepts/proof-and-gates.md; docs/benchmarks.md has the measurements that the limits come
-from. Files that differ from what was computed, weights that are not finite, and folding that changes the model fail a
-job whatever its ``gate`` says: those errors are raised where they occur, and are listed here among the others.
+from. Files that differ from the computed results, weights that are not finite, and folding that changes the model fail
+a job with any ``gate``: those errors are raised where they occur, and are listed here among the others.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.evaluation.quality import Measure
 from quantcore.events import LayerQuantized, Warned
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.proof.gate_result import GateResult, Status
 from quantcore.proof.scheme_limits import SchemeLimits, limits_of
 from quantcore.proof.verify import LOGIT_TOLERANCE, Proof
 
 EXPERT_SHARE = 0.005  # of the tokens: an expert that saw fewer was hardly calibrated
-ROUNDING_SHARE = 1.05  # an algorithm may be so much worse than plain rounding: no more than noise
+ROUNDING_SHARE = 1.05  # of plain rounding's error: an algorithm may be worse by no more than noise
 FALLBACK_SHARE = 0.05  # of the layers
 CLIPPED_WARN, CLIPPED_FAIL = 0.001, 0.01
 DEGENERATE_SHARE = 0.25  # of the prompts that the original continues well
@@ -36,7 +36,7 @@ class Evidence:
 
     ``fold_tolerance`` is the change that moving scales may cause in this dtype. ``differing_files`` are tokenizer files
     that differ from the source's. ``overlap`` is the share of the held-out text that calibration saw. ``sizes`` are the
-    bytes of the files of each export, and as planned. ``missing_provenance`` names the fields that are unknown.
+    bytes of the files of each export, actual and planned. ``missing_provenance`` names the fields that are unknown.
     """
 
     plan: Plan
@@ -102,7 +102,7 @@ def layer_error(seen: Evidence) -> Iterator[GateResult]:
         yield _skipped("G3", "not_worse_than_rounding", "the codes are plain rounding")
         return
     name, ratio = max(ratios.items(), key=lambda item: item[1])
-    # Some algorithms give up a layer's own output for the float model's: then a larger error is no fault by itself.
+    # Some algorithms fit the float model's output, not the layer's own: then a larger error alone is no fault.
     worst: Status = "warn" if seen.compares else "fail"
     yield _row("G3", "not_worse_than_rounding", ratio, ROUNDING_SHARE, f"worst: {name}", worst=worst)
 
@@ -206,13 +206,16 @@ GATES: tuple[Callable[[Evidence], Iterator[GateResult]], ...] = (
 def _row(
     gate: str, name: str, value: float, limit: float, detail: str, *, at_least: bool = False, worst: Status = "fail"
 ) -> GateResult:
-    """Compare with a limit; ``worst`` is the status of a value beyond it. NaN is beyond every limit."""
+    """Return the row of a value compared with a limit; ``worst`` is the status of a value beyond it, and of NaN."""
     keeps = value >= limit if at_least else value <= limit
     return _result(gate, name, "pass" if keeps else worst, value, limit, detail)
 
 
 def _measured(name: str, measure: Measure, limit: float, limits: SchemeLimits, *, at_least: bool = False) -> GateResult:
-    """Fail if the value is beyond the limit by more than two standard errors; warn if it is beyond by less."""
+    """Return the row of a measure with a standard error.
+
+    Its status is "fail" if it is beyond the limit by more than two standard errors, "warn" if by less.
+    """
     value, stderr = measure.value, measure.stderr or 0.0
     if value is None:
         return _result("G8", name, "fail", None, limit, f"no number; the limit is that of {limits.scheme}")

@@ -14,7 +14,7 @@ from quantcore.config.task import Task
 from quantcore.errors import GateError
 from quantcore.events import Emit, GatesJudged, LayerQuantized, Warned
 from quantcore.export import EXPORTERS, Container
-from quantcore.plan.resolve import Plan, export_dir
+from quantcore.plan.planner import Plan, export_dir
 from quantcore.proof.expectation import Expectation
 from quantcore.proof.gate_result import GateResult
 from quantcore.proof.gates import Evidence, failed, judge
@@ -23,9 +23,9 @@ from quantcore.proof.verify import Proof
 
 @dataclass
 class Outcome:
-    """Result of the quantizing pass besides the written tensors.
+    """The result of the quantizing pass besides the written tensors.
 
-    ``provenance`` is made by ``evaluation.provenance``. ``overlap`` is the share of the held-out text that calibration
+    ``provenance`` comes from ``evaluation.provenance``. ``overlap`` is the share of the held-out text that calibration
     saw, None if nothing was learned from text. ``num_shards`` is the number of processes that shared each block, 1 if
     each held it whole.
     """
@@ -42,7 +42,7 @@ class Outcome:
 def judge_result(
     task: Task, headers: ModelHeaders, plan: Plan, folder: Path, outcome: Outcome, proofs: dict[str, Proof]
 ) -> list[GateResult]:
-    """Judge the files in ``folder``; return nothing if the gates are off."""
+    """Return the gates' results for the files in ``folder``; an empty list if the gates are off."""
     if task.gate == "off":
         return []
     exports = {name: export_dir(folder, plan, name) for name in plan.exports}
@@ -90,7 +90,7 @@ def tell_gates(task: Task, results: list[GateResult], emit: Emit) -> None:
 
 
 def weights_bytes(folder: Path) -> int:
-    """Bytes of the tensors in the safetensors files of ``folder``: all that lies behind the files' headers."""
+    """Return the bytes of the tensors in the safetensors files of ``folder``, without the files' headers."""
     total = 0
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:

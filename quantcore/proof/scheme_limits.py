@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QSchemeType
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 
 
 @dataclass(frozen=True)
 class SchemeLimits:
-    """Upper limits of ``perplexity_ratio`` and ``kl_mean`` (nats per token), lower limits of ``top1_agreement`` and
-    ``sqnr_db`` (of the worst layer's weight)."""
+    """The limits of a scheme: upper ones of ``perplexity_ratio`` and ``kl_mean`` (nats per token), and lower ones.
+
+    Lower limits are those of ``top1_agreement`` and ``sqnr_db`` (of the worst layer's weight).
+    """
 
     scheme: str
     perplexity_ratio: float
@@ -30,7 +32,7 @@ LIMITS = (
     SchemeLimits("4-bit weights and activations", 6.00, 2.50, 0.25, 13.0),
     SchemeLimits("fewer than 4 bits", 20.0, 4.00, 0.10, 3.0),
 )
-"""Limits from the strictest to the loosest; the loosest of all its layers applies to a result."""
+"""Limits from the strictest to the loosest; the loosest one of its layers applies to a result."""
 
 
 def limits_of(plan: Plan) -> SchemeLimits:
@@ -39,7 +41,7 @@ def limits_of(plan: Plan) -> SchemeLimits:
 
 
 def _scheme(layer: LayerPlan) -> int:
-    """Return the index in ``LIMITS``."""
+    """Return the layer's index in ``LIMITS``."""
     weight, inputs = layer.weight, layer.input_tensors
     bits = weight.format.bits
     input_bits = 16 if inputs is None or inputs.outlier_threshold is not None else inputs.format.bits

@@ -45,7 +45,7 @@ from quantcore.events import Emit, Eta, Progress, Warned, parse
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.numerics.qtensor import QLayer, is_finite
 from quantcore.plan.job import plan_job
-from quantcore.plan.resolve import FILE_TO_FILE, Plan, export_dir
+from quantcore.plan.planner import FILE_TO_FILE, Plan, export_dir
 from quantcore.proof.expectation import Expectation, probe_logits
 from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import (

@@ -1,4 +1,4 @@
-"""Float weights out of the codes of a quantized checkpoint."""
+"""Reads float weights from the codes of a quantized checkpoint."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quantcore.reading.model import Model, QuantizedLayers
 
 
 def open_source(model: Model) -> Source:
-    """Reads the tensors of ``model.headers``."""
+    """Return the source that reads the tensors of ``model.headers``."""
     if model.quantized is None:
         return Source(model.folder, model.headers.tensors)
     return DequantizingSource(model.quantized, model.headers.tensors)
 
 
 class DequantizingSource(Source):
-    """Reads what ``reading.Model.headers`` promises: the weights of quantized layers in the dtype of the model."""
+    """Reads the tensors of ``reading.Model.headers``: the weights of quantized layers in the dtype of the model."""
 
     def __init__(self, quantized: QuantizedLayers, tensors: dict[str, TensorHeader]) -> None:
         super().__init__(quantized.files.folder, tensors)
@@ -55,7 +55,7 @@ class DequantizingSource(Source):
 
 
 def read_layer(quantized: QuantizedLayers, layer: LayerPlan) -> QLayer:
-    """Return the codes of ``layer`` and what belongs to them, decoded from the files."""
+    """Return the codes of ``layer`` with their parameters, decoded from the files."""
     exporter = EXPORTERS.get(quantized.export)
     assert isinstance(exporter, Decoder)
     source = _stored(quantized)
@@ -67,5 +67,5 @@ def read_layer(quantized: QuantizedLayers, layer: LayerPlan) -> QLayer:
 
 
 def _stored(quantized: QuantizedLayers) -> Source:
-    """Reads the tensors as they stand in the files."""
+    """Return a source that reads the tensors as stored in the files."""
     return Source(quantized.files.folder, dict(quantized.files.tensors))

@@ -1,8 +1,8 @@
-"""Model folders as the engine reads them: float checkpoints as they are, quantized ones as the floats they stand for.
+"""Model folders as the engine reads them: float checkpoints unchanged, quantized ones as dequantized floats.
 
-A quantized checkpoint of a known format, whoever wrote it, has its codes behind ``QuantizedLayers``: planning sees the
-float weights' names and shapes, reading dequantizes. So it can be quantized anew, converted and evaluated. Nothing here
-needs torch before a tensor is read.
+The codes of a quantized checkpoint of a known format, by any writer, are described by ``QuantizedLayers``: planning
+sees the float weights' names and shapes, reading dequantizes. So it can be quantized again, converted and evaluated.
+Nothing here needs torch before a tensor is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GPT_OSS_AS_QUARK = {
     },
 }
 GGUF = {"quant_method": "gguf"}
-"""Stands for the quantization_config of a GGUF file with quantized blocks."""
+"""The quantization_config of a GGUF file with quantized blocks."""
 FLOAT_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -46,8 +46,8 @@ FLOAT_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 class QuantizedLayers:
     """The layers of a quantized checkpoint by the names of their weights.
 
-    ``export`` names the exporter that reads them, ``format`` what they are in: the same but for gpt-oss. ``files`` are
-    the tensors as they are stored. ``embeddings`` lie in codes, too (GGUF); they are read as floats.
+    ``export`` names the exporter that reads them, ``format`` their format: the same except for gpt-oss. ``files`` are
+    the stored tensors. ``embeddings`` are stored as codes, too (GGUF); they are read as floats.
     """
 
     export: str
@@ -58,7 +58,7 @@ class QuantizedLayers:
 
     @property
     def config(self) -> Config:
-        """Return the Config that plans these layers: the most common config as the global one, the others by name."""
+        """The Config that plans these layers: the most common config as the global one, the others by name."""
         layers = self.layers.values()
         without_outputs = {layer.name: replace(layer.config, output_tensors=None) for layer in layers}
         common = Counter(without_outputs.values()).most_common(1)[0][0]
@@ -88,9 +88,9 @@ class QuantizedLayers:
 
 @dataclass(frozen=True)
 class Model:
-    """A model folder or GGUF file; ``dequantizing.open_source`` reads its tensors.
+    """A model folder or GGUF file; ``dequantize.open_source`` reads its tensors.
 
-    ``headers`` are those of the float model that it holds or stands for.
+    ``headers`` are those of the float model that it holds or represents.
     """
 
     folder: Path
@@ -134,7 +134,7 @@ def read_model(path: Path | str) -> Model:
 def _read_quantized(
     config: dict[str, Any], quantization_config: Any, files: StoredFiles, format_name: str | None = None
 ) -> tuple[QuantizedLayers, set[str]]:
-    """Find the quantized layers and the names of all their tensors. ``format_name`` is by default the exporter's."""
+    """Return the quantized layers and the names of all their tensors. ``format_name`` is by default the exporter's."""
     importers = {name: exporter for name in EXPORTERS if isinstance(exporter := EXPORTERS.get(name), Importer)}
     if not isinstance(quantization_config, dict):
         quantization_config = {}
@@ -205,7 +205,7 @@ def _float_dtype(config: dict[str, Any], tensors: dict[str, TensorHeader]) -> st
 
 
 def _as_float(name: str, layer: LayerPlan, files: StoredFiles) -> TensorHeader:
-    """The weight as if it were stored in the model's dtype, in a stack of experts or by itself; it has no file."""
+    """Return the header of a weight in the model's dtype, in a stack of experts or by itself; it has no file."""
     size = math.prod(layer.shape) * DTYPE_BYTES[files.model_dtype]
     stack = files.stacks.get(name)
     if stack is None:

@@ -1,4 +1,4 @@
-"""Writes the model card, README.md, which the Hub shows: measurements, how to load the model, the source's metadata."""
+"""Writes the model card, README.md, for the Hub: measurements, loading lines, the source's metadata."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def model_card(report: Report, source: Path) -> str:
 
 
 def source_metadata(source: Path) -> dict[str, Any]:
-    """Return the front matter of the source's card; it is empty if there is none that can be read."""
+    """Return the front matter of the source's card; an empty dict if there is none, or it cannot be read."""
     folder = source.parent if find_gguf(source) is not None and source.is_file() else source
     card = folder / "README.md"
     try:
         with open_file(card, max_bytes=MAX_FETCHED_CARD_BYTES) as file:
             metadata = metadata_load(path_for_libraries(file, card))
-    except Exception:  # a stranger's YAML: whatever is wrong with it, the job goes on without it
+    except Exception:  # a stranger's YAML: the job continues without it, for any error
         return {}
     return metadata if isinstance(metadata, dict) else {}
 
 
 def base_model(report: Report, metadata: dict[str, Any]) -> str | list[str] | None:
-    """Return the id of the quantized model on the Hub; for a folder the base models that its card names."""
+    """Return the float model's id on the Hub; for a folder the base models that its card names."""
     return report.model.id or _strings(metadata.get("base_model")) or None
 
 

@@ -1,4 +1,4 @@
-"""Compares results of one model: size against quality, and which of them no other one beats. No torch."""
+"""Compares results of one model: size against quality, and the Pareto front. No torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from quantcore.report.values import Report
 
 
 class Row(Record):
-    """One artifact. ``kl`` is the mean divergence from the original; ``is_front``: no other artifact is both smaller
-    and nearer to the original."""
+    """An artifact in a comparison.
+
+    ``kl`` is the mean divergence from the original; ``is_front``: no other artifact is both smaller and nearer to the
+    original.
+    """
 
     name: str
     scheme: str
@@ -83,8 +86,10 @@ def read_report(folder: Path) -> Report:
 
 
 def pareto_front(points: Sequence[tuple[float, float | None]]) -> list[bool]:
-    """For each point (size, loss): True if no other is as good in both and better in one. None is worse than any
-    number."""
+    """Return for each point (size, loss) True if no other is as good in both and better in one.
+
+    None is worse than any number.
+    """
     losses = [(size, float("inf") if loss is None else loss) for size, loss in points]
     return [
         not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in losses)
@@ -93,7 +98,7 @@ def pareto_front(points: Sequence[tuple[float, float | None]]) -> list[bool]:
 
 
 def _quality(report: Report, folder: str) -> Quality:
-    """Raises ConfigError ``not_measured``."""
+    """Return the quality of the result. Raises ConfigError ``not_measured``."""
     if report.quality is None:
         raise ConfigError(
             f"The result in {folder} was not measured.", code="not_measured", hint="Run it without --skip_evaluation."

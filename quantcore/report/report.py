@@ -16,7 +16,7 @@ from quantcore.config.task import Task
 from quantcore.evaluation.quality import Quality
 from quantcore.events import Warned
 from quantcore.export.loading import load_lines
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.proof.gate_result import GateResult
 from quantcore.proof.judging import Outcome
 from quantcore.proof.verify import Proof
@@ -47,8 +47,11 @@ from quantcore.report.values import (
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peak memory in bytes: of the process of each rank while it quantized; and of the process that verifies together
-    with the one that waits for it."""
+    """Peak memory in bytes.
+
+    ``of_ranks``: of each rank's process while it quantized. ``verify``: of the process that verifies together with the
+    one that waits for it.
+    """
 
     of_ranks: Sequence[int]
     verify: int
@@ -155,7 +158,7 @@ def _mix(mixed: dict[str, Any]) -> Mix:
 
 
 def _mix_in_short(mix: Mix | None) -> dict[str, Any]:
-    """``kl_mean`` is measured without an algorithm; that of the result may be lower."""
+    """Return the mix for the summary. ``kl_mean`` is measured without an algorithm; that of the result may be lower."""
     if mix is None:
         return {}
     chosen, kl_mean = mix.chosen, mix.chosen.measured.divergence.kl_mean.value
@@ -164,8 +167,10 @@ def _mix_in_short(mix: Mix | None) -> dict[str, Any]:
 
 
 def _memory(plan: Plan, num_shards: int, peaks_bytes: Peaks) -> dict[str, Any]:
-    """Peak memory of all processes together, in each phase and overall, beside the planned one; for several processes
-    also that of each."""
+    """Return the peak memory of all processes together, in each phase and overall, measured and planned.
+
+    For several processes it also has the memory of each.
+    """
     ranks = peaks_bytes.of_ranks
     planned = sum(plan.memory_of_rank(len(ranks), num_shards).values())
     phases = PhaseMemory(
@@ -190,7 +195,7 @@ def _use(peak: int, planned: int) -> MemoryUse:
 
 
 def _source(task: Task) -> dict[str, str]:
-    """Origin of the float model: enough to get the same bytes again."""
+    """Return the origin of the float model: enough to get the same bytes again."""
     if task.model_id:
         return {"id": task.model_id, "sha": task.revision}
     return {"path": str(task.model_folder)}

@@ -1,4 +1,4 @@
-"""``reproduce.sh``: the exact command that makes the same weights again, and the check that it did."""
+"""Writes ``reproduce.sh``: the exact command that makes the same weights again, and a check of the result."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ END_OF_SUMS
 
 
 def script(task: Task, folder: Path) -> str:
-    """For the artifact in ``folder``, whose weights are written. A model in a folder is looked for where it was, or
-    where MODEL_DIR says."""
+    """Return the script for the artifact in ``folder``, whose weights are written.
+
+    A local model is looked for at its old path, or at the path in MODEL_DIR.
+    """
     task_json = task.model_dump_json(exclude=NOT_SAID, exclude_none=True)
     files = sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern))
     sums = "\n".join(f"{sha256(path)}  {path.relative_to(folder).as_posix()}" for path in files)

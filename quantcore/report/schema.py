@@ -1,4 +1,4 @@
-"""``python -m quantcore.report.schema``: the JSON schema of report.json, from its types. No torch."""
+"""Prints the JSON schema of report.json, from its types: ``python -m quantcore.report.schema``. No torch."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class WorstLayer(Record):
 
 
 class MemoryUse(Record):
-    """Peak memory as measured, and as planned."""
+    """Peak memory, measured and planned."""
 
     peak_memory_bytes: int
     planned_peak_memory_bytes: int
@@ -46,7 +46,7 @@ class PhaseMemory(Record):
 
     @property
     def rows(self) -> list[tuple[str, MemoryUse]]:
-        """Name and value of each phase."""
+        """The name and value of each phase."""
         return [("quantize", self.quantize), ("verify", self.verify)]
 
 
@@ -57,7 +57,7 @@ class RankMemory(MemoryUse):
 
 
 class ExportSummary(Record):
-    """One checkpoint of the artifact: its folder, its size, and the Python lines that load it."""
+    """A checkpoint of the artifact: its folder, its size, and the Python lines that load it."""
 
     path: str
     bytes: int
@@ -107,7 +107,7 @@ class Summary(Record):
 
     @property
     def memory(self) -> MemoryUse:
-        """Peak memory of the whole job."""
+        """The peak memory of the whole job."""
         return MemoryUse(
             peak_memory_bytes=self.peak_memory_bytes, planned_peak_memory_bytes=self.planned_peak_memory_bytes
         )
@@ -128,8 +128,10 @@ class SourceModel(Record):
 
 
 class MixScheme(Record):
-    """A choice of schemes: size of all weight files, bits per weight in the mixed layers, estimated loss in nats per
-    token, and the number of layers with each scheme."""
+    """A choice of schemes with its size, bits, estimated loss, and number of layers by scheme.
+
+    The size is that of all weight files; bits are per weight in the mixed layers; the loss is in nats per token.
+    """
 
     size_bytes: int
     bits: Number
@@ -138,14 +140,16 @@ class MixScheme(Record):
 
 
 class ChosenMix(MixScheme):
-    """The chosen mix; it is ``measured`` without GPTQ or any other algorithm, on held-out text of the calibration's
-    source."""
+    """The chosen mix with its measured quality.
+
+    It is ``measured`` without GPTQ or any other algorithm, on held-out text of the calibration's source.
+    """
 
     measured: Quality
 
 
 class MixBudget(Record):
-    """The mix that was asked for: the schemes to choose from, and one budget."""
+    """The requested mix: the schemes to choose from, and one budget."""
 
     schemes: Annotated[tuple[str, ...], Field(min_length=2)]
     max_size: str | int | None = None
@@ -153,12 +157,12 @@ class MixBudget(Record):
     max_divergence: Number | None = None
 
     def __str__(self) -> str:
-        """``max_bits 4.5``"""
+        """Return the budget as text: ``max_bits 4.5``."""
         return " ".join(f"{name} {value}" for name, value in self.to_dict().items() if name != "schemes")
 
 
 class Mix(Record):
-    """How the scheme of each layer was chosen: docs/how-to/mixed-precision.md."""
+    """The choice of a scheme for each layer: see docs/how-to/mixed-precision.md."""
 
     asked: MixBudget
     chosen: ChosenMix
@@ -167,7 +171,7 @@ class Mix(Record):
 
 
 class ExportProof(Record):
-    """Result of reading one export back."""
+    """The result of reading one export back."""
 
     num_tensors_equal: int
     max_logit_difference: Number | None
@@ -176,7 +180,7 @@ class ExportProof(Record):
 
 
 class LayerError(Record):
-    """Error of one quantized layer; see ``quantcore.events.LayerQuantized``."""
+    """The error of a quantized layer; see ``quantcore.events.LayerQuantized``."""
 
     kind: Literal["layer_quantized"]
     name: str

@@ -1,11 +1,11 @@
-"""Rotations folded into weights (QuaRot, Ashkboos et al. 2024): what stands out in one channel is spread over all.
+"""Folds rotations into weights, which spreads outliers of one channel over all (QuaRot, Ashkboos et al. 2024).
 
 R1 rotates the residual stream, x -> x R: embeddings and writers give rotated outputs, the weights of norms move into
-the layers that read them, and these rotate back. R2 rotates the values of each head between v and o. Both leave the
-function of the float model as it was and cost nothing later. R4 rotates the input of a layer while the model runs.
+the layers that read them, and these rotate back. R2 rotates the values of each head between v and o. Both keep the
+function of the float model and cost nothing at run time. R4 rotates the input of a layer while the model runs.
 
-Weights change in place, in tiles of float32 that are small beside a matrix. Legend: H width of the stream, [O, I] a
-weight, V vocabulary, D values of a head, F outputs that an edge leads on.
+Weights change in place, in tiles of float32 that are small compared with a matrix. Legend: H width of the stream, [O,
+I] a weight, V vocabulary, D values of a head, F outputs that an edge passes on.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from quantcore.runtime.shards import changing
 
 MAX_WIDE_VALUES = 1 << 22  # of a weight that are in float32 at once
 MIN_TOKENS = 8
-SAME_HEAD = 1e-4  # relative difference of what arrives in two channels of one head: rounding of float32
+SAME_HEAD = 1e-4  # largest relative difference of two channels of one head: rounding of float32
 
 
 def rotate_residual(module: nn.Module, residual: Residual, rotation: Rotation) -> list[str]:
-    """Rotate what ``residual`` names in ``module``, a block or the whole model, by R1. Returns the changed parameters.
+    """Rotate the modules of ``residual`` in ``module`` by R1, and return the changed parameters.
 
-    The weights of its norms become neutral (1, or 0 where the norm adds 1); the readers take them over. For embeddings
-    and the last layer give what ``find_embedding`` and ``find_head`` found. Where these share one weight, the model
-    must get two before: the final norm is folded into one of them alone, and only one reads the stream.
+    ``module`` is a block or the whole model. The weights of its norms become neutral (1, or 0 where the norm adds 1);
+    the readers take them over. For embeddings and the last layer pass the results of ``find_embedding`` and
+    ``find_head``. If these share one weight, the model must get two before: the final norm is folded into one of them
+    only, and only one reads the stream.
     """
     changed: list[str] = []
     factors: dict[str, torch.Tensor] = {}
@@ -58,7 +59,7 @@ def rotate_residual(module: nn.Module, residual: Residual, rotation: Rotation) -
             part = module.get_submodule(name)
             with _matrix(part, reading=False) as (parameter, weight_OI):
                 if isinstance(part, nn.Embedding):
-                    rotate_rows(weight_OI, rotation)  # its rows are what it writes
+                    rotate_rows(weight_OI, rotation)  # it writes its rows
                 else:
                     rotate_columns(weight_OI, rotation)
             changed.append(f"{name}.{parameter}")
@@ -70,9 +71,9 @@ def rotate_residual(module: nn.Module, residual: Residual, rotation: Rotation) -
 
 
 def rotate_rows(weight_OI: torch.Tensor, rotation: Rotation, factor_I: torch.Tensor | None = None) -> None:
-    """W <- W diag(factor) R in place, for readers: x comes as x R, and without the norm's weight ``factor_I``.
+    """Set W <- W diag(factor) R in place, for readers of x R, which lacks the norm's weight ``factor_I``.
 
-    Also for embeddings [V, H], whose rows are what they write. Experts may stand before: [E, O, I].
+    Works also for embeddings [V, H], which write their rows. An axis of experts may come first: [E, O, I].
     """
     for matrix_OI in _matrices(weight_OI):
         for rows_OI in torch.split(matrix_OI, max(1, MAX_WIDE_VALUES // matrix_OI.shape[1])):
@@ -81,24 +82,24 @@ def rotate_rows(weight_OI: torch.Tensor, rotation: Rotation, factor_I: torch.Ten
 
 
 def rotate_columns(weight_OI: torch.Tensor, rotation: Rotation) -> None:
-    """W <- R^T W in place, for writers: y shall come as y R. Experts may stand before: [E, O, I]."""
+    """Set W <- R^T W in place, for writers, which then write y R. An axis of experts may come first: [E, O, I]."""
     for matrix_OI in _matrices(weight_OI):
         rotate_rows(matrix_OI.T, rotation)
 
 
 def find_head_size(block: nn.Module, edge: Edge, run: Run, like: torch.Tensor) -> int | None:
-    """``find_head_sizes`` for one edge."""
+    """Return the result of ``find_head_sizes`` for one edge."""
     return find_head_sizes(block, [edge], run, like)[0]
 
 
 def find_head_sizes(block: nn.Module, edges: Sequence[Edge], run: Run, like: torch.Tensor) -> list[int | None]:
-    """For each edge how many neighbouring values (v -> o) R2 may rotate among each other: those of one head.
+    """Return for each edge (v -> o) the number of neighbouring values that R2 may rotate: those of one head.
 
-    None where it may rotate none: an activation or a gate lies between, or nothing but single channels belong together.
-    All values of a token are set to one random number: what then arrives is the same for all channels of a head, and
-    not for channels of two, which look at other tokens. That takes one run for all edges, and two more to prove each
-    size with a rotation at work. ``run`` and ``like`` [1, T, H] as in ``find_residual``. Raises CalibrationError for
-    less than 8 tokens, where heads would look alike.
+    The result is None where it may rotate none: an activation or a gate lies between, or heads have a single channel.
+    All values of a token are set to one random number: the input of o then is equal for all channels of a head, but
+    differs between two heads, which attend to other tokens. That takes one run for all edges, and two more to prove
+    each size with an actual rotation. ``run`` and ``like`` [1, T, H]: see ``find_residual``. Raises CalibrationError
+    for less than 8 tokens, where heads could not be told apart.
     """
     if len(rows_of(like)) < MIN_TOKENS:
         raise CalibrationError(
@@ -120,7 +121,7 @@ def find_head_sizes(block: nn.Module, edges: Sequence[Edge], run: Run, like: tor
 def rotate_values(block: nn.Module, edge: Edge, head: Rotation) -> list[str]:
     """Rotate the values of every head of ``edge`` (v -> o) by R2 = ``head``, in place. Returns the changed parameters.
 
-    ``head.size`` is a divisor of what ``find_head_size`` gave. Raises ValueError if it does not fit the edge.
+    ``head.size`` is a divisor of the result of ``find_head_size``. Raises ValueError if it does not fit the edge.
     """
     if not _fits(edge, head.size):
         raise ValueError(f"heads of {head.size} values do not fit {edge.num_scales} of {edge.producer}")
@@ -145,7 +146,7 @@ def rotate_values(block: nn.Module, edge: Edge, head: Rotation) -> list[str]:
 
 
 class InputRotation:
-    """R4: a forward pre-hook that rotates a layer's input, x -> x R, while the model runs."""
+    """A forward pre-hook that rotates a layer's input, x -> x R, at run time (R4)."""
 
     def __init__(self, rotation: Rotation) -> None:
         self.rotation = rotation
@@ -155,19 +156,19 @@ class InputRotation:
 
 
 def rotates_input(layer: nn.Module) -> bool:
-    """Return whether R4 rotates the input of ``layer``."""
+    """Return True if R4 rotates the input of ``layer``."""
     return any(isinstance(hook, InputRotation) for hook in layer._forward_pre_hooks.values())
 
 
 def rotate_input(block: nn.Module, name: str, rotation: Rotation) -> RemovableHandle:
-    """R4 on the linear layer ``name``: W <- W R in place, and a hook that rotates its input while the model runs.
+    """Apply R4 to the linear layer ``name``: W <- W R in place, and a hook that rotates its input at run time.
 
-    For layers whose input no weight can rotate beforehand: down_proj, behind the activation. A model in memory runs
-    this, also after ``ModelQuantizer``: its layers keep their hooks, and quantize the rotated input. A checkpoint
-    cannot say it: with such a weight it is wrong for every program that does not rotate the input by the same matrix
-    (only AMD Quark's loader is known to, from tensors called ``input_rotation``).
+    It is for layers whose input no weight can rotate beforehand: down_proj, after the activation. A model in memory
+    runs this, also after ``ModelQuantizer``: its layers keep their hooks, and quantize the rotated input. A checkpoint
+    cannot store it: with such a weight it is wrong for every program that does not rotate the input by the same matrix
+    (only AMD Quark's loader is known to do so, from tensors called ``input_rotation``).
 
-    R3, on queries and keys behind RoPE, changes no weight: it is in ``nn.attention``.
+    R3, on queries and keys after RoPE, changes no weight: it is in ``nn.attention``.
     """
     layer = block.get_submodule(name)
     with torch.no_grad(), _matrix(layer, reading=True) as (_, weight_OI):
@@ -181,8 +182,10 @@ def _matrices(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @contextmanager
 def _matrix(part: nn.Module, *, reading: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and value of the parameter that reads or writes the stream, as [O, I]; of fused experts as [E, O, I]. To be
-    changed in place."""
+    """Yield name and value of the parameter that reads or writes the stream, as [O, I], to be changed in place.
+
+    For fused experts it is [E, O, I].
+    """
     experts: Any = part
     if not is_fused(part):
         with changing(part.get_parameter("weight")) as weight:
@@ -198,7 +201,7 @@ def _bias_name(part: nn.Module) -> str:
 
 
 def _fits(edge: Edge, size: int) -> bool:
-    """Return whether the channels of ``edge`` are whole heads of this size, their values in order."""
+    """Return True if the channels of ``edge`` are whole heads of this size, their values in order."""
     if edge.num_scales % size or len(edge.channels) % size:
         return False
     heads = edge.channels.view(-1, size)
@@ -207,12 +210,12 @@ def _fits(edge: Edge, size: int) -> bool:
 
 
 def _arriving(block: nn.Module, edges: Sequence[Edge], run: Run, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what each edge's first consumer reads [T, I] if all values of a token are one random number."""
+    """Return the input [T, I] of each edge's first consumer if all values of a token are one random number."""
     arriving: dict[str, torch.Tensor] = {}
 
     def speak(_: nn.Module, __: Any, output: torch.Tensor, edge: Edge) -> torch.Tensor:
         number = random_like(output[..., :1], seed=3)
-        number.view(-1)[0] = 0  # heads that all look at the first token would be told apart by the rest
+        number.view(-1)[0] = 0  # heads that all attend to the first token then differ by the rest
         return output.index_copy(-1, edge.rows.to(output.device), number.expand(*output.shape[:-1], edge.num_scales))
 
     def listen(_: nn.Module, args: tuple[Any, ...], name: str) -> None:
@@ -228,7 +231,7 @@ def _arriving(block: nn.Module, edges: Sequence[Edge], run: Run, x: torch.Tensor
 
 
 def _head_size(arriving_TI: torch.Tensor) -> int:
-    """Return the greatest common divisor of the places where neighbouring channels differ."""
+    """Return the greatest common divisor of the positions where neighbouring channels differ."""
     step = (arriving_TI[:, 1:] - arriving_TI[:, :-1]).norm(dim=0)
     size = torch.minimum(arriving_TI[:, 1:].norm(dim=0), arriving_TI[:, :-1].norm(dim=0))
     borders = (step > SAME_HEAD * size).nonzero().flatten() + 1
@@ -245,7 +248,7 @@ def _may_rotate(block: nn.Module, edge: Edge, size: int, run: Run, x: torch.Tens
 
 @contextmanager
 def _values_rotated(block: nn.Module, edge: Edge, head: Rotation) -> Iterator[None]:
-    """While this lasts, the producer gives rotated values and the consumers rotate them back."""
+    """Let the producer write rotated values and the consumers rotate them back, inside the block."""
 
     def rotate(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
         rows = edge.rows.to(output.device)

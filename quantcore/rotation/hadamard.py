@@ -1,11 +1,11 @@
-"""Hadamard matrices of many orders, and orthogonal matrices made of them that multiply fast.
+"""Hadamard matrices of many orders, and orthogonal matrices made from them that multiply fast.
 
-A Hadamard matrix H has entries 1 and -1 and H H^T = n I. Divided by sqrt(n) it spreads whatever stands out in one
-channel evenly over all of them, which is what rotations before quantization want (QuaRot, Ashkboos et al. 2024).
-Paley (On orthogonal matrices, 1933) makes them from the squares of a finite field GF(q), q a power of a prime: of order
-q + 1 where q = 3 mod 4, of order 2 (q + 1) where q = 1 mod 4. Kronecker products of these with each other and with
-[[1, 1], [1, -1]] (Sylvester) have the products of the orders. So 12, 20, 28, 36, 44, 52, 60 ... times powers of two
-exist here. Of the multiples of 4 below 1000, 55 are missing, the first are 92, 116, 156, 172, 184 and 188.
+A Hadamard matrix H has entries 1 and -1 and H H^T = n I. Divided by sqrt(n) it spreads an outlier in one channel evenly
+over all of them, which is the purpose of rotations before quantization (QuaRot, Ashkboos et al. 2024). Paley (On
+orthogonal matrices, 1933) makes them from the squares of a finite field GF(q), q a power of a prime: of order q + 1
+where q = 3 mod 4, of order 2 (q + 1) where q = 1 mod 4. Kronecker products of these with each other and with [[1, 1],
+[1, -1]] (Sylvester) have the products of the orders. So 12, 20, 28, 36, 44, 52, 60 ... times powers of two exist here.
+Of the multiples of 4 below 1000, 55 are missing, the first are 92, 116, 156, 172, 184 and 188.
 
 x H is computed one Kronecker factor after the other: n (f1 + f2 + ...) steps a row instead of n^2, and no n x n matrix.
 
@@ -24,15 +24,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from quantcore.errors import ConfigError
 
-MAX_FACTOR = 4096  # largest dense factor that x is multiplied with: 64 MiB in float32
+MAX_FACTOR = 4096  # largest dense factor to multiply x with: 64 MiB in float32
 RADIX = 6  # a power of two is cut into factors up to 2^6: ten times faster on a CPU than butterflies of two
 
 
 @cache
 def factors(order: int) -> tuple[int, ...] | None:
-    """Orders of Hadamard matrices whose Kronecker product has this ``order``; None where no construction leads there.
+    """Return orders of Hadamard matrices whose Kronecker product has this ``order``; None if no construction exists.
 
-    The last may be any power of two, the ones before it are Paley's. Of several ways the cheapest to multiply with.
+    The last may be any power of two, the others are Paley's. Of several products the cheapest to multiply with is
+    returned.
     """
     if order < 1:
         return None
@@ -75,31 +76,31 @@ class Rotation:
         return self.order * self.num_blocks
 
     def repeated(self, count: int) -> Rotation:
-        """This rotation ``count`` times on the diagonal: for heads that stand side by side."""
+        """Return this rotation ``count`` times on the diagonal, for heads side by side."""
         signs = None if self.signs_N is None else self.signs_N.repeat(count)
         return Rotation(self.order, self.num_blocks * count, signs)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """x R for x [..., N], in x's dtype; computed in float32, or in float64 if x is."""
+        """Return x R for x [..., N], in x's dtype; computed in float32, or in float64 if x is."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return self._multiply(self._scaled(wide), transposed=False).to(x.dtype)
 
     def inverse(self, x: torch.Tensor) -> torch.Tensor:
-        """x R^T, which undoes ``apply``."""
+        """Return x R^T, which undoes ``apply``."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return self._scaled(self._multiply(wide, transposed=True)).to(x.dtype)
 
     def dense(self) -> torch.Tensor:
-        """R itself, float64 [N, N]. For tests and for small sizes."""
+        """Return R itself, float64 [N, N], for tests and for small sizes."""
         return self.apply(torch.eye(self.size, dtype=torch.float64))
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
-        """x with the signs, over the length of H's rows."""
+        """Return x times the signs, divided by the length of H's rows."""
         scale = 1 / sqrt(self.order)
         return x * scale if self.signs_N is None else x * (self.signs_N.to(x.device, x.dtype) * scale)
 
     def _multiply(self, x: torch.Tensor, *, transposed: bool) -> torch.Tensor:
-        """x times H, or times its transpose, along the last axis."""
+        """Return x times H, or times its transpose, along the last axis."""
         result, after = x, self.order
         for piece in _quick_factors(self.order) or ():
             after //= piece
@@ -112,10 +113,11 @@ class Rotation:
 
 
 def orthogonal(size: int, *, seed: int = 0, random_signs: bool = True, block_size: int | None = None) -> Rotation:
-    """A rotation of ``size`` channels: one Hadamard matrix, or equal ones on the diagonal, each of ``block_size``.
+    """Return a rotation of ``size`` channels: one Hadamard matrix, or equal ones of ``block_size`` on the diagonal.
 
-    Without a ``block_size`` it is the largest there is, often ``size`` itself. ``random_signs`` come from ``seed``:
-    without them a channel of H sums up the input's mean. Raises ConfigError for a ``block_size`` that does not fit.
+    Without a ``block_size`` it uses the largest order possible, often ``size`` itself. ``random_signs`` come from
+    ``seed``: without them a channel of H sums up the input's mean. Raises ConfigError for a ``block_size`` that does
+    not fit.
     """
     order = largest_order(size) if block_size is None else block_size
     if not _is_fast(order):
@@ -144,13 +146,13 @@ def _unreachable(order: int) -> ConfigError:
 
 
 def _cost(orders: tuple[int, ...]) -> int:
-    """Return the steps for each value: a dense factor takes its order, a power of two two for every doubling."""
+    """Return the steps for each value: a dense factor needs its order, a power of two needs two steps a doubling."""
     return sum(2 * (order.bit_length() - 1) if order & (order - 1) == 0 else order for order in orders)
 
 
 @cache
 def _quick_factors(order: int) -> tuple[int, ...] | None:
-    """Return ``factors``, with the power of two cut into factors that are quick to multiply with."""
+    """Return ``factors``, with the power of two divided into factors that multiply fast."""
     orders = factors(order)
     if not orders or orders[-1] & (orders[-1] - 1):
         return orders
@@ -166,7 +168,7 @@ def _is_fast(order: int) -> bool:
 
 @lru_cache(maxsize=64)
 def _factor(order: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    # Whoever asks first may be in inference mode or in a trace, who asks next may want gradients and numbers.
+    # The first caller may be in inference mode or in a trace, while a later one needs gradients and numbers.
     with torch.inference_mode(False), _disable_current_modes():
         return _kronecker((order,)).to(device, dtype)
 
@@ -209,9 +211,9 @@ def _paley_field(order: int) -> int | None:
 
 
 def _character_QQ(q: int) -> torch.Tensor:
-    """For elements a, b of GF(q): 1 where a - b is a square, -1 where it is none, 0 where a = b. int8 [Q, Q].
+    """Return for elements a, b of GF(q): 1 if a - b is a square, -1 if it is not, 0 if a = b. int8 [Q, Q].
 
-    The element a_0 + a_1 x + ... is known by the number a_0 + a_1 p + ...
+    The element a_0 + a_1 x + ... has the number a_0 + a_1 p + ...
     """
     field = _prime_power(q)
     assert field is not None
@@ -229,9 +231,9 @@ def _character_QQ(q: int) -> torch.Tensor:
 
 
 def _powers_of_generator(p: int, degree: int) -> list[int]:
-    """1, x, x^2, ..., all elements of GF(p^degree) but 0: x is a root of the first polynomial that allows it.
+    """Return 1, x, x^2, ..., all elements of GF(p^degree) but 0: x is a root of the first polynomial that allows it.
 
-    Modulo a polynomial that is reducible, x has fewer powers than that, so that none is taken for a field.
+    Modulo a reducible polynomial x has fewer powers, so that none is mistaken for a field.
     """
     for low in product(range(1, p), *(range(p),) * (degree - 1)):  # x^degree + ... + low[1] x + low[0]
         power = one = (1, *(0,) * (degree - 1))

@@ -1,7 +1,7 @@
 """Rotation as an algorithm of a job (QuaRot, Ashkboos et al. 2024): R1 on the residual stream, R2 on values.
 
-A block is rotated when it is loaded, embeddings and head at the end; hidden states are rotated once, in front of the
-first block. What is folded where, and the proof that it may be, is in ``fold`` and ``residual``.
+A block is rotated when it is loaded, embeddings and head at the end; hidden states are rotated once, before the first
+block. The folding is in ``fold``, the proof that it is valid in ``residual``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quantcore.rotation.residual import find_embedding, find_head, find_residual
 
 
 class ModelRotation:
-    """The rotations of one model, whose stream has ``width`` channels."""
+    """The rotations of a model whose stream has ``width`` channels."""
 
     def __init__(self, config: RotationConfig, width: int) -> None:
         self._config = config
@@ -31,13 +31,13 @@ class ModelRotation:
         )
 
     def rotate_state(self, state: torch.Tensor) -> torch.Tensor:
-        """R1 on hidden states [1, T, H] in front of the first block, as the rotated blocks read them."""
+        """Apply R1 to hidden states [1, T, H] before the first block, as the rotated blocks read them."""
         return self._stream.apply(state)
 
     def rotate_block(self, block: nn.Module, run: Run, like: torch.Tensor, edges: Callable[[], FoundEdges]) -> set[str]:
-        """Fold the configured rotations into ``block``; the names of the parameters that changed.
+        """Fold the configured rotations into ``block``; returns the names of the changed parameters.
 
-        ``run`` calls the block with hidden states shaped as ``like``. Raises ModelError ``cannot_rotate``.
+        ``run`` calls the block with hidden states shaped like ``like``. Raises ModelError ``cannot_rotate``.
         """
         changed: set[str] = set()
         if self._config.r1:
@@ -62,9 +62,9 @@ class ModelRotation:
         return {name for residual in residuals for name in rotate_residual(model, residual, self._stream)}
 
     def _rotate_inputs(self, block: nn.Module, heads: dict[Edge, int | None]) -> set[str]:
-        """R4 on the layers that read neither the stream nor values of ``heads``; the names of their weights.
+        """Apply R4 to layers that read neither the stream nor values of ``heads``; returns the names of their weights.
 
-        Those that read the stream stand behind a norm, or are as wide as it is.
+        Layers that read the stream follow a norm, or are as wide as the stream.
         """
         others = {
             name
@@ -87,7 +87,7 @@ class ModelRotation:
 
 
 def untie(model: Any) -> None:
-    """Give the output projection of a Transformers ``model`` a weight of its own if it shares that of the embedding."""
+    """Give the output projection of a Transformers ``model`` its own weight if it shares the embedding's."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is embedding.weight:
         head.weight = nn.Parameter(embedding.weight.detach().clone(), requires_grad=False)

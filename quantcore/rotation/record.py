@@ -1,4 +1,4 @@
-"""Recording what has the width of the residual stream while a decoder block runs, or what lies around the blocks.
+"""Records tensors with the width of the residual stream, in a decoder block or around the blocks.
 
 Legend: H width of the stream, T tokens.
 """
@@ -40,8 +40,8 @@ class StreamNorm:
 class Residual:
     """Names of modules around the stream. ``readers`` are all of them, also those that read it without a norm.
 
-    Experts that are still fused count as one reader and writer, split ones by their linear layers. ``change`` is by how
-    much the block's update differed under a rotation, relative to its length: rounding.
+    Experts that are still fused count as one reader and writer, split ones by their linear layers. ``change`` is the
+    difference of the block's update under a rotation, relative to its length; it comes from rounding.
     """
 
     norms: tuple[StreamNorm, ...] = ()
@@ -52,7 +52,7 @@ class Residual:
 
 @dataclass
 class StreamRecord:
-    """First inputs and outputs of modules, where these have the width of the stream, and the ``output`` of the run."""
+    """The first inputs and outputs of modules that have the width of the stream, and the ``output`` of the run."""
 
     output: torch.Tensor
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class StreamRecord:
 def record_stream(
     module: nn.Module, run: Callable[[], torch.Tensor], width: int, replaced: Mapping[str, Replace] | None = None
 ) -> StreamRecord:
-    """Run once. What the modules in ``replaced`` return goes through these functions."""
+    """Run once, and return the record. Outputs of the modules in ``replaced`` pass through these functions."""
     record = StreamRecord(torch.empty(0))
 
     def is_stream(value: Any) -> TypeGuard[torch.Tensor]:
@@ -87,7 +87,7 @@ def record_stream(
 
 
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules inside; a mixture's experts are one."""
+    """Yield all modules inside; the experts of a mixture count as one."""
     experts: tuple[str, ...] = ()
     for name, part in module.named_modules():
         if not name or (experts and name.startswith(experts)):
@@ -99,7 +99,7 @@ def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 @contextmanager
 def widened_as_used(block: nn.Module) -> Iterator[None]:
-    """While this lasts the block takes, computes and gives float32: its weights are widened, each as it is used."""
+    """Let the block compute in float32 inside the ``with``: weights are widened one by one as they are used."""
 
     def widen(tree: Any) -> Any:
         return tree_map(lambda leaf: leaf.float() if _is_narrow(leaf) else leaf, tree)
@@ -117,7 +117,7 @@ def widened_as_used(block: nn.Module) -> Iterator[None]:
     waiting: dict[nn.Module, list[dict[str, Any]]] = {}
     with ExitStack() as undo:
         for part in block.modules():
-            # Shards are gathered before the one and parted behind the other.
+            # Shards are gathered before the first hook and released after the second.
             is_whole = not any(map(is_sharded, part.parameters(recurse=False)))
             undo.callback(part.register_forward_pre_hook(before, with_kwargs=True, prepend=is_whole).remove)
             undo.callback(part.register_forward_hook(after, always_call=True, prepend=not is_whole).remove)
@@ -138,7 +138,10 @@ def has_matrix(part: nn.Module) -> bool:
 
 
 def norm_like(module: nn.Module, record: StreamRecord) -> list[str]:
-    """Modules that could be norms: without children or matrices, and their output is not just their input (dropout)."""
+    """Return modules that could be norms.
+
+    They have no children or matrices, and outputs that differ from their inputs.
+    """
     return [
         name
         for name, x in record.inputs.items()
@@ -159,9 +162,9 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def errors_of(before: torch.Tensor, after: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """For each token how far the output moved, relative to the length of ``update``, its mean square over tokens.
+    """Return for each token the change of the output, relative to the root mean square of ``update`` over tokens.
 
-    A token to which a gate lets nothing through would else be all rounding.
+    Relative to its own update, a token that a gate stops would consist of rounding only.
     """
     moved: torch.Tensor = rows_of(after.float() - before.float()).norm(dim=-1)
     size: torch.Tensor = rows_of(update).norm(dim=-1).square().mean().sqrt()
@@ -177,7 +180,10 @@ def close(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def parallel(x: torch.Tensor, y: torch.Tensor, part_of: torch.Tensor | None = None) -> bool:
-    """Return whether each row of x is that of y times a number. x may be a difference of ``part_of`` and another."""
+    """Return True if each row of x is a multiple of that of y.
+
+    x may be the difference of ``part_of`` and another tensor.
+    """
     if x.numel() != y.numel():
         return False
     rows, others = rows_of(x), rows_of(y)

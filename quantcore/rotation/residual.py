@@ -1,10 +1,10 @@
-"""Who reads a decoder block's residual stream and who writes to it: found by recording runs of the block, and proven.
+"""Finds the readers and writers of a decoder block's residual stream by recording runs of the block, and proves them.
 
 If the stream x [1, T, H] becomes x R with an orthogonal R, then readers must multiply their inputs by R^T first and
-writers their outputs by R; both can be folded into weights (``rotation``; QuaRot, Ashkboos et al. 2024). That works
-where x is read through norms that divide by the length alone (RMSNorm) and where nothing but numbers per token stands
-between a writer and the stream. No table of architectures: layers are told apart by what reaches them while all
-writers are silent, and by where a written value turns up. What was found is then proven with a rotation at work.
+writers their outputs by R; both can be folded into weights (``rotation``; QuaRot, Ashkboos et al. 2024). That works if
+x is read through norms that divide by the length only (RMSNorm), and if only factors per token stand between a writer
+and the stream. There is no table of architectures: readers are recognized by their input while all writers are silent,
+writers by the place where their values appear. The result is then proven with an actual rotation.
 
 Legend: H width of the stream, T tokens, E experts.
 """
@@ -47,7 +47,7 @@ __all__ = ["Residual", "StreamNorm", "find_embedding", "find_head", "find_residu
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Largest relative change that rounding explains.
+    """Return the largest relative change that rounding explains.
 
     Measured on eleven tiny architectures: blocks, in float32, 1e-6 to 4e-6; with one reader, writer or norm left out
     0.29 and more. Embeddings and heads compute in their own dtype: 2e-3 and 1e-2 in SmolLM2's bfloat16.
@@ -56,11 +56,11 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def find_residual(block: nn.Module, run: Run, like: torch.Tensor, rotation: Rotation | None = None) -> Residual:
-    """Norms, readers and writers of ``block``, proven with ``rotation`` (a random one if there is none).
+    """Return norms, readers and writers of ``block``, proven with ``rotation`` (a random one if it is None).
 
-    ``run`` calls the block with other hidden states and returns its output, both shaped as ``like`` [1, T, H], whose
-    values do not matter. The block is run about ten times and ends as it was. Raises ModelError ``cannot_rotate`` that
-    says in words why its stream cannot be rotated.
+    ``run`` calls the block with other hidden states and returns its output, both shaped like ``like`` [1, T, H], whose
+    values do not matter. The block is run about ten times and is unchanged at the end. Raises ModelError
+    ``cannot_rotate`` that explains why its stream cannot be rotated.
     """
     with torch.no_grad(), widened_as_used(block):
         x = random_like(like, seed=1).float()
@@ -75,9 +75,9 @@ def find_residual(block: nn.Module, run: Run, like: torch.Tensor, rotation: Rota
 
 
 def find_head(model: nn.Module, run: Run, like: torch.Tensor, rotation: Rotation | None = None) -> Residual:
-    """Find and prove the readers after the last block: the final norm and the layer that gives logits.
+    """Find and prove the readers after the last block: the final norm and the layer that computes logits.
 
-    ``run`` takes hidden states shaped as ``like`` [1, T, H] to logits.
+    ``run`` maps hidden states shaped like ``like`` [1, T, H] to logits.
     """
     with torch.no_grad():
         x = random_like(like, seed=1)
@@ -95,7 +95,7 @@ def find_embedding(
 ) -> Residual:
     """Find and prove the writers before the first block: embeddings, of tokens and of positions.
 
-    ``run`` embeds some token ids and gives the stream [1, T, H] of ``width`` H.
+    ``run`` embeds some token ids and returns the stream [1, T, H] of ``width`` H.
     """
     with torch.no_grad():
         plain = record_stream(model, run, width)
@@ -111,10 +111,10 @@ def find_embedding(
 def _find_writers(
     module: nn.Module, run: Callable[[], torch.Tensor], x: torch.Tensor | None, width: int, plain: StreamRecord
 ) -> tuple[list[str], StreamRecord, float]:
-    """Names of the writers, the record with all of them silent, and the factor that x then has at the end.
+    """Return the names of the writers, the record with all of them silent, and the factor of x at the end then.
 
-    Every layer that gives something as wide as the stream is made to return zeros, then one after the other random
-    numbers: those of a writer turn up at the end, times one number a token.
+    Every layer with outputs as wide as the stream is made to return zeros, then one after the other random numbers:
+    those of a writer appear at the end, times one number a token.
     """
     units = [name for name in plain.outputs if is_experts(part := module.get_submodule(name)) or has_matrix(part)]
     silence: dict[str, Replace] = dict.fromkeys(units, torch.zeros_like)
@@ -169,14 +169,17 @@ def _find_readers(module: nn.Module, silent: StreamRecord, x: torch.Tensor) -> t
 
 
 def _source(x: torch.Tensor, outputs: dict[str, torch.Tensor]) -> str | None:
-    """Which of the ``outputs`` this is. Norms with equal weights give equal ones: then the very tensor, or the last."""
+    """Return the name of the output that x is.
+
+    Norms with equal weights give equal outputs: then the one with the same storage, or the last.
+    """
     equal = [name for name, output in outputs.items() if same(x, output)]
     very = [name for name in equal if outputs[name].data_ptr() == x.data_ptr()]
     return next(reversed(very or equal), None)
 
 
 def _examined(module: nn.Module, name: str, readers: list[str], like: torch.Tensor) -> StreamNorm:
-    """The norm, once it is known to divide by the length alone and to multiply with its weight or with 1 + weight."""
+    """Return the norm after a check that it divides by the length only and multiplies with weight or 1 + weight."""
     norm = deepcopy(module.get_submodule(name)).float()
     x = random_like(like, seed=4).float()
     weight = getattr(norm, "weight", None)
@@ -185,7 +188,7 @@ def _examined(module: nn.Module, name: str, readers: list[str], like: torch.Tens
     if weight is not None:
         kept = weight.clone()
         weight.zero_()
-        plus_one = not torch.equal(norm(x), norm(-x))  # else nothing is left but a bias
+        plus_one = not torch.equal(norm(x), norm(-x))  # otherwise only a bias is left
         weight.fill_(0.0 if plus_one else 1.0)
         neutral = norm(x) * (kept + (1.0 if plus_one else 0.0))
     else:
@@ -206,8 +209,8 @@ def _examined(module: nn.Module, name: str, readers: list[str], like: torch.Tens
 def _prove(block: nn.Module, run: Run, x: torch.Tensor, residual: Residual, rotation: Rotation, scale: float) -> float:
     """Return the largest relative change of the block's update under ``rotation``.
 
-    With a mixture twice: with tokens sent to all experts in turn, which tries each of them; then as the routers say,
-    where the median token counts, because a token between two experts may go to the other by a rounding.
+    A mixture is run twice: with tokens sent to all experts in turn, which tries each of them; then with its routers,
+    where the median token counts, because rounding may move a token between two experts to the other one.
     """
     changes: list[float] = []
     for everywhere in (True, False) if any(is_experts(part) for part in block.modules()) else (False,):
@@ -232,7 +235,7 @@ def _accepted(change: float, dtype: torch.dtype) -> float:
 
 
 def _expert_layers(module: nn.Module, name: str, *, reading: bool) -> list[str]:
-    """Return the layer itself, or those of the experts that read or write the stream; fused experts stay one."""
+    """Return the layer itself, or the experts' layers that read or write the stream; fused experts count as one."""
     part: Any = module.get_submodule(name)
     if not is_experts(part):
         return [name]

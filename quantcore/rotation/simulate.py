@@ -1,4 +1,4 @@
-"""A rotation of the residual stream at work without a changed matrix: what the proof of ``residual`` runs.
+"""Simulates a rotation of the residual stream without changing a matrix, for the proof in ``residual``.
 
 Legend: H width of the stream, T tokens, K experts a token.
 """
@@ -22,11 +22,11 @@ PLAIN = (nn.Linear.forward, Conv1D.forward)  # forwards that are known to be x W
 
 @contextmanager
 def rotated(module: nn.Module, residual: Residual, rotation: Rotation, dtype: torch.dtype) -> Iterator[None]:
-    """While this lasts, the module takes and gives a rotated stream, of ``dtype``.
+    """Let the module read and write a rotated stream, of ``dtype``, inside the block.
 
     Norms are neutral, readers' inputs are rotated back and multiplied with the norm's weight, writers' outputs are
-    rotated: what folding does, without a copy of a matrix. Only routers of classes of their own, which may do anything
-    with their input, are given folded weights.
+    rotated: the effect of folding, without a copy of a matrix. Only routers of other classes, which may do anything
+    with their input, get folded weights.
     """
     factors: dict[str, torch.Tensor] = {}
     with ExitStack() as undo:
@@ -68,7 +68,7 @@ def _rotating_back(rotation: Rotation, factor_H: torch.Tensor | None) -> Callabl
 
 @contextmanager
 def sent_to_all_experts(block: nn.Module) -> Iterator[None]:
-    """While this lasts, tokens go to a mixture's experts round robin, as many to each, whatever its router says."""
+    """Send tokens to a mixture's experts round robin inside the block, instead of by its router."""
 
     def hook(experts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs

@@ -1,1 +1,1 @@
-"""Running a model block by block: devices, ranks, shards, hidden states, memory."""
+"""Runs a model block by block: devices, ranks, shards, hidden states, memory."""

@@ -1,8 +1,8 @@
-"""Arguments of a decoder block beside the hidden states: masks, RoPE tables, token ids, per-layer inputs.
+"""Arguments of a decoder block in addition to the hidden states: masks, RoPE tables, token ids, per-layer inputs.
 
-Some of it is the same for every window, some is not (DeepSeek-V4's blocks read token ids, Gemma 4's read embeddings of
-their own, and blocks that share keys and values pass them on in a mapping). So it is kept for every window, and stored
-once where windows agree.
+Some are the same for every window, others are not (DeepSeek-V4's blocks read token ids, Gemma 4's read their own
+embeddings, and blocks that share keys and values pass them on in a mapping). So they are kept for every window, and
+stored once if windows agree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class WindowArguments:
     _mappings: list[tuple[MutableMapping[Any, Any], int]] = field(default_factory=list)  # with their sizes when kept
 
     def add(self, recorded: Sequence[Arguments]) -> None:
-        """Keep what the blocks were given for the next window; values that equal the first window's are kept once."""
+        """Record the arguments of the next window for all blocks.
+
+        Values equal to the first window's are stored once.
+        """
         firsts = self.of_window[0] if self.of_window else recorded
         kept = _Kept()
         self._append([kept.arguments(*pair) for pair in zip(recorded, firsts, strict=True)])
@@ -41,21 +44,21 @@ class WindowArguments:
         return self.of_window[window][index]
 
     def copy(self) -> WindowArguments:
-        """Copy the arguments for another stream of the same windows, with mappings of its own."""
+        """Copy the arguments for another stream of the same windows, with its own mappings."""
         other = WindowArguments()
         for window in self.of_window:
             other._append(_with_own_mappings(window))
         return other
 
     def only(self, window: int) -> WindowArguments:
-        """Copy the arguments of one window, with mappings of its own."""
+        """Copy the arguments of one window, with its own mappings."""
         other = WindowArguments()
         other._append(_with_own_mappings(self.of_window[window]))
         return other
 
     @property
     def pass_values_on(self) -> bool:
-        """Return whether a block has left something for later blocks, such as keys and values, in a mapping."""
+        """True if a block has left values for later blocks, such as keys and values, in a mapping."""
         return any(len(mapping) != size for mapping, size in self._mappings)
 
     def _append(self, window: list[Arguments]) -> None:
@@ -65,10 +68,10 @@ class WindowArguments:
 
 
 class _Kept:
-    """The values of one window: each object that several blocks are given is looked at once and stays one object."""
+    """The values of one window: an object that several blocks get is processed once and stays one object."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Any]] = {}  # the value is held: an id is only unique while its object lives
+        self._kept: dict[int, tuple[Any, Any]] = {}  # the value is held: an id is only unique while its object lives
 
     def arguments(self, recorded: Arguments, first: Arguments) -> Arguments:
         positional = self.value(recorded.positional, first.positional)
@@ -79,11 +82,14 @@ class _Kept:
         return Arguments(positional, named)
 
     def value(self, value: Any, first: Any) -> Any:
-        """``first`` where ``value`` equals it and no block can change it; else ``value``, a part of a tensor copied."""
+        """Return ``first`` if ``value`` equals it and no block can change it, else ``value``.
+
+        A part of a tensor is copied.
+        """
         if isinstance(value, (torch.Tensor, MutableMapping, tuple, list)):
-            if id(value) not in self._known:
-                self._known[id(value)] = value, self._new(value, first)
-            return self._known[id(value)][1]
+            if id(value) not in self._kept:
+                self._kept[id(value)] = value, self._new(value, first)
+            return self._kept[id(value)][1]
         return value
 
     def _new(self, value: Any, first: Any) -> Any:
@@ -121,7 +127,7 @@ def _mappings(window: Sequence[Arguments]) -> list[MutableMapping[Any, Any]]:
 
 
 def _with_own_mappings(window: Sequence[Arguments]) -> list[Arguments]:
-    """Copies of the mappings, each of which several blocks may hold, in place of the mappings."""
+    """Return the arguments with copies of the mappings; a mapping that several blocks hold is copied once."""
     own = {id(mapping): copy(mapping) for mapping in _mappings(window)}
     if not own:
         return list(window)

@@ -1,4 +1,4 @@
-"""The one place that asks what the device is."""
+"""The only module that looks up the device and its memory."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ def default_device() -> torch.device:
 
 
 def limit_threads() -> int:
-    """Use ``OMP_NUM_THREADS`` threads, or all cores this process may run on; the number used."""
+    """Use ``OMP_NUM_THREADS`` threads, or all cores this process may run on; returns their number."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or _num_cores())
     torch.set_num_threads(threads)
     return threads
 
 
 def _num_cores() -> int:
-    """Return the cores that this process may run on; all cores where the system does not say (macOS, Windows)."""
+    """Return the number of cores that this process may run on.
+
+    It is that of all cores if the system does not tell (macOS, Windows).
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def release_freed_memory(*, of_device: bool = False) -> None:
     """Give freed host memory back to the system. glibc keeps it otherwise, and memory grows with the model's depth.
 
-    ``of_device``: also what torch keeps of an accelerator's memory for itself; another process may need it.
+    ``of_device``: also free memory of an accelerator that torch caches; another process may need it.
     """
     if of_device and torch.accelerator.is_available():
         torch.accelerator.empty_cache()
@@ -63,14 +66,17 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def peak_memory_bytes() -> int:
-    """Return the largest resident size of this process so far (host), plus what torch ever held on its accelerator."""
+    """Return the largest resident size of this process so far (host), plus torch's peak on its accelerator."""
     return _peak_resident_bytes() + (
         torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else 0
     )
 
 
 def held_memory_bytes() -> int | None:
-    """The resident size of this process now, plus what torch holds on its accelerator; None if the system tells not."""
+    """Return this process's resident size now, plus torch's memory on its accelerator.
+
+    Returns None if the system does not tell.
+    """
     resident = _status_bytes("VmRSS")
     if resident is None:
         return None
@@ -78,7 +84,7 @@ def held_memory_bytes() -> int | None:
 
 
 def _peak_resident_bytes() -> int:
-    """Read Linux's own count: ``getrusage`` also counts the parent's memory from before it started us."""
+    """Return Linux's own count: ``getrusage`` also counts the parent's memory from before it started us."""
     num_bytes = _status_bytes("VmHWM")
     if num_bytes is not None:
         return num_bytes

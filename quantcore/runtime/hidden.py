@@ -17,11 +17,11 @@ from quantcore.runtime.states import States
 
 @dataclass
 class Hidden:
-    """Hidden states of some windows: N tensors [1, T, H], of the same T when they come from files.
+    """Hidden states of some windows: N tensors [1, T, H], with the same T if they come from files.
 
-    ``arguments`` is what the model gives to the blocks beside the states, window by window. ``num_returned``: how many
-    values the last block run returned as a tuple, 0 for the states alone. Where ranks share the blocks, ``num_idle`` is
-    how many more windows another rank has; ``idle`` holds one window that stands for each of them.
+    ``arguments`` are the blocks' arguments besides the states, window by window. ``num_returned``: the number of values
+    that the last block run returned as a tuple, 0 for the states alone. If ranks share the blocks, ``num_idle`` is the
+    number of additional windows on another rank; ``idle`` holds one window that stands in for each of them.
     """
 
     states: MutableSequence[torch.Tensor]
@@ -31,12 +31,12 @@ class Hidden:
     idle: Hidden | None = None
 
     def copy(self) -> Self:
-        """Copy the states, for a stream that goes its own way."""
+        """Copy the states for an independent stream."""
         states = self.states.copy() if isinstance(self.states, States) else [state.clone() for state in self.states]
         return replace(self, states=states, arguments=self.arguments.copy())
 
     def run(self, block: nn.Module, index: int, window: int) -> torch.Tensor:
-        """Return the output of ``block``, which is number ``index``, for one window; the states stay as they are."""
+        """Return the output of ``block``, which is number ``index``, for one window; the states do not change."""
         return self.run_on(self.states[window], block, index, window)
 
     def run_on(self, state: torch.Tensor, block: nn.Module, index: int, window: int) -> torch.Tensor:
@@ -49,7 +49,7 @@ class Hidden:
         return result
 
     def run_idle(self, block: nn.Module, index: int) -> None:
-        """Run ``block`` as often as others do that have more windows: its layers are brought together by all ranks."""
+        """Run ``block`` as often as ranks with more windows do, because all ranks gather its layers together."""
         for _ in range(self.num_idle):
             assert self.idle is not None
             with idling():

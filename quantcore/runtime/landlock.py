@@ -1,11 +1,10 @@
-"""Runs a command that reaches only the files that it is told of: Landlock, Linux 5.19 and later. No torch.
+"""Runs a command that can reach only the given files: Landlock, Linux 5.19 and later. No torch.
 
     python -I -S landlock.py '{"list": [...], "read": [...], "write": [...]}' COMMAND [ARGUMENT ...]
 
-The command and all that it starts may list folders, read (and run) and write what lies at and below these paths, and
-nothing else of any file system, whatever their user may; nor can they look into processes that are not theirs
-(/proc/<pid>/environ, ptrace). What is not there is passed over. Only the standard library: it is run by its path. See
-landlock(7).
+The command and all that it starts may list folders, read (and run) and write files at and below these paths, and
+nothing else of any file system, even if their user may; nor can they look into other processes (/proc/<pid>/environ,
+ptrace). Missing paths are skipped. Uses only the standard library, because it is run by its path. See landlock(7).
 """
 
 import ctypes
@@ -18,8 +17,8 @@ from collections.abc import Mapping, Sequence
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # of all architectures
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 KEPT_CAPABILITIES = frozenset({0, 1, 2, 3, 4, 5, 14, 23, 24})
-"""Root keeps these: files and processes of others, locked memory, priorities, limits; not tracing processes."""
-MIN_ABI = 2  # the first one forbids renames from folder to folder, which artifacts are made by
+"""Capabilities that root keeps: files and processes of others, locked memory, priorities, limits; not tracing."""
+MIN_ABI = 2  # the first one forbids renames between folders, which artifacts need
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 TRUNCATE, IOCTL_DEV = 1 << 14, 1 << 15
@@ -27,7 +26,7 @@ LIST = READ_DIR
 READ = EXECUTE | READ_FILE | READ_DIR
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 NUM_RIGHTS = {2: 14, 3: 15, 4: 15, 5: 16}
-"""How many rights an ABI knows; later ones know no more of files."""
+"""Number of rights that an ABI knows; later ones add no rights for files."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -48,16 +47,16 @@ def abi() -> int:
 
 
 def confine(rules: Mapping[str, Sequence[str]]) -> None:
-    """Bind this thread and all that it starts. Raises OSError; then nothing was bound."""
-    every = (1 << NUM_RIGHTS[min(abi(), max(NUM_RIGHTS))]) - 1
-    rights = {"list": LIST, "read": READ, "write": every}
-    ruleset = _call(CREATE_RULESET, ctypes.byref(_Ruleset(every)), ctypes.c_size_t(ctypes.sizeof(_Ruleset)), 0)
+    """Restrict this thread and all that it starts. Raises OSError; then nothing is restricted."""
+    all_rights = (1 << NUM_RIGHTS[min(abi(), max(NUM_RIGHTS))]) - 1
+    rights = {"list": LIST, "read": READ, "write": all_rights}
+    ruleset = _call(CREATE_RULESET, ctypes.byref(_Ruleset(all_rights)), ctypes.c_size_t(ctypes.sizeof(_Ruleset)), 0)
     for kind, paths in rules.items():
         for path in paths:
-            _allow(ruleset, path, rights[kind] & every)
+            _allow(ruleset, path, rights[kind] & all_rights)
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     for capability in set(range(64)) - KEPT_CAPABILITIES:
-        prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused to all but root, who alone has them
+        prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for users other than root, who do not have them
     if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
     _call(RESTRICT_SELF, ruleset, 0)
@@ -67,7 +66,7 @@ def confine(rules: Mapping[str, Sequence[str]]) -> None:
 def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         at = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # not there, or not ours to see: then there is nothing to allow
+    except OSError:  # missing, or not accessible to us: then there is nothing to allow
         return
     try:
         if not stat.S_ISDIR(os.fstat(at).st_mode):

@@ -1,4 +1,4 @@
-"""Matrix products of narrow floats, as each kind of processor is fastest at them."""
+"""Matrix products of narrow floats, computed in the fastest way of each kind of processor."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ PRODUCTS = frozenset({
 })  # fmt: skip
 NARROW = (torch.bfloat16, torch.float16)
 MAX_WIDE_VALUES = TILE_BYTES // 4
-"""Values of a weight that are widened at a time."""
+"""Number of a weight's values that are widened at a time."""
 
 
 def matmul_precision(device: torch.device) -> AbstractContextManager[object]:
-    """While this lasts, products on ``device`` are computed in the way that is faster there.
+    """Return a context in which products on ``device`` are computed in the way that is faster there.
 
     x86 processors without AMX multiply float32 about 1.7 times as fast as bfloat16. So operands are widened for the
-    product, and what comes out is rounded once, as it is from the sums of a narrow product.
+    product, and the result is rounded once, as in a narrow product.
     """
     return WideMatmul() if device.type == "cpu" and _is_wide_faster() else nullcontext()
 
 
 @contextmanager
 def tensor_cores(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """While this lasts, float32 products of values that came as ``dtype`` may round their operands to TF32 on GPUs: it
-    holds bfloat16 and float16 exactly, and sums stay float32."""
+    """Let float32 products of values that came as ``dtype`` round operands to TF32 on GPUs, inside the block.
+
+    TF32 holds bfloat16 and float16 exactly, and sums stay float32.
+    """
     precision = torch.backends.cuda.matmul.fp32_precision
     if device.type == "cuda" and dtype in NARROW:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
@@ -47,7 +49,7 @@ def tensor_cores(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 
 class WideMatmul(TorchFunctionMode):
-    """Products of bfloat16 or float16 are computed in float32 and rounded to the dtype of their operands."""
+    """Computes products of bfloat16 or float16 in float32, and rounds them to the dtype of their operands."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (),

@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it. No torch: it is to be asked for before anything that takes time."""
+"""Ends a process together with the one that started it. No torch: it must be called before anything slow."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """The kernel kills this process when its launcher is gone (prctl(2)): ``torchrun`` gives each rank a session."""
+    """Let the kernel kill this process when its launcher is gone (prctl(2)): ``torchrun`` gives each rank a session."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

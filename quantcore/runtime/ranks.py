@@ -1,7 +1,7 @@
 """The processes that do one job together, each on its share of the windows and layers (``torchrun`` starts them).
 
-One process is the special case: it talks to nobody, and torch.distributed is not loaded. Whatever is put together from
-several ranks is put together in the same order whatever their number: the result has the same bits.
+A single process is the special case: it does not communicate, and torch.distributed is not loaded. Values of several
+ranks are combined in an order that does not depend on their number: the result has the same bits.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 TIMEOUT = timedelta(hours=6)
-"""How long a rank waits for the others: longer than the slowest layer. One that dies is seen at once."""
+"""Timeout for collective operations; longer than the slowest layer takes. A rank that dies is noticed at once."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """All processes of a job, seen from one of them. Every method but ``part`` is called by all, in the same order;
-    ``move`` by the two at least.
+    """All processes of a job, seen from one of them.
 
-    Values travel as pickles between processes that trust each other: they are one job. Tensors go beside the
+    Every method but ``part`` is called by all, in the same order; ``move`` at least by the two ranks involved. Values
+    are sent as pickles between processes that trust each other: they are one job. Tensors are sent apart from the
     pickle, from memory to memory without a copy.
     """
 
@@ -45,12 +45,12 @@ class Ranks:
         return self.rank == 0
 
     def part(self, count: int, rank: int | None = None) -> range:
-        """Return which of ``count`` items belong to a rank: neighbours, in the order of the ranks; it may be none."""
+        """Return the range of ``count`` items that belong to a rank, in the order of the ranks; it may be empty."""
         rank = self.rank if rank is None else rank
         return range(rank * count // self.size, (rank + 1) * count // self.size)
 
     def share(self, value: T, owner: int = 0) -> T:
-        """Return the ``owner``'s value on every rank; the others' values are dropped."""
+        """Return the ``owner``'s value on every rank; other ranks' values are dropped."""
         if self.size == 1:
             return value
         parcel = _Parcel.of(value) if self.rank == owner else None
@@ -86,7 +86,7 @@ class Ranks:
         things[key] = parcel.open()
 
     def wait(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have arrived."""
         if self.size > 1:
             with _talking():
                 torch.distributed.barrier()
@@ -96,7 +96,7 @@ ALONE = Ranks()
 
 
 def spread(costs: Sequence[int], size: int) -> list[int]:
-    """Return the rank that each piece of work goes to: the costliest first, each to the rank that has least to do."""
+    """Return the rank of each piece of work: the costliest first, each to the rank with the least load."""
     load, owners = [0] * size, [0] * len(costs)
     for number in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
         owners[number] = load.index(min(load))
@@ -106,7 +106,7 @@ def spread(costs: Sequence[int], size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Parcel:
-    """A value apart from its tensors, and these on this rank's device."""
+    """A value pickled without its tensors, and these on this rank's device."""
 
     pickled: bytes
     tensors: list[torch.Tensor]
@@ -114,7 +114,7 @@ class _Parcel:
     @classmethod
     def of(cls, value: object) -> Self:
         tensors: list[torch.Tensor] = []
-        places: dict[int, int] = {}  # a tensor that is there twice is one tensor on the other side, too
+        places: dict[int, int] = {}  # a tensor that appears twice is one tensor on the other side, too
 
         class Pickler(pickle.Pickler):
             def persistent_id(self, part: object) -> int | None:
@@ -157,7 +157,7 @@ class _Parcel:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Join the ranks that ``torchrun`` started; ``ALONE`` without it."""
+    """Join the ranks that ``torchrun`` started; yields ``ALONE`` without it."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield ALONE
@@ -177,7 +177,7 @@ def joined() -> Iterator[Ranks]:
 
 @contextmanager
 def _talking() -> Iterator[None]:
-    """Raises RankError if another rank does not answer."""
+    """Raise RankError if another rank does not answer."""
     try:
         yield
     except RuntimeError as error:
@@ -186,7 +186,7 @@ def _talking() -> Iterator[None]:
 
 @contextmanager
 def computing_together() -> Iterator[None]:
-    """Raises RankError if another rank does not answer while a model talks to it; other errors pass."""
+    """Raise RankError if another rank does not answer while a model communicates; other errors pass."""
     try:
         yield
     except RuntimeError as error:

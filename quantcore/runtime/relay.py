@@ -1,4 +1,4 @@
-"""A model run without its decoder blocks: what it hands to them, and what it makes of what they return."""
+"""Runs a model without its decoder blocks: records their inputs, and replaces their outputs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from quantcore.runtime.arguments import Arguments
 from quantcore.runtime.matmul import matmul_precision
 
 MAX_RETURNED = 3
-"""The most values that a block may return: the hidden states, and others that the model does not use."""
+"""Upper bound on the values that a block may return: the hidden states, and others that the model does not use."""
 
 
 class Reached(Exception):
-    """The first block was called; what it was given is in the relay."""
+    """Raised when the first block is called; its input is in the relay."""
 
 
 @dataclass
 class Relay:
-    """What goes through the replaced blocks: ``seen`` by the first, which returns ``give`` instead of it if it is set.
+    """The states at the replaced blocks: the first one's input is ``seen``; it returns ``give`` instead if that is set.
 
-    ``passed`` is what the last block that was called returned; ``num_returned`` how many values blocks return as a
-    tuple, 0 for the hidden states alone. With ``stops`` the first block raises ``Reached``, and nothing behind it runs.
+    ``passed`` is the output of the last block that was called; ``num_returned`` the number of values that blocks return
+    as a tuple, 0 for the hidden states alone. With ``stops`` the first block raises ``Reached``, and nothing after it
+    runs.
     """
 
     num_returned: int
@@ -39,10 +40,10 @@ class Relay:
     passed: torch.Tensor | None = None
 
     def run(self, model: Callable[[], object]) -> torch.Tensor:
-        """Call ``model``; the hidden states that reach its first block.
+        """Call ``model``; returns the hidden states that reach its first block.
 
-        How many values its code takes from a block shows when that code runs: the numbers are tried in turn. Raises
-        ModelError for a model that is no chain of blocks.
+        The number of values that its code takes from a block shows only when that code runs: the numbers are tried in
+        turn. Raises ModelError for a model that is no chain of blocks.
         """
         failures: list[Exception] = []
         for number in sorted(range(MAX_RETURNED + 1), key=lambda count: count != self.num_returned):
@@ -51,7 +52,7 @@ class Relay:
                 model()
             except (torch.OutOfMemoryError, MemoryError):
                 raise
-            except Exception as error:  # what the code of any model raises where it gets other values than it takes
+            except Exception as error:  # models raise various errors for an unexpected number of values
                 failures.append(error)
             else:
                 return self.reached()
@@ -59,14 +60,14 @@ class Relay:
         raise explained or no_chain(f"its code fails around them ({reason_of(failures[0])})") from failures[0]
 
     def reached(self) -> torch.Tensor:
-        """Return what the first block was given. Raises ModelError if it was not called."""
+        """Return the input of the first block. Raises ModelError if it was not called."""
         if self.seen is None:
             raise no_chain("it never calls the first of them")
         return self.seen
 
 
 def no_chain(what: str) -> ModelError:
-    """Return the error for a model that is no plain chain of decoder blocks, and ``what`` shows it."""
+    """Return the error for a model that is no plain chain of decoder blocks; ``what`` is the evidence."""
     return ModelError(
         f"This model cannot be run decoder block by decoder block: {what}.",
         code="unsupported_architecture",
@@ -76,7 +77,7 @@ def no_chain(what: str) -> ModelError:
 
 @contextmanager
 def blocks_replaced(blocks: Iterable[nn.Module], arguments: list[Arguments], *, num_returned: int) -> Iterator[Relay]:
-    """While this lasts, the blocks record in ``arguments`` what they are called with, and pass the states through."""
+    """Let the blocks record their calls in ``arguments`` and pass the states through, inside the ``with``."""
     relay = Relay(num_returned)
     before = [block.__dict__.get("forward") for block in blocks]
     for index, block in enumerate(blocks):
@@ -92,9 +93,9 @@ def blocks_replaced(blocks: Iterable[nn.Module], arguments: list[Arguments], *, 
 
 
 def _recorder(arguments: Arguments, relay: Relay, *, is_first: bool) -> Callable[..., Any]:
-    """Make a stand-in for a block's forward: it remembers what comes beside the hidden states and passes these through.
+    """Return a replacement for a block's forward that records its other arguments and passes the hidden states through.
 
-    The model must hand to each block just what the one before returned: what it did in between would be missed.
+    The model must pass exactly the output of one block to the next: computations between them would be lost.
     """
 
     def forward(hidden_states: torch.Tensor, *positional: Any, **named: Any) -> Any:
@@ -113,7 +114,7 @@ def _recorder(arguments: Arguments, relay: Relay, *, is_first: bool) -> Callable
 
 
 def _is_all_of(view: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Return whether it is the tensor itself, or a view of all of it (a slice without bounds)."""
+    """Return True if it is the tensor itself, or a view of all of it (a slice without bounds)."""
     return view is tensor or (
         (view.shape, view.stride(), view.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
         and view.data_ptr() == tensor.data_ptr()

@@ -1,12 +1,11 @@
-"""Blocks that do not fit one device: their linear layers lie in shards of rows, one on each rank (FSDP2).
+"""Blocks that do not fit one device: their linear layers are divided into shards of rows, one on each rank (FSDP2).
 
-``torch.distributed.fsdp.fully_shard`` (PyTorch FSDP, Zhao et al. 2023) brings the weight of a layer together right
-before that layer runs and drops it right behind it: at any time a rank holds its shards and one whole layer. It asks
-for discipline, since bringing together is done by all ranks at once: each must run every such layer equally often, in
-the same order. So experts that no token reaches run on no tokens, and a rank with fewer windows than others runs the
-block on one that counts for nothing (see ``Hidden.idle``).
+``torch.distributed.fsdp.fully_shard`` (PyTorch FSDP, Zhao et al. 2023) gathers the weight of a layer right before that
+layer runs and drops it right after: at any time a rank holds its shards and one whole layer. All ranks gather together,
+so each must run every such layer equally often, in the same order. So experts without tokens run on empty inputs, and
+a rank with fewer windows than others runs the block on a window that does not count (see ``Hidden.idle``).
 
-Everything that reads or changes a weight goes through ``quantcore.runtime.shards``.
+All code that reads or changes a weight uses ``quantcore.runtime.shards``.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ SHARDED = (nn.Linear,)
 def sharing_ranks(
     shard_blocks: bool | None, memory_bytes: Mapping[str, int], ranks: Ranks, device: torch.device
 ) -> Ranks | None:
-    """Return the ranks among which every block is sharded; None where each holds whole blocks.
+    """Return the ranks among which every block is sharded; None if each holds whole blocks.
 
-    ``shard_blocks`` is the task's option. None decides by the memory that the plan counts and the devices have. Raises
+    ``shard_blocks`` is the task's option. None decides by the planned memory and the devices' free memory. Raises
     ConfigError ``unsupported_config`` if there is only one process.
     """
     if shard_blocks is None:
@@ -49,9 +48,9 @@ def sharing_ranks(
 
 
 def shard(block: nn.Module, ranks: Ranks, device: torch.device, keeps: Callable[[str], bool]) -> None:
-    """Lay the linear layers of ``block``, which is on the meta device, on all ``ranks``: memory, and no values yet.
+    """Divide the linear layers of ``block``, which is on the meta device, among ``ranks``: memory without values.
 
-    ``keeps`` tells the names of parameters that stay whole on every rank.
+    ``keeps`` returns True for names of parameters that stay whole on every rank.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -61,13 +60,13 @@ def shard(block: nn.Module, ranks: Ranks, device: torch.device, keeps: Callable[
         if isinstance(part, SplitExperts):
             part.runs_all = True
         if isinstance(part, SHARDED) and not keeps(f"{name}.weight"):
-            # By itself the outermost sharded module keeps its weights; here each layer is an outermost one.
+            # By default the outermost sharded module keeps its weights; here each layer is an outermost one.
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
             part.to_empty(device=device)
 
 
 def check_all_finite(weights: Mapping[str, nn.Parameter], ranks: Ranks) -> None:
-    """Raises NumericsError on all ranks if a weight holds NaN or infinity, wherever that lies; by the layers' names."""
+    """Raise NumericsError on all ranks if a weight holds NaN or infinity on any rank; keys are the layers' names."""
     bad = {name for name, weight in weights.items() if not is_finite(local_rows(weight))}
     if any(map(is_sharded, weights.values())):
         bad = bad.union(*ranks.gather(bad))

@@ -1,8 +1,8 @@
 """Parameters of which every rank has a shard of rows (``DTensor``, FSDP2; see ``runtime.sharded``).
 
-Parameters that are not sharded are taken as they are: code that reads or changes weights through these functions works
-on both. A layer runs once its shards are gathered by all ranks at once; a rank that has nothing to run then
-is *idle*: it runs something, of which nobody takes notice.
+The functions also accept parameters that are not sharded: code that reads or changes weights through them works on
+both. A layer runs after all ranks have gathered its shards together; a rank that has nothing to run then is *idle*: it
+runs the layer, but the result is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _IDLE: ContextVar[bool] = ContextVar("idle", default=False)
 
 
 def is_sharded(tensor: torch.Tensor) -> TypeGuard[Any]:
-    """Return whether this is a ``DTensor``, of which each rank has some rows, without importing that class."""
+    """Return True for a ``DTensor``, of which each rank has some rows, without importing that class."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -39,7 +39,7 @@ def local_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(tensor: torch.Tensor) -> range:
-    """Return which rows ``local_rows`` returns."""
+    """Return the range of the rows that ``local_rows`` returns."""
     if not is_sharded(tensor):
         return range(len(tensor))
     size, rank = tensor.device_mesh.size(), tensor.device_mesh.get_local_rank()
@@ -48,7 +48,7 @@ def rows_of(tensor: torch.Tensor) -> range:
 
 
 def put(parameter: torch.Tensor, value: torch.Tensor) -> None:
-    """Give ``parameter`` the values of a whole tensor of its shape; all ranks have that."""
+    """Give ``parameter`` the values of a whole tensor of its shape, which all ranks have."""
     if not is_sharded(parameter):
         parameter.data = value
         return
@@ -68,7 +68,7 @@ def changing(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def idling() -> Iterator[None]:
-    """While this lasts, runs of layers are ignored by all observers."""
+    """Let all observers ignore runs of layers inside the block."""
     before = _IDLE.set(True)
     try:
         yield

@@ -1,6 +1,6 @@
-"""Where the hidden states of many windows wait for their block.
+"""Storage for the hidden states of many windows until their block runs.
 
-An item is a value: what is read of one stays as it is only until another is put in its place.
+A state that was read stays valid only until another one is written in its place.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from quantcore.runtime.workload import STATES_SHARE
 
 
 def states_kept(num_windows: int, num_bytes: int, device: torch.device, folder: Path) -> States:
-    """Make an empty place for the states of so many windows.
+    """Make an empty storage for the states of ``num_windows`` windows.
 
-    It is on the disk of ``folder`` if ``num_bytes``, which all streams take, are too much of the memory of ``device``.
+    It is on the disk of ``folder`` if ``num_bytes``, the size of all streams, is too much for the memory of ``device``.
     """
     is_small = num_bytes <= STATES_SHARE * free_memory_bytes(device)
     return StatesInMemory(num_windows) if is_small else StatesOnDisk(num_windows, folder)
 
 
 class States(MutableSequence[torch.Tensor]):
-    """Tensors of one shape, ``capacity`` of them at most.
+    """Tensors of one shape, at most ``capacity`` of them.
 
-    Each has a dtype of its own: blocks that keep the residual stream in float32 (Mamba) return that where the embedding
-    gave bfloat16. All are stored in the widest dtype that any of them has had so far, which holds the others exactly.
+    Each has its own dtype: blocks that keep the residual stream in float32 (Mamba) return it for a bfloat16 embedding.
+    All are stored in the widest dtype that any of them has had so far, which holds the others exactly.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -42,7 +42,7 @@ class States(MutableSequence[torch.Tensor]):
         self._dtypes: list[torch.dtype] = []
 
     def copy(self) -> Self:
-        """Copy the states into another place of the same kind."""
+        """Copy the states into another storage of the same kind."""
         other = self._empty()
         other.extend(self)
         return other
@@ -82,7 +82,7 @@ class States(MutableSequence[torch.Tensor]):
 
     @abstractmethod
     def _open(self, like: torch.Tensor) -> None:
-        """Called before the first state is written, and again with one of a wider dtype."""
+        """Prepare the storage; called before the first state is written, and again for a wider dtype."""
 
     @abstractmethod
     def _read(self, place: int) -> torch.Tensor: ...
@@ -96,7 +96,7 @@ class States(MutableSequence[torch.Tensor]):
         return window % self._num
 
     def _make_fit(self, state: torch.Tensor) -> None:
-        """Widen the stored dtype if that of ``state`` needs it. Raises ModelError for another shape."""
+        """Widen the stored dtype if ``state`` needs it. Raises ModelError for another shape."""
         if state.shape != self._like.shape:
             raise ModelError(
                 f"A decoder block returned hidden states of shape {list(state.shape)} for {list(self._like.shape)}.",
@@ -113,7 +113,7 @@ class States(MutableSequence[torch.Tensor]):
 
 
 class StatesInMemory(States):
-    """One tensor for all. States that come and go one by one would leave holes in memory between them."""
+    """States in one tensor. Separate tensors that come and go would fragment the memory."""
 
     def _empty(self) -> Self:
         return type(self)(self.capacity)
@@ -129,9 +129,9 @@ class StatesInMemory(States):
 
 
 class StatesOnDisk(States):
-    """A file of ``folder`` that has no name: it is gone when the process is.
+    """States in a file of ``folder`` without a name, which disappears with the process.
 
-    An item is read when it is asked for, and given on the device that the first came from.
+    An item is read on access, and returned on the device of the first one.
     """
 
     def __init__(self, capacity: int, folder: Path) -> None:

@@ -1,9 +1,9 @@
 """A model of which one decoder block is in memory at a time.
 
-The skeleton runs as Transformers wrote it. Two tricks make its blocks ours (see ``relay``): while the part before the
-blocks runs, each block's ``forward`` is replaced by one that records what the model hands to it; while the part after
+The skeleton runs Transformers' own code. Two tricks give us control of its blocks (see ``relay``): while the part
+before the blocks runs, each block's ``forward`` is replaced by one that records its arguments; while the part after
 the blocks runs, the first block returns the hidden states that we computed. So embedding scales, per-layer masks, RoPE
-tables, final norms and logit soft-caps are the model's own, whatever the architecture.
+tables, final norms and logit soft-caps are the model's own, for any architecture.
 """
 
 from __future__ import annotations
@@ -43,17 +43,20 @@ ReadTensor = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True)
 class Shards:
-    """The ranks that hold a shard of each block; ``read_rows`` gives rows of a float tensor by its checkpoint name."""
+    """The ranks that hold a shard of each block.
+
+    ``read_rows`` returns rows of a float tensor by its checkpoint name.
+    """
 
     ranks: Ranks
     read_rows: Callable[[str, range], torch.Tensor]
 
 
 class StreamedModel:
-    """Runs a causal language model block by block. ``read`` gives a float tensor by its checkpoint name (CPU).
+    """Runs a causal language model block by block. ``read`` returns a float tensor by its checkpoint name (CPU).
 
     ``names`` are the checkpoint's tensors and ``prefix`` is theirs; the model's own names may differ. With ``shards``
-    several ranks share every block that is loaded. ``expect`` is told what the next block will read.
+    several ranks share every block that is loaded. ``expect`` is called with the tensors that the next block will read.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class StreamedModel:
 
     @property
     def num_shards(self) -> int:
-        """The number of ranks that share each block; 1 if every rank holds blocks whole."""
+        """The number of ranks that share each block; 1 if every rank holds whole blocks."""
         return 1 if self._shards is None else self._shards.ranks.size
 
     @property
@@ -93,7 +96,7 @@ class StreamedModel:
         return self._prefix.removesuffix(".")
 
     def find_module(self, name: str) -> nn.Module:
-        """The module of the layer that the checkpoint calls ``name``; one inside a block exists while that is loaded.
+        """Return the module of the layer with the checkpoint's ``name``; inside a block, only while that is loaded.
 
         Raises ModelError if the model has no place for it.
         """
@@ -112,9 +115,9 @@ class StreamedModel:
         return self._stored.get(place, place)
 
     def embed(self, windows_NT: torch.Tensor, states: States | None = None) -> Hidden:
-        """Token ids [N, T] to the input of block 0; ``states`` is where it is kept, in memory if None.
+        """Return the input of block 0 for token ids [N, T]; it is stored in ``states``, in memory if None.
 
-        Raises ModelError for ids that the model has no embedding of.
+        Raises ModelError for ids without an embedding in the model.
         """
         self._check_ids(windows_NT)
         hidden = Hidden(StatesInMemory(len(windows_NT)) if states is None else states)
@@ -128,7 +131,7 @@ class StreamedModel:
         return hidden
 
     def _add_window(self, hidden: Hidden, window_T: torch.Tensor) -> None:
-        """Add to ``hidden`` what reaches the blocks for one window of token ids [T]."""
+        """Add to ``hidden`` the input of the blocks for one window of token ids [T]."""
         arguments = [Arguments() for _ in self.blocks]
         ids_NT = window_T[None].to(self.device)
         with self._blocks_replaced(arguments) as relay:
@@ -155,9 +158,9 @@ class StreamedModel:
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:
-        """Block ``index`` with its weights in memory; they are dropped at the end."""
+        """Yield block ``index`` with its weights in memory; they are dropped at the end."""
         kept, prefix = self.blocks[index], f"{self._prefix}{index}."
-        if self._shards is not None:  # what was sharded once stays so: take a block that can be thrown away
+        if self._shards is not None:  # sharding cannot be undone: use a copy of the block that is dropped later
             self.blocks[index] = deepcopy(kept)
         block = self.blocks[index]
         with experts_split(block, self._fused_experts(block, index), self._projections):
@@ -183,7 +186,7 @@ class StreamedModel:
         return [name for place, name in self._stored.items() if place.startswith(start)]
 
     def run_block(self, block: nn.Module, index: int, hidden: Hidden | None) -> None:
-        """Take every window one block further, in place; None is no window at all."""
+        """Take every window one block further, in place; None means no windows."""
         if hidden is None:
             return
         hidden.advance(block, index)
@@ -191,13 +194,13 @@ class StreamedModel:
 
     @contextmanager
     def head(self) -> Iterator[Outside]:
-        """The model around its blocks; the weights of embeddings and head live inside."""
+        """Yield the model around its blocks; the weights of embeddings and head are in memory inside."""
         with self._outside_loaded(head=True), self._blocks_replaced([Arguments() for _ in self.blocks]) as relay:
             yield Outside(self.model, relay, self.device)
 
     @contextmanager
     def whole(self) -> Iterator[PreTrainedModel]:
-        """The model with all of its weights in memory: it computes and generates as Transformers' own does."""
+        """Yield the model with all of its weights in memory: it computes and generates like Transformers' own."""
         with ExitStack() as stack:
             stack.enter_context(self._outside_loaded(head=True))
             for index in range(len(self.blocks)):
@@ -205,14 +208,14 @@ class StreamedModel:
             yield self.model
 
     def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
-        """Return the modules in the block whose experts the checkpoint holds one by one."""
+        """Return the modules in the block whose experts the checkpoint stores one by one."""
         start = f"{self._prefix}{index}."
         fused = [name for name, module in block.named_modules() if is_fused(module)]
         return [name for name in fused if f"{start}{name}.down_proj" not in self._stored]
 
     @contextmanager
     def _outside_loaded(self, *, head: bool) -> Iterator[None]:
-        """The weights outside the blocks; the output projection only if ``head``, a tower's only if it runs."""
+        """Hold the weights outside the blocks in memory: the head only if ``head``, a tower's only once it runs."""
         names = [name for name, _ in self.model.named_parameters() if not name.startswith(self._prefix)]
         if not head:
             names = [name for name in names if not self._is_stored_head(name)]
@@ -224,7 +227,7 @@ class StreamedModel:
                     self._load(self.model, name, name)
             self.model.tie_weights()
             for name in at_once:
-                if self.model.get_parameter(name).is_meta:  # neither stored nor tied to what is: let read say so
+                if self.model.get_parameter(name).is_meta:  # neither stored nor tied: let ``read`` raise the error
                     self._load(self.model, name, name)
             for name, tower in self._towers.items():
                 stack.callback(tower.register_forward_pre_hook(partial(self._load_tower, name)).remove)
@@ -236,7 +239,7 @@ class StreamedModel:
                 self._load(self.model, f"{name}.{part}", f"{name}.{part}")
 
     def _is_stored_head(self, name: str) -> bool:
-        """Return whether this is a parameter of an output projection with a weight of its own."""
+        """Return True for a parameter of an output projection with its own weight."""
         path = name.rpartition(".")[0]
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head
@@ -250,7 +253,7 @@ class StreamedModel:
                 self.num_returned = relay.num_returned
 
     def _load(self, module: nn.Module, name: str, place: str) -> None:
-        """Fill the parameter ``name`` of ``module``, which the whole model calls ``place``."""
+        """Fill the parameter ``name`` of ``module``, whose name in the whole model is ``place``."""
         path, _, last = name.rpartition(".")
         stored = self._stored.get(place, place)
         before = getattr(module.get_submodule(path), last)

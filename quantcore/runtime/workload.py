@@ -1,30 +1,34 @@
-"""How much is computed at a time, which bounds the memory; what it takes to solve weights by GPTQ and its kin, and how
-ranks divide that among them. No torch."""
+"""Sizes of work steps, which bound the memory; costs of GPTQ-like solvers, and their division among ranks. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 SOLVED_ROWS = 4096
-"""GPTQ solves so many rows of weights at a time, which bounds the memory. Ranks may divide weights between tiles."""
+"""Number of rows of weights that GPTQ solves at a time.
+
+It bounds the memory. Ranks may divide weights between tiles.
+"""
 NUM_PROBES = 2
-"""Windows whose logits are compared between the model in memory and the files."""
+"""Number of windows whose logits are compared between the model in memory and the files."""
 PROBE_POSITIONS = 16
-"""The last positions of such a window: those that are compared."""
+"""Number of last positions of such a window that are compared."""
 LOGIT_ROWS = 128
-"""Positions of a window whose logits are computed at a time."""
+"""Number of positions of a window whose logits are computed at a time."""
 TILE_BYTES = 8 << 20
-"""Large matrices and logits are cut into tiles of so many bytes in float32."""
+"""Size in float32 of the tiles into which large matrices and logits are divided."""
 
 
 def solving_flops(width: int, num_outputs: int) -> tuple[float, float]:
-    """(the factorization of the matrix of an input of ``width``, the codes of ``num_outputs`` rows that read it)."""
+    """Return the cost of (a factorization for ``width`` inputs, the codes of ``num_outputs`` rows)."""
     return 4 / 3 * width**3, 2.0 * num_outputs * width**2
 
 
 def too_large_for_one(costs: Sequence[float], num_ranks: int) -> set[int]:
-    """Which of the inputs that are solved side by side take more than a rank's share of the time: there the others
-    would wait, so all ranks solve it together, each some rows."""
+    """Return the inputs that cost more than a rank's share of the time if each is solved by one rank.
+
+    The other ranks would wait for it, so all ranks solve such an input together, each some rows.
+    """
     if num_ranks == 1:
         return set()
     share = sum(costs) / num_ranks
@@ -32,15 +36,15 @@ def too_large_for_one(costs: Sequence[float], num_ranks: int) -> set[int]:
 
 
 STATES_SHARE = 0.25
-"""Share of the free memory that the hidden states of all windows may take; else they wait on disk."""
+"""Share of the free memory that the hidden states of all windows may take; larger ones are stored on disk."""
 
 
 MAX_CHUNKS = 8
-"""More ranks than this learn nothing more at a time."""
+"""Upper bound on the chunks; no more ranks than this can calibrate at a time."""
 
 
 CHUNK_WINDOWS = 16
-"""A chunk has at least so many."""
+"""Lower bound on the windows of a chunk."""
 
 
 def count_chunks(num_windows: int) -> int:
@@ -52,6 +56,9 @@ def count_chunks(num_windows: int) -> int:
 
 
 def count_sums(num_windows: int, num_ranks: int = 1) -> int:
-    """Upper bound on the partial sums a rank holds per input: one a tree level, plus one if its first chunk is odd."""
+    """Return an upper bound on a rank's partial sums per input.
+
+    There is one a tree level, plus one if its first chunk is odd.
+    """
     share = -(-count_chunks(num_windows) // num_ranks)
     return share.bit_length() + (num_ranks & (num_ranks - 1) > 0 and share > 1)

@@ -1,1 +1,1 @@
-"""Programs that serve a result, run in their own environments: speed and tasks measured there."""
+"""Programs that serve a result, run in their own environments, where speed and tasks are measured."""

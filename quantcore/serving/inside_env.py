@@ -1,9 +1,9 @@
-"""Runs in the environment of another program, and knows nothing of the rest of the engine.
+"""Runs in the environment of another program, without the rest of the engine.
 
-usage: outside.py SCRIPT < TASK.json -> one line ``RESULT {json}``
+usage: inside_env.py SCRIPT < TASK.json -> one line ``RESULT {json}``
 
-What ``measure(task)`` of ``SCRIPT`` returns, with the script's ``ENVIRONMENT`` where nothing else is set; or
-``missing``, a module that is not installed, or ``error``. All that is printed meanwhile goes to stderr.
+The result is the return value of ``measure(task)`` in ``SCRIPT``, with the script's ``ENVIRONMENT`` for variables that
+are not set; or ``missing``, a module that is not installed, or ``error``. Other output of the script goes to stderr.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
             result = script["measure"](task)
     except ModuleNotFoundError as error:
         result = {"missing": error.name}
-    except Exception as error:  # whatever a program does not like about a model is for the user to read
+    except Exception as error:  # any error of a program about a model is shown to the user
         result = {"error": f"{type(error).__name__}: {error}"}
     print("RESULT " + json.dumps(result), flush=True)
 

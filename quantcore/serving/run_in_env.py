@@ -1,6 +1,6 @@
-"""Scripts of ours that run in the environment of another program, and know nothing of the rest of the engine.
+"""Runs our scripts in the environment of another program, without the rest of the engine.
 
-``outside`` runs them there.
+``inside_env`` is the part that runs there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quantcore.errors import ConfigError, ModelError
 INSIDE_ENV = Path(__file__).with_name("inside_env.py")
 STOPWATCH = Path(__file__).with_name("stopwatch.py")
 VLLM_TASKS = Path(__file__).with_name("vllm_tasks.py")
-NUM_LINES = 15  # of what a program said before it died
+NUM_LINES = 15  # of a program's last output before it died
 
 
 def kv_cache_dtype(model: str | Path) -> str:

@@ -1,6 +1,6 @@
-"""Runs in the environment of the program that serves the model (see ``outside``).
+"""Runs in the environment of the program that serves the model (see ``inside_env``).
 
-How long the program takes to load a model, to read prompts and to write after them, and how much memory that takes.
+Measures the time to load a model, to read prompts and to generate after them, and the memory.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ENVIRONMENT = {
 
 
 class Runtime(Protocol):
-    """A program with a model loaded; ``module`` is what is imported of it."""
+    """A program with a model loaded; ``module`` is the name of its Python module."""
 
     module: str
     vocab_size: int
 
     def run(self, prompts: list[list[int]], num_new: int) -> None:
-        """Write ``num_new`` tokens after each prompt, whatever they are."""
+        """Generate ``num_new`` tokens after each prompt; their values do not matter."""
 
 
 class Transformers:
-    """One batch through ``generate``."""
+    """Runs all prompts as one batch through ``generate``."""
 
     module = "transformers"
 
@@ -59,7 +59,7 @@ class Transformers:
 
 
 class Vllm:
-    """All prompts at a time."""
+    """Runs all prompts at a time."""
 
     module = "vllm"
 
@@ -80,7 +80,7 @@ class Vllm:
 
 
 class LlamaCpp:
-    """One prompt after the other: its bindings serve one sequence."""
+    """Runs one prompt after the other: its bindings serve one sequence."""
 
     module = "llama_cpp"
 
@@ -110,7 +110,7 @@ RUNTIMES: dict[str, Callable[[dict[str, Any]], Runtime]] = {
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of every repetition, after one that warms up: of the first token, and of all ``num_new``."""
+    """Return the seconds of every repetition after a warm-up: to the first token, and to all ``num_new``."""
     began = time.perf_counter()
     runtime = RUNTIMES[task["runtime"]](task)
     load_s = time.perf_counter() - began
@@ -135,7 +135,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prompt(row: int, repetition: int, length: int, vocab_size: int) -> list[int]:
-    """Token ids of which no two prompts have the same: nothing that was computed before is of use."""
+    """Return token ids that differ between any two prompts, so that no cached result can be reused."""
     return [(7919 * (place + 131 * row + 17 * repetition) + 11) % vocab_size for place in range(length)]
 
 

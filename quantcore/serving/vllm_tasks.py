@@ -1,7 +1,4 @@
-"""Runs in the environment of vLLM (see ``outside``).
-
-Tasks of lm-evaluation-harness on what vLLM makes of the files.
-"""
+"""Runs tasks of lm-evaluation-harness on vLLM, in vLLM's environment (see ``inside_env``)."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ ENVIRONMENT = {
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """``results`` as the harness gives them, and the ``versions`` of both programs."""
+    """Return the harness's ``results``, and the ``versions`` of both programs."""
     os.environ["OMP_NUM_THREADS"] = str(task["num_threads"])
     import vllm
     from lm_eval import simple_evaluate
@@ -47,10 +44,10 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load_harness(version: str) -> None:
-    """The harness asks for the version of the package vllm, which has another name in builds for CPUs."""
+    """Import the harness with the version of the package vllm patched: builds for CPUs have another package name."""
     from vllm.platforms import current_platform
 
-    _ = current_platform.device_type  # vLLM itself asks, too, and is to have the true answer
+    _ = current_platform.device_type  # vLLM itself looks up its version, too, and must get the true one
     packaged = metadata.version
     metadata.version = lambda name: version if name == "vllm" else packaged(name)  # type: ignore[assignment]
     import_module("lm_eval.models.vllm_causallms")

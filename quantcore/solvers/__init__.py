@@ -1,11 +1,11 @@
-"""Solvers choose the codes of weights, given what calibration learned of their input. One file each.
+"""Solvers choose the codes of weights, given the calibration statistics of their input. One file for each.
 
 A layer computes y = W x. Rounding W to Q costs |W x - Q x|^2 over the calibration tokens, which is, row by row,
 (w - q) H (w - q)^T with the Hessian H = X X^T (OBQ, Frantar and Alistarh 2022; GPTQ, Frantar et al. 2022). Axes: O
 outputs (rows of W), I inputs, K inputs in the order in which they are rounded, T tokens.
 
-==============================  ===========================================  =================================
-paper                           here                                         what it is
+==============================  ===========================================  ========================================
+paper                           here                                         meaning
 ==============================  ===========================================  ========================================
 W                               ``weight_OI``                                float weight, [out, in]
 Q, quant(w)                     ``QTensor``, ``Columns.value_KO``            codes and their parameters
@@ -20,8 +20,8 @@ H_kl / H_kk                     ``Hessian.row_scaled_KK``                    the
 (X~ - X) X^T of GPTAQ           ``Stats.shift_II``                           mean of (y - x) x^T, y the float input
 ==============================  ===========================================  ========================================
 
-A solver says in ``needs`` which of these calibration must gather.
-=======
+The ``needs`` of a solver list the statistics that calibration must gather.
+
 An installed package adds solvers by the options of their algorithms (``quantcore.config.algorithms``), and a running
 process by a function (``per_layer``).
 """
@@ -50,27 +50,27 @@ NONE: GlobalScales = MappingProxyType({})
 
 
 class Solver(Protocol):
-    """Made from its algorithm's config: ``SOLVERS.get("gptq")(GPTQConfig())``."""
+    """The interface of solvers, which are made from their algorithm's config: ``SOLVERS.get("gptq")(GPTQConfig())``."""
 
     needs: Needs
     """The statistics that calibration must gather."""
     notes: list[str]
-    """Deviations from the config, in words for people; whoever reads the list empties it."""
+    """Deviations from the config, in words for people; the reader of the list empties it."""
 
     def __init__(self, config: Any) -> None: ...
 
     def solve(
         self, weights: Weights, stats: Stats | None, global_scales: GlobalScales = NONE
     ) -> dict[LayerPlan, QTensor]:
-        """Quantize the finite weights [out, in] of layers that read the same input, each as its plan says.
+        """Quantize the finite weights [out, in] of layers that read the same input, each by its plan.
 
-        The weights are left as they are. ``stats`` is None where calibration saw too little of the input: the solver
-        then chooses from the weights alone. ``global_scales`` are given to the layers that have one: see ``shared``.
+        The weights do not change. ``stats`` is None if calibration saw too little of the input: the solver then uses
+        only the weights. ``global_scales`` are those of layers that have one: see ``global_scale``.
         """
 
 
 class Tuner(Protocol):
-    """Improves the codes of all layers of a block together, by what the block computes."""
+    """Improves the codes of all layers of a block together, by the output of the block."""
 
     needs: Needs
 
@@ -80,10 +80,10 @@ class Tuner(Protocol):
         self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor],
         run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor],
     ) -> dict[LayerPlan, QTensor]:  # fmt: skip
-        """Other codes, and scales, than ``start``; never worse ones.
+        """Return codes and scales at least as good as ``start``.
 
-        ``run`` gives the block's output for a window with the weights that the modules hold, with gradients;
-        ``targets`` are the outputs of the float block. The modules are left as they were.
+        ``run`` returns the block's output for a window with the weights that the modules hold, with gradients;
+        ``targets`` are the outputs of the float block. The modules are unchanged at the end.
         """
 
 

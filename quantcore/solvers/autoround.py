@@ -1,7 +1,8 @@
-"""AutoRound (Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent"): a block's rounding, tuned.
+"""AutoRound (Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent"): tunes the rounding of a block.
 
 Every weight may move by half a step of its grid before it is rounded, every scale may grow or shrink a little. Both are
-found by signed gradient descent on the squared difference between what the float block and the quantized one compute.
+found by signed gradient descent on the squared difference between the outputs of the float block and of the quantized
+one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from quantcore.numerics.qtensor import QTensor, quantize_weight
 from quantcore.numerics.weight_layout import canonical, stored
 from quantcore.solvers import TUNERS
 
-SCALE_RANGE = (0.5, 1.5)  # of what the start had
+SCALE_RANGE = (0.5, 1.5)  # of the scale at the start
 
 
 @TUNERS.add("autoround")
@@ -39,7 +40,7 @@ class AutoRound:
         self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor],
         run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor],
     ) -> dict[LayerPlan, QTensor]:  # fmt: skip
-        """Return the best codes seen, or those of ``start`` where no step was better on all windows."""
+        """Return the best codes seen, or those of ``start`` if no step was better on all windows."""
         weights = [_TunedWeight(layer, modules[layer], first) for layer, first in start.items()]
         with torch.enable_grad(), _weights_replaced(weights):
             _put(weights)
@@ -52,7 +53,7 @@ class AutoRound:
     def _descend(
         self, weights: list[_TunedWeight], run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> None:
-        """Leaves the parameters of the best step in ``weights``."""
+        """Run the descent, and leave the parameters of the best step in ``weights``."""
         config = self._config
         lr, scale_lr = config.lr or 1 / config.iters, config.minmax_lr or config.lr or 1 / config.iters
         generator = torch.Generator().manual_seed(config.seed)
@@ -79,7 +80,7 @@ class AutoRound:
 
 
 class _TunedWeight:
-    """One weight with its two parameters: ``offset`` in steps of the grid, [R, G, S], and ``factor`` of the scale."""
+    """A weight with its two parameters: ``offset`` in steps of the grid, [R, G, S], and ``factor`` of the scale."""
 
     def __init__(self, layer: LayerPlan, module: nn.Module, start: QTensor) -> None:
         self.layer, self.module, self._start = layer, module, start
@@ -112,12 +113,12 @@ class _TunedWeight:
         return self._value.detach().requires_grad_()
 
     def backward(self, leaf: torch.Tensor) -> None:
-        """From the gradient of the weight to those of the parameters."""
+        """Propagate the gradient of the weight to the parameters."""
         if leaf.grad is not None and self._value is not None:
             self._value.backward(leaf.grad)  # type: ignore[no-untyped-call]
 
     def step(self, lr: float, scale_lr: float) -> None:
-        """One step of signed gradient descent."""
+        """Take one step of signed gradient descent."""
         with torch.no_grad():
             if self._offset.grad is not None:
                 self._offset.sub_(self._offset.grad.sign(), alpha=lr).clamp_(-0.5, 0.5)
@@ -126,11 +127,11 @@ class _TunedWeight:
         self._offset.grad = self._factor.grad = None
 
     def keep(self) -> None:
-        """Remember the parameters as the best so far."""
+        """Store the parameters as the best so far."""
         self._best = self._offset.detach().clone(), self._factor.detach().clone()
 
     def restore(self) -> None:
-        """Take the best, with scales as they can be stored."""
+        """Restore the best parameters, with scales rounded to their stored type."""
         params, spec = self._start.params, self._start.spec
         with torch.no_grad():
             self._offset.copy_(self._best[0])
@@ -164,7 +165,7 @@ def _spacing(x_RGS: torch.Tensor, start: QTensor) -> torch.Tensor:
 
 
 def _put(weights: list[_TunedWeight]) -> list[torch.Tensor]:
-    """Let every module compute with the codes of now; the leaves that gather the gradients."""
+    """Let every module compute with the current codes; returns the leaves that collect the gradients."""
     leaves = [weight.value() for weight in weights]
     for weight, leaf in zip(weights, leaves, strict=True):
         weight.module.weight = leaf
@@ -173,7 +174,7 @@ def _put(weights: list[_TunedWeight]) -> list[torch.Tensor]:
 
 @contextmanager
 def _weights_replaced(weights: list[_TunedWeight]) -> Iterator[None]:
-    """Make room for tensors that are no parameters in the place of the weights, for a while."""
+    """Allow tensors that are no parameters in the place of the weights, inside the block."""
     for weight in weights:
         del weight.module._parameters["weight"]
     try:
@@ -185,7 +186,7 @@ def _weights_replaced(weights: list[_TunedWeight]) -> Iterator[None]:
 
 
 def _loss(run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor]) -> float:
-    """Over all windows."""
+    """Return the loss over all windows."""
     with torch.no_grad():
         return sum(
             (run(window).float() - target.float()).square().mean().item() for window, target in enumerate(targets)

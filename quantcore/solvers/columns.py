@@ -1,4 +1,4 @@
-"""Rounding input by input, where the codes of later inputs make good the errors of earlier ones.
+"""Rounds weights input by input, where the codes of later inputs compensate the errors of earlier ones.
 
 Legend: K inputs in the order in which they are rounded, O outputs, J groups of inputs that share parameters.
 """
@@ -17,8 +17,8 @@ from quantcore.numerics.affine import QParams
 from quantcore.solvers import fused
 from quantcore.solvers.groups import GroupParams, Groups
 
-ONE_BY_ONE = 16  # inputs that are taken one by one, without matrix products between them
-ROUNDED_TOGETHER = 64  # inputs that are rounded together where they do not move each other
+ONE_BY_ONE = 16  # inputs that are processed one by one, without matrix products between them
+ROUNDED_TOGETHER = 64  # inputs that are rounded together if they do not move each other
 NUM_PANELS = 4  # of a triangular product: 10/16 of the work of a whole one
 
 
@@ -35,7 +35,7 @@ class Table:
 
     @classmethod
     def of(cls, params: Sequence[QParams], groups: Sequence[Groups]) -> Table:
-        """Make the table of weights that lie one below another."""
+        """Make the table of weights that are concatenated along the rows."""
         pairs = list(zip(params, groups, strict=True))
         scale_JO = torch.cat([layout.spread(own.scale) for own, layout in pairs], dim=1).contiguous()
         zeros = [layout.spread(own.zero_point) for own, layout in pairs if own.zero_point is not None]
@@ -51,7 +51,10 @@ class Table:
         return Table(self.scale_JO[:, rows], zero_JO, None if self.global_O is None else self.global_O[rows])
 
     def params(self, heights: Sequence[int]) -> list[QParams]:
-        """The inverse of ``of``, where no two rows share parameters; ``heights`` are the weights' numbers of rows."""
+        """Return the inverse of ``of``, for rows that share no parameters.
+
+        ``heights`` are the weights' numbers of rows.
+        """
         ends = accumulate(heights)
         parts = [self.of_rows(slice(end - height, end)) for end, height in zip(ends, heights, strict=True)]
         return [
@@ -107,7 +110,7 @@ class Grid:
         return self._format.round_(x, self._round_method)
 
     def subtract_(self, x: torch.Tensor, values: torch.Tensor, params: GroupParams) -> torch.Tensor:
-        """x -= dequantize(values), in place; x is [..., O]."""
+        """Compute x -= dequantize(values), in place; x is [..., O]."""
         return x.addcmul_(values if params.zero is None else values - params.zero, params.step, value=-1)
 
 
@@ -123,10 +126,9 @@ class RangeFinder(NamedTuple):
 
 
 class Columns:
-    """Rows of weights, [K, O], on their way to codes.
+    """Rows of weights, [K, O], while they are rounded.
 
-    ``value_KO`` becomes what they are rounded to, on the format's grid, ``error_KO`` the target without what that
-    stands for.
+    ``value_KO`` becomes the rounded values, on the format's grid, ``error_KO`` the target minus the dequantized values.
     """
 
     def __init__(self, target_KO: torch.Tensor, grid: Grid) -> None:
@@ -142,13 +144,13 @@ class Columns:
             self.grid.subtract_(self.error_KO[start:end], values, params)
 
     def sweep(self, error_feedback_KK: torch.Tensor, finder: RangeFinder | None = None) -> None:
-        """Round one input after another. Before that, k moves by the sum of error_feedback[k, l] * error[l], l < k."""
+        """Round one input after another; before, input k moves by the sum of error_feedback[k, l] * error[l], l < k."""
         self._sweep(0, len(self.value_KO), error_feedback_KK, finder)
 
     def improve(self, row_scaled_KK: torch.Tensor) -> None:
-        """One pass of coordinate descent: each input in turn is rounded to what is best given all others.
+        """Make a pass of coordinate descent: each input in turn is rounded to the best value given all others.
 
-        Before rounding, that is the target plus the sum of row_scaled[k, l] * error[l] over all l but k.
+        Before rounding, this value is the target plus the sum of row_scaled[k, l] * error[l] over all l but k.
         """
         self.value_KO.copy_(self.target_KO)
         size = -(-len(row_scaled_KK) // NUM_PANELS)
@@ -160,7 +162,7 @@ class Columns:
         self.sweep(row_scaled_KK)
 
     def cost(self, gram_KK: torch.Tensor) -> torch.Tensor:
-        """error^T gram error of every row, [O]."""
+        """Return error^T gram error of every row, [O]."""
         total_O = self.error_KO.new_zeros(self.error_KO.shape[1])
         size = -(-len(gram_KK) // NUM_PANELS)
         for start in range(0, len(gram_KK), size):
@@ -171,7 +173,7 @@ class Columns:
         return total_O
 
     def _sweep(self, start: int, end: int, error_feedback_KK: torch.Tensor, finder: RangeFinder | None) -> None:
-        """``sweep`` of some inputs that have moved by all errors before ``start``: half of them, then the rest."""
+        """Run ``sweep`` on inputs that have moved by all errors before ``start``: on half of them, then the rest."""
         size = end - start
         if finder is not None and size == finder.group_size:
             finder.find(start, end)

@@ -1,7 +1,7 @@
-"""The innermost loop of ``columns`` for accelerators, where every operation on a few thousand numbers is a launch that
-takes longer than its work: torch.compile makes one kernel for several inputs (Triton's on GPUs).
+"""The innermost loop of ``columns`` for accelerators, compiled by torch.compile to one kernel for several inputs.
 
-No accelerator was at hand to see it run there; a test compiles it for the CPU. Where it cannot be compiled, the loop
+There every operation on a few thousand numbers is a launch that takes longer than its work (on GPUs the kernel is
+Triton's). It has not been run on an accelerator yet; a test compiles it for the CPU. If it cannot be compiled, the loop
 runs operation by operation, as on CPUs.
 """
 
@@ -34,8 +34,7 @@ def round_in_turn(
 ) -> Pair | None:
     """Round ``value_KO`` input by input, each moved first by error_feedback[k, l] * error[l] of all l < k.
 
-    Returns the rounded values and the errors after that; None where it cannot be compiled. ``params``
-    are [K, O].
+    Returns the rounded values and their errors; None if it cannot be compiled. ``params`` are [K, O].
     """
     global _works
     if not _works:

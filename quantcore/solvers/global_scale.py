@@ -1,4 +1,4 @@
-"""The global scale (NVFP4) that layers which belong together share."""
+"""The global scale (NVFP4) that related layers share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from quantcore.runtime.shards import whole
 def shared_global_scales(modules: Mapping[LayerPlan, nn.Module]) -> dict[LayerPlan, torch.Tensor]:
     """Compute one global scale (float32) for the layers of a module with the same spec and number of inputs.
 
-    Other specs have none.
+    Layers with other specs get none.
 
-    Consumers compute what reads one tensor (q, k and v, or gate and up) in one product, with one global scale: vLLM
-    takes the smallest of those that it finds. Whether layers do read one tensor is not always known here, so some share
-    that need not. It costs nothing: an e4m3 scale has all its bits down to 2^-14 of the largest one.
+    Consumers compute layers that read one tensor (q, k and v, or gate and up) in one product, with one global scale:
+    vLLM uses the smallest of those in the files. It is not always known here if layers read one tensor, so some share
+    a scale without need. This costs nothing: an e4m3 scale has all its bits down to 2^-14 of the largest one.
     """
     scales: dict[LayerPlan, torch.Tensor] = {}
     for layers in by_global_scale(modules):
@@ -31,7 +31,7 @@ def shared_global_scales(modules: Mapping[LayerPlan, nn.Module]) -> dict[LayerPl
 
 
 def by_global_scale(layers: Iterable[LayerPlan]) -> list[list[LayerPlan]]:
-    """Put layers that share a global scale into one list; a layer without any is a list by itself."""
+    """Return lists of the layers that share a global scale; a layer without one is a list by itself."""
     lists: dict[object, list[LayerPlan]] = {}
     for layer in layers:
         key: object = (layer.name.rpartition(".")[0], layer.block, layer.in_features, layer.weight)

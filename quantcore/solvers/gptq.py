@@ -1,11 +1,10 @@
-"""GPTQ (Frantar et al. 2022) and what grew from it: weights are rounded input by input, so that those still to come
-make good what the codes before them got wrong.
+"""GPTQ (Frantar et al. 2022) and its successors: rounds weights input by input, so that later ones compensate errors.
 
 With H = gram + damping = U U^T, U upper triangular, a row of errors E = weights - codes costs E H E^T = |E U|^2. Column
-k of E U depends on the inputs up to k alone. It is least when weight k plus sum_{l < k} E_l U_lk / U_kk is rounded to
+k of E U depends only on the inputs up to k. It is least when weight k plus sum_{l < k} E_l U_lk / U_kk is rounded to
 nearest: that is GPTQ, seen as Babai's nearest plane (Chen et al. 2025, "The Geometry of LLM Quantization"). It takes
-one Cholesky factorization and no inverse, and U_kk^2 says what an error in weight k will cost in the end: the ranges
-are searched by that.
+one Cholesky factorization and no inverse. U_kk^2 is the final cost of an error in weight k, by which the ranges are
+searched.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from quantcore.solvers.measures import GroupMeasure, Metric
 from quantcore.solvers.ranges import FullRange, search
 from quantcore.solvers.rtn import group_by_spec, observed_ranges, round_all, search_ranges, transposed
 
-NUM_PASSES = 1  # of coordinate descent: it takes 3 % off the error on other text, a second one would take 1 %
+NUM_PASSES = 1  # of coordinate descent: it reduces the error on other text by 3 %, a second one would by 1 %
 
 
 @SOLVERS.add("gptq")
 class GPTQ:
-    """Rounds the inputs with the largest mean square first (``desc_act``), or as they stand.
+    """Rounds the inputs with the largest mean square first (``desc_act``), or in their own order.
 
-    With ``static_groups`` ranges are found in the weights as they are. Without, those of a group are found when it is
-    reached, in weights that already make good earlier errors; ``desc_act`` then orders whole groups, and the inputs
-    within each. Either way files need no index of groups. Where rows share parameters, ranges are always static.
+    With ``static_groups`` ranges are found in the original weights. Without, those of a group are found when it is
+    reached, in weights that already compensate earlier errors; ``desc_act`` then orders whole groups, and the inputs
+    within each. In both cases files need no index of groups. If rows share parameters, ranges are always static.
 
-    A pass of coordinate descent improves the codes (QuantEase, Behdin et al. 2023), and a row that rounding to nearest
-    with the same parameters serves better takes its codes. ``notes`` tells what was done otherwise than asked for.
+    A pass of coordinate descent improves the codes (QuantEase, Behdin et al. 2023). A row for which rounding to nearest
+    with the same parameters is better uses those codes. ``notes`` lists deviations from the config.
     """
 
     def __init__(self, config: GPTQConfig) -> None:
@@ -87,11 +86,11 @@ class GPTQ:
         self, weights: list[torch.Tensor], global_scales: Sequence[torch.Tensor | None], spec: QuantizationSpec,
         stats: Stats, hessian_of: Callable[[int | None], Hessian],
     ) -> list[QTensor]:  # fmt: skip
-        """Weights [O, I] of one spec and dtype, solved as the rows of one."""
+        """Solve weights [O, I] of one spec and dtype as the rows of one weight."""
         groups = [Groups.of(spec, weight_OI) for weight_OI in weights]
         group_size = groups[0].group_size
         is_static = self._config.static_groups or not groups[0].is_local or groups[0].num_scales[1] == 1
-        is_static = is_static or spec.scale_type.in_two_levels  # scales that are stored together are found together
+        is_static = is_static or spec.scale_type.in_two_levels  # scales that are stored together must be found together
         hessian = hessian_of(None if is_static else group_size)
         target_OI, first_O = self._target(torch.cat(weights), stats, hessian)
         heights = [len(weight_OI) for weight_OI in weights]
@@ -121,7 +120,7 @@ class GPTQ:
     def _target(
         self, weight_OI: torch.Tensor, stats: Stats, hessian: Hessian
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the weights to round, and another start of the first input [O] where that differs."""
+        """Return the weights to round, and another start value of the first input [O] if it differs."""
         return weight_OI, None
 
     def _static_params(
@@ -136,7 +135,7 @@ class GPTQ:
         return search_ranges(targets, spec, Metric(squared_u_I), global_scales)
 
     def _finder(self, columns: Columns, hessian: Hessian, dtype: torch.dtype) -> Callable[[int, int], None]:
-        """Make the function that finds a group's parameters in the weights as they are when it is called."""
+        """Return the function that finds a group's parameters in the current weights."""
         spec, global_O = columns.grid.spec, columns.grid.table.global_O
 
         def find(start: int, end: int) -> None:
@@ -158,9 +157,9 @@ class GPTQ:
 class _Shifted(GPTQ):
     """GPTQ towards other weights, W + share * W shift H^-1.
 
-    With y the float model's input of the layer and x what it will see, shift = mean (y - x) x^T. |W y - Q x|^2 is, but
-    for a constant, (T - Q) gram (T - Q)^T with T = W + W shift gram^-1: the least-squares weights for x. So a
-    ``share`` of 1 takes all that the layers before changed into account.
+    With y the float model's input of the layer and x the quantized model's, shift = mean (y - x) x^T. |W y - Q x|^2 is,
+    up to a constant, (T - Q) gram (T - Q)^T with T = W + W shift gram^-1: the least-squares weights for x. So a
+    ``share`` of 1 compensates all changes made by earlier layers.
     """
 
     def __init__(self, config: GPTQConfig, share: float) -> None:
@@ -191,10 +190,10 @@ class _Shifted(GPTQ):
 
 @SOLVERS.add("gptaq")
 class GPTAQ(_Shifted):
-    """GPTAQ (Li et al. 2025): also makes good what the layers before changed in the input, by a share ``alpha``.
+    """GPTAQ (Li et al. 2025): compensates the changes of the input by earlier layers, too, by a share ``alpha``.
 
-    The paper corrects, input by input, for that one's change, by those that come after it. Here the least-squares
-    weights for all changes at once are the target, which costs less of the same objective.
+    The paper corrects the change of each input by the weights after it. Here the least-squares weights for all changes
+    at once are the target, which gives a lower cost of the same objective.
     """
 
     def __init__(self, config: GPTAQConfig) -> None:
@@ -203,10 +202,10 @@ class GPTAQ(_Shifted):
 
 @SOLVERS.add("qronos")
 class Qronos(_Shifted):
-    """Qronos (Zhang et al. 2025): the first input's weights are rounded to what is best if all others stay; the others
-    become the least-squares weights for x given that, and so on, one by one.
+    """Qronos (Zhang et al. 2025): rounds the first input's weights to the best values if all others stay.
 
-    From the second input on this is the same computation as GPTAQ's here with ``alpha`` 1.
+    The other weights become the least-squares weights for x given these codes, and so on, input by input. From the
+    second input on this is the same computation as GPTAQ's here with ``alpha`` 1.
     """
 
     def __init__(self, config: QronosConfig) -> None:
@@ -218,7 +217,7 @@ class Qronos(_Shifted):
 
 
 def _choose_codes(columns: Columns, hessian: Hessian, finder: RangeFinder | None) -> None:
-    """Round all, improve that, and let no row be worse than rounded to nearest."""
+    """Round all inputs, improve the codes, and let no row be worse than rounded to nearest."""
     columns.sweep(hessian.error_feedback_KK, finder)
     for _ in range(NUM_PASSES):
         columns.improve(hessian.row_scaled_KK)

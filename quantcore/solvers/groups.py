@@ -1,4 +1,4 @@
-"""A weight as its inputs see it: transposed, [I, O], so that the values that one input is multiplied with lie together.
+"""Parameters of a transposed weight, [I, O], in which the values of one input are contiguous.
 
 Legend of the solvers: I inputs, O outputs (rows of weights), J groups of inputs; R, G rows and groups of parameters.
 """
@@ -16,7 +16,7 @@ from quantcore.numerics.affine import QParams
 
 
 class GroupParams(NamedTuple):
-    """The parameters of weights [..., O]: the stored scale, what one step of the grid is worth, the zero point."""
+    """The parameters of weights [..., O]: the stored scale, the value of one step of the grid, the zero point."""
 
     scale: torch.Tensor
     step: torch.Tensor
@@ -24,27 +24,27 @@ class GroupParams(NamedTuple):
 
     @classmethod
     def of(cls, params: QParams) -> GroupParams:
-        """Take them from ``params``, with the zero point as a float."""
+        """Convert ``params``, with the zero point as a float."""
         return cls(params.scale, params.step, None if params.zero_point is None else params.zero_point.float())
 
     def at(self, index: int | slice | tuple[int, slice]) -> GroupParams:
-        """Return some of them; views."""
+        """Return a part of the parameters, as views."""
         return GroupParams(self.scale[index], self.step[index], None if self.zero is None else self.zero[index])
 
 
 def rows_are_apart(spec: QuantizationSpec) -> bool:
-    """Return whether no two rows of a weight share any parameters."""
+    """Return True if no two rows of a weight share any parameters."""
     grouping = weight_grouping(spec)
     return grouping.axis is not None and (grouping.axis % 2 == 1) is not grouping.across
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Which parameters [R, G] belong to which part of a weight [O, I].
+    """The assignment of parameters [R, G] to parts of a weight [O, I].
 
     In each row, ``group_size`` consecutive inputs share them: a group. ``index_JO`` is the index of each group's
-    parameters in the flattened [R, G].
-    ``is_local``: no two rows of the weight share any, so that each can be solved by itself; then R is O, and G is J.
+    parameters in the flattened [R, G]. ``is_local``: no two rows of the weight share any, so that each can be solved by
+    itself; then R is O, and G is J.
     """
 
     group_size: int
@@ -54,7 +54,7 @@ class Groups:
 
     @classmethod
     def of(cls, spec: QuantizationSpec, weight_OI: torch.Tensor) -> Groups:
-        """Lay out the parameters of a weight shaped like ``weight_OI``, whose values do not matter."""
+        """Return the groups of a weight shaped like ``weight_OI``, whose values do not matter."""
         grouping = weight_grouping(spec)
         num_outputs, num_inputs = weight_OI.shape
         num_rows, num_groups = grouping.num_scales((num_outputs, num_inputs))
@@ -74,7 +74,7 @@ class Groups:
         return params.transpose(-1, -2) if self.is_local else params.flatten(-2)[..., self.index_JO]
 
     def pool(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum up the values [..., J, O] of the groups that share parameters, [..., R, G]."""
+        """Return the sums of the values [..., J, O] of groups that share parameters, [..., R, G]."""
         if self.is_local:
             return x.transpose(-1, -2)
         num_rows, num_groups = self.num_scales

@@ -1,4 +1,4 @@
-"""The Hessian of GPTQ and its kin: the damped Gram matrix of the inputs, put in order and factorized."""
+"""The Hessian of GPTQ and its successors: the damped Gram matrix of the inputs, put in order and factorized."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ import torch
 from quantcore.errors import NumericsError
 
 DAMP_GROWTH = 10.0
-"""Damping that was not enough is multiplied by this factor."""
+"""Factor by which insufficient damping is multiplied."""
 MAX_DAMP_TRIES = 5
-"""The factorization is tried so many times, each time with more damping."""
+"""Number of tries of the factorization, each with more damping."""
 PROBE_DAMPING = 1e-3
-"""With this much damping a matrix is factorized to see how much it needs."""
+"""Damping for the factorization that estimates the damping that a matrix needs."""
 DAMP_PER_INPUT = 8.0
-"""The constant of ``Hessian.of``. What is best on other text was near this for inputs of attention and MLPs, from 512
-to 16384 tokens; half or twice as much costs a percent."""
+"""Constant in the default damping of ``Hessian.of``.
+
+The best value on other text was near this for inputs of attention and MLPs, from 512 to 16384 tokens; half or twice as
+much costs a percent.
+"""
 
 
 @dataclass(frozen=True)
 class Hessian:
     """H = gram + damping = U U^T, U upper triangular, of the inputs K in the order in which they are rounded.
 
-    ``error_feedback_KK`` [k, l] = U_lk / U_kk, for l <= k: the share of an error in weight l that weight k makes good.
+    ``error_feedback_KK`` [k, l] = U_lk / U_kk, for l <= k: the share of an error in weight l that weight k compensates.
     ``squared_u_K`` = U_kk^2 = 1 / [H_F^-1]_kk, F the inputs from k on: the cost of an error in weight k while the
-    inputs after it can still make it good. ``row_scaled_KK`` [k, l] = H_kl / H_kk: the share of an error in weight l
-    that weight k makes good where no other weight can move. ``gram_KK`` is without damping.
+    inputs after it can still compensate it. ``row_scaled_KK`` [k, l] = H_kl / H_kk: the share of an error in weight l
+    that weight k compensates if no other weight can move. ``gram_KK`` is without damping.
     """
 
     order_K: torch.Tensor
     damp_percent: float
-    wanted: float  # what damp_percent would be if that were enough
+    wanted: float  # the requested damp_percent; a larger one is used if it was not enough
     gram_KK: torch.Tensor
     error_feedback_KK: torch.Tensor
     row_scaled_KK: torch.Tensor
@@ -45,8 +48,8 @@ class Hessian:
     ) -> Hessian:  # fmt: skip
         """Add ``damp_percent`` of the mean diagonal to the diagonal and factorize; ten times as much if that fails.
 
-        None takes as much as the number of tokens calls for. Directions in which few tokens happen to have small values
-        look as if errors were free there; so the damping is inputs / tokens times the geometric mean of the matrix'
+        None chooses it by the number of tokens. With few tokens, errors seem to be free in directions in which these
+        happen to have small values; so the damping is inputs / tokens times the geometric mean of the matrix's
         eigenvalues (of the inputs that are not dead), times a constant. Computed in ``dtype``. Raises NumericsError for
         a matrix that is not finite.
         """
@@ -61,7 +64,7 @@ class Hessian:
         damp_percent, lower_KK = _factorized(gram_KK, wanted)
         diagonal_K = gram_KK.diagonal() + damp_percent * gram_KK.diagonal().mean()
         upper_KK = lower_KK.flip(0, 1)
-        del lower_KK  # these are the largest tensors of a job: no more of them than it takes
+        del lower_KK  # these are the largest tensors of a job: hold as few of them as possible
         squared_u_K = upper_KK.diagonal().square()
         error_feedback_KK = upper_KK.div_(upper_KK.diagonal().clone()).T.float().contiguous()
         del upper_KK
@@ -98,9 +101,9 @@ def _factorized(gram_KK: torch.Tensor, damp_percent: float) -> tuple[float, torc
 
 
 def order_of(diagonal_I: torch.Tensor, group_size: int | None, *, act_order: bool) -> torch.Tensor:
-    """Return the order in which inputs are rounded: as they stand, or with ``act_order`` the largest mean square first.
+    """Return the order in which inputs are rounded: unchanged, or with ``act_order`` the largest mean square first.
 
-    Where ranges are found on the way, groups of ``group_size`` inputs stay together, in the order of the groups' means.
+    With a ``group_size``, for ranges found during rounding, groups stay together, in the order of the groups' means.
     """
     if not act_order:
         return torch.arange(len(diagonal_I), device=diagonal_I.device)

@@ -16,16 +16,16 @@ from quantcore.solvers.groups import GroupParams, Groups
 from quantcore.solvers.ranges import FullRange
 
 TILE_INPUTS = 128
-"""Inputs whose errors are weighed together; larger groups are cut into tiles as if those were independent."""
-NUM_OUTPUTS = 1024  # rows that are worked on at a time: with a tile of inputs they stay in a core's cache
+"""Number of inputs whose errors are weighted together; larger groups are divided into tiles treated as independent."""
+NUM_OUTPUTS = 1024  # rows that are processed at a time: with a tile of inputs they stay in a core's cache
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Weights [S, N] (inputs, outputs) and how errors e in them count: sum(diagonal * e^2), or, with ``gram_SS``,
-    e^T gram e + 2 e^T cross, where ``cross_SN`` is what the errors of other weights of the row do to these inputs.
+    """Weights [S, N] (inputs, outputs) and the weights of their errors.
 
-    ``first_SN`` are the codes of the first of two stages, None if there is one.
+    Errors e cost sum(diagonal * e^2), or, with ``gram_SS``, e^T gram e + 2 e^T cross, where ``cross_SN`` is the effect
+    of errors of other weights of the row. ``first_SN`` are the codes of the first of two stages, None for one stage.
     """
 
     weight_SN: torch.Tensor
@@ -41,7 +41,7 @@ class Tile:
         return replace(self, weight_SN=self.weight_SN[:, outputs], cross_SN=cross_SN, first_SN=first_SN)
 
     def rounded(self, params: GroupParams, spec: QuantizationSpec) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weights in steps, with the zero point added, and what they are rounded to, [S, N] each."""
+        """Return the weights in steps, with the zero point added, and their rounded values, [S, N] each."""
         w_SN = self.weight_SN
         x_SN = w_SN / params.step if params.zero is None else torch.addcdiv(params.zero, w_SN, params.step)
         start_SN = x_SN.clone() if self.first_SN is None else self.first_SN / params.scale
@@ -58,7 +58,7 @@ class Tile:
         return cost_N.mul_(params.step)
 
     def fit(self, params: GroupParams, spec: QuantizationSpec) -> torch.Tensor:
-        """Numerator and denominator [2, N] of the step that suits the codes best."""
+        """Return numerator and denominator [2, N] of the best step for the codes."""
         codes_SN = self.rounded(params, spec)[1]
         if params.zero is not None:
             codes_SN -= params.zero
@@ -70,7 +70,7 @@ class Tile:
         return torch.stack([above_N, torch.linalg.vecdot(counted_SN, codes_SN, dim=0)])
 
     def lost(self, params_N: QParams, spec: QuantizationSpec) -> torch.Tensor:
-        """Return the weights without what their codes stand for."""
+        """Return the weights minus their dequantized codes."""
         return self._lost_steps(GroupParams.of(params_N), spec).mul_(params_N.step)
 
     def _lost_steps(self, params: GroupParams, spec: QuantizationSpec) -> torch.Tensor:
@@ -80,7 +80,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Metric:
-    """How errors in the weights of a row count: by the Hessian's diagonal alone, or with a Gram matrix as well.
+    """The weights of errors in a row: the Hessian's diagonal alone, or a Gram matrix as well.
 
     The diagonal is the mean square of each input.
     """
@@ -90,13 +90,13 @@ class Metric:
 
     @classmethod
     def of_gram(cls, gram_II: torch.Tensor) -> Metric:
-        """Make the metric of inputs whose x x^T has this mean."""
+        """Make the metric from the mean of x x^T of the inputs."""
         return cls(gram_II.diagonal().float(), gram_II.float())
 
     def tiles(
         self, weight_SN: torch.Tensor, inputs: slice, full: FullRange, cross_SN: torch.Tensor | None = None
     ) -> list[Tile]:
-        """Return the weights of some inputs, cut so that no tile has more than ``TILE_INPUTS`` of them."""
+        """Return the weights of some inputs as tiles of at most ``TILE_INPUTS`` inputs."""
         first_SN = None
         if full.spec.over is not None and full.global_scale is not None:
             first_SN = full.spec.over.format.round(weight_SN / full.global_scale)
@@ -115,7 +115,7 @@ class Metric:
 
 
 class GroupMeasure:
-    """Measures one group of inputs, whose parameters [N] belong to single outputs, in one tile or several."""
+    """Measures one group of inputs, whose parameters [N] belong to single outputs, in one or more tiles."""
 
     def __init__(self, tiles: Sequence[Tile], spec: QuantizationSpec) -> None:
         self._tiles, self._spec = tiles, spec
@@ -133,7 +133,7 @@ class GroupMeasure:
         return sums_2N[0] / sums_2N[1]
 
     def fit_parts(self, params_P: QParams) -> torch.Tensor:
-        """Numerator and denominator [2, N] of ``fit``."""
+        """Return numerator and denominator [2, N] of ``fit``."""
         params = GroupParams.of(params_P)
         sums_2N = torch.zeros(2, *params_P.scale.shape, device=params_P.scale.device)
         for outputs, tile in self._parts():
@@ -141,7 +141,7 @@ class GroupMeasure:
         return sums_2N
 
     def _parts(self) -> Iterator[tuple[slice, Tile]]:
-        """Yield the tiles in parts of outputs that suit a core's cache; whole on other devices."""
+        """Yield the tiles in parts of outputs that fit a core's cache; whole on other devices."""
         num_outputs = self._tiles[0].weight_SN.shape[1]
         size = NUM_OUTPUTS if self._tiles[0].weight_SN.is_cpu else num_outputs
         for start in range(0, num_outputs, size):

@@ -1,4 +1,4 @@
-"""A solver made of one function that rounds one weight: the shortest way to try an algorithm."""
+"""Makes a solver from one function that rounds one weight: the shortest way to try an algorithm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., QTensor])
 
 
 class PerLayer:
-    """Solves each layer alone by ``round_weight(weight_OI, params, spec, stats, **options)``.
+    """Solves each layer by itself with ``round_weight(weight_OI, params, spec, stats, **options)``.
 
     ``params`` are the scales that the spec's observer finds in the weight [out, in].
     """
@@ -42,12 +42,12 @@ class PerLayer:
 
 
 def register_solver(name: str, *, gram: bool = False) -> Callable[[Function], Function]:
-    """Decorator: make the function below the algorithm ``{"name": name}`` of this process.
+    """Return a decorator that registers a function as the algorithm ``{"name": name}`` of this process.
 
-    The function gets a weight [out, in], the scales that the spec's observer finds in it, the spec, and what
-    calibration learned of the layer's input (``Stats``; with ``gram_II`` if ``gram``). It returns the codes with their
-    scales, as ``quantize_weight`` does. Its keyword-only arguments, each with a default, are the algorithm's options.
-    Running it again, as in a notebook, replaces the function. Raises ConfigError for a name that is taken.
+    The function gets a weight [out, in], the scales that the spec's observer finds in it, the spec, and the statistics
+    of the layer's input (``Stats``; with ``gram_II`` if ``gram``). It returns the codes with their scales, like
+    ``quantize_weight``. Its keyword-only arguments, each with a default, are the algorithm's options. Running it again,
+    as in a notebook, replaces the function. Raises ConfigError for a name that is taken.
     """
 
     def register(function: Function) -> Function:

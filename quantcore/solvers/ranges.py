@@ -1,4 +1,4 @@
-"""The search for ranges: of many candidates, the one whose codes change a layer's output least.
+"""Searches ranges: among many candidates, the one whose codes change a layer's output least.
 
 Legend: C candidates, P parameters that are searched together (any shape).
 """
@@ -18,26 +18,29 @@ from quantcore.formats import Format
 from quantcore.numerics.affine import QParams, as_stored, find_global_scale, find_params, min_max, with_stored_minimum
 
 OCTAVES = (1.0, 2.0, 0.5, 0.25)
-"""Factors at which scales that are powers of two are tried."""
+"""Factors to try for scales that are powers of two."""
 WIDEST_RANGE, NARROWEST_RANGE, RANGE_STEP = 1.6, 0.5, 0.1
-"""Other ranges are tried down to this share of the full one, at first in steps of about this size."""
+"""Widest and narrowest share of the full range that are tried, and the approximate step of the first round."""
 FINER_FACTORS = (0.88, 0.94, 1.06, 1.12)
-"""Then the best range moves by these factors; where there is a zero point, each of its ends by itself."""
+"""Factors of the second round for the best range; with a zero point, for each of its ends by itself."""
 
 
 class Measure(Protocol):
     """Measures the error of candidate parameters for a search."""
 
     def errors(self, params_CP: QParams) -> torch.Tensor:
-        """Return the error [C, P] that candidates cause."""
+        """Return the error [C, P] of the candidates."""
 
     def fit(self, params_P: QParams) -> torch.Tensor:
-        """The step [P] with which the codes that ``params_P`` give are best, were they to stay; NaN if any would do."""
+        """Return the best step [P] for the codes that ``params_P`` give, if these stay.
+
+        It is NaN if any step is equally good.
+        """
 
 
 @dataclass(frozen=True)
 class FullRange:
-    """Where a search starts: the ends [P] of the weights, and what turns ends into parameters.
+    """The start of a search: the ends [P] of the weights, and the data to turn ends into parameters.
 
     ``global_scale`` is fixed: None, or a tensor that fits [P].
     """
@@ -50,7 +53,7 @@ class FullRange:
 
     @classmethod
     def of(cls, weight_OI: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> Self:
-        """From the smallest to the largest weight of every group [R, G].
+        """Return the range from the smallest to the largest weight of every group [R, G].
 
         Without a ``global_scale`` one is computed, if the spec needs it.
         """
@@ -61,7 +64,7 @@ class FullRange:
 
     @classmethod
     def concat(cls, parts: Sequence[FullRange]) -> Self:
-        """Concatenate the ranges of weights that lie one below another."""
+        """Concatenate the ranges of weights along the rows."""
         minimum, maximum = torch.cat([part.minimum for part in parts]), torch.cat([part.maximum for part in parts])
         scales = [part.global_scale.expand(len(part.minimum), 1) for part in parts if part.global_scale is not None]
         return cls(minimum, maximum, parts[0].spec, parts[0].dtype, torch.cat(scales) if scales else None)
@@ -71,7 +74,7 @@ class FullRange:
         return find_params(self.minimum * low, self.maximum * high, self.spec, self.dtype, self.global_scale)
 
     def of_rows(self, rows: slice, group: int) -> FullRange:
-        """One group [N] of some rows, of those that ``concat`` gave."""
+        """Return the range of one group [N] of some rows, for a result of ``concat``."""
         scale = None if self.global_scale is None else self.global_scale[rows, 0]
         return FullRange(self.minimum[rows, group], self.maximum[rows, group], self.spec, self.dtype, scale)
 
@@ -79,9 +82,9 @@ class FullRange:
 def search(full: FullRange, measure: Measure) -> QParams:
     """Return the best parameters [P]. The full range is one of the candidates.
 
-    Shrinks both ends alike (or widens them, where formats with few large values round better so), then moves each end,
-    then takes the least-squares scale for the codes that this gives. Scales that are powers of two are tried octave by
-    octave instead. A global scale stays as it is.
+    Shrinks both ends alike (or widens them, if a format with few large values rounds better then), then moves each end,
+    then tries the least-squares scale for the resulting codes. Scales that are powers of two are tried octave by octave
+    instead. A global scale does not change.
     """
     best = _Best(full, measure)
     if full.spec.scale_type in (ScaleType.e8m0, ScaleType.pof2):
@@ -125,7 +128,10 @@ class _Best:
         self._offer(tried, self._low.unsqueeze(0), self._high.unsqueeze(0))
 
     def _rescaled(self, scale_CP: torch.Tensor) -> QParams:
-        """The best parameters with other scales, as they can be stored. The zero point stays, as far as that can."""
+        """Return the best parameters with other scales, rounded to the stored type.
+
+        The zero point stays as far as it can be stored.
+        """
         params, spec, dtype = self.params, self._full.spec, self._full.dtype
         scale_CP = as_stored(scale_CP, spec, dtype)
         if params.zero_point is None:
@@ -137,26 +143,26 @@ class _Best:
         return torch.tensor(factors, device=self._low.device).view(-1, *[1] * self._low.ndim)
 
     def _offer(self, tried: QParams, low_CP: torch.Tensor, high_CP: torch.Tensor) -> None:
-        """Take the best of ``tried`` where it is better; its range has these ends, as shares of the full one's."""
-        error, which = self._measure.errors(tried).min(dim=0)
-        which = which.unsqueeze(0)
+        """Use the best of ``tried`` where it is better; its range has these ends, as shares of the full one's."""
+        error, best_index = self._measure.errors(tried).min(dim=0)
+        best_index = best_index.unsqueeze(0)
         better = error < self._error
         self._error = torch.where(better, error, self._error)
-        scale = torch.where(better, tried.scale.gather(0, which)[0], self.params.scale)
+        scale = torch.where(better, tried.scale.gather(0, best_index)[0], self.params.scale)
         zero_point = self.params.zero_point
         if zero_point is not None and tried.zero_point is not None:
-            zero_point = torch.where(better, tried.zero_point.gather(0, which)[0], zero_point)
+            zero_point = torch.where(better, tried.zero_point.gather(0, best_index)[0], zero_point)
         self.params = QParams(scale, zero_point, self.params.global_scale)
-        self._low = torch.where(better, low_CP.gather(0, which)[0], self._low)
-        self._high = torch.where(better, high_CP.gather(0, which)[0], self._high)
+        self._low = torch.where(better, low_CP.gather(0, best_index)[0], self._low)
+        self._high = torch.where(better, high_CP.gather(0, best_index)[0], self._high)
 
 
 @cache
 def _factors(fmt: Format) -> tuple[float, ...]:
-    """Return the full range first, then evenly from the widest to the narrowest.
+    """Return the factor of the full range first, then evenly spaced ones from the widest to the narrowest.
 
-    The widest brings the largest weight down to the second largest value of the format's grid: 4 instead of 6 for fp4.
-    Where that is 0 (int2), it is WIDEST_RANGE.
+    The widest maps the largest weight to the second largest value of the format's grid: 4 instead of 6 for fp4. If that
+    value is 0 (int2), it is WIDEST_RANGE.
     """
     largest, second = sorted(fmt.grid())[:-3:-1]
     widest = min(WIDEST_RANGE, max(largest / second, 1 + RANGE_STEP)) if second > 0 else WIDEST_RANGE

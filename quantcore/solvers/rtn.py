@@ -1,4 +1,4 @@
-"""Round to nearest: every value takes the nearest code of a range, which calibration data helps to choose."""
+"""Round to nearest: every value gets the nearest code of a range, which calibration data helps to choose."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quantcore.solvers.ranges import FullRange, search
 
 @SOLVERS.add("rtn")
 class RTN:
-    """Rounding, weight by weight; with calibration data, in the ranges that change the layer's output least."""
+    """Rounds weight by weight; with calibration data, in the ranges that change the layer's output least."""
 
     def __init__(self, config: RTNConfig) -> None:
         self.needs = Needs(gram=config.range_search)
@@ -46,7 +46,7 @@ class RTN:
 
 
 def round_all(weights: Weights, global_scales: GlobalScales) -> dict[LayerPlan, QTensor]:
-    """Every weight rounded by itself."""
+    """Round every weight by itself."""
     return {
         layer: round_to_nearest(weight_OI, layer.weight, global_scales.get(layer))
         for layer, weight_OI in weights.items()
@@ -54,19 +54,22 @@ def round_all(weights: Weights, global_scales: GlobalScales) -> dict[LayerPlan, 
 
 
 def round_to_nearest(weight: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> QTensor:
-    """A finite weight [out, in, *kernel] with the ranges that the spec's observer finds in it."""
+    """Quantize a finite weight [out, in, *kernel] in the ranges that the spec's observer finds in it."""
     return quantize_weight(weight, observed_ranges(weight, spec, global_scale), spec)
 
 
 def observed_ranges(weight: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> QParams:
-    """The parameters of the ranges that the spec's observer finds in the weight alone, under a given global scale."""
+    """Return the parameters of the ranges that the spec's observer finds in the weight.
+
+    A given global scale is used.
+    """
     observer = observer_for(spec, weight_grouping(spec))
     observer.update(weight)
     return as_two_levels(find_params(*observer.range(), spec, weight.dtype, global_scale), spec)
 
 
 def group_by_spec(weights: Weights) -> list[list[LayerPlan]]:
-    """Return the layers in lists of those that have the same spec and dtype."""
+    """Return lists of the layers that have the same spec and dtype."""
     lists: dict[Hashable, list[LayerPlan]] = {}
     for layer, weight_OI in weights.items():
         lists.setdefault((layer.weight, weight_OI.dtype), []).append(layer)
@@ -81,10 +84,9 @@ def search_ranges(
 ) -> list[QParams]:
     """Return the parameters with which rounding of each weight [O, I] costs least by ``metric``.
 
-    With a Gram matrix, the groups of a row are searched one after another, each with what the errors of the groups
-    before it do to its own. Groups whose inputs have the largest mean square come first. Where a group is the whole
-    row, or rows share parameters, inputs that are far from each other count as independent. The full range is always
-    tried.
+    With a Gram matrix, the groups of a row are searched one after another, each with the effect of errors of the groups
+    before it. Groups whose inputs have the largest mean square come first. If a group is the whole row, or rows share
+    parameters, inputs that are far from each other count as independent. The full range is always tried.
     ``global_scales``: see ``FullRange.of``.
     """
     full = [FullRange.of(weight_OI, spec, scale) for weight_OI, scale in zip(weights, global_scales, strict=True)]
@@ -101,12 +103,12 @@ def search_ranges(
 
 
 def transposed(weight_OI: torch.Tensor) -> torch.Tensor:
-    """[I, O] in float32, laid out so."""
+    """Return the weight as [I, O], float32, contiguous."""
     return weight_OI.float().T.contiguous()
 
 
 def _search_whole(weight_OI: torch.Tensor, full: FullRange, groups: Groups, metric: Metric) -> QParams:
-    """``search_ranges`` of a weight whose rows share parameters."""
+    """Run ``search_ranges`` for a weight whose rows share parameters."""
     weight_IO = transposed(weight_OI)
     size = groups.group_size
     inputs = [slice(start, start + size) for start in range(0, len(weight_IO), size)]
@@ -115,7 +117,7 @@ def _search_whole(weight_OI: torch.Tensor, full: FullRange, groups: Groups, metr
 
 
 def _search_rows(weight_OI: torch.Tensor, full: FullRange, group_size: int, metric: Metric) -> QParams:
-    """``search_ranges`` where no two rows share parameters: some rows at a time, from group to group."""
+    """Run ``search_ranges`` for rows that share no parameters: some rows at a time, from group to group."""
     order_J = metric.hessian_diagonal_I.view(-1, group_size).sum(1).argsort(descending=True, stable=True)
     index_I = torch.arange(len(metric.hessian_diagonal_I), device=order_J.device)
     index_I = index_I.view(-1, group_size)[order_J].flatten()
@@ -129,9 +131,9 @@ def _search_rows(weight_OI: torch.Tensor, full: FullRange, group_size: int, metr
             inputs, done = slice(group * group_size, (group + 1) * group_size), slice(number * group_size)
             own = slice(done.stop, done.stop + group_size)
             cross_SN = None if gram_II is None else gram_II[inputs, done] @ error_IN[done]
-            here = full.of_rows(rows, group)
-            tiles = metric.tiles(weight_IN[inputs], inputs, here, cross_SN)
-            best = search(here, GroupMeasure(tiles, full.spec))
+            group_range = full.of_rows(rows, group)
+            tiles = metric.tiles(weight_IN[inputs], inputs, group_range, cross_SN)
+            best = search(group_range, GroupMeasure(tiles, full.spec))
             params.scale[rows, group] = best.scale
             if params.zero_point is not None and best.zero_point is not None:
                 params.zero_point[rows, group] = best.zero_point

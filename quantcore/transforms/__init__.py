@@ -1,4 +1,4 @@
-"""Transforms change weights before they are rounded, and the function of the float model not at all. One file each.
+"""Transforms change weights before they are rounded, but not the function of the float model. One file for each.
 
 An installed package adds transforms by the options of their algorithms (``quantcore.config.algorithms``).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Consumer:
-    """A module behind an edge: its weight [O, I], what it reads, how it will be quantized (None: it will not)."""
+    """A module after an edge: its weight [O, I], statistics of its input, its planned quantization (None: none)."""
 
     weight: torch.Tensor
     stats: Stats
@@ -31,21 +31,21 @@ class Consumer:
 
     @property
     def weight_OI(self) -> torch.Tensor:
-        """In float32, made anew each time. Of a sharded weight all ranks ask together."""
+        """The weight in float32, a new tensor on every access. All ranks must access a sharded weight together."""
         return whole(self.weight).float()
 
 
 class Smoothing(Protocol):
-    """Chooses the scales that an edge takes from the activations into the weights. Made from its algorithm's config."""
+    """Chooses the scales that an edge moves from the activations into the weights. Made from its algorithm's config."""
 
     needs: Needs
 
     def __init__(self, config: Any) -> None: ...
 
     def choose(self, edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor | None:
-        """Scales [F] of ``edge``, float32, finite and above 0: inputs are divided by them, weights multiplied.
+        """Return scales [F] of ``edge``, float32, finite and above 0: inputs are divided by them, weights multiplied.
 
-        At least one consumer will be quantized. None: better leave this edge alone.
+        At least one consumer will be quantized. Returns None if the edge is better left alone.
         """
 
 

@@ -1,11 +1,11 @@
-"""SmoothQuant whose alpha is searched for every edge: the one whose quantized layers come closest to the float ones.
+"""SmoothQuant with a search of alpha for every edge: the one whose quantized layers come closest to the float ones.
 
-Weights and inputs are both quantized as planned while it searches, on a sample of the calibration's tokens. Where the
-range of an input is fixed by calibration, x and w of s = x^alpha / w^(1 - alpha) are the largest values, as in the
-paper (Xiao et al. 2022): the largest outlier sets the step for all tokens. Where every token or group has a range of
-its own, and where inputs are not quantized, the usual size counts: x and w are means of magnitudes.
+The search quantizes weights and inputs as planned, on a sample of the calibration's tokens. If the range of an input
+is fixed by calibration, x and w of s = x^alpha / w^(1 - alpha) are the largest values, as in the paper (Xiao et al.
+2022): the largest outlier sets the step for all tokens. If every token or group has its own range, or inputs are not
+quantized, typical sizes matter: x and w are means of magnitudes.
 
-Legend: T tokens, R rows that stand for all outputs, I in, F scales of an edge.
+Legend: T tokens, R rows that represent all outputs, I in, F scales of an edge.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ from quantcore.transforms.scale_search import (
 
 NUM_TOKENS = 256
 MAX_EXCESS_ERROR = 0.1
-"""With static ranges the smallest alpha is taken whose error is at most this much above the least: where alpha is large
-every channel fills the calibrated range, and tokens of another text go beyond it."""
+"""Upper bound on the error above the least one, for static ranges.
+
+The smallest alpha within it is used: with a large alpha every channel fills the calibrated range, and tokens of another
+text exceed it.
+"""
 
 Measure = Callable[[torch.Tensor], torch.Tensor]
 MEASURES: dict[str, Measure] = {
@@ -50,7 +53,7 @@ MEASURES: dict[str, Measure] = {
 
 @SMOOTHINGS.add("autosmoothquant")
 class AutoSmoothQuant:
-    """Edges that no alpha makes better stay alone."""
+    """Searches alpha for each edge. Edges that no alpha improves are left alone."""
 
     needs = Needs(sample=NUM_TOKENS)
 
@@ -76,7 +79,7 @@ class AutoSmoothQuant:
 
 
 class OutputError:
-    """How far quantizing moves one layer's output, as a share of the output, times its tokens."""
+    """The change of one layer's output by quantizing, as a share of the output, times its tokens."""
 
     def __init__(self, consumer: Consumer, num_rows: int, measure: Measure) -> None:
         assert consumer.layer is not None
@@ -92,7 +95,7 @@ class OutputError:
 
     @property
     def is_static(self) -> bool:
-        """Return whether values of the input beyond the calibrated range are cut off."""
+        """True if values of the input beyond the calibrated range are clipped."""
         return self._spec is not None and self._spec.is_static
 
     def __call__(self, scale_I: torch.Tensor) -> float:
@@ -110,7 +113,7 @@ def usual(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torc
 
 
 def input_range(stats: Stats) -> torch.Tensor:
-    """Smallest and largest value of every input, float32 [2, I].
+    """Return the smallest and largest value of every input, float32 [2, I].
 
     The end that is further from 0 is that of all tokens; its sign and the other end come from the sample.
     """
@@ -121,7 +124,10 @@ def input_range(stats: Stats) -> torch.Tensor:
 
 
 def static(ends_2I: torch.Tensor, spec: QuantizationSpec) -> QParams | None:
-    """Return what calibration would find for inputs in this range; None where a kernel finds all itself."""
+    """Return the parameters that calibration would find for inputs in this range.
+
+    Returns None if a kernel finds all of them.
+    """
     if not learns_from_data(spec):
         return None
     grouping = PER_TENSOR if spec.is_dynamic else activation_grouping(spec)

@@ -1,11 +1,11 @@
-"""AWQ, activation-aware weight quantization (Lin et al. 2023): weights that meet large inputs are scaled up, so that
-the rounding step is small beside them.
+"""AWQ, activation-aware weight quantization (Lin et al. 2023): scales up the weights that multiply large inputs.
 
-The paper's scale is mean|x|^alpha, its authors' code also divides by |w|^(1 - alpha). Here it is rms(x)^alpha /
-mean|w|^(1 - alpha): the error of an output depends on x^2, and large weights need no larger scale. alpha is searched
-for each edge by the error that rounding to nearest leaves in the consumers' outputs; inputs stay as they are.
+The rounding step then is small relative to them. The paper's scale is mean|x|^alpha, its authors' code also divides by
+|w|^(1 - alpha). Here it is rms(x)^alpha / mean|w|^(1 - alpha): the error of an output depends on x^2, and large weights
+need no larger scale. alpha is searched for each edge by the error of the consumers' outputs after rounding to nearest;
+inputs are not quantized.
 
-Legend: R rows that stand for all outputs, I in, F scales of an edge.
+Legend: R rows that represent all outputs, I in, F scales of an edge.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from quantcore.transforms.scale_search import (
 
 @SMOOTHINGS.add("awq")
 class AWQ:
-    """Edges that no alpha makes better stay alone."""
+    """Searches alpha for each edge. Edges that no alpha improves are left alone."""
 
     needs = Needs(gram=True)
 
@@ -59,10 +59,10 @@ class AWQ:
 
 
 class RoundingError:
-    """How far rounding one weight moves its layer's output, as a share of the output's power, times its tokens.
+    """The change of one layer's output by rounding its weight, as a share of the output's power, times its tokens.
 
-    As if the errors of different columns had nothing to do with each other: then only the mean of x^2 counts. With
-    tr(D gram D^T) for the change D of the weight, scales chosen on a real model were no better, for twice the time.
+    Errors of different columns are treated as independent: then only the mean of x^2 counts. With tr(D gram D^T) for
+    the change D of the weight, scales chosen on a real model were no better, for twice the time.
     """
 
     def __init__(self, consumer: Consumer, num_rows: int) -> None:
@@ -77,5 +77,5 @@ class RoundingError:
         return (self._power(change_RI) * self._unit).item()
 
     def _power(self, weight_RI: torch.Tensor) -> torch.Tensor:
-        """Return the mean square of the outputs that these rows give, summed over rows; overwrites them."""
+        """Return the mean square of the outputs of these rows, summed over rows; overwrites the rows."""
         return (weight_RI.square_() @ self._diagonal_I).sum()

@@ -1,9 +1,9 @@
-"""The search for the best alpha that smoothings share: weights are rounded under scales that are only tried.
+"""The search for the best alpha that smoothings share: weights are rounded under trial scales.
 
 Scales are not rounded to powers of two. Folding those would be exact, but the error of outputs grew by 15 to 40 %
 (SmolLM2-135M; uint4 groups, int8 static and dynamic); rounding folded weights to bfloat16 costs 0 to 2 %.
 
-Legend: O out, R rows of a weight that stand for all, I in, F scales of an edge.
+Legend: O out, R rows of a weight that represent all, I in, F scales of an edge.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from quantcore.numerics.super_blocks import as_two_levels
 from quantcore.transforms import Consumer
 
 NUM_STEPS = 20  # alpha is a whole multiple of 1/20
-NUM_ROWS = 1024  # of all consumers together. Few outputs may bear most of the error: not a place to save much
+NUM_ROWS = 1024  # of all consumers together; not much less, because few outputs may bear most of the error
 MIN_ROWS = 16  # of one consumer
-MIN_CHANNEL_SHARE = 1e-4  # of the largest channel; smaller ones get scales as if they had this much
+MIN_CHANNEL_SHARE = 1e-4  # of the largest channel; smaller ones get the scales of this share
 WORTHWHILE = 0.95
-"""Share of the error without smoothing. What leaves more may be chance, and folding rounds weights: better not."""
+"""Largest share of the error without smoothing that counts as better.
+
+A smaller gain may be chance, and folding rounds weights.
+"""
 
 
 def quantized(consumers: Sequence[Consumer]) -> list[Consumer]:
-    """Return the consumers whose rounding counts: planned, and reached by tokens."""
+    """Return the consumers whose rounding matters: planned, and reached by tokens."""
     return [consumer for consumer in consumers if consumer.layer is not None and consumer.stats.num_tokens > 0]
 
 
 def share_of_rows(consumer: Consumer, consumers: Sequence[Consumer], num_rows: int = NUM_ROWS) -> int:
-    """Return how many of ``num_rows`` rows are this consumer's, by its size."""
+    """Return the consumer's share of ``num_rows`` rows, by its size."""
     total = sum(len(other.weight) for other in consumers)
     return max(MIN_ROWS, num_rows * len(consumer.weight) // total)
 
@@ -71,10 +74,10 @@ def sum_of(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def scale_for(step: int, x_F: torch.Tensor, w_F: torch.Tensor) -> torch.Tensor:
-    """SmoothQuant's x^alpha / w^(1 - alpha) with alpha = step / 20, times what puts 1 halfway between the ends.
+    """Return SmoothQuant's x^alpha / w^(1 - alpha) with alpha = step / 20, times a factor that centres the ends on 1.
 
-    1 for channels where x or w is 0. The common factor leaves float16 room on both sides; rounding does not see it
-    unless scales are powers of two.
+    The scale is 1 for channels where x or w is 0. The common factor leaves float16 room on both sides; rounding does
+    not depend on it unless scales are powers of two.
     """
     alpha = step / NUM_STEPS
     has_signal = (x_F > 0) & (w_F > 0)
@@ -87,7 +90,7 @@ def scale_for(step: int, x_F: torch.Tensor, w_F: torch.Tensor) -> torch.Tensor:
 
 
 def search(loss: Callable[[int], float]) -> dict[int, float]:
-    """The loss of every alpha that was tried, in steps of 1/20: each fifth part, then ever closer to the best so far.
+    """Return the loss of every alpha that was tried, in steps of 1/20: first each fifth part, then closer to the best.
 
     A loss that is not a number counts as infinite.
     """
@@ -108,10 +111,10 @@ def search(loss: Callable[[int], float]) -> dict[int, float]:
 
 
 class TriedWeight:
-    """Some rows of a weight [O, I], which are rounded as they would be within the whole of it.
+    """Some rows of a weight [O, I], rounded like rows of the whole weight.
 
-    About ``num_rows`` of them, spread evenly, or more where scales reach over several rows. Ranges are the smallest and
-    largest values, whatever the spec's observer: solvers search better ones when the scales are chosen.
+    There are about ``num_rows`` of them, spread evenly, or more if scales cover several rows. Ranges are the smallest
+    and largest values, with any observer in the spec: solvers search better ones once the scales are chosen.
     """
 
     def __init__(self, weight_OI: torch.Tensor, spec: QuantizationSpec, num_rows: int) -> None:
@@ -136,14 +139,14 @@ class TriedWeight:
 
 
 def spread_evenly(length: int, num_wanted: int, height: int = 1) -> torch.Tensor:
-    """About ``num_wanted`` of ``length`` positions, in pieces of ``height``, spread evenly from 0 on."""
+    """Return about ``num_wanted`` of ``length`` positions, in pieces of ``height``, spread evenly from 0 on."""
     step = min(ceil(length / height), max(1, round(length / max(num_wanted, height))))
     position = torch.arange(length)
     return position[(position // height) % step == 0]
 
 
 def _height(grouping: Grouping, num_rows: int) -> int:
-    """Return how many neighbouring rows share scales and cannot be parted."""
+    """Return the number of neighbouring rows that share scales and cannot be separated."""
     if grouping.block is not None:
         return grouping.block[0]
     if grouping.axis is None:

@@ -1,7 +1,7 @@
-"""SmoothQuant (Xiao et al. 2022): outlier channels of activations are scaled down, and the weights that read them up.
+"""SmoothQuant (Xiao et al. 2022): scales outlier channels of activations down, and the weights that read them up.
 
 With scale s = max|x|^alpha / max|w|^(1 - alpha) a channel's largest input becomes (max|x| max|w|)^(1 - alpha) and its
-largest weight (max|x| max|w|)^alpha: with alpha 0.5 both bear the same, with more the weights bear more.
+largest weight (max|x| max|w|)^alpha: with alpha 0.5 both are equal, with a larger alpha the weights are larger.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quantcore.transforms.scale_search import largest, quantized
 @SMOOTHINGS.add("smooth")
 @SMOOTHINGS.add("smoothquant")
 class SmoothQuant:
-    """One alpha for all edges. ``smooth`` is what AMD Quark's config files call it."""
+    """Uses one alpha for all edges. ``smooth`` is the name in AMD Quark's config files."""
 
     needs = Needs()
 
@@ -33,7 +33,7 @@ class SmoothQuant:
 
 
 def migration(x_F: torch.Tensor, w_F: torch.Tensor, alpha: float, least: float) -> torch.Tensor:
-    """The paper's scale from the largest |x| and |w|, but at least ``least``; 1 where either is 0 or not finite."""
+    """Return the paper's scale from the largest |x| and |w|, at least ``least``; 1 if either is 0 or not finite."""
     scale = (x_F**alpha / w_F ** (1 - alpha)).clamp(min=least)
     has_signal = (x_F > 0) & (w_F > 0) & torch.isfinite(scale)
     return torch.where(has_signal, scale, 1.0)

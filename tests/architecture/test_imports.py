@@ -15,7 +15,7 @@ ALLOWED = {
     "quantcore": set(),
     "api": {
         "quantcore.config",
-        "quantcore.plan.resolve",
+        "quantcore.plan.planner",
         "quantcore.plan.job",
         "quantcore.mixed_precision.schemes",
         "quantcore.plan.hardware",
@@ -168,7 +168,7 @@ LIGHT = [
     "worker.__main__",
     "quantcore",
     "quantcore.config.quantization",
-    "quantcore.plan.resolve",
+    "quantcore.plan.planner",
     "quantcore.plan.capacity",
     "quantcore.plan.shapes_of_config",
     "quantcore.cli.plan_command",

@@ -14,11 +14,11 @@ FIELD = '''
 '''
 spec = importlib.util.find_spec("quantcore.config.job_spec")
 source = open(spec.origin).read()
-head, end, rest = source.partition('the options of a request and of a JobSpec.\\"\\"\\"\\n')
+head, end, rest = source.partition("\\n    calibration: CalibrationConfig = CalibrationConfig()\\n")
 assert end
 module = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = module
-exec(compile(head + end + FIELD + rest, spec.origin, "exec"), module.__dict__)
+exec(compile(head + FIELD + end + rest, spec.origin, "exec"), module.__dict__)
 
 from api.openapi import app_of_nothing
 from api.store.queue.leases import Lease

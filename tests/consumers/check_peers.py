@@ -1,4 +1,4 @@
-"""Runs in the peers' environment: what AMD Quark, torchao, compressed-tensors, bitsandbytes, gguf, ml_dtypes compute.
+"""Runs in the peers' environment: results of AMD Quark, torchao, compressed-tensors, bitsandbytes, gguf, ml_dtypes.
 
 usage: check_peers.py IN.safetensors OUT.safetensors
 
@@ -27,14 +27,14 @@ PEERS = {
 
 
 def main() -> None:
-    given = load_file(sys.argv[1])
-    weights = {name.removeprefix("x/"): x for name, x in given.items() if name.startswith("x/")}
-    codes = {name.removeprefix("codes/"): x for name, x in given.items() if name.startswith("codes/")}
-    levels = {name.removeprefix("levels/"): x for name, x in given.items() if name.startswith("levels/")}
+    tensors = load_file(sys.argv[1])
+    weights = {name.removeprefix("x/"): x for name, x in tensors.items() if name.startswith("x/")}
+    codes = {name.removeprefix("codes/"): x for name, x in tensors.items() if name.startswith("codes/")}
+    levels = {name.removeprefix("levels/"): x for name, x in tensors.items() if name.startswith("levels/")}
     out: dict[str, torch.Tensor] = {}
 
-    def keep(prefix: str, found: dict[str, torch.Tensor]) -> None:
-        out.update({f"{prefix}/{part}": value.detach().contiguous().clone() for part, value in found.items()})
+    def keep(prefix: str, outputs: dict[str, torch.Tensor]) -> None:
+        out.update({f"{prefix}/{part}": value.detach().contiguous().clone() for part, value in outputs.items()})
 
     for case in CASES:
         for name, x_OI in weights.items():

@@ -19,8 +19,8 @@ import torch
 def mend_attention() -> None:
     """Let Quark 0.13 load its own fp8 attention.
 
-    Its importer asks for CUDA whatever the device is, and renames ``prob_output_scale`` to a name that it then misses:
-    it cannot load what it writes itself. All else is Quark's own code.
+    Its importer requires CUDA on any device, and renames ``prob_output_scale`` to a name that it then does not find:
+    it cannot load its own files. All else is Quark's own code.
     """
     from quark.torch.export import api, utils
 

@@ -45,7 +45,8 @@ def main() -> None:
         model = worker.model_runner.model.model
         attentions = [layer.self_attn.attn for layer in getattr(model, "decoder", model).layers]
         result["kv_scales"] = [[float(attention._k_scale), float(attention._v_scale)] for attention in attentions]
-        result["attention_scales"] = [[float(one._q_scale), float(one._prob_scale)] for one in attentions]
+        scales = [[float(attention._q_scale), float(attention._prob_scale)] for attention in attentions]
+        result["attention_scales"] = scales
     print("RESULT " + json.dumps(result))
 
 

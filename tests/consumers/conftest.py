@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need programs in environments of their own (``make consumers``)."""
+"""Fixtures of the tests that need programs in their own environments (``make consumers``)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Outputs = dict[str, dict[str, Tensors]]
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct as a safetensors folder in the cache."""
+    """Return SmolLM2-135M-Instruct as a safetensors folder in the cache."""
     return demo_model.prepare(print)
 
 
@@ -35,28 +35,28 @@ def weights() -> Tensors:
 
 @pytest.fixture(scope="session")
 def peers(tmp_path_factory: pytest.TempPathFactory, weights: Tensors) -> Outputs:
-    """All outputs of the peers: case or function, input, part."""
+    """Return all outputs of the peers: case or function, input, part."""
     assert PYTHON.exists(), f"run `make consumers` first: {PYTHON} is missing"
     folder = tmp_path_factory.mktemp("peers")
     codes = peers_inputs.codes()
     floats = {name: FORMATS[name].decode(code) for name, code in codes.items() if name.startswith("fp")}
-    given = {f"x/{name}": x_OI for name, x_OI in weights.items()}
-    given |= {f"codes/{name}": code for name, code in codes.items()}
-    given |= {f"levels/{name}": levels for name, levels in floats.items()}
-    save_file(given, folder / "in.safetensors")
+    tensors = {f"x/{name}": x_OI for name, x_OI in weights.items()}
+    tensors |= {f"codes/{name}": code for name, code in codes.items()}
+    tensors |= {f"levels/{name}": levels for name, levels in floats.items()}
+    save_file(tensors, folder / "in.safetensors")
     process = subprocess.run(
         [PYTHON, SCRIPT, folder / "in.safetensors", folder / "out.safetensors"],
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
-    found: Outputs = defaultdict(lambda: defaultdict(dict))
+    outputs: Outputs = defaultdict(lambda: defaultdict(dict))
     for key, value in load_file(folder / "out.safetensors").items():
         case, name, part = key.split("/")
-        found[case][name][part] = value
-    return found
+        outputs[case][name][part] = value
+    return outputs
 
 
 @pytest.fixture
 def each(peers: Outputs, weights: Tensors) -> Callable[[str], list[tuple[str, torch.Tensor, Tensors]]]:
-    """(name, weight, the peer's outputs) for every input of a case or a function."""
+    """Return a function from a case or a function's name to (name, weight, the peer's outputs) of every input."""
     return lambda case: [(name, x_OI, peers[case][name]) for name, x_OI in weights.items()]

@@ -1,4 +1,4 @@
-"""What is compared with which peer: a list that both sides read, the peers' own environment and ours."""
+"""The cases of the comparison with peers, read in the peers' own environment and in ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCK = (8, 64)
 
 @dataclass(frozen=True)
 class Case:
-    """One peer quantizing a weight [out, in] by one rule.
+    """A peer that quantizes a weight [out, in] by one rule.
 
     ``rule`` names how the peer finds scales: ``symmetric``, ``asymmetric`` (whole zero point), ``float_zero_point``,
     ``no_clipping``, ``even`` / ``floor`` / ``ceil`` (e8m0), ``nvfp4``, ``pof2`` (a power of two), ``two_level`` (int4
@@ -89,5 +89,5 @@ CASES = (*FLOAT8, *SIGNED, *ASYMMETRIC, *FLOAT_ZERO_POINT, *NO_CLIPPING, *MX, *N
 
 
 def power_of_two(scale: torch.Tensor) -> torch.Tensor:
-    """The power of two beside each scale. Its reciprocal is exact, so that all ways to divide by it agree."""
+    """Round each scale to a power of two. Its reciprocal is exact, so that all ways to divide by it agree."""
     return torch.exp2(scale.double().clamp(2.0**-100, 2.0**100).log2().round()).to(scale.dtype)

@@ -1,4 +1,4 @@
-"""How a peer's scales and codes are compared with ours."""
+"""The comparison of a peer's scales and codes with ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.consumers.peers_cases import E8M0_MODES, Case
 Tensors = dict[str, torch.Tensor]
 TINY = torch.finfo(torch.float32).tiny
 ULP = 2.0**-22
-"""Two units in the last place: what a rounded reciprocal and a product of two scales may be off."""
+"""Two units in the last place: the error of a rounded reciprocal and a product of two scales."""
 
 
 def spec_of(case: Case) -> QuantizationSpec:
@@ -34,7 +34,7 @@ def find_params(case: Case, x_RGS: torch.Tensor) -> QParams:
 
 
 def given_params(case: Case, found: Tensors, shape: tuple[int, ...]) -> QParams:
-    """The peer's scales as ours. compressed-tensors stores the reciprocal of the global scale."""
+    """Return the peer's scales as ours. compressed-tensors stores the reciprocal of the global scale."""
     zero_point, global_scale = found.get("zero_point"), found.get("global_scale")
     if global_scale is not None:
         global_scale = global_scale.reshape(()).float()
@@ -48,7 +48,7 @@ def largest(x_RGS: torch.Tensor) -> torch.Tensor:
 
 
 def is_near(x: torch.Tensor, places: tuple[float, ...]) -> torch.Tensor:
-    """Where the fraction of x in [1, 2) is one of ``places`` to within the rounding of a float32 logarithm."""
+    """Return a mask: the fraction of x in [1, 2) is one of ``places`` to within the rounding of a float32 logarithm."""
     fraction = torch.frexp(x)[0] * 2
     return torch.stack([(fraction - place).abs() <= 2.0**-18 for place in places]).any(0)
 
@@ -64,7 +64,7 @@ def assert_same(ours: torch.Tensor, theirs: torch.Tensor, where: str) -> None:
 def assert_same_but_ties(
     ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor, grid: list[float], slack: torch.Tensor, where: str
 ) -> None:
-    """Levels differ only where the exact quotient (float64) is half-way between the two, ``slack`` more or less."""
+    """Assert that levels differ only where the exact quotient (float64) is half-way between them, within ``slack``."""
     rank = [torch.searchsorted(torch.tensor(grid), levels.contiguous()) for levels in (ours, theirs)]
     middle = (ours.double() + theirs.double()) / 2
     is_tie = ((rank[0] - rank[1]).abs() == 1) & ((exact - middle).abs() <= slack)
@@ -72,7 +72,7 @@ def assert_same_but_ties(
 
 
 def exact_quotient(case: Case, x_RGS: torch.Tensor, params: QParams, found: Tensors) -> tuple[torch.Tensor, ...]:
-    """What the peer rounds, in float64, and the sizes of the terms that it is the sum of."""
+    """Return the value that the peer rounds, and the sum of the magnitudes of its terms, in float64."""
     step = params.scale.double()
     if case.rule == "two_level":
         x_RGS = weight_grouping(spec_of(case)).split(found["fp8"])

@@ -1,4 +1,4 @@
-"""Tensors that show where two quantizers differ: random ones, and ones made to be hard."""
+"""Tensors that show where two quantizers differ: random ones and deliberately hard ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from quantcore.formats import FORMATS
 ROWS, COLUMNS = 16, 256
 TIES_OF = ("int2", "int3", "int4", "int8", "uint4", "fp4", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2")
 LIMITS = {"int2": 1.5, "int3": 3.5, "int4": 7.5, "int8": 127.5, "uint4": 7.5}
-"""With this largest magnitude the usual rules for integers give a scale of exactly 1."""
+"""The largest magnitudes for which the usual rules for integers give a scale of exactly 1."""
 
 
 def weights() -> dict[str, torch.Tensor]:
-    """float32 [16, 256] each, without NaN and infinity."""
+    """Return the weights, each float32 [16, 256], without NaN and infinity."""
     generator = torch.Generator().manual_seed(20261121)
     normal = torch.randn(ROWS, COLUMNS, generator=generator)
     signs = torch.randn(ROWS, COLUMNS, generator=generator).sign()
@@ -49,7 +49,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def _near_powers(signs: torch.Tensor) -> torch.Tensor:
-    """Blocks of 16 whose largest value lies beside a place where an e8m0 rule changes its mind."""
+    """Return blocks of 16 whose largest value lies beside a threshold of an e8m0 rule."""
     places = torch.tensor([1.0, 1.5, 1.75, 1.875, 1.9375, 1.96875, 1.9921875, 2.0])
     edges = torch.cat([places, places.nextafter(torch.tensor(0.0)), places.nextafter(torch.tensor(math.inf))])
     num_blocks = ROWS * COLUMNS // 16
@@ -60,7 +60,7 @@ def _near_powers(signs: torch.Tensor) -> torch.Tensor:
 
 
 def _extreme_exponents(normal: torch.Tensor) -> torch.Tensor:
-    """Rows near both ends of float32: their e8m0 exponents leave the byte's range."""
+    """Return rows near both ends of float32, whose e8m0 exponents leave the byte's range."""
     exponents = torch.tensor([*range(-140, -124), *range(118, 127)])[-ROWS:].unsqueeze(1)
     rows = torch.ldexp(normal.clamp(-1.9, 1.9), exponents)
     rows[:4] = torch.ldexp(normal[:4], torch.tensor([[-146], [-135], [-128], [-126]]))
@@ -68,7 +68,7 @@ def _extreme_exponents(normal: torch.Tensor) -> torch.Tensor:
 
 
 def _ties(name: str, exponents: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Values half-way between two neighbours of a grid, in rows whose scale is a power of two."""
+    """Return values half-way between two neighbours of a grid, in rows whose scale is a power of two."""
     fmt = FORMATS[name]
     grid = torch.tensor(fmt.grid()) - (LIMITS[name] + 0.5 if name.startswith("u") else 0)
     middles = (grid[1:] + grid[:-1]) / 2
@@ -79,13 +79,13 @@ def _ties(name: str, exponents: torch.Tensor, generator: torch.Generator) -> tor
 
 
 def codes() -> dict[str, torch.Tensor]:
-    """Integer codes to be packed, [24, 64], all values of each format among them."""
+    """Return integer codes to be packed, [24, 64], with all values of each format."""
     generator = torch.Generator().manual_seed(7)
-    found = {}
+    tensors = {}
     for name in ("int2", "int3", "int4", "int8", "uint2", "uint4"):
         fmt = FORMATS[name]
         drawn = torch.randint(int(fmt.min), int(fmt.max) + 1, (24, 64), generator=generator)
-        found[name] = drawn.to(torch.int8 if fmt.signed else torch.uint8)
+        tensors[name] = drawn.to(torch.int8 if fmt.signed else torch.uint8)
     for name in ("fp4", "fp6_e2m3", "fp6_e3m2"):
-        found[name] = torch.randint(0, 1 << FORMATS[name].bits, (24, 64), generator=generator).to(torch.uint8)
-    return found
+        tensors[name] = torch.randint(0, 1 << FORMATS[name].bits, (24, 64), generator=generator).to(torch.uint8)
+    return tensors

@@ -40,22 +40,22 @@ def compressed_tensors(case: Case, x_OI: torch.Tensor) -> dict[str, torch.Tensor
     scale, zero_point = calculate_qparams(minimum, maximum, args, global_scale)
     kind = {"zero_point": None if args.symmetric else zero_point, "global_scale": global_scale}
     levels = forward.quantize(x_OI, scale, args=args, dtype=torch.float32, **kind)
-    found = {
+    outputs = {
         "scale": scale,
         "levels": levels,
         "values": forward.dequantize(levels, scale, args=args, dtype=torch.float32, **kind),
     }
     if args.type == "int":
-        found["power_of_two_levels"] = forward.quantize(
+        outputs["power_of_two_levels"] = forward.quantize(
             x_OI, power_of_two(scale), args=args, dtype=torch.float32, **kind
         )
     if not args.symmetric:
-        found["zero_point"] = zero_point.int()
+        outputs["zero_point"] = zero_point.int()
     if global_scale is not None:
-        found["global_scale"] = global_scale
+        outputs["global_scale"] = global_scale
     if case.rule == "even":
-        found["scale_byte"] = compress_mx_scale(scale, torch.uint8)
-    return found
+        outputs["scale_byte"] = compress_mx_scale(scale, torch.uint8)
+    return outputs
 
 
 def _args(case: Case) -> QuantizationArgs:
@@ -82,25 +82,25 @@ def gguf_mxfp4(case: Case, x_OI: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def gguf_blocks(x_OI: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The bytes of Q8_0, Q4_0 and Q4_1 and the values that gguf reads from them."""
-    found = {}
+    """Return the bytes of Q8_0, Q4_0 and Q4_1 and the values that gguf reads from them."""
+    outputs = {}
     for name in ("Q8_0", "Q4_0", "Q4_1"):
         kind = gguf.GGMLQuantizationType[name]
         data = gguf.quants.quantize(x_OI.numpy(), kind)
-        found[name] = torch.from_numpy(data)
-        found[name + "-values"] = torch.from_numpy(gguf.quants.dequantize(data, kind))
-    return found
+        outputs[name] = torch.from_numpy(data)
+        outputs[name + "-values"] = torch.from_numpy(gguf.quants.dequantize(data, kind))
+    return outputs
 
 
 def bitsandbytes_4bit(x_OI: torch.Tensor, dtype: str) -> dict[str, torch.Tensor]:
-    """Packed bytes, the largest magnitudes of blocks of 64, the table of values, and the values read back."""
+    """Return packed bytes, the largest magnitudes of blocks of 64, the table of values, and the values read back."""
     packed, state = bnb.quantize_4bit(x_OI, blocksize=64, quant_type=dtype)
     values = bnb.dequantize_4bit(packed, state)
     return {"packed": packed, "absmax": state.absmax, "table": state.code, "values": values}
 
 
 def bitsandbytes_nested(scale: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Scales quantized once more: codes by the rule of its GPU and reference code, and by its table-driven CPU code."""
+    """Quantize scales once more, by the rule of its GPU and reference code, and by its table-driven CPU code."""
     offset, quantize = scale.mean(), torch.ops.bitsandbytes.quantize_blockwise.default
     dynamic = bnb.create_dynamic_map()
     reference = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -112,25 +112,25 @@ def bitsandbytes_nested(scale: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def ml_dtypes_decode() -> dict[str, torch.Tensor]:
-    """What every code of every small float stands for."""
-    found = {}
+    """Return the value of every code of every small float."""
+    outputs = {}
     for name, dtype in ML_DTYPES.items():
         codes = np.arange(1 << (16 if name == "bfloat16" else ml_dtypes.finfo(dtype).bits))
         codes = codes.astype(np.uint16 if name == "bfloat16" else np.uint8)
-        found[name] = torch.from_numpy(codes.view(dtype).astype(np.float32))
-    return found
+        outputs[name] = torch.from_numpy(codes.view(dtype).astype(np.float32))
+    return outputs
 
 
 def ml_dtypes_encode(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Scaled values to codes. ml_dtypes does not saturate all formats: x must lie within the format's range."""
-    found = {}
+    """Encode scaled values. Clips x to the format's range, because ml_dtypes does not saturate all formats."""
+    outputs = {}
     for name, dtype in ML_DTYPES.items():
         if name == "e8m0":
             continue
         largest = float(ml_dtypes.finfo(dtype).max)
         codes = x.numpy().clip(-largest, largest).astype(dtype)
-        found[name] = torch.from_numpy(codes.view(np.int16 if name == "bfloat16" else np.uint8))
-    return found
+        outputs[name] = torch.from_numpy(codes.view(np.int16 if name == "bfloat16" else np.uint8))
+    return outputs
 
 
 def compressed_tensors_pack(codes: dict[str, torch.Tensor], levels: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -47,24 +47,24 @@ def quantize(case: Case, x_OI: torch.Tensor) -> dict[str, torch.Tensor]:
     quantizer = FakeQuantizeBase.get_fake_quantize(spec)
     values = quantizer(x_OI)
     scale, zero_point = quantizer.scale, quantizer.zero_point
-    found = {"scale": _as_RG(scale), "fake_values": values}
+    outputs = {"scale": _as_RG(scale), "fake_values": values}
     if case.rule in ("asymmetric", "float_zero_point"):
-        found["zero_point"] = _as_RG(zero_point)
+        outputs["zero_point"] = _as_RG(zero_point)
     if case.rule in E8M0_MODES:
-        found["scale_byte"] = to_e8m0_uint8(scale)
+        outputs["scale_byte"] = to_e8m0_uint8(scale)
     if case.dtype.startswith("fp8") and case.scheme == "per_group":
-        return found  # Quark only simulates these
+        return outputs  # Quark only simulates these
     where = (scale, zero_point, spec.ch_axis, spec.group_size)
     limits = (quantizer.quant_min, quantizer.quant_max, quantizer.round_method)
     levels = kernel.scaled_real_quantize(case.dtype, x_OI, *where, *limits, case.scheme)
-    found["levels"] = levels.float()
-    found["values"] = kernel.dequantize(case.dtype, levels, *where, case.scheme)
+    outputs["levels"] = levels.float()
+    outputs["values"] = kernel.dequantize(case.dtype, levels, *where, case.scheme)
     if not case.dtype.startswith("fp"):
         where = (power_of_two(scale), *where[1:])
-        found["power_of_two_levels"] = kernel.scaled_real_quantize(
+        outputs["power_of_two_levels"] = kernel.scaled_real_quantize(
             case.dtype, x_OI, *where, *limits, case.scheme
         ).float()
-    return found
+    return outputs
 
 
 def _spec(case: Case) -> QTensorConfig:
@@ -143,7 +143,7 @@ def _as_RG(scale: torch.Tensor) -> torch.Tensor:
 
 
 def pack(codes: dict[str, torch.Tensor], levels: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Codes (integers) and levels (values of fp4 and fp6) as Quark packs them; ``codes`` are [rows, columns]."""
+    """Pack codes (integers) and levels (values of fp4 and fp6) as Quark does; ``codes`` are [rows, columns]."""
     packed = {}
     for dtype in ("int4", "uint4"):
         for scheme in ("per_channel", "per_group"):

@@ -52,10 +52,10 @@ def quantize(case: Case, x_OI: torch.Tensor) -> dict[str, torch.Tensor]:
     )  # fmt: skip
     codes = quantize_affine(x_OI, block, scale, zero_point, dtype, *limits)
     values = dequantize_affine(codes, block, scale, zero_point, dtype, *limits, output_dtype=torch.float32)
-    found = {"scale": scale, "levels": codes.float(), "values": values}
+    outputs = {"scale": scale, "levels": codes.float(), "values": values}
     codes = quantize_affine(x_OI, block, power_of_two(scale), zero_point, dtype, *limits)
-    found["power_of_two_levels"] = codes.float()
-    return found | ({"zero_point": zero_point} if case.rule == "asymmetric" else {})
+    outputs["power_of_two_levels"] = codes.float()
+    return outputs | ({"zero_point": zero_point} if case.rule == "asymmetric" else {})
 
 
 def _mx(case: Case, x_OI: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -76,7 +76,7 @@ def _nvfp4(x_OI: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def encode(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Scaled values to codes of the small floats."""
+    """Encode scaled values as codes of the small floats."""
     return {
         "fp4": kernels.f32_to_f4_unpacked(x),
         "fp6_e2m3": kernels.f32_to_f6_e2m3_unpacked(x),

@@ -1,8 +1,8 @@
-"""A pytest plugin that writes docs/reference/compatibility.md: what other programs computed from our files.
+"""A pytest plugin that writes docs/reference/compatibility.md: the results of other programs from our files.
 
-A test calls the fixture ``agrees``; the run writes the page at its end. Rows of tests that did not run stay as they
-were (quantcore/export/consumers.json, from which a report takes what loads its result), each with the day on which it
-was seen. A comparison that fails takes its row away.
+A test calls the fixture ``agrees``; the run writes the page at its end. Rows of tests that did not run stay unchanged
+(quantcore/export/consumers.json, from which a report takes the programs that load its result), each with its date. A
+failed comparison removes its row.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ random models, whose perplexity only shows that both compute the same.
 
 @pytest.fixture
 def agrees(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """``agrees(consumer, export, scheme, theirs, ours, tolerance, model, config)``: assert it, and keep the row.
+    """Return ``agrees(consumer, export, scheme, theirs, ours, tolerance, model, config)``: asserts and keeps a row.
 
-    ``config``: of a scheme that is no preset.
+    ``config`` is for a scheme that is no preset.
     """
 
     def compare(
@@ -69,23 +69,23 @@ def agrees(record_property: Callable[[str, object], None]) -> Callable[..., None
 
 def version_in(environment: str, package: str) -> str:
     [folder] = (ENVIRONMENTS / environment).glob("lib/python*/site-packages")
-    [found] = distributions(name=package, path=[str(folder)])
-    return found.version
+    [distribution] = distributions(name=package, path=[str(folder)])
+    return distribution.version
 
 
 class Rows:
     """Gathers the rows of all test processes in the one that reports."""
 
     def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
-            self.found += [value for name, value in report.user_properties if name == "consumer_row"]  # type: ignore[misc]
+            self.rows += [value for name, value in report.user_properties if name == "consumer_row"]  # type: ignore[misc]
 
     def pytest_sessionfinish(self) -> None:
-        if self.found:
-            write(self.found)
+        if self.rows:
+            write(self.rows)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,12 +93,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Rows(), "consumer_rows")
 
 
-def write(found: list[dict[str, Any]]) -> None:
-    """Put ``found`` into the table, in the place of older rows of the same things."""
+def write(new_rows: list[dict[str, Any]]) -> None:
+    """Write ``new_rows`` into the table, where they replace older rows of the same key."""
     rows = {key_of(row): row for row in json.loads(TABLE.read_text("utf-8"))}
-    for row in found:
+    for row in new_rows:
         rows.pop(key_of(row), None)
-    rows |= {key_of(row): row for row in found if row["agrees"]}
+    rows |= {key_of(row): row for row in new_rows if row["agrees"]}
     ordered = [rows[key] for key in sorted(rows)]
     TABLE.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
     (DOCS / "reference" / "compatibility.md").write_text("\n".join([INTRODUCTION, *_table(ordered)]) + "\n", "utf-8")
@@ -109,7 +109,7 @@ def key_of(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _short(perplexity: float) -> str:
-    """Random models have perplexities of any size."""
+    """Format a perplexity, which may be of any size for random models."""
     return f"{perplexity:.3f}" if perplexity < 1e6 else f"{perplexity:.3e}"
 
 

@@ -1,9 +1,9 @@
-"""vLLM on a CPU, and what it says of the layouts of compressed-tensors for which it has no kernel there.
+"""vLLM on a CPU, and its errors for the layouts of compressed-tensors for which it has no kernel there.
 
 It has kernels for int8, fp8, 4-bit words and, on processors with AMX, blocks of fp8. For NVFP4, MXFP4, MXFP8 and words
-of other sizes it has none on any CPU: that it takes our config.json for the scheme that it is and stops at the choice
-of the kernel is all that can be seen here. That the weights are read as we mean them is shown with the
-project's own code: tests/conformance/test_compressed_tensors.py, and through Transformers tests/integration.
+of other sizes it has none on any CPU: these tests can only show that it recognizes the scheme in our config.json and
+stops at the choice of the kernel. The project's own code shows that the weights are read as meant:
+tests/conformance/test_compressed_tensors.py, and through Transformers tests/integration.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ NO_KERNEL = {
 
 @pytest.fixture(scope="module")
 def tiny_exports(tmp_path_factory):
-    """A model whose weights whole blocks of 128 fill, in one format each; blocks of fp8 in both that have them."""
+    """Export a model whose weights are whole blocks of 128: each scheme in one format, fp8 blocks in both."""
     folder = tmp_path_factory.mktemp("compressed_tensors")
     model = tiny_model(
         folder / "model", hidden_size=128, intermediate_size=384, head_dim=32, num_key_value_heads=4, rank=8,
@@ -56,21 +56,21 @@ def tiny_exports(tmp_path_factory):
 
 
 def test_vllm_reads_blocks_of_fp8_from_both_formats(tiny_exports, agrees):
-    """Its kernel for processors with AMX leaves inputs in bfloat16; without AMX it says that it has none."""
+    """vLLM's kernel for processors with AMX leaves inputs in bfloat16; without AMX it reports that it has none."""
     results, windows = tiny_exports
     folder, summary = results["fp8_block"]
-    found = {}
+    outputs = {}
     for name in ("compressed_tensors", "fp8"):
-        found[name], printed = run_in("vllm", "check_vllm.py", folder / name, windows)
+        outputs[name], printed = run_in("vllm", "check_vllm.py", folder / name, windows)
         if not HAS_AMX:
-            assert found[name] is None and "requires AMX tile support" in printed
+            assert outputs[name] is None and "requires AMX tile support" in printed
             continue
-        assert found[name] is not None, printed[-6000:]
-        assert found[name]["method"] == name.replace("_", "-")
+        assert outputs[name] is not None, printed[-6000:]
+        assert outputs[name]["method"] == name.replace("_", "-")
         ours = summary["perplexity_after"]
-        agrees("vLLM (CPU)", name, "fp8_block", found[name]["perplexity"], ours, TOLERANCE, "tiny llama")
+        agrees("vLLM (CPU)", name, "fp8_block", outputs[name]["perplexity"], ours, TOLERANCE, "tiny llama")
     if HAS_AMX:  # the same codes and scales under two sets of names
-        assert found["compressed_tensors"]["perplexity"] == found["fp8"]["perplexity"]
+        assert outputs["compressed_tensors"]["perplexity"] == outputs["fp8"]["perplexity"]
 
 
 @pytest.mark.parametrize("name", list(NO_KERNEL))

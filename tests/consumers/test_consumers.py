@@ -1,7 +1,7 @@
-"""Programs that we did not write load what we export and compute what we measured: vLLM on CPU, AMD Quark,
-Transformers with GPTQModel and with bitsandbytes.
+"""Programs that we did not write load what we export and compute what we measured.
 
-They need ``make consumers`` (environments of their own) and a real trained model; ``make test-all`` runs them.
+They are vLLM on CPU, AMD Quark, and Transformers with GPTQModel and with bitsandbytes. They need ``make consumers``
+(their own environments) and a real trained model; ``make test-all`` runs them.
 """
 
 import json
@@ -27,7 +27,7 @@ WHOLE_ROWS = ("int4_wo_per_channel", "uint4_wo_per_channel")
 
 @pytest.fixture(scope="session")
 def exports(smollm2, tmp_path_factory):
-    """Both formats of three schemes of a real model, and of one whose codes were chosen out of the inputs' order."""
+    """Export both formats of three schemes of a real model, and of one with codes chosen out of the inputs' order."""
     configs = {preset: presets.resolve(preset) for preset in ("int8_dynamic", "w4a16", "fp8")}
     act_order = {"algo_config": [{"name": "awq"}, {"name": "gptaq", "desc_act": True}]}
     configs["act_order"] = parse_config({**configs["w4a16"].to_dict(), **act_order})
@@ -35,7 +35,7 @@ def exports(smollm2, tmp_path_factory):
 
 
 def weights(dtype, **spec):
-    """A config of weights alone."""
+    """Return a config that quantizes only weights."""
     return parse_config({"global_quant_config": {"weight": {"dtype": dtype, **spec}}, "exclude": ["lm_head"]})
 
 
@@ -58,7 +58,7 @@ GPTQ = {
 
 @pytest.fixture(scope="session")
 def block_exports(tmp_path_factory):
-    """Schemes of blocks and stages, and a KV cache: a tiny float32 model, on which Quark's own kernels run on a CPU."""
+    """Export schemes of blocks and stages and a KV cache, in float32, for which Quark's kernels run on a CPU."""
     folder = tmp_path_factory.mktemp("blocks")
     configs = {preset: presets.resolve(preset) for preset in (*BLOCKS, *WHOLE_ROWS)}
     configs["kv"] = presets.resolve("fp8", kv_cache="fp8")
@@ -74,13 +74,13 @@ def block_exports(tmp_path_factory):
 def test_vllm_loads_both_formats_generates_and_agrees(exports, preset, agrees):
     results, windows = exports
     folder, summary = results[preset]
-    found = {name: check("vllm", "check_vllm.py", folder / name, windows) for name in FORMATS}
-    assert found["quark"]["method"] == "quark" and found["compressed_tensors"]["method"] == "compressed-tensors"
-    for name, result in found.items():
+    outputs = {name: check("vllm", "check_vllm.py", folder / name, windows) for name in FORMATS}
+    assert outputs["quark"]["method"] == "quark" and outputs["compressed_tensors"]["method"] == "compressed-tensors"
+    for name, result in outputs.items():
         assert "Paris" in result["texts"][0]
         agrees("vLLM (CPU)", name, preset, result["perplexity"], summary["perplexity_after"], TOLERANCE)
     # The same codes under two sets of names must be the same model to the last bit.
-    assert found["quark"]["perplexity"] == found["compressed_tensors"]["perplexity"]
+    assert outputs["quark"]["perplexity"] == outputs["compressed_tensors"]["perplexity"]
 
 
 @pytest.mark.parametrize("preset", list(ONE_MODEL))
@@ -88,19 +88,19 @@ def test_the_same_codes_in_every_format_are_the_same_model_in_vllm(smollm2, pres
     formats = ONE_MODEL[preset]
     results, windows = export_all(smollm2, {preset: presets.resolve(preset)}, formats, tmp_path)
     folder, summary = results[preset]
-    found = {name: check("vllm", "check_vllm.py", folder / name, windows) for name in formats}
-    for name, result in found.items():
+    outputs = {name: check("vllm", "check_vllm.py", folder / name, windows) for name in formats}
+    for name, result in outputs.items():
         assert "Paris" in result["texts"][0]
         agrees("vLLM (CPU)", name, preset, result["perplexity"], summary["perplexity_after"], TOLERANCE)
-    assert len({result["perplexity"] for result in found.values()}) == 1, found
+    assert len({result["perplexity"] for result in outputs.values()}) == 1, outputs
 
 
 @pytest.mark.parametrize("name", WHOLE_ROWS)
 def test_vllm_reads_one_scale_a_row(block_exports, name, agrees):
     results, windows = block_exports
     folder, summary = results[name]
-    found = check("vllm", "check_vllm.py", folder, windows)
-    agrees("vLLM (CPU)", "quark", name, found["perplexity"], summary["perplexity_after"], TOLERANCE, "tiny llama")
+    output = check("vllm", "check_vllm.py", folder, windows)
+    agrees("vLLM (CPU)", "quark", name, output["perplexity"], summary["perplexity_after"], TOLERANCE, "tiny llama")
 
 
 @pytest.mark.parametrize("name", list(GPTQ))
@@ -108,30 +108,30 @@ def test_gptqmodel_reads_every_width_of_gptq(smollm2, name, tmp_path, agrees):
     export, config = GPTQ[name]
     results, windows = export_all(smollm2, {name: config}, (export,), tmp_path)
     folder, summary = results[name]
-    found = check("gptqmodel", "check_transformers.py", folder, windows, "gptqmodel")
-    assert found["layers"] == {"TorchLinear": summary["num_layers_quantized"]}
+    output = check("gptqmodel", "check_transformers.py", folder, windows, "gptqmodel")
+    assert output["layers"] == {"TorchLinear": summary["num_layers_quantized"]}
     # Two bits, rounded to nearest, leave no model: both numbers are noise of the same size.
     tolerance = 0.5 if name == "int2" else TOLERANCE
     ours = summary["perplexity_after"]
-    agrees("GPTQModel", export, name, found["perplexity"], ours, tolerance, config=config)
+    agrees("GPTQModel", export, name, output["perplexity"], ours, tolerance, config=config)
 
 
 def test_transformers_reads_awq(smollm2, tmp_path, agrees):
     results, windows = export_all(smollm2, {"w4a16": presets.resolve("w4a16")}, ("awq",), tmp_path)
     folder, summary = results["w4a16"]
-    found = check("gptqmodel", "check_transformers.py", folder, windows)
-    assert sum(count for kind, count in found["layers"].items() if "Awq" in kind) == summary["num_layers_quantized"]
-    assert "Paris" in found["texts"][0]
-    agrees("Transformers + GPTQModel", "awq", "w4a16", found["perplexity"], summary["perplexity_after"], TOLERANCE)
+    output = check("gptqmodel", "check_transformers.py", folder, windows)
+    assert sum(count for kind, count in output["layers"].items() if "Awq" in kind) == summary["num_layers_quantized"]
+    assert "Paris" in output["texts"][0]
+    agrees("Transformers + GPTQModel", "awq", "w4a16", output["perplexity"], summary["perplexity_after"], TOLERANCE)
 
 
 @pytest.mark.parametrize("preset", ["fp8", "int8_dynamic", "w4a16_sym", "nvfp4_weight_only", "mxfp4_weight_only"])
 def test_transformers_reads_compressed_tensors(smollm2, preset, tmp_path, agrees):
     results, windows = export_all(smollm2, {preset: presets.resolve(preset)}, ("compressed_tensors",), tmp_path)
     folder, summary = results[preset]
-    found = check("peers", "check_transformers.py", folder, windows)
+    output = check("peers", "check_transformers.py", folder, windows)
     agrees(
-        "Transformers + compressed-tensors", "compressed_tensors", preset, found["perplexity"],
+        "Transformers + compressed-tensors", "compressed_tensors", preset, output["perplexity"],
         summary["perplexity_after"], TOLERANCE,
     )  # fmt: skip
 
@@ -139,8 +139,8 @@ def test_transformers_reads_compressed_tensors(smollm2, preset, tmp_path, agrees
 def test_transformers_reads_rounded_weights_as_an_ordinary_model(smollm2, tmp_path, agrees):
     results, windows = export_all(smollm2, {"w4a16": presets.resolve("w4a16")}, ("fake_quantized",), tmp_path)
     folder, summary = results["w4a16"]
-    found = check("peers", "check_transformers.py", folder, windows)
-    agrees("Transformers", "fake_quantized", "w4a16", found["perplexity"], summary["perplexity_after"], TOLERANCE)
+    output = check("peers", "check_transformers.py", folder, windows)
+    agrees("Transformers", "fake_quantized", "w4a16", output["perplexity"], summary["perplexity_after"], TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +156,11 @@ def test_transformers_reads_rounded_weights_as_an_ordinary_model(smollm2, tmp_pa
 def test_transformers_reads_bitsandbytes(smollm2, preset, kind, tmp_path, agrees):
     results, windows = export_all(smollm2, {preset: presets.resolve(preset)}, ("bitsandbytes",), tmp_path)
     folder, summary = results[preset]
-    found = check("peers", "check_transformers.py", folder, windows)
-    assert found["layers"] == {kind: summary["num_layers_quantized"]}
-    assert "Paris" in found["texts"][0]
+    output = check("peers", "check_transformers.py", folder, windows)
+    assert output["layers"] == {kind: summary["num_layers_quantized"]}
+    assert "Paris" in output["texts"][0]
     agrees(
-        "Transformers + bitsandbytes", "bitsandbytes", preset, found["perplexity"], summary["perplexity_after"],
+        "Transformers + bitsandbytes", "bitsandbytes", preset, output["perplexity"], summary["perplexity_after"],
         TOLERANCE,
     )  # fmt: skip
 
@@ -172,14 +172,14 @@ def test_vllm_takes_the_scales_of_the_kv_cache_from_both_formats(smollm2, tmp_pa
     stored = load_file(folder / "quark" / "model.safetensors")
     names = [f"model.layers.{i}.self_attn.{part}_proj.output_scale" for i in range(30) for part in "kv"]
     expected = torch.stack([stored[name].float() for name in names]).view(30, 2)
-    found = {name: check("vllm", "check_vllm.py", folder / name, windows, "fp8") for name in FORMATS}
-    for name, result in found.items():
+    outputs = {name: check("vllm", "check_vllm.py", folder / name, windows, "fp8") for name in FORMATS}
+    for name, result in outputs.items():
         torch.testing.assert_close(torch.tensor(result["kv_scales"]), expected, rtol=1e-6, atol=0)
         agrees(
             "vLLM (CPU)", name, "int8_dynamic, fp8 KV cache", result["perplexity"], summary["perplexity_after"],
             TOLERANCE,
         )  # fmt: skip
-    assert found["quark"]["perplexity"] == found["compressed_tensors"]["perplexity"]
+    assert outputs["quark"]["perplexity"] == outputs["compressed_tensors"]["perplexity"]
 
 
 OPT_125M = {
@@ -189,40 +189,42 @@ OPT_125M = {
 
 
 def test_vllm_runs_opt_with_an_fp8_kv_cache(tmp_path, agrees):
-    """From compressed_tensors. The names of the quark format are vLLM's fault: it renames k_proj to qkv_proj first, and
-    then has no place for qkv_proj.output_scale. Once that is mended, docs/reference/formats.md is to say so."""
+    """vLLM runs it from compressed_tensors, but not from quark, by its own fault.
+
+    It renames k_proj to qkv_proj first, and then has no place for qkv_proj.output_scale. Once vLLM fixes that,
+    docs/reference/formats.md must say so."""
     config = {"kv": presets.resolve("int8_dynamic", kv_cache="fp8")}
     results, windows = export_all(tiny_model(tmp_path / "model", **OPT_125M), config, FORMATS, tmp_path)
     folder, summary = results["kv"]
-    found = check("vllm", "check_vllm.py", folder / "compressed_tensors", windows, "fp8")
+    output = check("vllm", "check_vllm.py", folder / "compressed_tensors", windows, "fp8")
     agrees(
-        "vLLM (CPU)", "compressed_tensors", "int8_dynamic, fp8 KV cache", found["perplexity"],
+        "vLLM (CPU)", "compressed_tensors", "int8_dynamic, fp8 KV cache", output["perplexity"],
         summary["perplexity_after"], TOLERANCE, "opt-125m's shape",
     )  # fmt: skip
     stored = load_file(folder / "compressed_tensors" / "model.safetensors")
     names = [f"model.decoder.layers.{i}.self_attn.{part}_scale" for i in range(12) for part in "kv"]
     expected = torch.stack([stored[name].float().reshape(()) for name in names]).view(12, 2)
-    torch.testing.assert_close(torch.tensor(found["kv_scales"]), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(torch.tensor(output["kv_scales"]), expected, rtol=1e-6, atol=0)
     result, printed = run_in("vllm", "check_vllm.py", folder / "quark", windows, "fp8")
     assert result is None and "'QKVParallelLinear' object has no attribute 'data'" in printed
 
 
 @pytest.fixture(scope="session")
 def fp8_attention(tmp_path_factory):
-    """name of a preset -> (folder, model) written from memory, with windows of token ids beside the folders."""
+    """Return preset -> (folder, model) exported from memory, with windows of token ids beside the folders."""
     root = tmp_path_factory.mktemp("attention")
     folder = tiny_model(root / "model", dtype=torch.float32, max_position_embeddings=512, head_dim=32)
     windows_NT = torch.randint(0, 512, (2, 64), generator=torch.Generator().manual_seed(0))
     (root / "windows.json").write_text(json.dumps(windows_NT.tolist()))
-    found = {}
+    exports = {}
     for name in ("fp8", "int8_dynamic"):
         config = presets.with_attention(presets.resolve(name, kv_cache="fp8"), "fp8")
         quantizer, model = ModelQuantizer(config), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         model = quantizer.freeze(quantizer.quantize_model(model, [windows_NT]))
         tokenizer = AutoTokenizer.from_pretrained(folder)
         ModelExporter(root / name).export_safetensors_model(model, config, tokenizer=tokenizer)
-        found[name] = root / name, model
-    return found
+        exports[name] = root / name, model
+    return exports
 
 
 def test_amd_quark_computes_the_same_with_fp8_attention(fp8_attention, agrees):
@@ -232,32 +234,35 @@ def test_amd_quark_computes_the_same_with_fp8_attention(fp8_attention, agrees):
     with torch.no_grad():
         logits = model(windows_NT).logits[:, :-1].flatten(0, 1)
     ours = torch.nn.functional.cross_entropy(logits, windows_NT[:, 1:].flatten()).exp().item()
-    found = check("peers", "check_quark.py", folder, windows, "eager")
-    agrees("AMD Quark", "quark", "fp8, fp8 attention", found["perplexity"], ours, 1e-5, "tiny llama")
+    output = check("peers", "check_quark.py", folder, windows, "eager")
+    agrees("AMD Quark", "quark", "fp8, fp8 attention", output["perplexity"], ours, 1e-5, "tiny llama")
 
 
 def test_vllm_loads_the_scales_of_fp8_attention(fp8_attention):
-    """It keeps them in bfloat16, its dtype here. Its attention on a CPU uses neither of them."""
+    """vLLM keeps them in bfloat16, its dtype here. Its attention on a CPU uses neither of them."""
     folder, model = fp8_attention["int8_dynamic"]
-    found = check("vllm", "check_vllm.py", folder, folder.parent / "windows.json", "fp8")
+    output = check("vllm", "check_vllm.py", folder, folder.parent / "windows.json", "fp8")
     attentions = [layer.self_attn for layer in model.model.layers]
-    expected = [[float(one.q_proj.output_quantizer.scale), float(one.softmax_quantizer.scale)] for one in attentions]
+    expected = [
+        [float(attention.q_proj.output_quantizer.scale), float(attention.softmax_quantizer.scale)]
+        for attention in attentions
+    ]
     kept = torch.tensor(expected).bfloat16().float()
-    torch.testing.assert_close(torch.tensor(found["attention_scales"]), kept, rtol=1e-6, atol=0)
+    torch.testing.assert_close(torch.tensor(output["attention_scales"]), kept, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("preset", ["fp8", "int8_dynamic", "w4a16", "act_order"])
 def test_amd_quark_reads_the_quark_format_and_agrees(exports, preset, agrees):
     results, windows = exports
     folder, summary = results[preset]
-    found = check("peers", "check_quark.py", folder / "quark", windows)
-    assert len(found["layers"]) >= summary["num_layers_quantized"]
-    agrees("AMD Quark", "quark", preset, found["perplexity"], summary["perplexity_after"], TOLERANCE)
+    output = check("peers", "check_quark.py", folder / "quark", windows)
+    assert len(output["layers"]) >= summary["num_layers_quantized"]
+    agrees("AMD Quark", "quark", preset, output["perplexity"], summary["perplexity_after"], TOLERANCE)
 
 
 @pytest.mark.parametrize("name", [*BLOCKS, *WHOLE_ROWS, "kv"])
 def test_amd_quark_computes_the_same_from_blocks_stages_and_caches(block_exports, name, agrees):
     results, windows = block_exports
     folder, summary = results[name]
-    found = check("peers", "check_quark.py", folder, windows)
-    agrees("AMD Quark", "quark", name, found["perplexity"], summary["perplexity_after"], 1e-5, "tiny llama")
+    output = check("peers", "check_quark.py", folder, windows)
+    agrees("AMD Quark", "quark", name, output["perplexity"], summary["perplexity_after"], 1e-5, "tiny llama")

@@ -44,18 +44,18 @@ def one_export(model, config, folder):
 def test_a_real_model(smollm2, tmp_path, preset, agrees):
     """Q4_K on rows of 576 and 1536: most layers fall back to Q5_0, the others are super-blocks."""
     file, perplexity, windows = one_export(smollm2, presets.resolve(preset), tmp_path)
-    found = check("llamacpp", "check_llamacpp.py", file, windows, TEXT)
-    assert "Paris" in found["texts"][0]
-    agrees("llama.cpp", "gguf", preset, found["perplexity"], perplexity, TOLERANCE)
-    assert found["ids"] == load_tokenizer(smollm2)(TEXT)["input_ids"]
+    output = check("llamacpp", "check_llamacpp.py", file, windows, TEXT)
+    assert "Paris" in output["texts"][0]
+    agrees("llama.cpp", "gguf", preset, output["perplexity"], perplexity, TOLERANCE)
+    assert output["ids"] == load_tokenizer(smollm2)(TEXT)["input_ids"]
 
 
 @pytest.mark.parametrize("preset", ["gguf_q4_k", "gguf_q5_k", "gguf_q6_k", "gguf_q4_0", "gguf_q5_0", "gguf_q5_1"])
 def test_every_type_of_block(tmp_path, preset, agrees):
     model = tiny_model(tmp_path / "model", rank=16, dtype=torch.float32, **WIDE)
     file, perplexity, windows = one_export(model, presets.resolve(preset), tmp_path)
-    found = check("llamacpp", "check_llamacpp.py", file, windows)
-    agrees("llama.cpp", "gguf", preset, found["perplexity"], perplexity, TOLERANCE, "tiny llama")
+    output = check("llamacpp", "check_llamacpp.py", file, windows)
+    agrees("llama.cpp", "gguf", preset, output["perplexity"], perplexity, TOLERANCE, "tiny llama")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -64,8 +64,8 @@ def test_every_architecture(tmp_path, name, agrees):
     model = tiny_model(tmp_path / "model", model_type=name, dtype=torch.float32, **MODELS[name])
     config = replace(presets.resolve("gguf_q8_0"), exclude=("*.v_proj",))
     file, perplexity, windows = one_export(model, config, tmp_path)
-    found = check("llamacpp", "check_llamacpp.py", file, windows)
-    agrees("llama.cpp", "gguf", "gguf_q8_0", found["perplexity"], perplexity, TOLERANCE, f"tiny {name}")
+    output = check("llamacpp", "check_llamacpp.py", file, windows)
+    agrees("llama.cpp", "gguf", "gguf_q8_0", output["perplexity"], perplexity, TOLERANCE, f"tiny {name}")
 
 
 @pytest.mark.parametrize("name", ["sentencepiece", *(name for name in CUTS if name != "default")])
@@ -76,5 +76,5 @@ def test_texts_are_cut_alike(tmp_path, name):
     )
     saved(model, tokenizer, bos_token="<s>", eos_token="</s>")
     file, _, windows = one_export(model, presets.resolve("gguf_q8_0"), tmp_path)
-    found = check("llamacpp", "check_llamacpp.py", file, windows, TEXT)
-    assert found["ids"] == load_tokenizer(model)(TEXT)["input_ids"]
+    output = check("llamacpp", "check_llamacpp.py", file, windows, TEXT)
+    assert output["ids"] == load_tokenizer(model)(TEXT)["input_ids"]

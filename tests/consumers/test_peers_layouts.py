@@ -1,4 +1,4 @@
-"""What codes stand for and how they are packed, against programs that we did not write (``make consumers``)."""
+"""The values and the packing of codes, compared with programs that we did not write (``make consumers``)."""
 
 from __future__ import annotations
 
@@ -39,50 +39,53 @@ def test_every_code_stands_for_what_ml_dtypes_says(peers):
 
 @pytest.mark.parametrize("peer", ["ml_dtypes", "torchao"])
 def test_codes_of_small_floats(each, peer):
-    for name, x_OI, found in each(f"{peer}-encode"):
-        for dtype, theirs in found.items():
+    for name, x_OI, outputs in each(f"{peer}-encode"):
+        for dtype, theirs in outputs.items():
             ours = FORMATS[dtype].encode(x_OI)
             assert_same(ours.view(theirs.dtype), theirs, f"{dtype} {name}")
 
 
 @pytest.mark.parametrize("dtype", ["nf4", "fp4"])
 def test_bitsandbytes(each, dtype):
-    """Table, largest magnitudes, codes and values. On a tie fp4 of its CPU code takes the lower value, ours (as its
-    CUDA code) the one nearer to zero."""
+    """Table, largest magnitudes, codes and values are the same.
+
+    On a tie fp4 of its CPU code takes the lower value, ours (like its CUDA code) the one nearer to zero."""
     fmt = FORMATS[dtype if dtype == "nf4" else "fp4_bnb"]
     spec = QuantizationSpec(dtype=fmt.name, qscheme="per_group", group_size=64, scale_type="float32")
     grouping = Grouping(axis=-1, size=64)
-    for name, x_OI, found in each(f"bitsandbytes-{dtype}"):
-        assert_same(torch.tensor(fmt.table), found["table"], name)
+    for name, x_OI, outputs in each(f"bitsandbytes-{dtype}"):
+        assert_same(torch.tensor(fmt.table), outputs["table"], name)
         x_RGS = grouping.split(x_OI)
         keep = largest(x_RGS) >= TINY
         params = affine.find_params(*affine.min_max(x_RGS), spec, torch.float32)
-        assert_same(params.scale[keep], found["absmax"].reshape(keep.shape)[keep], name)
-        codes = unpack(found["packed"].flatten(), fmt, HIGH_FIRST).reshape(x_RGS.shape)
+        assert_same(params.scale[keep], outputs["absmax"].reshape(keep.shape)[keep], name)
+        codes = unpack(outputs["packed"].flatten(), fmt, HIGH_FIRST).reshape(x_RGS.shape)
         ours, theirs = fmt.decode(affine.quantize(x_RGS, params, spec)), fmt.decode(codes)
         exact = x_RGS.double() / params.scale.double().unsqueeze(-1)
         slack = torch.full_like(exact, ULP)
         assert_same_but_ties(ours[keep], theirs[keep], exact[keep], fmt.grid(), slack[keep], name)
         values = affine.dequantize(codes, params, spec)
-        assert_same(values[keep], grouping.split(found["values"])[keep], name)
+        assert_same(values[keep], grouping.split(outputs["values"])[keep], name)
 
 
 def test_double_quantization_of_bitsandbytes(each):
-    """Map, mean, largest distances, codes and values of scales. Its CPU code finds codes by a coarse table and now and
-    then takes the neighbour of a value near the middle of two; its GPU code and ours take the nearest."""
-    for name, x_OI, found in each("bitsandbytes-nested"):
+    """Map, mean, largest distances, codes and values of scales are the same.
+
+    Its CPU code uses a coarse table and sometimes takes the neighbour of a value near the middle of two; its GPU code
+    and ours take the nearest."""
+    for name, x_OI, outputs in each("bitsandbytes-nested"):
         scale = x_OI.abs()
         if not (scale - scale.mean()).any():
             continue  # where there are no distances, codes mean nothing
         nested = NestedScales.of(scale)
-        assert_same(dynamic_map(scale.device), found["map"], name)
-        assert_same(nested.offset, found["offset"].view(()), name)
-        assert_same(nested.absmax, found["absmax"], name)
+        assert_same(dynamic_map(scale.device), outputs["map"], name)
+        assert_same(nested.offset, outputs["offset"].view(()), name)
+        assert_same(nested.absmax, outputs["absmax"], name)
         keep = nested.absmax.repeat_interleave(256).view(scale.shape) >= TINY
-        assert_same(nested.codes[keep], found["codes"].view(scale.shape)[keep], name)
-        assert_same(nested.decode()[keep], found["values"].view(scale.shape)[keep], name)
-        apart = (nested.codes.int() - found["cpu_codes"].view(scale.shape).int()).abs()[keep]
-        if name != "extreme_exponents":  # which its CPU code does not survive
+        assert_same(nested.codes[keep], outputs["codes"].view(scale.shape)[keep], name)
+        assert_same(nested.decode()[keep], outputs["values"].view(scale.shape)[keep], name)
+        apart = (nested.codes.int() - outputs["cpu_codes"].view(scale.shape).int()).abs()[keep]
+        if name != "extreme_exponents":  # on which its CPU code fails
             assert not (apart > 1).any() and (apart > 0).sum() <= 0.02 * apart.numel(), name
 
 
@@ -95,7 +98,7 @@ def test_gguf_blocks(each, layout):
         dtype=fmt.name, qscheme="per_group", group_size=32, scale_type="float32", symmetric=not is_asymmetric,
         zero_point_type="float32" if is_asymmetric else "int32", round_method="round",
     )  # fmt: skip
-    for name, x_OI, found in each("gguf"):
+    for name, x_OI, outputs in each("gguf"):
         x_RGS = Grouping(axis=-1, size=32).split(x_OI)
         minimum, maximum = affine.min_max(x_RGS)
         if layout == "Q8_0":
@@ -107,7 +110,7 @@ def test_gguf_blocks(each, layout):
             scale = (maximum - minimum) / 15
             zero_point = -minimum / scale
         keep = scale.abs() >= 2.0**-100
-        blocks = found[layout].reshape(*scale.shape, -1)[..., 4 if is_asymmetric else 2 :]
+        blocks = outputs[layout].reshape(*scale.shape, -1)[..., 4 if is_asymmetric else 2 :]
         theirs = blocks.view(torch.int8).float() if layout == "Q8_0" else unpack_halves(blocks).float() + fmt.min
         ours = fmt.decode(affine.quantize(x_RGS, QParams(scale, zero_point), spec))
         exact = x_RGS.double() / scale.double().unsqueeze(-1)
@@ -122,7 +125,7 @@ def test_gguf_blocks(each, layout):
 
 @dataclass(frozen=True)
 class Layout:
-    """A peer's packed codes, and how ours are packed the same."""
+    """A peer's packed codes, and the options that pack ours the same."""
 
     peer: str
     part: str
@@ -164,8 +167,8 @@ LAYOUTS = (
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_packed_layouts(peers, layout):
-    fmt, given = FORMATS[layout.dtype], peers_inputs.codes()[layout.dtype]
-    codes = given.T.contiguous() if layout.down else given
+    fmt, matrix = FORMATS[layout.dtype], peers_inputs.codes()[layout.dtype]
+    codes = matrix.T.contiguous() if layout.down else matrix
     stored = codes.int() - int(fmt.min) if layout.offset else codes
     theirs = peers["pack"][layout.peer][layout.part]
     theirs = theirs.T.contiguous() if layout.back else theirs

@@ -1,5 +1,4 @@
-"""``bitfoundry speed`` and ``bitfoundry evaluate --vllm`` with the programs that have environments of their own (``make
-consumers``)."""
+"""Serving by programs in their own environments (``make consumers``): ``bitfoundry speed`` and ``evaluate --vllm``."""
 
 import pytest
 
@@ -28,10 +27,10 @@ def test_a_program_serves_the_files(smollm2, tmp_path, runtime, environment, pre
     folder, _ = results[preset]
     model = folder / place if (folder / place).exists() else folder
     python = ROOT / ".venv-consumers" / environment / "bin" / "python"
-    found = speed(str(model), None, LOAD, silence, runtime=runtime, python=str(python))
-    assert (found["runtime"], found["model"]["prompt_tokens_per_s"] > 1) == (runtime, True)
-    assert found["model"]["new_tokens_per_s"] > 0.5
-    assert found["model"]["peak_memory_bytes"] > 134e6, "the weights take a byte each"
+    report = speed(str(model), None, LOAD, silence, runtime=runtime, python=str(python))
+    assert (report["runtime"], report["model"]["prompt_tokens_per_s"] > 1) == (runtime, True)
+    assert report["model"]["new_tokens_per_s"] > 0.5
+    assert report["model"]["peak_memory_bytes"] > 134e6, "the weights take a byte each"
 
 
 def test_tasks_in_vllm_are_those_of_our_engine_but_for_rounding(smollm2, tmp_path, monkeypatch):
@@ -41,14 +40,14 @@ def test_tasks_in_vllm_are_those_of_our_engine_but_for_rounding(smollm2, tmp_pat
     names = ("tiny_choice", "tiny_rolling")
     wanted = EvaluationConfig(num_windows=2, seq_len=64, tasks=names, include_path=write_tasks(tmp_path / "tasks"))
     python = ROOT / ".venv-consumers" / "vllm" / "bin" / "python"
-    given = str(results["w4a16"][0])
-    there = evaluate(given, None, wanted, silence, vllm_python=str(python))
-    here = evaluate(given, None, wanted, silence)
-    assert there["served_by"].keys() == {"vllm", "lm_eval"}
-    assert {task: found.keys() for task, found in there["harness"].items()} == {
-        task: found.keys() for task, found in here["harness"].items()
+    model = str(results["w4a16"][0])
+    served = evaluate(model, None, wanted, silence, vllm_python=str(python))
+    ours = evaluate(model, None, wanted, silence)
+    assert served["served_by"].keys() == {"vllm", "lm_eval"}
+    assert {task: metrics.keys() for task, metrics in served["harness"].items()} == {
+        task: metrics.keys() for task, metrics in ours["harness"].items()
     }
-    bits = [one["harness"]["tiny_rolling"]["bits_per_byte,none"]["value"] for one in (there, here)]
+    bits = [report["harness"]["tiny_rolling"]["bits_per_byte,none"]["value"] for report in (served, ours)]
     assert bits[0] == pytest.approx(bits[1], rel=0.02)
-    right = [one["harness"]["tiny_choice"]["acc,none"]["value"] for one in (there, here)]
+    right = [report["harness"]["tiny_choice"]["acc,none"]["value"] for report in (served, ours)]
     assert abs(right[0] - right[1]) <= 0.13, "one of eight questions"

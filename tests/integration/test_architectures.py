@@ -13,7 +13,7 @@ from quantcore.config import presets
 from quantcore.errors import ModelError
 from quantcore.model.names import check_not_rearranged, check_shares_nothing, place_tensors
 from quantcore.model.skeleton import find_block_list
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from tests.support.architectures import Outline, model_classes, outline
 from tests.support.params import with_rare
 
@@ -63,10 +63,10 @@ def test_the_linear_layers_of_the_text_model_are_planned_and_nothing_else(name, 
     if has_encoder(found) or name in SEVERAL_LISTS | ODD_EXPERTS:
         reason = "experts of this model" if name in ODD_EXPERTS else r"encoder beside|several lists|these are none"
         with pytest.raises(ModelError, match=reason) as caught:
-            resolve(config, found.config, found.tensors, file2file=True)
+            make_plan(config, found.config, found.tensors, file2file=True)
         assert caught.value.code == "unsupported_architecture"
         return
-    plan = resolve(config, found.config, found.tensors, exports=("fake_quantized",), file2file=True)
+    plan = make_plan(config, found.config, found.tensors, exports=("fake_quantized",), file2file=True)
     assert {name for name in found.tensors if name.startswith(plan.block_prefix)} <= text_tensors(found)
     planned = {f"{layer.name}.weight" for layer in plan.layers}
     assert {name for name in planned if not is_head(name) and not is_multiplied(found, name)} == set()

@@ -17,7 +17,7 @@ from quantcore.evaluation import consumer
 from quantcore.export import config_json
 from quantcore.pipeline import job as pipeline
 from quantcore.pipeline import twin_export
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.proof import verify as proof
 from tests.support.models import MIXTURES, SHAPE, tiny_model
 

@@ -19,7 +19,7 @@ from quantcore.data.windows import token_windows
 from quantcore.errors import ConfigError, ModelError, ProofError
 from quantcore.events import Warned
 from quantcore.pipeline.job import run
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from quantcore.solvers.rtn import round_to_nearest
 from tests.support.models import MIXTURES, tiny_model, tiny_tokenizer
 from tests.support.params import with_rare
@@ -203,7 +203,7 @@ def test_alone_it_is_a_measure_of_the_weights(llama, tmp_path, proof_in_this_pro
     other = run(given, lambda event: None).to_dict()
     assert report["summary"]["perplexity_after"] == other["summary"]["perplexity_after"] and other["warnings"] == []
     headers = read_local(llama)
-    plan = resolve(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=("fake_quantized",))
+    plan = make_plan(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=("fake_quantized",))
     assert not plan.needs_calibration and plan.size_after_bytes == plan.size_before_bytes
 
 

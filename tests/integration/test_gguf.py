@@ -23,7 +23,7 @@ from quantcore.errors import ConfigError, ProofError
 from quantcore.export.gguf.file import GgufSink
 from quantcore.export.gguf.names import ARCHITECTURES, Places
 from quantcore.pipeline import job as pipeline
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from quantcore.proof.verify import WrittenCheckpoint
 from quantcore.solvers.rtn import round_to_nearest
 from tests.support.gguf import LLAMA3, MODELS, WIDE
@@ -62,7 +62,7 @@ def rounded(model_dir, layers):
 
 def plan_of(model_dir, config):
     headers = read_local(model_dir)
-    return resolve(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=("gguf",))
+    return make_plan(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=("gguf",))
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "mixtral"])  # which Transformers reads as a llama
@@ -155,7 +155,7 @@ def test_rows_that_hold_no_super_blocks_get_another_type(tmp_path, preset, other
     )
     headers = read_local(model_dir)
     with pytest.raises(ConfigError, match=r"2 layer\(s\) have no multiple of that.*320 inputs"):
-        resolve(presets.resolve(preset), headers.config, headers.tensors, calibration=CALIBRATION,
+        make_plan(presets.resolve(preset), headers.config, headers.tensors, calibration=CALIBRATION,
                 exports=("fake_quantized",))  # fmt: skip
 
 
@@ -188,8 +188,8 @@ def test_two_formats_must_agree_on_the_spec(tmp_path):
     headers = read_local(tiny_model(tmp_path / "model"))
     asymmetric, symmetric = presets.resolve("uint4_wo_32"), presets.resolve("int4_wo_32")
     with pytest.raises(ConfigError, match="zero points are stored as whole numbers"):
-        resolve(asymmetric, headers.config, headers.tensors, calibration=CALIBRATION, exports=("gguf", "quark"))
-    plan = resolve(symmetric, headers.config, headers.tensors, calibration=CALIBRATION, exports=("gguf", "quark"))
+        make_plan(asymmetric, headers.config, headers.tensors, calibration=CALIBRATION, exports=("gguf", "quark"))
+    plan = make_plan(symmetric, headers.config, headers.tensors, calibration=CALIBRATION, exports=("gguf", "quark"))
     assert {layer.weight.scale_type.value for layer in plan.layers} == {"float16"}
 
 

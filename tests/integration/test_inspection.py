@@ -18,7 +18,7 @@ from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ModelError
 from quantcore.pipeline.job import run
-from quantcore.plan import resolve as plan
+from quantcore.plan import planner as plan
 from quantcore.plan.inspection import USUAL_PRESETS, inspect, inspect_hub, read_license
 from tests.support.hub_server import HubServer
 from tests.support.models import MIXTURES, tiny_model
@@ -64,7 +64,7 @@ def test_the_estimates_are_those_of_the_plan(model: Path) -> None:
     found = {each["preset"]: each for each in inspect(model).estimates}
     assert list(found) == list(USUAL_PRESETS)
     for name, export in (("fp8", "fp8"), ("w4a16", "awq"), ("gguf_q8_0", "gguf")):
-        planned = plan.resolve(
+        planned = plan.make_plan(
             presets.resolve(name), headers.config, headers.tensors, exports=(export,),
             calibration=CalibrationConfig(seq_len=256),
         )  # fmt: skip

@@ -210,12 +210,12 @@ def test_the_page_of_mixed_precision_in_the_service(
     assert (tmp_path / "reader" / "out" / "report.json").is_file()
     job: answers.Job = names["job"]
     assert job.state == "succeeded" and job.summary is not None, job.error
-    assert repr(job.summary["mix"]) in capsys.readouterr().out
+    assert job.summary.mix is not None and str(job.summary.mix) in capsys.readouterr().out
     assert job.mix == {"schemes": list(SCHEMES), "max_bits": 5.0} and job.preset is None
     phases = ["resolve", "plan", "sensitivity", "trial", "quantize", "export", "verify"]
     assert [phase.name for phase in job.phases if phase.state == "done"] == phases
-    assert job.summary["mix"]["bits"] <= 5 and len(job.summary["mix"]["layers"]) == 2, "more than one scheme"
-    shown = f": {job.summary['mix']['bits']:.2f} bits per weight"
+    assert job.summary.mix.bits <= 5 and len(job.summary.mix.layers) == 2, "more than one scheme"
+    shown = f": {job.summary.mix.bits:.2f} bits per weight"
     assert cli.run(["show", job.id, "--url", server.url, "--api-key", server.key]) == 0
     assert shown in " ".join(capsys.readouterr().out.split())
     with Client(server.url, server.key) as client:

@@ -23,7 +23,7 @@ from quantcore.mixed_precision.command import mix
 from quantcore.mixed_precision.schemes import resolve as resolve_schemes
 from quantcore.mixed_precision.sensitivity import Sensitivity
 from quantcore.pipeline.job import run
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from quantcore.reading.model import read_model
 from tests.support.models import MIXTURES, tiny_model, tiny_tokenizer
 
@@ -66,7 +66,7 @@ def test_what_is_reckoned_is_what_each_layer_loses(
 ) -> None:
     model = read_model(model_dir)
     config = presets.resolve("int8_weight_only")
-    plan = resolve(config, model.headers.config, model.headers.tensors, calibration=CALIBRATION)
+    plan = make_plan(config, model.headers.config, model.headers.tensors, calibration=CALIBRATION)
     plans = {"int8_weight_only": (config, plan)}
     ids_NT = token_windows(
         CalibrationConfig(num_samples=400, seq_len=16),

@@ -31,7 +31,7 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.export import EXPORTERS
 from quantcore.model.module_names import with_module_names
 from quantcore.pipeline.job import quantize, read_windows, run
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from quantcore.reading.model import read_model
 from quantcore.runtime.ranks import ALONE
 from tests.support.models import MIXTURES, tiny_model, tiny_tokenizer
@@ -77,7 +77,7 @@ def written_both_ways(model_dir, config, folder, exports):
     )  # fmt: skip
     given = read_model(model_dir)
     headers = given.headers
-    plan = resolve(config, headers.config, headers.tensors, calibration=task.calibration, exports=exports)
+    plan = make_plan(config, headers.config, headers.tensors, calibration=task.calibration, exports=exports)
     quantize(task, given, plan, task.output_dir, lambda event: None, SavePoint.of(task, ALONE))
     model = in_memory(float_model(model_dir), config, [window[None] for window in read_windows(task).calibration_NT])
     for export in exports:

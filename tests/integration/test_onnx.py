@@ -29,7 +29,7 @@ from quantcore.export.onnx.graph import trace
 from quantcore.nn.codes import encode_layer
 from quantcore.nn.layers import quantized_layers
 from quantcore.pipeline import job as pipeline
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from quantcore.reading.dequantize import read_layer
 from quantcore.reading.model import read_model
 from tests.support.models import MIXTURES, tiny_model
@@ -263,7 +263,7 @@ def test_a_damaged_file_does_not_pass(artifact, tmp_path, proof_in_this_process,
 
 def plan(folder, config, model_type="llama", **options):
     headers = read_local(tiny_model(folder / "model", model_type=model_type, **options))
-    return headers, resolve(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=("onnx",))
+    return headers, make_plan(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=("onnx",))
 
 
 def weight_only(**spec):

@@ -22,7 +22,7 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ModelError, NumericsError, ProofError, QuantError
 from quantcore.events import Completed, LayerQuantized, Progress
 from quantcore.pipeline.job import run
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from quantcore.proof import verify as proof
 from quantcore.proof.expectation import Expectation
 from quantcore.runtime.matmul import matmul_precision
@@ -276,7 +276,7 @@ def test_the_plan_of_the_report_is_the_plan(artifacts, model_dir):
     folder, report, _ = artifacts["w4a16"]
     headers = read_local(model_dir)
     config = presets.resolve("w4a16", group_size=32)
-    plan = resolve(
+    plan = make_plan(
         config, headers.config, headers.tensors, calibration=CalibrationConfig(num_samples=4, seq_len=64), exports=BOTH,
         evaluation=EvaluationConfig(num_windows=3, seq_len=64),
     )  # fmt: skip

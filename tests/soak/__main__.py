@@ -22,7 +22,7 @@ MAX_PAUSE_S = 4.0  # between faults
 
 
 def soak(seed: int, minutes: float) -> list[str]:
-    """What was wrong, in words; nothing if all promises held. Prints what it does."""
+    """Run the soak and return the broken promises in words. Prints each step."""
     draw, folder = random.Random(seed), new_folder()
     print(f"seed {seed}, {minutes:g} minutes, in {folder}", flush=True)
     began, counted, wrong = time.monotonic(), Counter[str](), []
@@ -42,7 +42,7 @@ def soak(seed: int, minutes: float) -> list[str]:
             time.sleep(draw.random() * MAX_PAUSE_S)
             wrong = wrong or check_now(client)
         wrong = wrong or come_to_rest(client) or [*check_now(client), *check_at_rest(client)]
-        ends = Counter(f"{known.mode} {known.code or known.final}" for known in client.jobs.values())
+        ends = Counter(f"{job.mode} {job.code or job.final}" for job in client.jobs.values())
         print(f"faults: {dict(counted)}\njobs: {dict(sorted(ends.items()))}")
         print(f"requests: {client.num_sent}, of which {client.num_unavailable} found the service away")
         print(f"checks: {client.num_checks}, of which {client.num_blind} found the database away")
@@ -63,11 +63,11 @@ def main() -> int:
         "--seed", type=int, default=int(time.time()), help="draws faults and requests (default: the time)"
     )
     parser.add_argument("--minutes", type=float, default=60.0)
-    given = parser.parse_args()
-    wrong = soak(given.seed, given.minutes)
+    options = parser.parse_args()
+    wrong = soak(options.seed, options.minutes)
     for what in wrong:
         print(f"WRONG: {what}")
-    print("all promises held" if not wrong else f"seed {given.seed}: {len(wrong)} promises broken")
+    print("all promises held" if not wrong else f"seed {options.seed}: {len(wrong)} promises broken")
     return 1 if wrong else 0
 
 

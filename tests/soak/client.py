@@ -1,4 +1,4 @@
-"""What a client asks for meanwhile, and what it may believe afterwards."""
+"""The client of the soak: it draws requests, and remembers what the service accepted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = b'{"text": "a row of text"}\n' * 50
 
 @dataclass
 class Known:
-    """A job of which the client has heard."""
+    """A job of which the client knows."""
 
     mode: str
     final: str = ""
@@ -32,7 +32,7 @@ class Known:
 
 @dataclass
 class Client:
-    """Draws requests; remembers what was accepted. ``broken``: answers that no client should ever get."""
+    """Draws requests and remembers what was accepted. ``broken``: answers that no client should ever get."""
 
     service: Service
     draw: random.Random
@@ -45,7 +45,7 @@ class Client:
     num_blind: int = 0  # checks for which the database was away
 
     def act(self) -> None:
-        """One request or a few of them."""
+        """Send one request or a few."""
         weights: dict[Callable[[], None], int] = {self.submit: 6, self.order: 4, self.look: 3, self.upload: 1}
         self.draw.choices([*weights], [*weights.values()])[0]()
 
@@ -56,7 +56,7 @@ class Client:
             self.submit_again(key)
 
     def submit_again(self, key: str) -> None:
-        """With a key that may have made a job already: it must be the same one."""
+        """Submit with a key that may have made a job already: the answer must be the same job."""
         mode = self.unanswered[key]
         body = {
             "model": {"path": str(self.service.models / mode)},
@@ -74,7 +74,7 @@ class Client:
         del self.unanswered[key]
 
     def order(self) -> None:
-        """Cancel, pause, resume, retry or delete some job, whatever its state: 409 where that makes no sense."""
+        """Cancel, pause, resume, retry or delete a random job in any state; the answer may be 409."""
         if not self.jobs:
             return
         job_id = self.draw.choice([*self.jobs])
@@ -109,7 +109,7 @@ class Client:
             self.broken.append(f"upload: {answer.status_code} {answer.text[:300]}")
 
     def _ask(self, method: str, path: str, **more: Any) -> httpx2.Response | None:
-        """The answer, or None if the connection broke."""
+        """Send a request; return the answer, or None if the connection broke."""
         self.num_sent += 1
         try:
             answer = self.service.ask(method, path, **more)

@@ -1,4 +1,4 @@
-"""The faults, each a function that does its harm, waits if it must, and takes it back where nobody else can."""
+"""The faults. Each is a function that does its harm, waits if it must, and undoes it if nothing else can."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Fault = Callable[[Service, random.Random], str]
 
 
 def kill(service: Service, draw: random.Random) -> str:
-    """``kill -9`` of one process of a part: PostgreSQL's main one or a backend, the engine's keeper or itself."""
+    """Kill one process of a part with SIGKILL: PostgreSQL's main one or a backend, the engine's keeper or itself."""
     return _signal(service, draw, signal.SIGKILL)
 
 
 def end(service: Service, draw: random.Random) -> str:
-    """An order to end to one process of a part."""
+    """Send SIGTERM to one process of a part."""
     return _signal(service, draw, signal.SIGTERM)
 
 
 def stop(service: Service, draw: random.Random) -> str:
-    """All processes of a part stand still, for less or for more than a lease lasts."""
+    """Stop all processes of a part, for less or for more than a lease lasts."""
     part, seconds = draw.choice(PARTS), draw.choice([2, 5, 15])
     processes = service.part(part)
     _send(processes, signal.SIGSTOP)
@@ -37,7 +37,7 @@ def stop(service: Service, draw: random.Random) -> str:
 
 
 def slow(service: Service, draw: random.Random) -> str:
-    """PostgreSQL runs for a tenth of the time, as on a disk that is slow."""
+    """Let PostgreSQL run for a tenth of the time, as on a slow disk."""
     for _ in range(20):
         processes = service.part("postgres")
         _send(processes, signal.SIGSTOP)
@@ -48,7 +48,7 @@ def slow(service: Service, draw: random.Random) -> str:
 
 
 def cut(service: Service, draw: random.Random) -> str:
-    """Every connection to the database breaks."""
+    """Break every connection to the database."""
     with suppress(psycopg.Error), service.database() as connection:
         mine = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
         ended = connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine}").fetchall()
@@ -57,7 +57,7 @@ def cut(service: Service, draw: random.Random) -> str:
 
 
 def fill_disk(service: Service, draw: random.Random) -> str:
-    """Not a byte is free for some seconds."""
+    """Fill the disk to the last byte for some seconds."""
     filler, num_bytes, seconds = service.seen_home / "filler", 0, draw.choice([2, 6, 20])
     try:
         with suppress(OSError), filler.open("wb") as file:
@@ -75,13 +75,13 @@ def fill_disk(service: Service, draw: random.Random) -> str:
 
 
 def forget(service: Service, draw: random.Random) -> str:
-    """The broker loses every message: it keeps nothing on disk."""
+    """Kill the broker, which loses every message: it keeps nothing on disk."""
     _send(service.part("valkey"), signal.SIGKILL)
     return "all messages"
 
 
 def restart(service: Service, draw: random.Random) -> str:
-    """The whole service is ended in order, and started again."""
+    """End the whole service in order, and start it again."""
     status = service.stop()
     assert status == 0, f"`up` ended with status {status} after SIGTERM"
     service.start()
@@ -89,7 +89,7 @@ def restart(service: Service, draw: random.Random) -> str:
 
 
 def kill_all(service: Service, draw: random.Random) -> str:
-    """The whole service is killed, and started again."""
+    """Kill the whole service, and start it again."""
     service.kill()
     service.start()
     return "kill -9 of `up`"

@@ -1,4 +1,4 @@
-"""What must hold at every moment, and what must hold when all has come to rest."""
+"""The invariants of the service: those that hold at every moment, and those that hold at rest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FROM job LEFT JOIN artifact ON artifact.id = job.artifact_id
 
 
 def check_now(client: Client) -> list[str]:
-    """What is wrong at this moment. Nothing can be said while the database is away."""
+    """Return the broken invariants at this moment. Nothing can be checked while the database is away."""
     wrong = [*client.broken]
     client.num_checks += 1
     try:
@@ -46,46 +46,46 @@ def check_now(client: Client) -> list[str]:
         client.num_blind += 1
         return wrong
     for row in rows:
-        known = client.jobs.get(row["id"])
-        wrong += [f"{row['id']} ({known.mode if known else 'unanswered'}): {what}" for what in _check_job(row, known)]
-        if found := attempts.get(row["id"]):
-            wrong += [f"{row['id']}: {what}" for what in _check_attempts(row["state"], found)]
-        if (found := events.get(row["id"])) and not found["num"] == found["last"] == row["num_events"]:
-            wrong.append(f"{row['id']}: the events have gaps: {found}, {row['num_events']} counted")
+        job = client.jobs.get(row["id"])
+        wrong += [f"{row['id']} ({job.mode if job else 'unanswered'}): {what}" for what in _check_job(row, job)]
+        if counts := attempts.get(row["id"]):
+            wrong += [f"{row['id']}: {what}" for what in _check_attempts(row["state"], counts)]
+        if (counts := events.get(row["id"])) and not counts["num"] == counts["last"] == row["num_events"]:
+            wrong.append(f"{row['id']}: the events have gaps: {counts}, {row['num_events']} counted")
     stored = {row["id"] for row in rows}
-    lost = [job_id for job_id, known in client.jobs.items() if job_id not in stored and not known.may_be_gone]
+    lost = [job_id for job_id, job in client.jobs.items() if job_id not in stored and not job.may_be_gone]
     return wrong + [f"{job_id}: accepted, and gone" for job_id in lost]
 
 
-def _check_job(row: dict[str, Any], known: Known | None) -> Iterator[str]:
+def _check_job(row: dict[str, Any], job: Known | None) -> Iterator[str]:
     state = row["state"]
-    if known is not None:
-        if known.final and state != known.final and not known.may_move:
-            yield f"it was {known.final} and is {state}"
+    if job is not None:
+        if job.final and state != job.final and not job.may_move:
+            yield f"it was {job.final} and is {state}"
         if state in FINAL:
-            known.final, known.may_move = state, known.may_move and state != "succeeded"
-            known.code = row["error"]["code"] if state == "failed" else ""
-        if state == "failed" and row["error"]["code"] not in {OWN_CODES.get(known.mode), *CODES_OF_FAULTS}:
+            job.final, job.may_move = state, job.may_move and state != "succeeded"
+            job.code = row["error"]["code"] if state == "failed" else ""
+        if state == "failed" and row["error"]["code"] not in {OWN_CODES.get(job.mode), *CODES_OF_FAULTS}:
             yield f"it failed with {row['error']}"
-        if state == "succeeded" and known.mode in OWN_CODES:
+        if state == "succeeded" and job.mode in OWN_CODES:
             yield "it succeeded, and cannot have"
     if (state == "succeeded") != (row["path"] is not None):
         yield f"it is {state} and its artifact is {row['path']}"
 
 
-def _check_attempts(state: str, found: dict[str, Any]) -> Iterator[str]:
-    if found["num"] != found["last"] or found["fences"] != sorted(found["fences"]):
-        yield f"its attempts are out of order: {found}"
-    if found["num_open"] > (state in ("running", "cancelling", "pausing")):
-        yield f"it is {state} with {found['num_open']} open attempts"
-    if found["num_succeeded"] != (state == "succeeded"):
-        yield f"it is {state} after {found['num_succeeded']} attempts that succeeded"
-    if state == "succeeded" and found["last_outcome"] != "succeeded":
-        yield f"an attempt came after the one that succeeded: {found}"
+def _check_attempts(state: str, counts: dict[str, Any]) -> Iterator[str]:
+    if counts["num"] != counts["last"] or counts["fences"] != sorted(counts["fences"]):
+        yield f"its attempts are out of order: {counts}"
+    if counts["num_open"] > (state in ("running", "cancelling", "pausing")):
+        yield f"it is {state} with {counts['num_open']} open attempts"
+    if counts["num_succeeded"] != (state == "succeeded"):
+        yield f"it is {state} after {counts['num_succeeded']} attempts that succeeded"
+    if state == "succeeded" and counts["last_outcome"] != "succeeded":
+        yield f"an attempt came after the one that succeeded: {counts}"
 
 
 def come_to_rest(client: Client) -> list[str]:
-    """End the faults: what was not answered is asked again, what is paused is resumed, and all jobs end."""
+    """Repeat unanswered requests, resume paused jobs, and wait until all jobs have ended. Return what is left."""
     client.service.await_ready()
     deadline = time.monotonic() + REST_S
     while time.monotonic() < deadline:
@@ -109,7 +109,7 @@ def come_to_rest(client: Client) -> list[str]:
 
 
 def check_at_rest(client: Client) -> list[str]:
-    """Each artifact is whole, byte by byte, and nothing is left of attempts: no process and no folder."""
+    """Check that each artifact is whole, byte by byte, and that attempts have left no process and no folder."""
     service, wrong = client.service, []
     with service.database() as connection:
         rows = [row for row in connection.execute(JOBS).fetchall() if row["path"] is not None]
@@ -133,11 +133,11 @@ def _check_artifact(service: Service, row: dict[str, Any]) -> Iterator[str]:
     try:
         manifest = (folder / "MANIFEST.json").read_bytes()
         files = json.loads(manifest)["files"]
-        found = {file["path"]: hashlib.sha256((folder / file["path"]).read_bytes()).hexdigest() for file in files}
+        digests = {file["path"]: hashlib.sha256((folder / file["path"]).read_bytes()).hexdigest() for file in files}
     except (OSError, ValueError) as error:
         yield f"its artifact cannot be read: {error}"
         return
     if hashlib.sha256(manifest).hexdigest() != row["manifest_sha256"]:
         yield "its manifest is another one"
-    if damaged := [file["path"] for file in files if found[file["path"]] != file["sha256"]]:
+    if damaged := [file["path"] for file in files if digests[file["path"]] != file["sha256"]]:
         yield f"damaged files: {damaged}"

@@ -1,4 +1,4 @@
-"""What is soaked: ``bitfoundry up`` on a small disk of its own, with short leases."""
+"""The service of the soak: ``bitfoundry up`` on its own small disk, with short leases."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ REAL = "real"
 
 
 class Service:
-    """``with Service(folder) as service``: it runs, with the models ``service.models``, until the end.
+    """The service as a context manager: ``with Service(folder) as service``; ``service.models`` has its models.
 
-    Its home is a file system in memory of DISK bytes which outlives restarts, in a mount namespace that a process of
-    ours holds (Linux; as root, or where user namespaces are allowed).
+    Its home is a file system in memory of DISK bytes that outlives restarts, in a mount namespace that one of our
+    processes holds (Linux; as root, or where user namespaces are allowed).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class Service:
         return Path(f"/proc/{self._holder.pid}/root{self.home}")
 
     def start(self) -> None:
-        """Start it, on what an earlier run has left, and wait until it says where it is."""
+        """Start the service on the data of an earlier run, and wait until it prints its address."""
         enter = ["nsenter", "-t", str(self._holder.pid), "-m", *([] if os.geteuid() == 0 else ["-U"])]
         command = [sys.executable, "-m", "bitfoundry", "up", "--home", str(self.home), "--port", "0", "--json"]
         command += ["--models", str(self.models)]
@@ -87,24 +87,24 @@ class Service:
                 [*enter, f"--wd={Path.cwd()}", *command], stdout=subprocess.PIPE, stderr=log, env=self._environment
             )
         assert self._up.stdout is not None
-        said = ""
-        while "}" not in said:
+        output = ""
+        while "}" not in output:
             line = self._up.stdout.readline().decode()
             if not line:
                 raise RuntimeError(f"the service did not start:\n{self._log.read_text()[-3000:]}")
-            said += line
-        found = json.loads(said)
-        self.url, self.key = found["url"], found["api_key"]
+            output += line
+        connection = json.loads(output)
+        self.url, self.key = connection["url"], connection["api_key"]
 
     def stop(self) -> int:
-        """End it in order. Returns its exit status."""
+        """End the service in order, and return its exit status."""
         assert self._up is not None
         self._up.send_signal(signal.SIGTERM)
         self._up.communicate(timeout=READY_S)
         return self._up.returncode
 
     def kill(self) -> None:
-        """End it at once. All that it has started ends with it."""
+        """Kill the service, with which all that it has started must end."""
         assert self._up is not None
         below = self.processes()
         self._up.kill()
@@ -117,25 +117,25 @@ class Service:
         return self._up is not None and self._up.poll() is None
 
     def processes(self) -> list[psutil.Process]:
-        """All that runs because of it."""
+        """Return all processes of the service."""
         assert self._up is not None
         with suppress(psutil.NoSuchProcess):
             return psutil.Process(self._up.pid).children(recursive=True)
         return []
 
     def part(self, name: str) -> list[psutil.Process]:
-        """The processes of a part, its main one first."""
-        found = [process for process in self.processes() if _part_of(process) == name]
-        return sorted(found, key=lambda process: process.create_time())
+        """Return the processes of a part, its main one first."""
+        processes = [process for process in self.processes() if _part_of(process) == name]
+        return sorted(processes, key=lambda process: process.create_time())
 
     def ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
-        """One request. Raises httpx2.TransportError."""
+        """Send a request. Raises httpx2.TransportError."""
         headers = {"Authorization": f"Bearer {self.key}"} | more.pop("headers", {})
         return httpx2.request(method, f"{self.url}{path}", headers=headers, trust_env=False, timeout=30, **more)
 
     @contextmanager
     def database(self) -> Iterator[psycopg.Connection[dict[str, Any]]]:
-        """Raises psycopg.OperationalError while there is none. Nothing waits for more than five seconds."""
+        """Connect to the database. Raises psycopg.OperationalError while it is away. Waits are at most five seconds."""
         socket = next(iter(_sockets(self.part("postgres"))), None)
         if socket is None:
             raise psycopg.OperationalError("PostgreSQL does not run")
@@ -147,7 +147,7 @@ class Service:
             yield connection
 
     def await_ready(self) -> None:
-        """Until the API is ready and a worker lives."""
+        """Wait until the API is ready and a worker lives."""
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             with suppress(httpx2.TransportError):
@@ -158,7 +158,7 @@ class Service:
 
 
 def _part_of(process: psutil.Process) -> str:
-    """One of PARTS, or an empty text."""
+    """Return the part of PARTS that a process belongs to, or ''."""
     with suppress(psutil.Error):
         words = process.cmdline()
         if process.name() in ("postgres", "valkey-server"):
@@ -178,7 +178,7 @@ def _sockets(servers: list[psutil.Process]) -> Iterator[Path]:
 
 
 def _write_models(folder: Path) -> Path:
-    """One model for each way in which the stub can end, and a real one."""
+    """Write one model for each way in which the stub can end, and a real one."""
     for mode in ("fast", "steady", "slow_once", "goes_on", "killed", "fails", "fails_retryable", "tamper"):
         write_stub_model(folder / mode, mode=mode)
     tiny_model(folder / REAL)

@@ -1,4 +1,4 @@
-"""Requests to the API, and what is read from its answers."""
+"""Requests to the API, and readers of its answers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def walk(app: FastAPI) -> Iterator[tuple[str, str]]:
-    """(method, path) of everything that the OpenAPI document names."""
+    """Yield (method, path) of everything that the OpenAPI document names."""
     for path, methods in app.openapi()["paths"].items():
         for method in methods:
             yield method.upper(), path
@@ -51,7 +51,7 @@ def refused_for(answer: Any, quota: str) -> bool:
     return int(answer.headers["retry-after"]) > 0
 
 
-def post(client: TestClient, model: Path, **asked: Any) -> str:
-    answer = client.post("/v1/jobs", json={"model": {"path": str(model)}, "config": {"preset": "fp8"}} | asked)
+def post(client: TestClient, model: Path, **fields: Any) -> str:
+    answer = client.post("/v1/jobs", json={"model": {"path": str(model)}, "config": {"preset": "fp8"}} | fields)
     assert answer.status_code == 202, answer.text
     return str(answer.json()["id"])

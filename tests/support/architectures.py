@@ -1,4 +1,4 @@
-"""The checkpoints of every architecture that Transformers has, as names and shapes: no weight is allocated."""
+"""The checkpoints of every architecture in Transformers, as names and shapes: no weight is allocated."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_omni_moe_thinker": {"text_config": {"hidden_size": 2048, "num_attention_heads": 32}},
     "reformer": {"is_decoder": True},
 }
-"""What the default configs of these types lack for a model to be built."""
+"""Values that the default configs of these types lack for a model to be built."""
 
 WHOLE = ("zamba", "gemma3n_text", "prophetnet")
 """Types whose blocks are tied to one another, or whose depth cannot be set."""
@@ -58,7 +58,7 @@ WHOLE = ("zamba", "gemma3n_text", "prophetnet")
 
 @dataclass(frozen=True)
 class Outline:
-    """``config`` as config.json holds it, ``tensors`` as they are read from a checkpoint, ``model`` on the meta device.
+    """A model without weights: ``config`` as in config.json, ``tensors`` as in a checkpoint, ``model`` on meta device.
 
     ``fills``: the parameter of ``model`` that each tensor fills, or fills a part of, by Transformers' own table.
     """
@@ -69,12 +69,12 @@ class Outline:
     fills: dict[str, str]
 
     def owner(self, name: str) -> nn.Module:
-        """The module whose parameter the tensor called ``name`` fills."""
+        """Return the module whose parameter the tensor called ``name`` fills."""
         return self.model.get_submodule(self.fills[name].rpartition(".")[0])
 
 
 def model_classes() -> dict[str, str]:
-    """The names of Transformers' classes for text, each with the type of its model."""
+    """Return the names of Transformers' classes for text, each with the type of its model."""
     classes: dict[str, str] = {}
     for task in TASKS:
         for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").items():
@@ -84,7 +84,7 @@ def model_classes() -> dict[str, str]:
 
 
 def outline(class_name: str, model_type: str, depth: int = 6, tower_depth: int = 7) -> Outline:
-    """What ``save_pretrained`` writes of a model of this class and so many blocks; widths are the class's default."""
+    """Return what ``save_pretrained`` writes of a model of this class with ``depth`` blocks, in default widths."""
     model_class: type[PreTrainedModel] = getattr(transformers, class_name)
     config = CONFIG_MAPPING[model_type](**OVERRIDES.get(model_type, {}))
     if not isinstance(config, model_class.config_class):
@@ -102,8 +102,7 @@ def outline(class_name: str, model_type: str, depth: int = 6, tower_depth: int =
 
 
 def shrink(config: PretrainedConfig, depth: int, tower_depth: int) -> None:
-    """Lower the number of blocks, of towers for pictures and sound too, and cut the lists with an entry for each; and
-    the number of experts."""
+    """Lower the numbers of blocks (also of vision and audio towers) and experts; cut lists with an entry per block."""
     for field in NUMS_EXPERTS:
         if isinstance(before := vars(config).get(field), int) and before > MAX_EXPERTS:
             setattr(config, field, MAX_EXPERTS)
@@ -133,8 +132,8 @@ def _header(tensor: torch.Tensor) -> TensorHeader:
 
 def places(model: PreTrainedModel, stored: list[str]) -> dict[str, str]:
     transforms = get_model_conversion_mapping(model)
-    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
-    converters = [one for one in transforms if isinstance(one, WeightConverter)]
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     state = model.state_dict()
     places = {
         name: rename_source_key(name, renamings, converters, model.base_model_prefix, state)[0] for name in stored

@@ -1,4 +1,4 @@
-"""Attempts at jobs, as the database has them."""
+"""Attempts at jobs, as stored in the database."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,14 +16,14 @@ from worker.supervisor import Supervisor
 
 
 def outcomes(sessions: Sessions, job_id: str) -> list[str | None]:
-    """The outcome of each attempt at a job; None for one that is not over."""
+    """Return the outcome of each attempt at a job; None for one that is not over."""
     with sessions.begin() as session:
         statement = select(Attempt.outcome).where(Attempt.job_id == job_id).order_by(Attempt.number)
         return list(session.scalars(statement))
 
 
 def write(sessions: Sessions, lease: Lease, *lines: str) -> None:
-    """``"error: text"`` a line."""
+    """Write lines of the form ``"error: text"`` to the job's log."""
     with sessions.begin() as session:
         leases.write_log(session, lease, lines=[NewLine(*line.split(": ", 1)) for line in lines])
 
@@ -33,7 +33,7 @@ AWorker = TypeVar("AWorker", WorkerProcess, Supervisor)
 
 
 def run_as(sessions: Sessions, job_id: str, two: list[AWorker]) -> dict[str, AWorker]:
-    """Which of two workers leads the job."""
+    """Return two workers by their role in the job: ``leader`` and ``node``."""
     with sessions.begin() as session:
         leader = worker_of(session.get_one(Job, job_id).worker or "")
     first, second = sorted(two, key=lambda worker: not _is(worker, leader))

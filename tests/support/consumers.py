@@ -1,4 +1,4 @@
-"""Exports for other programs, and the scripts that check them in environments of their own."""
+"""Exports for other programs, and the scripts that check them in their own environments."""
 
 import json
 import os
@@ -17,13 +17,15 @@ from quantcore.proof.verify import Proved
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 0.04
-"""Consumers multiply in other orders and round scales otherwise: gaps of 1 to 3 % on a few hundred tokens are noise."""
+"""The allowed difference: gaps of 1 to 3 % on a few hundred tokens are noise.
+
+Consumers multiply in other orders and round scales otherwise."""
 
 
 def export_all(
     model: Path, configs: dict[str, Config], formats: tuple[str, ...], folder: Path
 ) -> tuple[dict[str, tuple[Path, dict[str, Any]]], Path]:
-    """(name -> (artifact folder, summary), file with the windows that the perplexity was measured on)."""
+    """Return (name -> (artifact folder, summary), file with the windows of the perplexity)."""
     results: dict[str, tuple[Path, dict[str, Any]]] = {}
     seen: dict[str, list[list[int]]] = {}
     prove = pipeline.prove_in_fresh_process
@@ -46,19 +48,19 @@ def export_all(
 
 
 def run_in(environment: str, script: str, *arguments: str | Path) -> tuple[Any, str]:
-    """Run a check script in a consumer's environment: its RESULT line or None, and all that it printed."""
+    """Run a check script in a consumer's environment; return its RESULT line or None, and its output."""
     python = ROOT / ".venv-consumers" / environment / "bin" / "python"
     assert python.exists(), f"run `make consumers` first: {python} is missing"
     process = subprocess.run(
         [python, ROOT / "tests" / "consumers" / script, *arguments],
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    found = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
-    return json.loads(found[-1].removeprefix("RESULT ")) if found else None, process.stdout + process.stderr
+    lines = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
+    return json.loads(lines[-1].removeprefix("RESULT ")) if lines else None, process.stdout + process.stderr
 
 
 def check(environment: str, script: str, *arguments: str | Path) -> Any:
-    """The RESULT line of a check script in a consumer's environment."""
+    """Return the RESULT line of a check script in a consumer's environment."""
     result, printed = run_in(environment, script, *arguments)
     assert result is not None, printed[-6000:]
     return result

@@ -34,7 +34,7 @@ _OWN_HEAD_DIM = ("falcon",)  # configs that compute it
 
 
 def model_in_memory(model_type: str, dtype: torch.dtype = torch.float32, **overrides: Any) -> PreTrainedModel:
-    """Three blocks with norms and biases that matter, the experts split."""
+    """Return a model of three blocks with norms and biases that matter, and the experts split."""
     torch.manual_seed(0)
     shape = {key: value for key, value in SHAPE.items() if key != "head_dim" or model_type not in _OWN_HEAD_DIM}
     config = AutoConfig.for_model(
@@ -57,14 +57,14 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
 
 
 def logits_of(model: PreTrainedModel) -> torch.Tensor:
-    """Of ``NUM_TOKENS`` random tokens, always the same, [1, T, V]."""
+    """Return the logits [1, T, V] of ``NUM_TOKENS`` random tokens, always the same."""
     ids = torch.randint(1, 500, (1, NUM_TOKENS), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         return model(input_ids=ids).logits
 
 
 class RunOf:
-    """``run`` of a module on given inputs, which counts how often it was called: what the module adds to the first."""
+    """Runs a module on fixed inputs and counts the calls. Returns the module's addition to the first input."""
 
     def __init__(self, block: nn.Module, *args: Any, **kwargs: Any) -> None:
         self.block, self.args, self.kwargs = block, args, kwargs
@@ -79,7 +79,7 @@ class RunOf:
 
 
 def run_of(model: PreTrainedModel, index: int) -> RunOf:
-    """The run of one block on the hidden states that reach it in the model."""
+    """Return the run of one block on the hidden states that reach it in the model."""
     block, calls = blocks_of(model)[index], []
     note: Callable[..., None] = lambda _, args, kwargs: calls.append((args, kwargs))  # noqa: E731
     with block.register_forward_pre_hook(note, with_kwargs=True):

@@ -1,4 +1,4 @@
-"""A page of the documentation, read as a reader would: every block that can run, top to bottom, in one shell.
+"""Runs a page of the documentation as a reader would: every block that can run, top to bottom, in one shell.
 
 Blocks of ``sh`` and ``console`` (its lines behind ``$``) run in one bash, blocks of ``python`` in one namespace. A
 block that cannot run in a test stands behind a line ``<!-- not run: the reason -->``.
@@ -28,7 +28,7 @@ _PART = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its text, the heading above it, and why it is not run ('' if it is)."""
+    """A fenced block: its text, the heading above it, and the reason why it is not run ('' if it is)."""
 
     language: str
     text: str
@@ -41,19 +41,19 @@ class Block:
 
     @property
     def script(self) -> str:
-        """What a reader types. Of a console these are the lines behind ``$`` and their continuations."""
+        """The text that a reader types. In a console these are the lines behind ``$`` and their continuations."""
         if self.language != "console":
             return self.text
         return "".join(re.findall(r"^\$ ((?:[^\n]*\\\n)*[^\n]*\n)", self.text, flags=re.MULTILINE))
 
     @property
     def shown(self) -> str:
-        """What a console answers on the page."""
+        """The output of a console on the page."""
         return re.sub(r"^\$ (?:[^\n]*\\\n)*[^\n]*\n", "", self.text, flags=re.MULTILINE)
 
 
 def blocks_of(page: str) -> list[Block]:
-    """The blocks of ``docs/{page}`` in order."""
+    """Return the blocks of ``docs/{page}`` in order."""
     blocks, heading = [], ""
     for part in _PART.finditer((ROOT / page if page == "README.md" else DOCS / page).read_text("utf-8")):
         if part["heading"]:
@@ -65,7 +65,7 @@ def blocks_of(page: str) -> list[Block]:
 
 @dataclass
 class Reading:
-    """What came of a page: what its shell printed, block by block, the names of its Python, the shell's variables."""
+    """The results of a page: its shell's output block by block, its Python's names, its shell's variables."""
 
     names: dict[str, Any]
     outputs: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Reading:
 
 
 class Shell:
-    """One bash that stops at the first command that fails."""
+    """A bash process that stops at the first command that fails."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -94,7 +94,7 @@ class Shell:
         self._process.stdin.flush()
 
     def run(self, script: str) -> str:
-        """What the script prints. Raises AssertionError with that where a command fails."""
+        """Run the script and return its output. Raises AssertionError with the output if a command fails."""
         assert self._process.stdout is not None
         with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
             file.write(script)
@@ -117,10 +117,10 @@ def read_page(
     page: str, folder: Path, *, names: Mapping[str, Any] | None = None,
     at: Mapping[str, Callable[[], object]] | None = None, show: Sequence[str] = (), **environment: str,
 ) -> Reading:  # fmt: skip
-    """Run the blocks of a page in ``folder``. ``names`` are there for its Python, ``environment`` for its shell.
+    """Run the blocks of a page in ``folder``, with ``names`` in its Python and ``environment`` in its shell.
 
-    ``at`` says what happens when a reader comes to a heading: a worker is started, say. ``show`` names variables of the
-    shell that the test wants to see at the end.
+    ``at`` maps headings to functions that are called there: to start a worker, say. ``show`` names variables of the
+    shell to return at the end.
     """
     reading = Reading({**(names or {})})
     waiting = dict(at or {})

@@ -66,7 +66,7 @@ def solved(config: QuantizationConfig, shape: tuple[int, int]) -> tuple[LayerPla
 
 
 def accepting(name: str) -> Iterator[tuple[str, LayerPlan, QLayer]]:
-    """The shapes and configs that the exporter takes, so that a refusal is a decision and not a crash."""
+    """Yield the shapes and configs that the exporter takes, so that a refusal is a decision and not a crash."""
     exporter = EXPORTERS.get(name)
     for config_name, config in CONFIGS.items():
         for shape in SHAPES:

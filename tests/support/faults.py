@@ -1,4 +1,4 @@
-"""Real things to do harm to: an API process, a line to the database that is cut, a disk that is full."""
+"""Real faults for tests: an API process to kill, a connection to the database to cut, a full disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 class ApiProcess:
-    """``with ApiProcess(settings, log) as api``: ``python -m api serve``, and the kernel's hold on it."""
+    """A process of ``python -m api serve``: ``with ApiProcess(settings, log) as api``."""
 
     def __init__(self, settings: Settings, log: Path, *, port: int = 0, prefix: Sequence[str] = ()) -> None:
         self.port = port or free_port()
@@ -62,7 +62,7 @@ class ApiProcess:
         return False
 
     def stop(self) -> None:
-        """As a rolling restart does."""
+        """End the process in order, as a rolling restart does."""
         self.process.terminate()
         self.process.wait(20)
 
@@ -72,10 +72,10 @@ class ApiProcess:
 
 
 class Line:
-    """A line to PostgreSQL's socket that breaks when told: ``with Line(settings) as line``; ``line.settings`` use it.
+    """A line to PostgreSQL's socket that can be cut: ``with Line(settings) as line``; ``line.settings`` use it.
 
     ``cut_after_commit(b"INSERT INTO job")``: the next transaction with this statement in it is committed, and the
-    connection breaks before anybody hears of it. ``num_cut`` counts.
+    connection breaks before the client gets the answer. ``num_cut`` counts the cuts.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -83,8 +83,8 @@ class Line:
         sockets = url.partition("host=")[2]
         self._target = f"{sockets}/.s.PGSQL.5432"
         self._folder = Path(tempfile.mkdtemp(prefix="bf-line-", dir="/tmp"))
-        here = SecretStr(url.replace(sockets, str(self._folder)))
-        self.settings = settings.model_copy(update={"database_url": here})
+        line_url = SecretStr(url.replace(sockets, str(self._folder)))
+        self.settings = settings.model_copy(update={"database_url": line_url})
         self.num_cut = 0
         self._wanted = b""
         self._server = socket.socket(socket.AF_UNIX)
@@ -110,9 +110,9 @@ class Line:
                 upstream.connect(self._target)
                 _Connection(self, client, upstream)
 
-    def claim_cut(self, said: bytes) -> bool:
-        """True for the one connection whose transaction is meant."""
-        if self._wanted and self._wanted in said:
+    def claim_cut(self, data: bytes) -> bool:
+        """Return True for the one connection whose transaction is to be cut."""
+        if self._wanted and self._wanted in data:
             self._wanted = b""
             return True
         return False
@@ -137,7 +137,7 @@ class _Connection:
     def _answer(self) -> None:
         with suppress(OSError):
             while data := self._upstream.recv(65536):
-                if self._committing and b"COMMIT\0" in data:  # done, and only we know
+                if self._committing and b"COMMIT\0" in data:  # committed, and the client does not know
                     self._line.num_cut += 1
                     break
                 self._client.sendall(data)
@@ -151,9 +151,9 @@ class _Connection:
 
 
 def on_a_small_disk(folder: Path, *, size: str, filler_bytes: int = 0) -> list[str]:
-    """The prefix of a command that sees a disk of ``size`` at ``folder``, with so many bytes taken. Nobody else does.
+    """Return the prefix of a command that alone sees a disk of ``size`` at ``folder``, with ``filler_bytes`` taken.
 
-    A mount of a namespace of its own, which Linux gives root at once and others with a user namespace.
+    The disk is a mount in its own namespace, which Linux allows to root, and to others with a user namespace.
     """
     folder.mkdir(parents=True, exist_ok=True)
     script = 'mount -t tmpfs -o size="$1" tmpfs "$2" && head -c "$3" /dev/zero > "$2/filler"; shift 3; exec "$@"'
@@ -161,10 +161,10 @@ def on_a_small_disk(folder: Path, *, size: str, filler_bytes: int = 0) -> list[s
 
 
 def in_own_mounts() -> list[str]:
-    """The prefix of a command that mounts what it likes, and nobody else sees it."""
+    """Return the prefix of a command whose mounts no other process sees."""
     return ["unshare", *(["-m"] if os.geteuid() == 0 else ["-U", "-r", "-m"])]
 
 
 def seen_by(process: subprocess.Popen[bytes], folder: Path) -> Path:
-    """The folder as that process sees it."""
+    """Return the folder as that process sees it."""
     return Path(f"/proc/{process.pid}/root{folder}")

@@ -1,4 +1,4 @@
-"""Jobs on forks of the test's process, which has loaded everything already: ranks that start in no time."""
+"""Jobs on forks of the test's process, which has loaded everything already, so that ranks start at once."""
 
 import json
 import multiprocessing
@@ -39,7 +39,7 @@ def task_file(
 
 
 def forked(work: Callable[[int], int], size: int, folder: Path) -> list[int | None]:
-    """The exit statuses of ``size`` ranks that call ``work(rank)``; what they print goes to files in ``folder``."""
+    """Run ``size`` ranks that call ``work(rank)``, with output to files in ``folder``; return their exit statuses."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -65,18 +65,18 @@ def events_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
 
 
 def seen_of(folder: Path, output_dir: Path) -> tuple[dict[str, str], float, float, list[str], list[str]]:
-    """Digests of all weights, and what was said of them."""
+    """Return the digests of all weights, both perplexities, the events of layers, and the report's layers."""
     files = {path.relative_to(output_dir).as_posix(): sha256(path) for path in output_dir.rglob("*.safetensors")}
     events = events_of(folder)
     [summary] = [event["summary"] for event in events if event["kind"] == "completed"]
-    told = sorted(json.dumps(event) for event in events if event["kind"] in ("layer_quantized", "warned"))
+    messages = sorted(json.dumps(event) for event in events if event["kind"] in ("layer_quantized", "warned"))
     report = json.loads((output_dir / "report.json").read_text())
     layers = [layer["name"] for layer in report["layers"]]
-    return files, summary["perplexity_before"], summary["perplexity_after"], told, layers
+    return files, summary["perplexity_before"], summary["perplexity_after"], messages, layers
 
 
 def killed(owner: Any, name: str, count: int) -> Callable[..., Any]:
-    """``owner.name`` as it is, but the process ends with its call number ``count``."""
+    """Return ``owner.name`` unchanged, except that call number ``count`` kills the process."""
     whole, calls = getattr(owner, name), []
 
     def call(*arguments: Any, **options: Any) -> Any:

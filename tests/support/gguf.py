@@ -1,4 +1,4 @@
-"""Models of the architectures that GGUF files are written of."""
+"""Configs of the architectures for which GGUF files are written."""
 
 from tests.support.models import MIXTURES
 

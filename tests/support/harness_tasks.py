@@ -32,7 +32,7 @@ metadata: {{version: 1.0}}
 
 
 def write_tasks(folder: Path) -> Path:
-    """Two tasks that need no network: ``tiny_choice`` and ``tiny_rolling``."""
+    """Write two tasks that need no network: ``tiny_choice`` and ``tiny_rolling``. Return their folder."""
     words = "for if while class return import from def".split()
     rows = [
         {"question": f"The {word} statement", "choices": [f" {other} it" for other in words], "answer": number}

@@ -40,7 +40,7 @@ class Repository:
 
 @dataclass
 class Request:
-    """What was asked, and with whose rights."""
+    """A request that the server got; its headers show the caller's rights."""
 
     method: str
     path: str
@@ -48,14 +48,14 @@ class Request:
 
 
 class HubServer:
-    """``with HubServer() as hub: hub.add("org/name", folder)``; then ``hub.url`` is an HF_ENDPOINT."""
+    """A running stand-in: ``with HubServer() as hub: hub.add("org/name", folder)``; ``hub.url`` is an HF_ENDPOINT."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[Request] = []
         self.drops: dict[str, list[int]] = {}  # file -> after how many bytes to cut the line, one entry an answer
         self.tampered: dict[str, bytes] = {}  # file -> what is sent in its place
-        self.status: int | None = None  # answer everything so
+        self.status: int | None = None  # of every answer, if set
         self.faults = Faults()
         self.lfs: dict[str, bytes] = {}  # large files by their SHA-256
         self.parts: dict[tuple[str, int], bytes] = {}
@@ -79,7 +79,7 @@ class HubServer:
         self._thread.join()
 
     def add(self, model_id: str, files: Path | Mapping[str, bytes], *, branch: str = "main", **rights: bool) -> str:
-        """Commit ``files`` to a branch; the commit's sha. A link is a file that holds its target, as in git."""
+        """Commit ``files`` to a branch, return the commit's sha. A link is a file that holds its target, as in git."""
         content = _read(files) if isinstance(files, Path) else dict(files)
         repository = self.repositories.setdefault(model_id, Repository())
         for name, value in rights.items():
@@ -91,23 +91,23 @@ class HubServer:
         return sha
 
     def asked(self, part: str, method: str = "GET") -> list[Request]:
-        """The requests whose address has ``part`` in it."""
+        """Return the requests whose address has ``part`` in it."""
         return [request for request in self.requests if part in request.path and request.method == method]
 
 
 def _read(folder: Path) -> dict[str, bytes]:
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
-            found[name] = str(path.readlink()).encode()
+            files[name] = str(path.readlink()).encode()
         elif path.is_file():
-            found[name] = path.read_bytes()
-    return found
+            files[name] = path.read_bytes()
+    return files
 
 
 def _entry(name: str, data: bytes) -> dict[str, Any]:
-    """A file as the tree lists it."""
+    """Return a file as the tree lists it."""
     entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": blob_id(data)}
     if is_large(name, len(data)):  # git holds a pointer to it
         oid = sha256(data)
@@ -149,9 +149,9 @@ class _Handler(BaseHTTPRequestHandler, Uploads):
         try:
             self._go_wrong(f"{self.command} {path}")
             for pattern, handle in self._routes():
-                asked = f"{self.command} {path}" if pattern[0] != "/" else path
-                if found := re.fullmatch(pattern, asked):
-                    handle(*(urllib.parse.unquote(part or "") for part in found.groups()), query)
+                address = f"{self.command} {path}" if pattern[0] != "/" else path
+                if match := re.fullmatch(pattern, address):
+                    handle(*(urllib.parse.unquote(part or "") for part in match.groups()), query)
                     return
             raise _Error(404)
         except (Connection, OSError):  # OSError: a client that was killed
@@ -175,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler, Uploads):
         faults.wait(request, after=False)
 
     def read_body(self) -> bytes:
-        """The whole of what was sent, once read and kept. Raises Connection if the line was cut before its end."""
+        """Return the whole body, which is read once and kept. Raises Connection if the line was cut before its end."""
         if self._body is None:
             size = int(self.headers.get("Content-Length", 0))
             self._body = self.rfile.read(size)
@@ -212,12 +212,12 @@ class _Handler(BaseHTTPRequestHandler, Uploads):
         ]
 
     def _commit(self, model_id: str, revision: str) -> tuple[Repository, str, dict[str, bytes]]:
-        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if given and given != TOKEN:
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token and token != TOKEN:
             raise _Error(401, message="Invalid credentials in Authorization header")
         repository = self.hub.repositories.get(model_id)
-        if repository is None or (repository.private and not given):
-            raise _Error(404 if given else 401, "RepoNotFound", "Repository not found")
+        if repository is None or (repository.private and not token):
+            raise _Error(404 if token else 401, "RepoNotFound", "Repository not found")
         sha = repository.refs.get(revision, revision)
         if sha not in repository.commits:
             raise _Error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler, Uploads):
         self._send_json(info | {"gated": repository.gated and "manual", "siblings": siblings, "tags": []}, sha)
 
     def _tree(self, model_id: str, revision: str, folder: str, query: str) -> None:
-        """All files below ``folder`` with their folders; without ``recursive`` only what lies in it."""
+        """Send all files below ``folder`` with their folders; without ``recursive`` only direct entries."""
         _, sha, files = self._commit(model_id, revision)
         top = f"{folder}/" if folder else ""
         entries: dict[str, dict[str, Any]] = {}
@@ -255,11 +255,11 @@ class _Handler(BaseHTTPRequestHandler, Uploads):
         self._send_json([entry for path, entry in entries.items() if deep or "/" not in path[len(top) :]], sha)
 
     def _paths_info(self, model_id: str, revision: str, query: str) -> None:
-        asked = json.loads(self.read_body())["paths"]
+        paths = json.loads(self.read_body())["paths"]
         _, sha, files = self._commit(model_id, revision)
         folders = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
-                   for path in asked if any(name.startswith(f"{path}/") for name in files)]  # fmt: skip
-        self._send_json(folders + [_entry(path, files[path]) for path in asked if path in files], sha)
+                   for path in paths if any(name.startswith(f"{path}/") for name in files)]  # fmt: skip
+        self._send_json(folders + [_entry(path, files[path]) for path in paths if path in files], sha)
 
     def _resolve(self, model_id: str, revision: str, name: str, query: str) -> None:
         repository, sha, files = self._commit(model_id, revision)
@@ -311,7 +311,7 @@ class _Handler(BaseHTTPRequestHandler, Uploads):
         try:
             self.wfile.write(body)
         except OSError:
-            self.close_connection = True  # a client that had enough
+            self.close_connection = True  # the client has hung up
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Tests read ``HubServer.requests``."""
+        """Print nothing: tests read ``HubServer.requests``."""

@@ -1,10 +1,10 @@
 """The write side of our STAND-IN of the Hugging Face Hub (see ``hub_server``): repositories, large files, commits.
 
-As huggingface_hub 2.4 was seen to ask without Xet: whoami, create repo and branch, preupload, LFS batch, PUT (basic and
-in parts) to a second host that refuses tokens, verify, commit (NDJSON) with ``parentCommit`` and ``create_pr``,
-commits, discussions. NOT covered: Xet (with hf_xet installed and not disabled the client asks for nothing else and has
-no way back to LFS, whatever the server says), resource groups, what the Hub does with model cards. That a full account
-is a 403 that speaks of a storage limit is from memory, not seen.
+Requests that huggingface_hub 2.4 was seen to send without Xet: whoami, create repo and branch, preupload, LFS batch,
+PUT (basic and in parts) to a second host that refuses tokens, verify, commit (NDJSON) with ``parentCommit`` and
+``create_pr``, commits, discussions. NOT covered: Xet (with hf_xet installed and not disabled the client asks for
+nothing else and has no way back to LFS, whatever the server says), resource groups, what the Hub does with model cards.
+The 403 of a full account, with a text on a storage limit, is from memory, not seen.
 """
 
 import base64
@@ -32,7 +32,7 @@ def is_large(name: str, size: int) -> bool:
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit that was made by a request."""
+    """A commit that was made by a request."""
 
     sha: str
     parent: str
@@ -42,7 +42,7 @@ class Commit:
 
 @dataclass
 class Hold:
-    """A request that is kept waiting, when ``skip`` such have passed; ``after``: when all is done but the answer."""
+    """A request that is held after ``skip`` matching ones; with ``after``, when all is done but the answer."""
 
     part: str
     after: bool
@@ -53,7 +53,7 @@ class Hold:
 
 @dataclass
 class Faults:
-    """What goes wrong: each entry once, for the next request whose method and path have that text in it."""
+    """The faults: each entry once, for the next request whose method and path have that text in it."""
 
     answers: list[tuple[str, int, str]] = field(default_factory=list)  # (text, status, X-Error-Message)
     cuts: list[tuple[str, int]] = field(default_factory=list)  # (text, after how many bytes of the body)
@@ -76,14 +76,14 @@ class Faults:
         return None
 
     def take_lost(self, request: str) -> bool:
-        found = next((text for text in self.lost if text in request), None)
-        if found is not None:
-            self.lost.remove(found)
-        return found is not None
+        entry = next((text for text in self.lost if text in request), None)
+        if entry is not None:
+            self.lost.remove(entry)
+        return entry is not None
 
     @contextmanager
     def hold(self, part: str, *, after: bool = False, skip: int = 0) -> Iterator[Hold]:
-        """The next such request, or the one ``skip`` later, waits until the block ends."""
+        """Hold the next matching request, or the one ``skip`` later, until the block ends."""
         hold = Hold(part, after, skip)
         self.holds.append(hold)
         try:
@@ -108,7 +108,7 @@ class Connection(Exception):
 
 
 class Uploads:
-    """The handler's routes that write. What they answer is (status, JSON) by ``answer``."""
+    """The handler's routes that write. They send status and JSON by ``answer``."""
 
     hub: "HubServer"
     headers: Any
@@ -132,7 +132,7 @@ class Uploads:
             (f"GET {api}/discussions", self._discussions),
         ]
 
-    # to be given by the handler
+    # The handler defines these.
     def error(self, status: int, code: str = "", message: str = "") -> Exception: ...
     def answer(self, data: Any, status: int = 200, headers: dict[str, str] | None = None) -> None: ...
     def has_token(self) -> bool: ...
@@ -161,55 +161,55 @@ class Uploads:
         self.answer({"errors": errors, "warnings": []}, 400 if broken else 200)
 
     def _create(self, query: str) -> None:
-        asked = self._json()
-        model_id = f"{asked.get('organization') or USER}/{asked['name']}"
+        body = self._json()
+        model_id = f"{body.get('organization') or USER}/{body['name']}"
         self._need_writer(model_id)
         if model_id in self.hub.repositories:
             raise self.error(409, message="You already created this model repo")
-        private = asked.get("visibility") == "private" or bool(asked.get("private"))
+        private = body.get("visibility") == "private" or bool(body.get("private"))
         self.hub.add(model_id, {".gitattributes": b"*.safetensors filter=lfs\n"}, private=private)
         self.answer({"url": f"{self.hub.url}/{model_id}", "name": model_id, "id": model_id})
 
     def _branch(self, model_id: str, branch: str, query: str) -> None:
-        asked = self._json()
+        body = self._json()
         self._need_writer(model_id)
-        repository, sha, _ = self.find(model_id, asked.get("startingPoint", "main"))
+        repository, sha, _ = self.find(model_id, body.get("startingPoint", "main"))
         if branch in repository.refs:
             raise self.error(409, message="Reference already exists")
         repository.refs[branch] = sha
         self.answer({})
 
     def _preupload(self, model_id: str, revision: str, query: str) -> None:
-        asked = self._json()["files"]
+        requested = self._json()["files"]
         if "create_pr" not in query:
             self._need_writer(model_id)
         _, _, files = self.find(model_id, revision)
-        found = []
-        for each in asked:
-            name, size = each["path"], each["size"]
-            assert len(base64.b64decode(each["sample"])) == min(size, 512)
+        entries = []
+        for file in requested:
+            name, size = file["path"], file["size"]
+            assert len(base64.b64decode(file["sample"])) == min(size, 512)
             mode = "lfs" if is_large(name, size) else "regular"
             entry: dict[str, Any] = {"path": name, "uploadMode": mode, "shouldIgnore": False}
             if name in files:
                 entry["oid"] = sha256(files[name]) if mode == "lfs" else blob_id(files[name])
-            found.append(entry)
-        self.answer({"files": found})
+            entries.append(entry)
+        self.answer({"files": entries})
 
     def _batch(self, model_id: str, query: str) -> None:
-        asked = self._json()
-        assert asked["operation"] == "upload" and asked["hash_algo"] == "sha256"
+        body = self._json()
+        assert body["operation"] == "upload" and body["hash_algo"] == "sha256"
         if not self.has_token():
             raise self.error(401, message="Invalid username or password.")
         if self.hub.quota_bytes is not None:
             used = sum(map(len, self.hub.lfs.values()))
-            if used + sum(each["size"] for each in asked["objects"]) > self.hub.quota_bytes:
+            if used + sum(item["size"] for item in body["objects"]) > self.hub.quota_bytes:
                 raise self.error(403, message="Private repository storage limit reached, please upgrade your plan.")
         objects = []
-        for each in asked["objects"]:
-            entry = {"oid": each["oid"], "size": each["size"]}
-            if each["oid"] not in self.hub.lfs:
+        for item in body["objects"]:
+            entry = {"oid": item["oid"], "size": item["size"]}
+            if item["oid"] not in self.hub.lfs:
                 verify = {"href": f"{self.hub.url}/{model_id}.git/info/lfs/verify"}
-                entry["actions"] = {"upload": self._way_in(each["oid"], each["size"]), "verify": verify}
+                entry["actions"] = {"upload": self._way_in(item["oid"], item["size"]), "verify": verify}
             objects.append(entry)
         self.answer({"transfer": "basic", "objects": objects})
 
@@ -240,17 +240,17 @@ class Uploads:
         self.answer({}, headers={"ETag": hashlib.md5(data).hexdigest()})
 
     def _complete(self, oid: str, query: str) -> None:
-        asked = self._json()
-        parts = [self.hub.parts[oid, part["partNumber"]] for part in asked["parts"]]
-        assert [hashlib.md5(part).hexdigest() for part in parts] == [part["etag"] for part in asked["parts"]]
+        body = self._json()
+        parts = [self.hub.parts[oid, part["partNumber"]] for part in body["parts"]]
+        assert [hashlib.md5(part).hexdigest() for part in parts] == [part["etag"] for part in body["parts"]]
         if sha256(b"".join(parts)) != oid:
             raise self.error(400, message="The content has another hash")
         self.hub.lfs[oid] = b"".join(parts)
         self.answer({})
 
     def _verify(self, model_id: str, query: str) -> None:
-        asked = self._json()
-        if len(self.hub.lfs.get(asked["oid"], b"")) != asked["size"]:
+        body = self._json()
+        if len(self.hub.lfs.get(body["oid"], b"")) != body["size"]:
             raise self.error(404, message="missing object")
         self.answer({})
 
@@ -296,23 +296,23 @@ class Uploads:
     def _commits(self, model_id: str, revision: str, query: str) -> None:
         repository, sha, _ = self.find(model_id, revision)
         by_sha = {commit.sha: commit for commit in repository.history}
-        found = []
+        commits = []
         while sha in by_sha:
             commit = by_sha[sha]
-            found.append({"id": sha, "authors": [{"user": USER}], "date": DATE, "title": commit.title,
-                          "message": commit.message})  # fmt: skip
+            commits.append({"id": sha, "authors": [{"user": USER}], "date": DATE, "title": commit.title,
+                            "message": commit.message})  # fmt: skip
             sha = commit.parent
-        self.answer(found)
+        self.answer(commits)
 
     def _discussions(self, model_id: str, query: str) -> None:
         repository, _, _ = self.find(model_id, "main")
         assert urllib.parse.parse_qs(query)["type"] == ["pull_request"]
-        found = [
+        discussions = [
             {"title": title, "num": number, "author": {"name": USER}, "createdAt": DATE, "status": "open",
              "repo": {"name": model_id, "type": "model"}, "isPullRequest": True}
             for number, title in enumerate(repository.pulls, 1)
         ]  # fmt: skip
-        self.answer({"count": len(found), "start": 0, "discussions": found[::-1]})
+        self.answer({"count": len(discussions), "start": 0, "discussions": discussions[::-1]})
 
 
 def sha256(data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Small jobs of the engine, and perplexities to compare theirs with."""
+"""Small jobs of the engine, and perplexities for comparison."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -36,7 +36,7 @@ def task(
 
 @cache
 def token_windows_of_jobs() -> TokenWindows:
-    """Those of ``task``."""
+    """Return the token windows of the jobs of ``task``."""
     tokenizer = tiny_tokenizer()
     return token_windows(
         CalibrationConfig(num_samples=4, seq_len=64),
@@ -46,7 +46,7 @@ def token_windows_of_jobs() -> TokenWindows:
 
 
 def perplexity_of(model: torch.nn.Module) -> float:
-    """With products as the engine has them: how they are summed up moves a tiny random model by 0.2 %."""
+    """Return the perplexity with the engine's products: another order of sums moves a tiny random model by 0.2 %."""
     windows = token_windows_of_jobs().held_out_NT
     with torch.no_grad(), matmul_precision(CPU):
         losses = [model(window[None], labels=window[None]).loss.float() for window in windows]

@@ -1,4 +1,4 @@
-"""The edges that decoder blocks of tiny models have, written down by hand from their code: what discovery must find.
+"""The edges that discovery must find in decoder blocks of tiny models, written by hand from the models' code.
 
 Four query heads of 16 share two value heads; the hidden size is 64, the inner size 128, that of experts 64.
 """
@@ -14,7 +14,7 @@ from quantcore.edges.edge import FoundEdges
 
 @dataclass(frozen=True)
 class Known:
-    """``quantcore.edges.edge.Edge`` as values that can be compared."""
+    """An edge (``quantcore.edges.edge.Edge``) as values that can be compared."""
 
     producer: str
     consumers: frozenset[str]
@@ -27,7 +27,7 @@ def known(
     producer: str, consumers: str, num_inputs: int, rows: torch.Tensor | None = None,
     channels: torch.Tensor | None = None, plus_one: bool = False,
 ) -> Known:  # fmt: skip
-    """``consumers``: names with spaces between them. Without ``rows`` and ``channels`` they are as many, in order."""
+    """Return an edge. ``consumers``: names separated by spaces. ``rows``, ``channels``: default all, in order."""
     plain = range(num_inputs)
     return Known(
         producer,
@@ -57,7 +57,7 @@ QKV = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
 
 
 def grouped(v: str, o: str) -> Known:
-    """v -> o where two query heads share a value head."""
+    """Return the edge v -> o where two query heads share a value head."""
     return known(v, o, 64, V_ROWS, SHARED_HEADS)
 
 
@@ -75,7 +75,7 @@ def each_expert(prefix: str, names: str = "gate_proj up_proj") -> str:
 
 
 def usual(mlp_norm: str = "post_attention_layernorm", plus_one: bool = False) -> list[Known]:
-    """Llama's four."""
+    """Return Llama's four edges."""
     return [
         known("input_layernorm", QKV, 64, plus_one=plus_one),
         grouped("self_attn.v_proj", "self_attn.o_proj"),
@@ -85,7 +85,7 @@ def usual(mlp_norm: str = "post_attention_layernorm", plus_one: bool = False) ->
 
 
 def mixture(router: str, prefix: str, num_inner: int, names: str = "gate_proj up_proj down_proj") -> list[Known]:
-    """Attention as usual, one norm for the router and all experts."""
+    """Return the edges of a mixture: usual attention, one norm for the router and all experts."""
     gate, up, down = names.split()
     return [
         *usual()[:2],
@@ -95,7 +95,7 @@ def mixture(router: str, prefix: str, num_inner: int, names: str = "gate_proj up
 
 
 def heads(start: int, size: int) -> torch.Tensor:
-    """Outputs of four heads of ``size`` each, from ``start`` of each head to its end."""
+    """Return the outputs of four heads of ``size`` each, from ``start`` of each head to its end."""
     return torch.arange(4 * size).reshape(4, size)[:, start:].reshape(-1)
 
 

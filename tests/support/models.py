@@ -1,4 +1,4 @@
-"""Tiny random models, made from nothing: seconds to build, small enough for every test."""
+"""Tiny random models that take seconds to build, small enough for every test."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "granitemoe": _EXPERTS,
     "gpt_oss": {**_EXPERTS, "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
 }  # fmt: skip
-"""Configs of mixtures of four experts, two a token, beside ``SHAPE``."""
+"""Configs of mixtures of four experts, two per token, in addition to ``SHAPE``."""
 
 
 def tiny_model(
@@ -50,7 +50,7 @@ def tiny_model(
 ) -> Path:  # fmt: skip
     """Save a random model with its tokenizer in ``folder`` and return it; ``overrides`` go into the config.
 
-    With a ``rank`` tokens lie in so many dimensions, and blocks add less to them: inputs are as alike as real ones.
+    With a ``rank`` tokens lie in that many dimensions, and blocks add less to them: inputs correlate like real ones.
     """
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **{**SHAPE, **overrides}, tie_word_embeddings=tie_word_embeddings)
@@ -69,7 +69,7 @@ def tiny_model(
 
 
 def correlate(model: PreTrainedModel, rank: int) -> None:
-    """Tokens in ``rank`` dimensions, and blocks that add little to them."""
+    """Put tokens into ``rank`` dimensions, and let blocks add little to them."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -81,7 +81,7 @@ def correlate(model: PreTrainedModel, rank: int) -> None:
 
 @cache
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of ``VOCAB_SIZE`` tokens, trained on the prose that comes with Python."""
+    """Return a byte-level BPE tokenizer of ``VOCAB_SIZE`` tokens, trained on the prose that comes with Python."""
     from pydoc_data import topics
 
     tokenizer = Tokenizer(models.BPE())

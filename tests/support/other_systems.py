@@ -27,7 +27,7 @@ import builtins, os, pathlib, sys, types
 SYSTEM, MODULES, OS, SIGNALS = {system!r}, {modules!r}, {os!r}, {signals!r}
 PREFIXES = ("/proc", "/sys")
 real_import, real_exists, real_read_text = builtins.__import__, pathlib.Path.exists, pathlib.Path.read_text
-here = {{}}
+replacements = {{}}
 
 
 class Other(types.ModuleType):
@@ -70,8 +70,8 @@ class Process:
     def memory_info(self):
         import psutil
 
-        found = psutil.Process().memory_info()
-        return types.SimpleNamespace(rss=found.rss, vms=found.vms, peak_wset=found.rss)
+        memory = psutil.Process().memory_info()
+        return types.SimpleNamespace(rss=memory.rss, vms=memory.vms, peak_wset=memory.rss)
 
 
 def usage_in_bytes(who):
@@ -105,10 +105,10 @@ def import_(name, globals=None, locals=None, fromlist=(), level=0):
         return real_import(name, globals, locals, fromlist, level)
     if name in MODULES:
         raise ImportError(f"{{name}} does not exist on {{SYSTEM}}")
-    found = real_import(name, globals, locals, fromlist, level)
+    module = real_import(name, globals, locals, fromlist, level)
     if name in ("sys", "os", "signal", "ctypes", "psutil", "resource"):
-        return here.setdefault(name, replaced(name, found))
-    return found
+        return replacements.setdefault(name, replaced(name, module))
+    return module
 
 
 def hidden(path):
@@ -131,7 +131,7 @@ pathlib.Path.exists, pathlib.Path.read_text = exists, read_text
 
 
 def folder_for(system: str, folder: Path) -> Path:
-    """``folder``, with a ``sitecustomize.py`` for ``win32`` or ``darwin`` in it."""
+    """Write a ``sitecustomize.py`` for ``win32`` or ``darwin`` into ``folder``, and return the folder."""
     code = CODE.format(system=system, modules=MODULES[system], os=OS[system], signals=SIGNALS[system])
     (folder / "sitecustomize.py").write_text(code, "utf-8")
     return folder

@@ -1,4 +1,4 @@
-"""Packages made of the recipes in docs/extending, installed into folders of their own."""
+"""Packages made from the recipes in docs/extending, installed into their own folders."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ FENCE = re.compile(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```", flags=re.DOTALL
 
 
 def files_of(page: str) -> dict[str, str]:
-    """The files that a recipe shows: path -> content."""
+    """Return the files that a recipe shows: path -> content."""
     text = (RECIPES / f"{page}.md").read_text()
     return {title: content for _, title, content in FENCE.findall(text) if title}
 
 
 def blocks_of(page: str, language: str) -> list[str]:
-    """The blocks of a language that are no files."""
+    """Return the blocks of a language that are no files."""
     text = (RECIPES / f"{page}.md").read_text()
     return [content for kind, title, content in FENCE.findall(text) if kind == language and not title]
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> Path:
-    """Write ``files`` below ``folder``, and give it back."""
+    """Write ``files`` below ``folder``, and return the folder."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)

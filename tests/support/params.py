@@ -9,8 +9,9 @@ import pytest
 
 
 def with_rare(values: Iterable[Any], rare: Container[Any]) -> list[Any]:
-    """``values``, of which the ``rare`` ones are slow: each of those is much like a usual one. A tuple is the values of
-    several arguments."""
+    """Return ``values`` with the ``rare`` ones marked as slow: each of these is much like a usual one.
+
+    A tuple has the values of several arguments."""
     return [pytest.param(*_tuple(value), marks=pytest.mark.slow) if value in rare else value for value in values]
 
 

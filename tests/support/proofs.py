@@ -18,13 +18,13 @@ def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> Any:
         # A fresh process belongs to no group. In one, compressed-tensors would wait for ranks that prove nothing.
         patch.setattr("torch.distributed.is_initialized", lambda: False)
         expected.save(Path(scratch))
-        proofs = {found.export: found for found in prove_all(task, folder, Path(scratch), emit, export_twin)}
+        proofs = {proof.export: proof for proof in prove_all(task, folder, Path(scratch), emit, export_twin)}
     return Proved(proofs, peak_memory_bytes())
 
 
 @contextmanager
 def proving_here() -> Iterator[None]:
-    """Jobs whose proof runs here, where it is the same: starting a fresh interpreter takes seconds."""
+    """Let proofs of jobs run here, with the same result: starting a fresh interpreter takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quantcore.pipeline.job.prove_in_fresh_process", prove_here)
         yield

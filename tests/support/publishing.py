@@ -1,4 +1,4 @@
-"""Tasks of publishing with small files."""
+"""Publishing tasks with small files."""
 
 import hashlib
 import json

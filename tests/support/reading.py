@@ -17,7 +17,7 @@ WINDOWS = torch.arange(6 * 32).mul(7).remainder(509).view(6, 32)  # fewer than a
 
 
 def quantize(model_dir: Path, output_dir: Path, config: Config, *exports: str, **rest: Any) -> dict[str, Any]:
-    """The report of a job on WINDOWS."""
+    """Run a job on WINDOWS and return its report."""
     task = Task(
         model_dir=model_dir, output_dir=output_dir, config=config, export=exports,
         calibration=CalibrationConfig(num_samples=4, seq_len=32),
@@ -29,7 +29,7 @@ def quantize(model_dir: Path, output_dir: Path, config: Config, *exports: str, *
 
 
 def measured(model: torch.nn.Module) -> float:
-    """Its perplexity, with products as the engine has them on this processor."""
+    """Return the model's perplexity on WINDOWS, with the engine's products on this processor."""
     with torch.inference_mode(), matmul_precision(model.device):
         losses = [
             torch.nn.functional.cross_entropy(model(ids[None]).logits[0, :-1].float(), ids[1:]) for ids in WINDOWS[4:]

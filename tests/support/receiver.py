@@ -15,7 +15,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 @dataclass
 class Message:
-    """What a receiver got."""
+    """A message that a receiver got."""
 
     path: str
     headers: dict[str, str]
@@ -28,7 +28,7 @@ class Message:
 
 @dataclass
 class Receiver:
-    """A real HTTP server; ``answers``: what it says to the next requests (status, headers, seconds before)."""
+    """A real HTTP server; ``answers``: those to the next requests (status, headers, delay in seconds)."""
 
     url: str
     messages: list[Message] = field(default_factory=list)
@@ -58,7 +58,7 @@ def serve(context: ssl.SSLContext | None = None) -> Iterator[Receiver]:
                     self.send_header(name, value)
                 self.end_headers()
             except OSError:
-                pass  # who asked had enough
+                pass  # the client has hung up
 
         def log_message(self, format: str, *arguments: Any) -> None: ...
 

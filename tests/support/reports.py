@@ -26,7 +26,7 @@ def layer(name: str, scheme: str) -> dict[str, Any]:
 
 
 def report(*, size: int = 19000, kl: float = 0.1, model: str = "sha256:a", text: str = "t") -> dict[str, Any]:
-    """A report of schema version 2 as the first release wrote it: fields that came later are missing."""
+    """Return a report of schema version 2 as the first release wrote it: fields that came later are missing."""
     return {
         "schema_version": 2,
         "summary": {

@@ -33,7 +33,7 @@ STUB_ENGINE = ROOT / "tests" / "support" / "stub_engine.py"
 
 
 def write_stub_model(folder: Path, *, width: int = 64, **stub: Any) -> Path:
-    """A model folder with headers that plan, and orders for the stub engine."""
+    """Write a model folder with headers that can be planned and orders for the stub engine, and return it."""
     folder.mkdir(parents=True)
     layer = "model.layers.{}.self_attn.q_proj.weight"
     write_safetensors(folder / "model.safetensors", {layer.format(block): [width, width] for block in range(2)})
@@ -44,7 +44,7 @@ def write_stub_model(folder: Path, *, width: int = 64, **stub: Any) -> Path:
 
 
 def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
-    """A safetensors file of float32 zeros."""
+    """Write a safetensors file of float32 zeros."""
     header: dict[str, Any] = {}
     offset = 0
     for name, shape in shapes.items():
@@ -55,9 +55,9 @@ def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
     path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(offset))
 
 
-def job_columns(model_dir: Path | str = "/nowhere", **asked: Any) -> dict[str, Any]:
-    """The columns of a queued job; ``asked`` are columns, or fields of its JobSpec."""
-    options = {name: asked.pop(name) for name in JobSpec.model_fields if name in asked}
+def job_columns(model_dir: Path | str = "/nowhere", **fields: Any) -> dict[str, Any]:
+    """Return the columns of a queued job; ``fields`` are columns, or fields of its JobSpec."""
+    options = {name: fields.pop(name) for name in JobSpec.model_fields if name in fields}
     columns = {
         "project_id": projects.DEFAULT,
         "submitted_by": None,
@@ -67,19 +67,19 @@ def job_columns(model_dir: Path | str = "/nowhere", **asked: Any) -> dict[str, A
         "preset": "fp8",
         "spec": JobSpec(**{"config": presets.resolve("fp8")} | options).to_dict(),
     }
-    return columns | asked
+    return columns | fields
 
 
 @dataclass(frozen=True)
 class Server:
-    """The API behind a real socket, for what a test client cannot do: streams that go on."""
+    """The API behind a real socket, for tests that a test client cannot do: endless streams."""
 
     url: str
     key: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which the commands find it."""
+        """The environment variables by which the commands find the server."""
         return {"BITFOUNDRY_URL": self.url, "BITFOUNDRY_API_KEY": self.key}
 
     def connect(self) -> httpx2.Client:
@@ -88,7 +88,7 @@ class Server:
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """The variables that make another process take these settings, and a secret that must show up nowhere."""
+    """Return the variables that give another process these settings, and a secret that must appear nowhere."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BITFOUNDRY_")}
     for name, value in settings.model_dump(exclude_none=True).items():
         environment[f"BITFOUNDRY_{name.upper()}"] = str(value)
@@ -104,7 +104,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
 
 
 class WorkerProcess:
-    """``python -m worker`` as a process of its own; behind ``prefix``, and with ``more`` in its environment."""
+    """A process of ``python -m worker``, behind ``prefix``, and with ``more`` in its environment."""
 
     def __init__(
         self, settings: Settings, log: Path, *, prefix: Sequence[str] = (), more: Mapping[str, str] | None = None
@@ -120,7 +120,7 @@ class WorkerProcess:
         self.process.wait()
 
     def suspend(self, sessions: Sessions) -> None:
-        """SIGSTOP while it is in no transaction: for the locks of one that is, others wait half a minute."""
+        """Send SIGSTOP while it is in no transaction: others would wait half a minute for its locks."""
         busy = "datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle'"
         while True:
             self.process.send_signal(signal.SIGSTOP)
@@ -131,13 +131,13 @@ class WorkerProcess:
             time.sleep(0.05)
 
     def drain(self, timeout_s: float = PATIENCE_S) -> int:
-        """SIGTERM; the exit status."""
+        """Send SIGTERM and return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 
 
 def is_alive(pid: int) -> bool:
-    """True for a process that exists and is no zombie."""
+    """Return True for a process that exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -149,7 +149,7 @@ def wait_for_empty(folder: Path) -> None:
 
 
 def wait_gone(pids: list[int], timeout_s: float = PATIENCE_S) -> None:
-    """Until none of the processes is alive."""
+    """Wait until none of the processes is alive."""
     wait_until(
         lambda: not any(map(is_alive, pids)),
         timeout_s=timeout_s,
@@ -158,7 +158,7 @@ def wait_gone(pids: list[int], timeout_s: float = PATIENCE_S) -> None:
 
 
 def make_model(home: Path) -> Path:
-    """Enough of one to be planned, beside the home; its job fails."""
+    """Write a model beside the home that can be planned, but whose job fails, and return its folder."""
     folder = home.with_name("model")
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "max_position_embeddings": 1024}

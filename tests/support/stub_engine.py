@@ -3,9 +3,9 @@
 It prints real events and writes a real manifest. ``stub.json`` in the model folder says what to do:
 ``mode`` (see below; by default all goes well at once), ``stays_in``: a phase that it does not leave, ``pids``: a file
 to note its own and a grandchild's process id in, ``environment``: a file to write its environment to, ``task``: one for
-its task, ``log``: a text to print and to warn of. As node 1 and so on of several it says and writes nothing of a
-result: ``node_mode`` is its mode (``waits``: until it is ended; ``fails``; ``ends late``: well, after the leader; by
-default it ends well at once), ``node_pids`` its file for process ids.
+its task, ``log``: a text to print and to warn of. As node 1 or higher of several it reports and writes no result:
+``node_mode`` is its mode (``waits``: until it is ended; ``fails``; ``ends late``: well, after the leader; by default it
+ends well at once), ``node_pids`` its file for process ids.
 """
 
 import hashlib

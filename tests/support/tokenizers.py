@@ -45,7 +45,7 @@ def byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer | None = None, *, igno
 
 
 def sentencepiece(added: Sequence[str] = ("▁▁",)) -> Tokenizer:
-    """As Llama 2's tokenizer.json: BPE with byte fallback, spaces as ▁ with one in front."""
+    """Return a tokenizer like Llama 2's tokenizer.json: BPE with byte fallback, spaces as ▁ with one in front."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁tehacd"]
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("c", "a"), ("ca", "t"), ("▁", "cat")]
     vocab = {piece: index for index, piece in enumerate([*pieces, *("".join(pair) for pair in merges)])}

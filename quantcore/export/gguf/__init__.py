@@ -1,3 +1,3 @@
-"""GGUF: reading models from it, and writing them to it."""
+"""GGUF: reads models from it and writes models to it."""
 
 from quantcore.export.gguf.exporter import GgufExporter as GgufExporter

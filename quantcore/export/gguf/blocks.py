@@ -1,7 +1,7 @@
-"""GGUF's quantized blocks: bytes that hold 32 codes of a row with what turns them into values.
+"""GGUF's quantized blocks: the bytes of 32 codes of a row, with their scale and minimum.
 
 Layouts as in ggml (``ggml-common.h``), little-endian: the float16 scale; the float16 minimum, if there is one; the
-fifth bits of all codes as a mask; the low four bits, code i beside code 16 + i. 8-bit codes lie as they are.
+fifth bits of all codes as a mask; the low four bits, code i beside code 16 + i. 8-bit codes are stored unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK = 32  # codes
 
 @dataclass(frozen=True)
 class BlockType:
-    """A ggml type: the dtype of its codes, and whether they count from a minimum or around zero."""
+    """A ggml type: the dtype of its codes, and if they count from a minimum or around zero."""
 
     name: str
     dtype: Dtype
@@ -34,11 +34,11 @@ class BlockType:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes of one block: codes, scale, minimum."""
+        """The number of bytes of one block: codes, scale, minimum."""
         return BLOCK * self.bits // 8 + 2 + 2 * self.has_minimum
 
     def encode(self, weight: QTensor) -> torch.Tensor:
-        """Rows of blocks as bytes, uint8 [O, G * num_bytes], of codes [O, I] with scales [O, G]."""
+        """Return rows of blocks as bytes, uint8 [O, G * num_bytes], for codes [O, I] with scales [O, G]."""
         import torch
 
         from quantcore.formats.packing import pack, pack_halves

@@ -1,8 +1,8 @@
 """GGUF, the one-file format of llama.cpp: weights in blocks of 32, tokenizer and shapes of the model in the same file.
 
-Weights alone are quantized. int4, int5 and int8 with float16 scales are Q4_0, Q5_0 and Q8_0, uint4 and uint5 with a
+Only weights are quantized. int4, int5 and int8 with float16 scales are Q4_0, Q5_0 and Q8_0, uint4 and uint5 with a
 float16 scale and minimum Q4_1 and Q5_1; with scales in two levels (``super_blocks``) they and int6 are Q4_K, Q5_K and
-Q6_K. The file itself (names, order of rows, metadata): ``checkpoint.gguf_file``.
+Q6_K. The file itself (names, order of rows, metadata): ``quantcore.export.gguf.file``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GgufExporter:
     def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
         """Choose float16 scales where the config leaves the type open, and minimums in place of whole zero points.
 
-        K-types need rows of whole super-blocks; where there are none, a type with plain blocks takes their place.
+        K-types need rows of whole super-blocks; other layers get a type with plain blocks instead.
         """
         fitted = tuple(map(_fitted, layers))
         pairs = list(zip(layers, fitted, strict=True))

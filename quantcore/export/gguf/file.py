@@ -1,7 +1,7 @@
-"""A GGUF file (version 3), written tensor by tensor at places known before the first byte, and read back one by one.
+"""A GGUF file (version 3), written tensor by tensor at offsets known before the first byte, and read back one by one.
 
-Tensors go by their checkpoint names here. What differs in the file is settled here too: names, experts in stacks, the
-order of rows of queries and keys, Gemma's norms. Rows of codes move as rows of floats do: groups lie inside rows.
+Callers use the tensors' checkpoint names. The differences of the file are handled here: names, experts in stacks, the
+order of rows of queries and keys, Gemma's norms. Rows of codes move like rows of floats: groups lie inside rows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 class GgufSink(OpenFiles):
-    """The one file of a GGUF artifact. ``write`` every tensor of ``layouts`` once, then ``finish``.
+    """The single file of a GGUF artifact. ``write`` every tensor of ``layouts`` once, then ``finish``.
 
-    The model is the one with this config.json and the tokenizer in ``model_dir``. ``warnings`` is what to say of both.
+    The model has this config.json and the tokenizer in ``model_dir``. ``warnings`` are about both.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class GgufSink(OpenFiles):
         return TORCH_DTYPES[self._layouts[name].dtype]
 
     def write(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Store ``tensor`` (any device), planned as anything that holds its values exactly; each name is written once.
+        """Store ``tensor`` (any device), planned as any dtype that holds its values exactly; each name is written once.
 
-        What a reader will get back, if that may be another tensor than this one: None, or norms that GGUF keeps as
-        1 + weight. The sum is rounded to float32, as it is when the model computes with it.
+        Returns the tensor that a reader will get back if it may differ: norms that GGUF stores as 1 + weight, a sum
+        that is rounded to float32, as when the model computes with it. Returns None for all others.
         """
         if name not in self._layouts:
-            return None  # what llama.cpp computes itself
+            return None  # llama.cpp computes this one itself
         layout, place, dtype = self._layouts[name], self._places[name], tensor.dtype
         if layout.shape != tuple(tensor.shape) or name not in self.missing:
             raise RuntimeError(f"{name}: planned {layout}, got {tensor.dtype} {tuple(tensor.shape)}, or written twice")
@@ -83,7 +83,7 @@ class GgufSink(OpenFiles):
         return (kept - place.offset).to(dtype) if place.offset else None
 
     def _write_header(self, writer: Any, path: Path, shapes: Mapping[str, TensorLayout]) -> int:
-        """Everything before the data, and room for that; the open file."""
+        """Write everything before the data and reserve room for the data. Returns the open file."""
         import numpy
         from gguf import GGMLQuantizationType
 
@@ -109,8 +109,8 @@ class GgufSink(OpenFiles):
 class GgufSource:
     """Reads the tensors of a GGUF file under the names of the checkpoint with this config.json.
 
-    ``tensors`` are the headers of what the file holds, under names of its own where the checkpoint has none; ``floats``
-    are the checkpoint's, whose dtypes the tensors get back that are stored in another one.
+    ``tensors`` are the headers of the file's tensors; one that the checkpoint does not have keeps its GGUF name.
+    ``floats`` are the checkpoint's headers: tensors stored in another dtype are read back in theirs.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ def _stored(layout: TensorLayout, num_experts: int | None) -> TensorLayout:
 
 
 def _read_headers(path: Path) -> dict[str, TensorHeader]:
-    """Every tensor of the file, by its name there; rows of blocks as bytes."""
+    """Return the header of every tensor of the file, by its name there; rows of blocks as bytes."""
     from gguf import GGUFReader
     from gguf.quants import quant_shape_to_byte_shape
 
@@ -179,7 +179,7 @@ def _model_name(model_config: Mapping[str, Any], model_dir: Path) -> str:
 
 
 def _file_type(layouts: Mapping[str, TensorLayout]) -> int:
-    """Return the llama.cpp file type of most bytes of blocks. Readers only show it."""
+    """Return the llama.cpp file type that most bytes of blocks have. Readers only show it."""
     from gguf import LlamaFileType
 
     sizes = Counter[str]()

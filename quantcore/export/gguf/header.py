@@ -1,7 +1,7 @@
-"""Reads the header of a GGUF file (versions 2 and 3): its fields and the places of its tensors. No torch.
+"""Reads the header of a GGUF file (versions 2 and 3): its fields and the offsets of its tensors. No torch.
 
-The file is not trusted: every length is held against what is left of the file, and the whole header is bounded. Long
-lists (tokens, merges, scores) are passed over: a plan needs none, and tokenizers are read by Transformers.
+The file is not trusted: every length is checked against the rest of the file, and the whole header is bounded. Long
+lists (tokens, merges, scores) are skipped: a plan needs none, and tokenizers are read by Transformers.
 
 Layout, little-endian: ``GGUF``, version, numbers of tensors and fields; each field's name, type and value; each
 tensor's name, sides (the innermost first), type and offset from where the data begins, at a multiple of the alignment.
@@ -21,7 +21,7 @@ from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader
 from quantcore.checkpoint.opening import open_file
 from quantcore.errors import ModelError
 
-MAX_HEADER_BYTES = 128 << 20  # 256 thousand tokens with their merges and scores are some 20 MB
+MAX_HEADER_BYTES = 128 << 20  # 256 thousand tokens with their merges and scores take about 20 MB
 MAX_FIELDS = 10_000
 MAX_TENSORS = 200_000
 LONGEST_KEPT = 4096  # elements; layers have lists, too
@@ -29,7 +29,7 @@ ALIGNMENT = 32
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""GGUF's types of numbers as ``struct`` calls them."""
+"""GGUF's types of numbers, with their ``struct`` format characters."""
 FLOAT32, TEXT, ARRAY = 6, 8, 9
 TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K",
@@ -42,7 +42,10 @@ OTHER_TYPES = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """``fields`` by name, without the long lists; ``tensors`` by their names in the file, rows of blocks as bytes."""
+    """The header of a GGUF file.
+
+    ``fields`` by name, without the long lists; ``tensors`` by name, rows of blocks as bytes.
+    """
 
     path: Path
     fields: Mapping[str, Any]
@@ -57,7 +60,10 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Raises ModelError ``invalid_gguf`` for a damaged file, ``unsupported_quantization`` for a type not known here."""
+    """Return the header of the GGUF file at ``path``.
+
+    Raises ModelError ``invalid_gguf`` for a damaged file, ``unsupported_quantization`` for a type not known here.
+    """
     try:
         with open_file(path) as file:
             return _Reader(file, path, os.fstat(file.fileno()).st_size).header()
@@ -66,7 +72,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """Reads values one after another; ValueError where the file ends too early or is implausible."""
+    """Reads values one after another. Raises ValueError where the file ends too early or is implausible."""
 
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
         self._file, self._path, self._size = file, path, size
@@ -92,7 +98,7 @@ class _Reader:
         return self._text(), self._value(self._number("I"))
 
     def _value(self, kind: int) -> Any:
-        """A number, a text or a list; None for a list that is too long to be of use."""
+        """Return a number, a text or a list; None for a list that is too long to be of use."""
         if kind in NUMBERS:
             number = self._number(NUMBERS[kind])
             return shortest(number) if kind == FLOAT32 else number
@@ -158,7 +164,7 @@ class _Reader:
 
 
 def shortest(number: float) -> float:
-    """Return the number with fewest digits that rounds to a float32: 1e-05, not 9.999999747378752e-06."""
+    """Return the number with the fewest digits that rounds to the same float32: 1e-05, not 9.999999747378752e-06."""
     if not math.isfinite(number):
         return number
     candidates = (float(f"{number:.{digits}g}") for digits in range(1, 10))

@@ -1,4 +1,4 @@
-"""GGUF's K-types: 256 codes of a row with the whole-number scales of their groups and the float16 units of those.
+"""GGUF's K-types: 256 codes of a row, the whole-number scales of their groups, and the float16 units of the scales.
 
 Layouts as in ggml (``ggml-common.h``), little-endian. Q4_K, Q5_K: the unit of the scales and that of the minimums; 8
 scales and 8 minimums of 6 bits in 12 bytes; the fifth bits, byte i those of code i of all groups; the low four bits,
@@ -35,11 +35,11 @@ class MinimumK:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes of one super-block."""
+        """The number of bytes of one super-block."""
         return 4 + 12 + SUPER_BLOCK * self.bits // 8
 
     def encode(self, weight: QTensor) -> torch.Tensor:
-        """Rows of super-blocks as bytes, uint8 [O, B * num_bytes], of codes [O, I] with scales [O, G]."""
+        """Return rows of super-blocks as bytes, uint8 [O, B * num_bytes], for codes [O, I] with scales [O, G]."""
         import torch
 
         from quantcore.formats.packing import pack, pack_halves
@@ -90,7 +90,7 @@ class Q6K:
     num_bytes: int = SUPER_BLOCK * 6 // 8 + 16 + 2
 
     def encode(self, weight: QTensor) -> torch.Tensor:
-        """Rows of super-blocks as bytes, uint8 [O, B * num_bytes], of codes [O, I] with scales [O, G]."""
+        """Return rows of super-blocks as bytes, uint8 [O, B * num_bytes], for codes [O, I] with scales [O, G]."""
         import torch
 
         from quantcore.formats.packing import pack, pack_halves
@@ -129,8 +129,11 @@ K_TYPES = {kind.dtype: kind for kind in (MinimumK("Q4_K", Dtype.uint4, 4), Minim
 
 
 def _pack_six_bits(scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """8 scales and 8 minimums [..., 8] below 64 as 12 bytes: four scales, four minimums, then the low bits of the other
-    scales and minimums in halves of bytes, whose high bits lie above the first eight."""
+    """Pack 8 scales and 8 minimums [..., 8] below 64 into 12 bytes.
+
+    The bytes hold four scales, four minimums, then the low bits of the other scales and minimums in halves of bytes.
+    The high bits of those are in the first eight bytes.
+    """
     import torch
 
     first = [part[..., :4] | (part[..., 4:] >> 4 << 6) for part in (scale, low)]

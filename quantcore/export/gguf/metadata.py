@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     import torch
     from gguf import GGUFWriter
 
-LLAMA3_CONTEXT = 8192  # that llama3 scaling starts from, where the config does not say
+LLAMA3_CONTEXT = 8192  # the original context of llama3 scaling, if the config does not give it
 
 
 def add_model(writer: GGUFWriter, config: Mapping[str, Any], name: str, file_type: int) -> None:
-    """Shapes and constants of the model; ``config`` as Transformers completes it. ``file_type``: a LlamaFileType."""
+    """Write shapes and constants of the model.
+
+    ``config`` is completed by Transformers. ``file_type``: a LlamaFileType.
+    """
     heads, head_dim = config["num_attention_heads"], head_size(config)
     writer.add_name(name)
     writer.add_file_type(file_type)
@@ -46,12 +49,12 @@ def add_model(writer: GGUFWriter, config: Mapping[str, Any], name: str, file_typ
         writer.add_sliding_window(config["sliding_window"])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if config["model_type"] == "phi3":
-        writer.add_sliding_window(config.get("sliding_window") or 0)  # Phi 4, which has none, is told by the 0
+        writer.add_sliding_window(config.get("sliding_window") or 0)  # the 0 marks a Phi 4, which has none
     _add_rope(writer, config, head_dim)
 
 
 def add_tokenizer(writer: GGUFWriter, tokenizer: TokenizerData) -> None:
-    """Tokens, how texts are cut into them, and what stands around a text."""
+    """Write the tokens, the rules that split texts into them, and the tokens around a text."""
     writer.add_tokenizer_model(tokenizer.model)
     writer.add_tokenizer_pre(tokenizer.pre)
     writer.add_token_list(tokenizer.tokens)
@@ -71,7 +74,7 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: TokenizerData) -> None:
 
 
 def head_size(config: Mapping[str, Any]) -> int:
-    """Rows of one attention head."""
+    """Return the number of rows of one attention head."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 

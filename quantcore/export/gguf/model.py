@@ -1,4 +1,4 @@
-"""A GGUF file seen as a model folder: its config.json and the tensors of its checkpoint. No weights, no torch."""
+"""A GGUF file as a model folder: its config.json and the tensors of its checkpoint. No weights, no torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FLOAT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
     """Return (config.json, tensors by the checkpoint's names) of the file; those in blocks have GGUF's types as dtypes.
 
-    Norms and biases keep the float32 that files hold them in. The model's dtype is that of most matrices without
-    blocks, bfloat16 if there are none. Raises ModelError that says what is not known.
+    Norms and biases stay float32, as in the file. The model's dtype is that of most matrices without blocks, bfloat16
+    if there are none. Raises ModelError that names the unknown part.
     """
     header = read_gguf_header(path)
     config = model_config(header)

@@ -1,7 +1,7 @@
-"""config.json out of a GGUF file's fields: the way back from ``gguf_metadata``. No torch.
+"""Builds config.json from a GGUF file's fields: the inverse of ``metadata``. No torch.
 
-llama.cpp calls Mistral and Mixtral llama, too: with experts it is a Mixtral, without them a Llama, which computes what
-a Mistral does.
+GGUF uses the name llama for Mistral and Mixtral as well. A file with experts is read as a Mixtral, one without as a
+Llama, which computes the same as a Mistral.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ MODEL_TYPES = {
     "phi3": "Phi3ForCausalLM",
 }
 OTHER_NAMES = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
-LARGEST_GEMMAS = {("gemma2", 46), ("gemma3_text", 62)}  # whose attention is divided by another number
+LARGEST_GEMMAS = {("gemma2", 46), ("gemma3_text", 62)}  # their attention is divided by another number
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""All of Llama 3.1 to 3.3; a file holds only what frequencies are divided by."""
+"""The settings of all of Llama 3.1 to 3.3; a file holds only the divisors of the frequencies."""
 TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 
 Get = Callable[..., Any]
 
 
 def model_config(header: GgufHeader) -> dict[str, Any]:
-    """Return the config.json of the model, without its dtype. Raises ModelError for an unsupported architecture or
-    RoPE."""
+    """Return the config.json of the model, without its dtype.
+
+    Raises ModelError for an unsupported architecture or RoPE.
+    """
     name = str(header.fields.get("general.architecture"))
 
     def get(key: str, default: Any = None) -> Any:
@@ -74,7 +76,7 @@ def _shapes(header: GgufHeader, model_type: str, get: Get) -> dict[str, Any]:
         "rms_norm_eps": float(get("attention.layer_norm_rms_epsilon")),
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
-    ids = {key: header.fields.get(f"tokenizer.ggml.{there}") for key, there in TOKENS.items()}
+    ids = {key: header.fields.get(f"tokenizer.ggml.{field}") for key, field in TOKENS.items()}
     if model_type == "llama":
         config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         config["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
@@ -82,7 +84,7 @@ def _shapes(header: GgufHeader, model_type: str, get: Get) -> dict[str, Any]:
 
 
 def _only_of(model_type: str, get: Get, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that some architectures have beside the shapes."""
+    """Return the fields that some architectures have in addition to the shapes."""
     if model_type == "mixtral":
         return {"num_local_experts": int(get("expert_count")), "num_experts_per_tok": int(get("expert_used_count"))}
     if model_type == "qwen3_moe":
@@ -140,7 +142,7 @@ def _rope(header: GgufHeader, model_type: str, get: Get, config: dict[str, Any])
 
 
 def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, Any]:
-    """Return the scaling that divides frequencies so. Raises ModelError if it is none of Llama 3's."""
+    """Return the scaling that leads to the file's divisors. Raises ModelError if it is none of Llama 3's."""
     divisors = header.read_floats("rope_freqs.weight")
     factor = round(max(divisors), 4)
     low, high, trained = LLAMA3.values()

@@ -1,4 +1,4 @@
-"""Where llama.cpp looks for the tensors of a checkpoint: GGUF's names and layouts for the architectures known here.
+"""Maps the tensors of a checkpoint to llama.cpp's: GGUF's names and layouts for the architectures known here.
 
 Names as in gguf's tensor map, layouts as llama.cpp's own converter writes them. No torch, no gguf: a plan needs this.
 """
@@ -53,9 +53,9 @@ _QWEN_MOE = {
 class Architecture:
     """A GGUF architecture. ``blocks`` are the names of a decoder block's modules there.
 
-    ``interleaved``: its RoPE turns neighbouring rows of a query or key head, not those of the two halves.
-    ``norm_offset``: what RMS norms store less than they multiply with. ``own_head``: whether it may have a separate
-    output projection. ``assumes``: values of config.json that llama.cpp takes for granted.
+    ``interleaved``: its RoPE rotates neighbouring rows of a query or key head, not rows of its two halves.
+    ``norm_offset``: the number to add to the checkpoint's RMS norms. ``own_head``: it may have a separate output
+    projection. ``assumes``: values of config.json that llama.cpp assumes.
     """
 
     name: str
@@ -94,18 +94,18 @@ ARCHITECTURES = {
         },
     ),
 }
-"""By the model_type of config.json."""
+"""Architectures by the model_type of config.json."""
 
-GEMMA_HEAD = 256  # what Transformers fills in for head_dim
+GEMMA_HEAD = 256  # the default of head_dim in Transformers
 LARGEST_GEMMAS = (("gemma2", 46), ("gemma3_text", 62))
 ROPE_TYPES = ("default", "linear", "yarn", "llama3", "longrope")
 
 
 @dataclass(frozen=True)
 class Place:
-    """A checkpoint's tensor in the file: the tensor ``name`` there, or expert number ``index`` of it.
+    """The place of a checkpoint's tensor in the file: the tensor ``name`` there, or expert number ``index`` of it.
 
-    The rows of each of ``num_heads`` heads are interleaved (0: rows are as they were). ``offset`` is added.
+    The rows of each of ``num_heads`` heads are interleaved (0: rows keep their order). ``offset`` is added.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Place:
 
 
 class Places:
-    """Where the tensors of a model with this config.json belong. Raises ConfigError for an unknown architecture."""
+    """The places of the tensors of a model with this config.json. Raises ConfigError for an unknown architecture."""
 
     def __init__(self, model_config: Mapping[str, Any]) -> None:
         model_type = str(model_config.get("model_type"))
@@ -131,9 +131,9 @@ class Places:
         if match is None:
             module, _, kind = name.rpartition(".")
             base = _OUTSIDE.get(module) if self.architecture.own_head or module != "lm_head" else None
-            where = ""
+            prefix = ""
         else:
-            module, kind, where = match["module"], match["kind"], f"blk.{match['index']}."
+            module, kind, prefix = match["module"], match["kind"], f"blk.{match['index']}."
             if expert := _EXPERT.match(module):
                 module, index = f"{expert['stack']}.{expert['projection']}", int(expert["index"])
             base = self.architecture.blocks.get(module)
@@ -141,7 +141,7 @@ class Places:
             return None
         is_norm = kind == "weight" and module.endswith("norm")
         return Place(
-            f"{where}{base}.{kind}",
+            f"{prefix}{base}.{kind}",
             index,
             self._heads.get(base, 0) if self.architecture.interleaved else 0,
             self.architecture.norm_offset if is_norm else 0.0,
@@ -152,18 +152,18 @@ class Places:
         match = _STORED_BLOCK.match(stored)
         if match is None:
             module, _, kind = stored.rpartition(".")
-            return [f"{name}.{kind}" for name, there in _OUTSIDE.items() if there == module]
-        where = f"model.layers.{match['index']}."
-        modules = [name for name, there in self.architecture.blocks.items() if there == match["module"]]
+            return [f"{name}.{kind}" for name, stored_module in _OUTSIDE.items() if stored_module == module]
+        prefix = f"model.layers.{match['index']}."
+        modules = [name for name, stored_module in self.architecture.blocks.items() if stored_module == match["module"]]
         before, experts, projection = modules[0].partition(".experts.") if modules else ("", "", "")
         if not experts:
-            return [f"{where}{name}.{match['kind']}" for name in modules]
-        return [f"{where}{before}.experts.{index}.{projection}.{match['kind']}" for index in range(num_experts)]
+            return [f"{prefix}{name}.{match['kind']}" for name in modules]
+        return [f"{prefix}{before}.experts.{index}.{projection}.{match['kind']}" for index in range(num_experts)]
 
     def layout(self, name: str, tensor: TensorHeader) -> TensorLayout | None:
-        """How a tensor that stays as it is will be stored: matrices in their dtype, all else (and routers) in float32.
+        """Return the layout of a tensor that is not quantized: matrices in their dtype, others and routers in float32.
 
-        None for what the consumer computes itself.
+        Returns None for a tensor that the consumer computes itself.
         """
         if name.endswith(_COMPUTED):
             return None
@@ -172,8 +172,11 @@ class Places:
         return TensorLayout("F32" if len(tensor.shape) == 1 or is_router else tensor.dtype, tensor.shape)
 
     def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
-        """Raises ConfigError for tensors without a place, experts that do not fit one stack, or a config that
-        llama.cpp would not follow."""
+        """Raise ConfigError for a model that does not fit the format.
+
+        Reasons are tensors without a place, experts that do not fit one stack, or a config that llama.cpp would not
+        follow.
+        """
         homeless = [name for name in layouts if self.find(name) is None]
         if homeless:
             raise _refused(
@@ -209,7 +212,10 @@ def stored_part(header: TensorHeader, place: Place) -> TensorHeader:
 
 
 def _attention_scalar(model_config: Mapping[str, Any]) -> Any:
-    """Whose square root Gemma's attention is divided by: llama.cpp knows the largest Gemmas by their depth."""
+    """Return the number whose square root divides Gemma's attention.
+
+    llama.cpp knows the largest Gemmas by their depth.
+    """
     width = model_config.get("hidden_size", 0) // (model_config.get("num_attention_heads") or 1)
     is_largest = (model_config["model_type"], model_config.get("num_hidden_layers")) in LARGEST_GEMMAS
     return width if is_largest else model_config.get("head_dim", GEMMA_HEAD)

@@ -1,7 +1,7 @@
 """A tokenizer as GGUF metadata, taken from the tokenizers library's own description of it (tokenizer.json).
 
 Two kinds are known: byte-level BPE (GGUF's "gpt2") and sentencepiece BPE with byte fallback (GGUF's "llama"). llama.cpp
-holds the regular expressions that cut a text before BPE under names of its own, so the right name is looked up here.
+has its own names for the regular expressions that split a text before BPE, so the right name is looked up here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # gguf.TokenType
 _SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused.*>|<pad>|<mask>")  # added tokens that are control tokens in any case
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-NO_MERGE = -1e6  # the score of tokens that no merge makes: below those of all merges
+NO_MERGE = -1e6  # the score of tokens that no merge makes, below the scores of all merges
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -43,12 +43,12 @@ PRE_TOKENIZERS = {
     (_CASES % (_ENDINGS, _ENDINGS) + r"\p{N}{1,3}" + _CASES_REST,): "gpt-4o",
     (_DBRX,): "dbrx",
 }
-"""Pre-tokenizers, in order, with llama.cpp's names. ``words`` is the expression inside ByteLevel, GPT-2's."""
+"""llama.cpp's names of sequences of pre-tokenizers. ``words`` is the expression inside ByteLevel, GPT-2's."""
 
 
 @dataclass(frozen=True)
 class TokenizerData:
-    """Tokenizer of a GGUF file. ``special`` are ids by kind (bos, eos, unk, pad ...).
+    """The tokenizer of a GGUF file. ``special`` are ids by kind (bos, eos, unk, pad ...).
 
     ``scores`` is empty for byte-level BPE, ``merges`` for sentencepiece.
     """
@@ -70,7 +70,7 @@ class TokenizerData:
 def describe_tokenizer(folder: Path, num_rows: int) -> TokenizerData:
     """Return the tokenizer in ``folder`` for a model whose embedding has ``num_rows`` rows.
 
-    Raises ModelError ``unsupported_tokenizer`` for one of another kind than the two that are known.
+    Raises ModelError ``unsupported_tokenizer`` for any other kind than the two that are known.
     """
     from quantcore.checkpoint.tokenizer import load_tokenizer
 
@@ -134,7 +134,10 @@ def _tokens(
 
 
 def _scores(merges: Sequence[str | Sequence[str]], tokens: list[str]) -> list[float]:
-    """Sentencepiece joins the pair whose token has the best score, BPE the one that comes first: minus the place."""
+    """Return a score for each token: minus the rank of its merge.
+
+    Sentencepiece joins the pair whose token has the best score, BPE the pair that comes first.
+    """
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair.split(" ") if isinstance(pair, str) else pair), rank)
@@ -142,7 +145,7 @@ def _scores(merges: Sequence[str | Sequence[str]], tokens: list[str]) -> list[fl
 
 
 def _pre_tokenizer(data: dict[str, Any], model: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """llama.cpp's name of what cuts a text before BPE, and what to say if it has none."""
+    """Return llama.cpp's name of the rules that split a text before BPE, and warnings."""
     steps = data.get("pre_tokenizer") or {}
     cuts = []
     for step in steps.get("pretokenizers", [steps]):
@@ -156,7 +159,7 @@ def _pre_tokenizer(data: dict[str, Any], model: dict[str, Any]) -> tuple[str, tu
             cuts.append(step.get("type"))
     name = PRE_TOKENIZERS.get(tuple(map(str, cuts)))
     if name == "llama-bpe" and not model.get("ignore_merges"):
-        name = "dbrx"  # the same cuts; the names also say whether a whole word that is a token is taken as it is
+        name = "dbrx"  # the same cuts, but a whole word that is a token is not taken unsplit
     if name is not None:
         spaced = any(step.get("add_prefix_space") for step in steps.get("pretokenizers", [steps]))
         return name, (f"llama.cpp puts no space in front of a text, as this model's tokenizer does ({name}).",) * spaced

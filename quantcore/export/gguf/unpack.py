@@ -1,4 +1,4 @@
-"""A GGUF file to a plain safetensors model folder, so that the engine has one kind of input."""
+"""Converts a GGUF file to a plain safetensors model folder, so that the engine has one kind of input."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ GENERATED_KEYS = ("_name_or_path", "quantization_config", "transformers_version"
 
 
 def unpack(gguf_file: Path, model_dir: Path) -> None:
-    """Write config, tokenizer and bfloat16 weights of ``gguf_file`` to ``model_dir``, which appears whole or not.
+    """Write config, tokenizer and bfloat16 weights of ``gguf_file`` to ``model_dir``, atomically.
 
     Transformers reads the GGUF but refuses to save the model it made, so the weights move into a plain model built
-    from the cleaned config. The whole model is in memory meanwhile. Raises ModelError ``invalid_gguf``.
+    from the cleaned config. The whole model is in memory during that time. Raises ModelError ``invalid_gguf``.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer

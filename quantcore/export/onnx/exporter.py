@@ -2,8 +2,8 @@
 
 Weights of 4 bits are read by ``com.microsoft.MatMulNBits``: ``weight_codes`` uint8 [out, groups, group / 2], the even
 code in the low half, codes from 0; ``weight_scale`` [out, groups]; ``weight_zero_point`` uint8 [out, groups / 2], for
-asymmetric weights. Those of 8 bits by DequantizeLinear in front of a MatMul: ``weight_codes`` [in, out], scale and zero
-point a scalar, [out], or [groups, out]. Scales are float32, as the graph computes (see ``checkpoint.onnx_graph``).
+asymmetric weights. Weights of 8 bits are read by DequantizeLinear in front of a MatMul: ``weight_codes`` [in, out],
+scale and zero point a scalar, [out], or [groups, out]. Scales are float32, like the graph's arithmetic.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ ELEMENT_TYPES = {
     "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "fp8_e4m3": 17, "fp8_e4m3fnuz": 18, "fp8_e5m2": 19, "uint4": 21,
     "int4": 22,
 }  # fmt: skip
-"""Our names -> ONNX's numbers for its element types."""
+"""ONNX's numbers for its element types, by our names."""
 
 BYTES = {"int8": "I8", "uint8": "U8", "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2"}
 """Dtypes with 8 bits, for weights and activations, and their storage types."""
 
 BLOCKS = (16, 32, 64, 128, 256)
-"""Inputs that share a scale of 4-bit codes, for which ONNX Runtime has kernels."""
+"""Group sizes (inputs that share a scale of 4-bit codes) for which ONNX Runtime has kernels."""
 
 
 class OnnxExporter:
@@ -216,7 +216,7 @@ def fault_of(spec: QuantizationSpec | None) -> str | None:
 
 
 def activation_fault(spec: QuantizationSpec | None) -> str | None:
-    """Return why ONNX cannot quantize an activation as ``spec`` says while it runs; None if it can."""
+    """Return why ONNX cannot quantize an activation to ``spec`` at run time; None if it can."""
     if spec is None or not spec.format.scaled:
         return None
     if spec.round_method is not RoundType.half_even and spec.format.zero_point_ok:
@@ -255,7 +255,7 @@ def _scale_shape(layer: LayerPlan) -> tuple[int, ...]:
 
 
 def _weight_shape(config: QuantizationConfig, codes: tuple[int, ...]) -> tuple[int, int]:
-    """[out, in] of a weight whose codes are stored in the shape ``codes``."""
+    """Return [out, in] of a weight whose codes are stored in the shape ``codes``."""
     assert config.weight is not None
     if config.weight.format.bits == 4:
         rows, groups, size = codes

@@ -1,4 +1,4 @@
-"""An ONNX language model on the disk: the graph first, then its tensors one by one, at places known from the plan."""
+"""An ONNX language model on the disk: the graph first, then its tensors one by one, at offsets known from the plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.export.onnx.graph import Traced, trace
 from quantcore.export.onnx.nodes import check_installed
 
-ALIGNMENT = 4096  # a page: ONNX Runtime maps tensors that start at one
+ALIGNMENT = 4096  # a page: ONNX Runtime maps tensors that start at a page
 
 
 class OnnxSink(OpenFiles):
@@ -56,7 +56,7 @@ class OnnxSink(OpenFiles):
     def write(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """Store ``tensor`` (any device) in its planned dtype and shape; each name is written once.
 
-        What is not planned is left out. What a reader will get back is always this tensor: None.
+        A tensor without a plan is left out. Returns None: a reader always gets the same tensor back.
         """
         if name not in self._layouts:
             return None  # the model computes it
@@ -69,14 +69,14 @@ class OnnxSink(OpenFiles):
         return None
 
     def _save_graph(self, traced: Traced, folder: Path) -> None:
-        """Write model.onnx, whose tensors lie where ``write`` will put them."""
+        """Write model.onnx, with the offsets of the tensors that ``write`` will store."""
         import onnx_ir
 
         graph = traced.model.graph
         for name, layout in self._layouts.items():
             dtype = onnx_ir.DataType(DTYPES[layout.dtype])
             value = traced.weights.get(name)
-            if value is None:  # the model has it, and nothing reads it
+            if value is None:  # in the model, but not read by anything
                 value = onnx_ir.Value(name=name)
             else:
                 graph.inputs.remove(value)
@@ -90,7 +90,7 @@ class OnnxSink(OpenFiles):
 
 
 def _widened(graph: Any, value: Any, dtype: Any) -> Any:
-    """Return the value that holds the tensor as it is stored: ``value`` itself, or one of ``dtype`` that is cast to it.
+    """Return the value that holds the tensor as stored: ``value`` itself, or one of ``dtype`` that is cast to it.
 
     Rows of an embedding are looked up before they are cast, so that no second copy of it is ever in memory.
     """

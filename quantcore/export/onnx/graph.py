@@ -1,7 +1,7 @@
 """A language model as an ONNX graph with a key-value cache, traced without a weight in memory.
 
-Transformers' own model runs on tensors that are only shapes, so there is no table of architectures. Quantized layers
-run as nodes of ONNX (``com.microsoft.MatMulNBits`` for 4 bits) on tensors that have the names and shapes of the export.
+Transformers' own model runs on tensors that have shapes but no values, so there is no table of architectures. Quantized
+layers run as nodes of ONNX (``com.microsoft.MatMulNBits`` for 4 bits) on tensors with the export's names and shapes.
 The graph computes in float32, as ONNX Runtime does on a CPU. Inputs and outputs have the names that Optimum gives them.
 """
 
@@ -35,12 +35,16 @@ from quantcore.numerics.affine import QParams
 
 BATCH, TOKENS, PAST, ALL = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length"
 EXAMPLE = {BATCH: 2, TOKENS: 3, PAST: 5, ALL: 8}
-"""Sizes to trace with. None is 0 or 1, which torch.export would take for constants."""
+"""Sizes to trace with. None of them is 0 or 1, which torch.export would treat as constants."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """``model`` (onnx_ir) without its tensors: those are inputs of the graph, ``weights`` by the checkpoint's names."""
+    """A traced graph.
+
+    ``model`` (onnx_ir) is without its tensors, which are inputs of the graph; ``weights`` has these by the checkpoint's
+    names.
+    """
 
     model: Any
     weights: dict[str, Any]
@@ -49,9 +53,10 @@ class Traced:
 def trace(
     model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...]
 ) -> Traced:
-    """The graph of the model with this config.json and ``layers`` quantized; ``layouts`` are the export's tensors.
+    """Return the graph of the model with this config.json and quantized ``layers``.
 
-    Raises ModelError for a model that has no such graph, or that the tensors do not fit.
+    ``layouts`` are the export's tensors. Raises ModelError for a model that has no such graph, or that the tensors do
+    not fit.
     """
     skeleton = build_skeleton(dict(model_config), torch.float32)
     skeleton.set_attn_implementation("eager")
@@ -84,7 +89,7 @@ class _Cached(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor,
         past: list[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        # Without a config every layer keeps all tokens; what lies outside a sliding window, its mask leaves out.
+        # Without a config every layer keeps all tokens; the mask excludes those outside a sliding window.
         cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
         positions = {"position_ids": position_ids} if self.takes_positions else {}
         output = self.model(
@@ -100,8 +105,10 @@ def _flat(cache: Any) -> list[torch.Tensor]:
 def _fill(
     model: PreTrainedModel, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], fake: FakeTensorMode
 ) -> dict[str, str]:
-    """Give ``model`` tensors without values, and ``layers`` their forward. What the trace calls the tensors, with the
-    export's names for them."""
+    """Give ``model`` tensors without values, and ``layers`` their forward.
+
+    Returns the export's names of the tensors, by the names that the trace gives them.
+    """
     parts = {f"{layer.name}.{part}" for layer in layers for part in PARTS}
     floats = [name for name in layouts if name not in parts]
     placed = place_tensors(model, [*floats, *(f"{layer.name}.weight" for layer in layers)])
@@ -133,7 +140,7 @@ def _fill(
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters and buffers, one that ties take to two places under both names."""
+    """Return all parameters and buffers; a tied tensor appears under both names."""
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
@@ -156,7 +163,7 @@ def _quantized(module: nn.Module, layer: LayerPlan, x: torch.Tensor) -> torch.Te
             "com.microsoft::MatMulNBits", [x, *parts], attributes, dtype=torch.float32, shape=shape, version=1
         )
     else:
-        # [in, out] without a Transpose: only so ONNX Runtime sees that DequantizeLinear belongs to the MatMul.
+        # [in, out] without a Transpose: otherwise ONNX Runtime does not fuse DequantizeLinear with the MatMul.
         axes: dict[QSchemeType, dict[str, Any]] = {
             QSchemeType.per_tensor: {},
             QSchemeType.per_channel: {"axis": 1},
@@ -180,7 +187,7 @@ def _params(module: nn.Module, what: str, spec: QuantizationSpec) -> QParams | N
 
 
 def _example(skeleton: PreTrainedModel, model: _Cached, fake: FakeTensorMode) -> tuple[Any, ...]:
-    """Arguments of ``model``; the shapes of the cache are those that the model itself makes."""
+    """Return example arguments of ``model``; the shapes of the cache are those that the model itself makes."""
     with fake:
         ids = torch.zeros(EXAMPLE[BATCH], EXAMPLE[TOKENS], dtype=torch.int64)
         mask = torch.ones(EXAMPLE[BATCH], EXAMPLE[ALL], dtype=torch.int64)
@@ -196,7 +203,7 @@ def _example(skeleton: PreTrainedModel, model: _Cached, fake: FakeTensorMode) ->
 def _run(skeleton: PreTrainedModel, ids: torch.Tensor) -> Any:
     try:
         return skeleton(input_ids=ids, use_cache=True)
-    except Exception as error:  # whatever the model raises where there are no values
+    except Exception as error:  # models raise various errors on tensors without values
         raise _has_no_graph(str(error)) from error
 
 
@@ -206,13 +213,15 @@ def _export(model: _Cached, arguments: tuple[Any, ...]) -> torch.export.Exported
     sizes = (free, free, free, [{0: Dim.AUTO, 2: Dim.AUTO}] * len(arguments[3]))
     try:
         return torch.export.export(model, arguments, dynamic_shapes=sizes)
-    except Exception as error:  # whatever the model raises comes through torch.export
+    except Exception as error:  # torch.export passes on all errors of the model
         raise _has_no_graph(str(error)) from error
 
 
 def _to_input(graph: Any, value: Any, name: str, weights: dict[str, Any]) -> None:
-    """Make an initializer an input of the graph, so that nothing takes its content for known, under its name in the
-    files. One that ties take to two places is one input."""
+    """Make an initializer an input of the graph, named as in the files, so that no pass uses its content.
+
+    A tied tensor becomes one input.
+    """
     del graph.initializers[value.name]
     value.const_value = None
     if name in weights:
@@ -224,9 +233,9 @@ def _to_input(graph: Any, value: Any, name: str, weights: dict[str, Any]) -> Non
 
 
 def _simplify(model: Any) -> None:
-    """Fold what is known of sizes and constants, and drop what is left over.
+    """Fold known sizes and constants, and remove what is unused then.
 
-    Not with the patterns of onnxscript's optimizer: their search takes minutes, and ONNX Runtime has its own.
+    The patterns of onnxscript's optimizer are not used: their search takes minutes, and ONNX Runtime has its own.
     """
     from onnx_ir.passes import common
     from onnxscript import optimizer
@@ -244,7 +253,7 @@ def _simplify(model: Any) -> None:
 def _name_ends(graph: Any, num_weights: int, takes_positions: bool) -> None:
     """Name the inputs and outputs of the graph and their axes.
 
-    What lies between gets its shapes from its reader, and loses what torch notes there: lines of source, with paths.
+    Inner values get no shapes, because readers infer them, and no metadata, where torch stores source lines with paths.
     """
     import onnx_ir
 
@@ -271,7 +280,7 @@ def _name_ends(graph: Any, num_weights: int, takes_positions: bool) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch logs of operators that it cannot translate and nobody asked for."""
+    """Silence torch's log of operators that it cannot translate and that this code does not use."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

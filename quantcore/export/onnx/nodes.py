@@ -1,8 +1,8 @@
-"""Activations as nodes of ONNX, for what torch.onnx traces: rounded on their way as the engine rounds them.
+"""Activations as nodes of ONNX for torch.onnx to trace, rounded as the engine rounds them.
 
 QuantizeLinear rounds half to even, and adds the zero point after that. Activations of fp8 and 4 bits are written as
-arithmetic with a cast instead: ONNX Runtime 1.31 fuses their nodes with others into what it has no kernel for, or drops
-a ReLU before them.
+arithmetic with a cast instead: ONNX Runtime 1.31 fuses their nodes into ones without a kernel, or drops a ReLU before
+them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from quantcore.errors import ConfigError
 from quantcore.numerics.affine import QParams, find_params
 
 OPSET = 21
-"""Opset of ONNX: the first with 4 bits, fp8 and blocks."""
+"""ONNX opset: the first with 4 bits, fp8 and blocks."""
 
 WITH_NODES = ("int8", "uint8", "int16", "uint16")
 """Dtypes for which activations pass through QuantizeLinear."""
 
 NARROW = "quantcore.narrow"
-"""Marks a node, in its metadata, whose codes have 4 bits: torch has no such tensors, so they are traced as bytes."""
+"""Metadata key of a node whose codes have 4 bits: torch has no such tensors, so they are traced as bytes."""
 
 
 def check_installed() -> None:
-    """Raises ConfigError that says what to install if a package is missing that writes ONNX."""
+    """Raise ConfigError that names the packages to install if one that ONNX export needs is missing."""
     missing = [name for name in ("onnx", "onnxscript", "ml_dtypes") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -39,9 +39,9 @@ def check_installed() -> None:
 
 
 def activation(x: torch.Tensor, spec: QuantizationSpec, params: QParams | None) -> torch.Tensor:
-    """x after quantize and dequantize; scales are taken from x without ``params``.
+    """Return x after quantize and dequantize; without ``params`` the scales are computed from x.
 
-    It stays in its own shape where one scale a tensor or feature allows it, else becomes rows that have one scale each.
+    The nodes keep the shape of x if scales are per tensor or per feature; else they work on rows with one scale each.
     """
     if not spec.format.scaled:
         return x.to(getattr(torch, spec.format.storage)).to(x.dtype)
@@ -56,7 +56,7 @@ def activation(x: torch.Tensor, spec: QuantizationSpec, params: QParams | None) 
     attributes = {} if is_one else {"axis": 0 if is_rows else x.ndim - 1}
     storage = getattr(torch, spec.format.storage)
     scale = params.scale.reshape(() if is_one else -1)
-    # Always with a zero point, whose type says what the codes are. The attribute output_dtype would do, but ONNX
+    # Always with a zero point, whose type is the type of the codes. The attribute output_dtype would do, but ONNX
     # Runtime's optimizer turns int8 into uint8 by the zero point alone, and then finds that the two disagree.
     zero_point = params.zero_point_or_zeros
     inputs = [scale, zero_point.to(storage).reshape(scale.shape)]
@@ -68,12 +68,12 @@ def activation(x: torch.Tensor, spec: QuantizationSpec, params: QParams | None) 
 def onnx_node(
     name: str, inputs: list[Any], attributes: dict[str, int], spec: QuantizationSpec, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the output of a node of ONNX, in the shape of its first input."""
-    made: torch.Tensor = torch.onnx.ops.symbolic(
+    """Return the output of a new ONNX node, in the shape of its first input."""
+    output: torch.Tensor = torch.onnx.ops.symbolic(
         name, inputs, dict(attributes), dtype=dtype, shape=inputs[0].shape,
         metadata_props={NARROW: "4"} if spec.format.bits == 4 else None,
     )  # fmt: skip
-    return made
+    return output
 
 
 def _arithmetic(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:

@@ -65,7 +65,7 @@ def test_lines_to_load_name_the_folder_and_nothing_else_changes() -> None:
         "quark": "llm = LLM('/a/quark', quantization='quark')",
         "compressed_tensors": "load('/a/compressed_tensors')",
     }
-    alone = SUMMARY | {"exports": {"quark": {"path": ".", "load": "LLM('.', quantization='quark')"}}}
+    alone = SUMMARY | {"exports": {"quark": {"path": ".", "bytes": 1, "load": "LLM('.', quantization='quark')"}}}
     assert terminal.load_lines(job_with(summary=alone), "/a") == {"quark": "LLM('/a', quantization='quark')"}
 
 

@@ -6,7 +6,7 @@ from quantcore.checkpoint.blocks import find_blocks, warn_of_other_parts
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import presets
 from quantcore.errors import ModelError
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 
 VISION = {"model_type": "clip_vision_model", "hidden_size": 64, "num_hidden_layers": 24}
 
@@ -98,7 +98,7 @@ def test_what_is_not_one_language_model_is_refused_with_the_reason(case):
 
 def test_a_plan_says_which_parts_it_leaves_alone():
     config, tensors, prefix, _ = FOUND["nested"]
-    plan = resolve(presets.resolve("int8_weight_only"), {**config, "model_type": "llava"}, tensors, file2file=True)
+    plan = make_plan(presets.resolve("int8_weight_only"), {**config, "model_type": "llava"}, tensors, file2file=True)
     assert len(plan.layers) == 6 and plan.block_prefix == prefix
     [warning] = plan.warnings
     assert "Only the language model, 'language_model.model.layers.*', is quantized." in warning

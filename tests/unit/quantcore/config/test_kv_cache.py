@@ -13,7 +13,7 @@ from quantcore.cli.from_flags import task_of
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.nn.layers import quantized_layers
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from quantcore.reading.model import read_model
 from tests.support.models import MIXTURES, SHAPE, tiny_model
 
@@ -29,7 +29,7 @@ GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4}
 def plan(folder, config=FP8_KV, exports=("quark",)):
     headers = read_model(folder).headers
     calibration = CalibrationConfig(num_samples=2, seq_len=32)
-    return resolve(config, headers.config, headers.tensors, exports=exports, calibration=calibration)
+    return make_plan(config, headers.config, headers.tensors, exports=exports, calibration=calibration)
 
 
 def in_cache(layers):
@@ -109,7 +109,7 @@ def test_keys_of_another_width_than_the_heads_are_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     headers = read_model(folder).headers
     with pytest.raises(ConfigError, match="k_proj has 32 outputs"):
-        resolve(FP8_KV, {**config, "num_key_value_heads": 1}, headers.tensors)
+        make_plan(FP8_KV, {**config, "num_key_value_heads": 1}, headers.tensors)
 
 
 def task(tmp_path, *flags):

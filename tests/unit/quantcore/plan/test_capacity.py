@@ -17,7 +17,7 @@ from quantcore.config.quantization import CalibrationConfig
 from quantcore.errors import ConfigError
 from quantcore.plan.capacity import distinct_blocks, plan_for
 from quantcore.plan.hardware import GB, Hardware, parse_hardware
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from quantcore.plan.shapes_of_config import tensors_of
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -134,10 +134,10 @@ def test_a_depth_of_many_blocks_is_planned_as_one_of_a_few():
     short, counts = distinct_blocks(tensors, "model.layers.", 5)
     assert counts == [5] and len(short) == 3 + (len(tensors) - 3) // 5
     chosen = presets.resolve("w4a16")
-    whole = resolve(chosen, found, tensors)
+    whole = make_plan(chosen, found, tensors)
     for exclude in (("lm_head",), ("lm_head", "model.layers.0.*")):
         changed = replace(chosen, exclude=exclude)
-        whole = resolve(changed, found, tensors)
+        whole = make_plan(changed, found, tensors)
         answer = plan_for(Hardware(), changed, found, tensors)
         assert answer.num_layers == len(whole.layers)
         assert answer.size_after_bytes == whole.size_after_bytes

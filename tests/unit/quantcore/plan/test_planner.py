@@ -15,7 +15,7 @@ from quantcore.config import presets
 from quantcore.config.algorithms import NAMES, config_of
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig
 from quantcore.errors import ConfigError, ModelError
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from quantcore.solvers import SOLVERS, TUNERS
 from quantcore.transforms import SMOOTHINGS
 
@@ -49,7 +49,7 @@ def smollm2(num_blocks=30, tied=True):
 def plan(preset="w4a16", tensors=None, model_config=None, calibration=None, exports=("quark",), **overrides):
     config = presets.resolve(preset, group_size=overrides.pop("group_size", None))
     config = replace(config, **overrides)
-    return resolve(config, model_config or SMOLLM2, tensors or smollm2(), calibration=calibration, exports=exports)
+    return make_plan(config, model_config or SMOLLM2, tensors or smollm2(), calibration=calibration, exports=exports)
 
 
 def test_every_linear_layer_of_every_block_in_natural_order():
@@ -179,12 +179,12 @@ def test_odd_models_are_refused(case):
 
 
 def test_planning_needs_no_torch():
-    code = "import sys, quantcore.plan.resolve as p; list(p.EXPORTERS); sys.exit('torch._C' in sys.modules)"
+    code = "import sys, quantcore.plan.planner as p; list(p.EXPORTERS); sys.exit('torch._C' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_config_without_lm_head_exclusion_on_a_tied_model_keeps_the_head():
-    result = resolve(Config(global_quant_config=presets.PRESETS["fp8"].layer_config), SMOLLM2, smollm2())
+    result = make_plan(Config(global_quant_config=presets.PRESETS["fp8"].layer_config), SMOLLM2, smollm2())
     assert result.tied_lm_head and result.layers_of(None) == ()
 
 

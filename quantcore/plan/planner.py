@@ -1,6 +1,6 @@
-"""From a config and a model's headers to a decision per layer: no weights, no torch, no side effect.
+"""Turns a config and a model's headers into a decision per layer: no weights, no torch, no side effect.
 
-A job that cannot work is refused here, before anything moves.
+A job that cannot work is rejected here, before anything else happens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FILE_TO_FILE, STREAMED = "file_to_file", "streamed"
 
 @dataclass(frozen=True)
 class KeptTensor:
-    """A matrix that stays in high precision, and why. ``is_layer``: a linear layer, which formats name as left out."""
+    """A matrix that stays in high precision, and why. ``is_layer``: a linear layer, which formats list as excluded."""
 
     name: str
     reason: str
@@ -47,13 +47,13 @@ class KeptTensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of every layer.
+    """The decisions for every layer, with sizes and memory.
 
-    ``added`` are tensors that the result has and the checkpoint has not: the output projection of a model that shares
-    it with the embedding, once a rotation parts the two. ``layouts`` holds, for each export, every tensor that will be
-    written, in order: sizes are exact. ``executor``: FILE_TO_FILE takes weight after weight and runs nothing, STREAMED
-    takes text through block after block. ``peak_memory_bytes`` is an estimate of what all processes hold together, with
-    its parts beside it. All sizes are bytes.
+    ``added`` are tensors of the result that the checkpoint does not have: the output projection of a model that shares
+    it with the embedding, once a rotation separates the two. ``layouts`` holds, for each export, every tensor that will
+    be written, in order: sizes are exact. ``executor``: FILE_TO_FILE processes weight after weight and runs nothing,
+    STREAMED runs text through block after block. ``peak_memory_bytes`` is an estimate for all processes together;
+    ``memory_bytes`` has its parts. All sizes are bytes.
     """
 
     model_type: str
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def memory_by_phase(self) -> dict[str, dict[str, int]]:
-        """Return the peak memory by part in the phases "quantize" (of a single process) and "verify"."""
+        """The peak memory by part in the phases "quantize" (of a single process) and "verify"."""
         return {"quantize": self.memory_of_rank(), "verify": self.footprint.verifying(runs_model=self.runs_model)}
 
     @property
@@ -93,16 +93,16 @@ class Plan:
 
     @property
     def allows_check(self) -> bool:
-        """True if another program may read the whole export while it is verified."""
+        """True if another program may read the whole export while the result is verified."""
         return self.footprint.allows_check(runs_model=self.runs_model)
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Return the peak memory by part in the phase that takes most."""
+        """The peak memory by part in the phase that takes most."""
         return max(self.memory_by_phase.values(), key=lambda parts: sum(parts.values()))
 
     def memory_of_rank(self, num_ranks: int = 1, num_shards: int = 1) -> dict[str, int]:
-        """Return the memory of each of several processes that quantize; ``num_shards`` as in ``Footprint.streamed``."""
+        """Return the memory of each of several processes that quantize; ``num_shards``: see ``Footprint.streamed``."""
         if self.executor == FILE_TO_FILE:
             return self.footprint.file_to_file()
         return self.footprint.streamed(num_ranks=num_ranks, num_shards=num_shards)
@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def main_export(self) -> str:
-        """Return the export whose model is run and measured: the first one with codes, else the first."""
+        """The export whose model is run and measured: the first one with codes, else the first."""
         return _main(self.exports)
 
     def layers_of(self, block: int | None) -> tuple[LayerPlan, ...]:
@@ -140,7 +140,7 @@ class Plan:
         }
 
 
-def resolve(
+def make_plan(
     config: Config,
     model_config: Mapping[str, Any],
     tensors: Mapping[str, TensorHeader],
@@ -153,12 +153,12 @@ def resolve(
     num_schemes: int = 0,
     warnings: tuple[str, ...] = (),
 ) -> Plan:
-    """Decide what becomes of every layer.
+    """Decide how every layer is quantized, or why it is kept.
 
     ``evaluation``, ``file2file`` and ``shard_blocks`` are a task's. ``warnings`` are carried over into the plan.
-    ``num_schemes`` is the number of schemes that a mix measures before.
+    ``num_schemes`` is the number of schemes that a mix measures first.
 
-    Raises ConfigError or ModelError that names the layers and what would fit.
+    Raises ConfigError or ModelError that names the layers and a remedy.
     """
     calibration = calibration or CalibrationConfig()
     _check_possible(config)
@@ -266,7 +266,7 @@ def _decide(
             in_blocks.append(module)
         chosen, why = config.choose(module, kind, in_cache=is_running and holds_keys_or_values(module, tensors))
         if is_head(name) and chosen is not None:
-            chosen, why = config.choose("lm_head", kind)  # whatever the checkpoint calls it
+            chosen, why = config.choose("lm_head", kind)  # under any name in the checkpoint
         if block is None and not is_head(name):
             kept.append(KeptTensor(module, "outside the decoder blocks"))
         elif block is not None and block >= num_blocks:
@@ -314,7 +314,9 @@ def _vocabulary_sizes(config: Mapping[str, Any]) -> Iterator[int]:
 def _kept_matrix(config: Config, name: str, tensor: TensorHeader) -> KeptTensor:
     module = name.removesuffix(".weight")
     if is_stack_of_experts(name, tensor.shape):
-        return KeptTensor(module, config.choose(module, "Linear")[1])  # it is excluded, or it would have been refused
+        return KeptTensor(
+            module, config.choose(module, "Linear")[1]
+        )  # it is excluded, otherwise it would have been rejected
     return KeptTensor(module, why_not_linear(name, tensor), is_layer=False)
 
 
@@ -341,7 +343,7 @@ def _check_architecture(config: Config, tensors: Mapping[str, TensorHeader], pre
 
 
 def _check_possible(config: Config) -> None:
-    """Refuse what block-by-block quantization cannot do."""
+    """Raise ConfigError for settings that block-by-block quantization does not support."""
     types = [kind for kind in config.layer_type_quant_config if kind not in STREAMED_TYPES]
     faults = {
         "algo_config": (
@@ -368,7 +370,7 @@ def _check_possible(config: Config) -> None:
 
 
 def _check_shards(config: Config, file2file: bool) -> None:
-    """Refuse shards where no block is run, or where an algorithm needs a single process."""
+    """Raise ConfigError for shards if no block is run, or if an algorithm needs a single process."""
     algorithm = config.runs_alone
     if file2file or algorithm is not None:
         why = "file2file takes weight after weight" if file2file else f"{algorithm} runs in one process"
@@ -381,7 +383,7 @@ def _check_shards(config: Config, file2file: bool) -> None:
 
 
 def _online(config: Config) -> list[str]:
-    """Return the requested rotations that no weight can hold."""
+    """Return the requested rotations that cannot be folded into weights."""
     rotations = [step for step in config.algo_config if isinstance(step, RotationConfig)]
     return [f"rotation {name}" for name in ("r3", "r4") if any(getattr(rotation, name) for rotation in rotations)]
 
