@@ -120,7 +120,7 @@ class BlockAlgorithms:
         stats = self._collect(others | modules, at, advance=advance and not is_static)
         changed, refused = self._smoother.smooth(at, discovery, names, stats)
         error = ((at.update() - before).norm() / before.norm()).item()
-        check_fold(at.index, error, self._dtype)
+        check_fold(at, error, self._dtype)
         with collect_ranges(layers) as ranges:
             if is_static:
                 at.run(advance=advance)

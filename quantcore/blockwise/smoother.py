@@ -18,12 +18,15 @@ from quantcore.edges.discovery import FoundEdges, listed_edges
 from quantcore.edges.edge import Edge, kind_of
 from quantcore.errors import NumericsError
 from quantcore.events import Warned
+from quantcore.model.experts import SplitExperts
 from quantcore.numerics.weight_layout import canonical
 from quantcore.transforms import SMOOTHINGS, Consumer, Smoothing
 
 MAX_UPDATE_CHANGE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Largest relative change of a block's update by folding: rounding of the folded weights gives less, a fault far more.
 """
+MAX_UPDATE_CHANGE_OF_EXPERTS = 0.3
+"""The same for a block with experts in a 16-bit dtype: a rounded router may choose another expert for a token."""
 
 
 class Smoother:
@@ -99,13 +102,15 @@ def _divide(stats: dict[str, Stats], edge: Edge, scale_F: torch.Tensor) -> None:
     stats.update({name: after[id(input_stats)] for name, input_stats in before.items()})
 
 
-def check_fold(index: int, error: float, dtype: torch.dtype) -> None:
-    """Raise NumericsError if folding changed the update of block ``index`` by more than rounding explains."""
-    if error <= MAX_UPDATE_CHANGE[dtype]:
+def check_fold(at: RunningBlock, error: float, dtype: torch.dtype) -> None:
+    """Raise NumericsError if folding changed the update of a block by more than rounding explains."""
+    has_experts = any(isinstance(module, SplitExperts) for module in at.block.modules())
+    limit = MAX_UPDATE_CHANGE_OF_EXPERTS if has_experts and dtype != torch.float32 else MAX_UPDATE_CHANGE[dtype]
+    if error <= limit:
         return
     raise NumericsError(
-        f"Moving scales changed what decoder block {index} computes by {error:.1e} of its update;"
-        f" {MAX_UPDATE_CHANGE[dtype]:.0e} is allowed for {dtype}.",
+        f"Moving scales changed what decoder block {at.index} computes by {error:.1e} of its update;"
+        f" {limit:.0e} is allowed for {dtype}.",
         code="fold_changed_the_model",
         hint="Leave smoothquant, autosmoothquant and awq out, or give the checkpoint in float32.",
     )

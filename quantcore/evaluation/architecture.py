@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
+from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.libraries import opened_weights
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.errors import ModelError, QuantError, reason_of
@@ -47,18 +49,22 @@ The same kernels in the same order give 0; experts that run one by one are summe
 NOT_FINITE = "its logits are not finite"
 
 
-def prove_twin(model: Model, emit: Emit) -> None:
-    """Raise ModelError ``architecture_misread`` if the logits of a small twin of the model differ.
+def prove_twin(model: Model, emit: Emit) -> list[str]:
+    """Return the linear layers in the blocks that the model never calls, as a small twin of it shows.
 
-    If Transformers cannot build or run such a twin, a warning says that nothing was proven.
+    Some are for tokens of an encoder that is not there; of others only the weight is read (Mamba's ``dt_proj``).
+    Raises ModelError ``architecture_misread`` if the logits of the twin differ. If Transformers cannot build or run such
+    a twin, a warning says that nothing was proven.
     """
     config = model.headers.config
     cache, twin = BaselineCache(f"twin:{config.get('model_type')}"), json.dumps(twin_config(config), sort_keys=True)
     result = cache.value({"twin": twin}, lambda: _compare_twin(twin))
     if "reason" in result:
         _not_proven(config, f"no small twin of it could be run by Transformers ({result['reason']})", emit)
-        return
+        return []
     _check(config, result["differences"], torch.float32)
+    uncalled: list[str] = result["uncalled"]
+    return uncalled
 
 
 def prove_window(model: Model, cache: BaselineCache, emit: Emit) -> None:
@@ -155,7 +161,10 @@ def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
             return {"reason": NOT_FINITE}
         with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as folder, quiet():
             twin.save_pretrained(folder)
-            return {"differences": differences(twin, open_model(read_model(Path(folder))), windows_NT)}
+            ours = open_model(read_model(Path(folder)))
+            with _calls(twin) as called:
+                measured = differences(twin, ours, windows_NT)
+            return {"differences": measured, "uncalled": _uncalled(twin, ours.streamed, called)}
     except ModelError as error:
         if error.code == "missing_tensors":  # Transformers wrote these files: they are whole
             raise ModelError(
@@ -170,6 +179,27 @@ def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
         raise
     except Exception as error:  # the code of any model, on untested inputs
         return {"reason": reason_of(error)}
+
+
+@contextmanager
+def _calls(model: PreTrainedModel) -> Iterator[set[str]]:
+    """Yield the set that gains the names of the linear layers of ``model`` that are called while this lasts."""
+    called: set[str] = set()
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear | Conv1D):
+                stack.callback(module.register_forward_hook(lambda *_, name=name: called.add(name)).remove)
+        yield called
+
+
+def _uncalled(model: PreTrainedModel, streamed: StreamedModel, called: set[str]) -> list[str]:
+    """Return the checkpoint's names of the linear layers in the blocks that were not called, but for experts."""
+    prefix = f"{streamed.blocks_name}."
+    linears = (name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D))
+    stored = [
+        streamed.stored_name(f"{name}.weight") for name in linears if name.startswith(prefix) and name not in called
+    ]
+    return [name.removesuffix(".weight") for name in stored if not EXPERT.match(name)]
 
 
 def _compare_whole(model: Model, dtype: torch.dtype) -> dict[str, Any]:

@@ -37,7 +37,8 @@ from quantcore.evaluation.quality import ConsumerCheck
 from quantcore.events import Emit, Warned
 from quantcore.export import TRANSFORMERS_PACKAGES
 from quantcore.export.exporter import is_plain
-from quantcore.model.skeleton import clean_config, declared_class, without_untrusted
+from quantcore.model.names import stores_single_experts
+from quantcore.model.skeleton import build_declared, clean_config, declared_class, without_untrusted
 from quantcore.reading.model import Model
 from quantcore.runtime.devices import release_freed_memory
 
@@ -97,6 +98,11 @@ def check_export(
     if reason := unread(export, layers):
         return ConsumerCheck(not_checked=reason)
     config = original.headers.config
+    if export == "compressed_tensors" and _holds_only_stacks(config, layers):
+        return ConsumerCheck(
+            not_checked=f"Transformers reads stacks of experts only for '{config.get('model_type')}', and"
+            " compressed-tensors stores each expert."
+        )
     try:
         program = _program(TRANSFORMERS_PACKAGES[export])
         ids_NT = _window(config)
@@ -134,6 +140,16 @@ def check_export(
             hint="Take another format (fake_quantized is read as an ordinary model), and please report this.",
         )
     return ConsumerCheck(consumer=program, logit_difference=difference)
+
+
+def _holds_only_stacks(config: Mapping[str, Any], layers: tuple[LayerPlan, ...]) -> bool:
+    """Return True if ``layers`` has experts, and Transformers has no names for single experts of this model."""
+    if not any(EXPERT.match(f"{layer.name}.weight") for layer in layers):
+        return False
+    try:
+        return not stores_single_experts(build_declared(dict(config)))
+    except ModelError:
+        return False
 
 
 def _program(package: str | None) -> str:

@@ -91,13 +91,11 @@ def language_model_class(raw_config: Mapping[str, Any]) -> type[PreTrainedModel]
 
     Raises ModelError ``unsupported_architecture`` if there is none.
     """
-    config = type(clean_config(dict(raw_config)))
-    classes = [
-        built
-        for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
-        if config in mapping
-        for built in ([mapping[config]] if isinstance(mapping[config], type) else mapping[config])
-    ]
+    config, classes = type(clean_config(dict(raw_config))), []
+    for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING):
+        if config in mapping:
+            built = mapping[config]
+            classes += built if isinstance(built, tuple) else [built]
     if not classes:
         raise ModelError(
             f"Transformers has no language model of the type '{config.model_type}' that generates text.",

@@ -42,7 +42,7 @@ from quantcore.pipeline.baseline import Baseline
 from quantcore.pipeline.file_to_file import round_files
 from quantcore.pipeline.streams import JobStreams
 from quantcore.pipeline.writer import ResultWriter, write_side_files
-from quantcore.plan.job import plan_job
+from quantcore.plan.job import plan_job, without_layers
 from quantcore.plan.planner import FILE_TO_FILE, Plan
 from quantcore.proof.expectation import Expectation, probe_logits
 from quantcore.proof.judging import Outcome, judge_result, tell_gates
@@ -81,8 +81,11 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, warnings: list[Wa
     seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
     headers = model.headers
     emit(PhaseStarted("plan"))
-    if ranks.is_first and not task.file2file:
-        prove_twin(model, emit)
+    if not task.file2file:
+        uncalled = ranks.share(prove_twin(model, emit) if ranks.is_first else [])
+        task, kept = without_layers(task, headers, uncalled)
+        if kept:
+            emit(Warned("layer_never_called", f"The model's code never calls {', '.join(kept)}: kept as in the model."))
     savepoint = SavePoint.of(task, ranks)
     task, mixed = with_mix(task, model, savepoint, emit)
     plan = plan_job(task, headers, num_schemes=len(mixed["uniform"]) if mixed else 0)

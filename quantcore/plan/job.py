@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TypeVar
+
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config.job_spec import JobSpec
 from quantcore.plan.planner import Plan, make_plan
+
+Spec = TypeVar("Spec", bound=JobSpec)
 
 
 def plan_job(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = None) -> Plan:
@@ -19,3 +26,16 @@ def plan_job(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = 
         evaluation=spec.evaluation, file2file=spec.file2file, shard_blocks=spec.shard_blocks,
         warnings=headers.warnings, num_schemes=num_schemes,
     )  # fmt: skip
+
+
+def without_layers(spec: Spec, headers: ModelHeaders, names: Collection[str]) -> tuple[Spec, list[str]]:
+    """Return ``spec`` with those of the layers called ``names`` excluded that would be quantized, and their patterns.
+
+    A mix stays as it is: it measures which scheme a layer bears.
+    """
+    if not names or spec.mix is not None:
+        return spec, []
+    planned = [layer.name for layer in plan_job(spec, headers).layers if layer.name in names]
+    patterns = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name, count=1) for name in planned))
+    config = replace(spec.config, exclude=(*spec.config.exclude, *planned))
+    return spec.model_copy(update={"config": config}), patterns

@@ -95,9 +95,9 @@ def outline(class_name: str, model_type: str, depth: int = 6, tower_depth: int =
         model = model_class(config)
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
     stored = {name: _header(tensor) for name, tensor in revert_weight_conversion(model, dict(state)).items()}
-    places = places(model, list(stored))
+    filled = places(model, list(stored))
     tensors = unstack_experts(stored)
-    fills = {name: places[name if header.stack is None else header.stack.name] for name, header in tensors.items()}
+    fills = {name: filled[name if header.stack is None else header.stack.name] for name, header in tensors.items()}
     return Outline(json.loads(config.to_json_string()), tensors, model, fills)
 
 
@@ -135,7 +135,7 @@ def places(model: PreTrainedModel, stored: list[str]) -> dict[str, str]:
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     state = model.state_dict()
-    places = {
+    renamed = {
         name: rename_source_key(name, renamings, converters, model.base_model_prefix, state)[0] for name in stored
     }
-    return {name: name if place not in state and name in state else place for name, place in places.items()}
+    return {name: name if place not in state and name in state else place for name, place in renamed.items()}

@@ -52,15 +52,15 @@ def _lines(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield (
         f"`make sweep` wrote this page on {datetime.now(UTC):%Y-%m-%d}, with Transformers {transformers.__version__}"
-        f" and torch {torch.__version__.partition('+')[0]}. It builds a tiny model with random weights of every class, and"
-        " quantizes it to the compressed-tensors format in four ways:"
+        f" and torch {torch.__version__.partition('+')[0]}. It builds a tiny model with random weights of every class,"
+        " and quantizes it to the compressed-tensors format in four ways:"
     )
     yield ""
     for way, how in WAYS.items():
         steps = " and ".join(step["name"] for step in how.get("algo_config", ())) or "no algorithm"
         yield f"- **{way}**: `{how['preset']}`, {steps}{', file to file' if 'file2file' in how else ''}"
     yield ""
-    yield "The last column counts classes with linear weights that are neither quantized nor listed as kept with a reason."
+    yield "The last column counts classes with linear weights that are neither quantized nor listed with a reason."
     yield ""
     yield from summary(rows)
     yield ""
