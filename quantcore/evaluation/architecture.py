@@ -53,8 +53,8 @@ def prove_twin(model: Model, emit: Emit) -> list[str]:
     """Return the linear layers in the blocks that the model never calls, as a small twin of it shows.
 
     Some are for tokens of an encoder that is not there; of others only the weight is read (Mamba's ``dt_proj``).
-    Raises ModelError ``architecture_misread`` if the logits of the twin differ. If Transformers cannot build or run such
-    a twin, a warning says that nothing was proven.
+    Raises ModelError ``architecture_misread`` if the twin's logits differ. If Transformers cannot build or run one,
+    a warning says that nothing was proven.
     """
     config = model.headers.config
     cache, twin = BaselineCache(f"twin:{config.get('model_type')}"), json.dumps(twin_config(config), sort_keys=True)

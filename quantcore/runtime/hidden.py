@@ -9,8 +9,10 @@ from typing import Self
 import torch
 from torch import nn
 
+from quantcore.errors import reason_of
 from quantcore.runtime.arguments import WindowArguments
 from quantcore.runtime.matmul import matmul_precision
+from quantcore.runtime.relay import no_chain
 from quantcore.runtime.shards import idling
 from quantcore.runtime.states import States
 
@@ -40,10 +42,16 @@ class Hidden:
         return self.run_on(self.states[window], block, index, window)
 
     def run_on(self, state: torch.Tensor, block: nn.Module, index: int, window: int) -> torch.Tensor:
-        """Return the output of ``block`` for other hidden states of ``window``."""
+        """Return the output of ``block`` for other hidden states of ``window``.
+
+        Raises ModelError where the model's own code fails.
+        """
         beside = self.arguments.of(index, window)
-        with matmul_precision(state.device):
-            output = block(state, *beside.positional, **beside.named)
+        try:
+            with matmul_precision(state.device):
+                output = block(state, *beside.positional, **beside.named)
+        except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:  # the code of any model
+            raise no_chain(f"the code of block {index} fails ({reason_of(error)})") from error
         self.num_returned = len(output) if isinstance(output, (tuple, list)) else 0
         result: torch.Tensor = output[0] if self.num_returned else output
         return result

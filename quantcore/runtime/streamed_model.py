@@ -8,6 +8,7 @@ tables, final norms and logit soft-caps are the model's own, for any architectur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
@@ -229,13 +230,18 @@ class StreamedModel:
             for name in at_once:
                 if self.model.get_parameter(name).is_meta:  # neither stored nor tied: let ``read`` raise the error
                     self._load(self.model, name, name)
+            for name in names:
+                if name not in at_once:  # some models take their device from a tower
+                    parameter = self.model.get_parameter(name)
+                    hole = torch.full((), math.nan, dtype=parameter.dtype, device=self.device)
+                    set_parameter(self.model, name, hole.expand(parameter.shape))
             for name, tower in self._towers.items():
                 stack.callback(tower.register_forward_pre_hook(partial(self._load_tower, name)).remove)
             yield
 
     def _load_tower(self, name: str, tower: nn.Module, _: tuple[Any, ...]) -> None:
         for part, parameter in list(tower.named_parameters()):
-            if parameter.is_meta:
+            if not any(parameter.stride()):  # a hole
                 self._load(self.model, f"{name}.{part}", f"{name}.{part}")
 
     def _is_stored_head(self, name: str) -> bool:

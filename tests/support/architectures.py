@@ -32,6 +32,7 @@ MAX_EXPERTS = 16
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}}
 MROPE_OF_GLM = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}}
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
