@@ -30,7 +30,10 @@ NUMS_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num
 MAX_EXPERTS = 16
 
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}}
-MROPE_OF_GLM = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}}
+MROPE_OF_GLM = {
+    "head_dim": 128,
+    "rope_parameters": {**MROPE["rope_parameters"], "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5},
+}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
@@ -118,8 +121,6 @@ def shrink(config: PretrainedConfig, depth: int, tower_depth: int) -> None:
             for name, value in list(vars(config).items()):
                 if isinstance(value, list | tuple) and len(value) == before:
                     setattr(config, name, value[:wanted])
-                elif isinstance(value, dict) and name == "per_layer_config":
-                    setattr(config, name, {index: part for index, part in value.items() if int(index) < wanted})
     for name in config.sub_configs:
         inner = getattr(config, name, None)
         if isinstance(inner, PretrainedConfig):

@@ -65,7 +65,16 @@ def small_config(model_class: ModelClass) -> dict[str, Any]:
     if not isinstance(config, built.config_class):
         config = config.get_text_config(decoder=True)
     shrink(config, DEPTH, TOWER_DEPTH)
-    return twin_config(json.loads(config.to_json_string(use_diff=False)))
+    return twin_config(_for_depth(json.loads(config.to_json_string(use_diff=False))))
+
+
+def _for_depth(config: dict[str, Any]) -> dict[str, Any]:
+    """Return ``config`` without the settings of layers that are no more."""
+    config = {key: _for_depth(value) if isinstance(value, dict) else value for key, value in config.items()}
+    if per_layer := config.get("per_layer_config"):
+        depth = config["num_hidden_layers"]
+        config["per_layer_config"] = {index: value for index, value in per_layer.items() if int(index) < depth}
+    return config
 
 
 def build(model_class: ModelClass, seed: int = 0) -> PreTrainedModel:
