@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from quantcore.checkpoint.blocks import tower_configs
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.checkpoint.onnx_headers import FILE_NAME, QUANT_METHOD, is_computed
@@ -174,6 +175,12 @@ class OnnxExporter:
         return None if is_computed(name) else TensorLayout(tensor.dtype, tensor.shape)
 
     def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
+        if towers := tower_configs(model_config):
+            raise ConfigError(
+                f"An onnx file would hold the language model alone, without the parts of {', '.join(towers)}.",
+                code="incompatible_export",
+                hint="Take another format.",
+            )
         experts = [name for name in layouts if ".experts." in name]
         if experts:
             raise ConfigError(
