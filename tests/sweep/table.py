@@ -24,14 +24,14 @@ def write_table(rows: Sequence[Row], path: Path) -> None:
 def summary(rows: Sequence[Row]) -> list[str]:
     """Return the lines of the table that counts classes by kind and way."""
     lines = [
-        f"| kind | built | {' | '.join(WAYS)} | in float without a reason |",
+        f"| kind | built | {' | '.join(WAYS)} | in float without a reason | altered towers |",
         "|---|---|" + "---|" * (len(WAYS) + 1),
     ]
     for kind in TASKS:
         built = [row for row in rows if row.model_class.kind == kind and row.outcomes]
         if built:
-            cells = (_share(built, way) for way in WAYS)
-            lines.append(f"| {kind} | {len(built)} | {' | '.join(cells)} | {_num_unexplained(built)} |")
+            cells = [*(_share(built, way) for way in WAYS), _in_classes(built, "unexplained")]
+            lines.append(f"| {' | '.join((kind, str(len(built)), *cells, _in_classes(built, 'altered')))} |")
     return lines
 
 
@@ -41,8 +41,8 @@ def _share(rows: Sequence[Row], way: str) -> str:
     return f"{verdicts['ok']} ({100 * verdicts['ok'] / len(rows):.0f} %){crashes}"
 
 
-def _num_unexplained(rows: Sequence[Row]) -> str:
-    classes = [row for row in rows if any(outcome.unexplained for outcome in row.outcomes.values())]
+def _in_classes(rows: Sequence[Row], what: str) -> str:
+    classes = [row for row in rows if any(getattr(outcome, what) for outcome in row.outcomes.values())]
     return f"in {len(classes)} classes" if classes else "none"
 
 

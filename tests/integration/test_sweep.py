@@ -1,0 +1,35 @@
+"""A dozen of the classes that ``make sweep`` quantizes, in every way: text models, mixtures, towers, recurrences."""
+
+import pytest
+
+from tests.sweep.classes import model_classes
+from tests.sweep.quantizing import WAYS, quantize_class
+
+CHOSEN = [
+    "BartForCausalLM",  # layers that are never called without an encoder
+    "BeamForCausalLM",  # a router that computes in float32 beside bfloat16 norms
+    "Gemma3ForConditionalGeneration",
+    "GraniteDoclingForConditionalGeneration",  # takes its device from a tower
+    "InternVLForConditionalGeneration",
+    "Kimi_K25ForConditionalGeneration",  # the tower's tensors are put together when they are loaded
+    "LlavaForConditionalGeneration",
+    "MambaForCausalLM",  # dt_proj is read, not called
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+]
+CLASSES = {each.name: each for each in model_classes(("causal", "image-text-to-text"))}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_class_is_quantized_in_every_way_and_nothing_is_lost(name: str) -> None:
+    row = quantize_class(CLASSES[name])
+    assert not row.not_built
+    assert {way: (outcome.verdict, outcome.detail) for way, outcome in row.outcomes.items()} == dict.fromkeys(
+        WAYS, ("ok", "")
+    )
+    for way, outcome in row.outcomes.items():
+        assert outcome.num_quantized > 0, way
+        assert (outcome.unexplained, outcome.altered) == ((), ()), way
