@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from api.http.security import Reader, Writer
 from api.http.strict_json import StrictJsonRoute
 from api.jobs import cursor as cursors
 from api.jobs import service, submission, view
+from api.jobs.retention_task import remove_artifacts
 from api.jobs.schemas import (
     JobClone,
     JobCreate,
@@ -138,8 +138,7 @@ def delete_job(job_id: JobId, caller: Writer, context: ContextDep) -> None:
             raise no_such_job()
         jobs.delete(session, job)
         audit.note(session, caller, "job.delete", job_id)
-    # after the commit: a row without its files would be a lie, files without a row are only litter
-    shutil.rmtree(context.settings.artifacts_dir / job_id, ignore_errors=True)
+    remove_artifacts(context.settings, [job_id])
 
 
 @router.post("/{job_id}/clone", status_code=202, responses=may(404, 410, 422, 507), dependencies=[ROOM])

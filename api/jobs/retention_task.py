@@ -49,17 +49,13 @@ class RetentionTask:
                 pass
         if (days := self._settings.keep_jobs_days) is not None:
             while ids := self._purge_jobs(days):
-                self._remove_artifacts(ids)
+                remove_artifacts(self._settings, ids)
                 logger.info("%d jobs that ended more than %g days ago were deleted", len(ids), days)
         for project_id, keep in self._find_policies().items():
             while ids := self._purge_due(project_id, keep):
-                self._remove_artifacts(ids)
+                remove_artifacts(self._settings, ids)
                 logger.info("%d jobs of %s were deleted by its retention policy", len(ids), project_id)
         remove_orphans(self._settings, self._sessions)
-
-    def _remove_artifacts(self, job_ids: Collection[str]) -> None:
-        for job_id in job_ids:
-            shutil.rmtree(self._settings.artifacts_dir / job_id, ignore_errors=True)
 
     def _find_policies(self) -> dict[str, Keep]:
         with self._sessions.begin() as session:
@@ -77,6 +73,15 @@ class RetentionTask:
     def _purge_jobs(self, days: float) -> Collection[str]:
         with self._sessions.begin() as session:
             return retention.purge_jobs(session, keep_days=days)
+
+
+def remove_artifacts(settings: Settings, job_ids: Collection[str]) -> None:
+    """Remove the artifacts of deleted jobs, after the commit: a row must never lack its files.
+
+    If the process is killed in between, ``remove_orphans`` removes the rest.
+    """
+    for job_id in job_ids:
+        shutil.rmtree(settings.artifacts_dir / job_id, ignore_errors=True)
 
 
 def find_orphans(settings: Settings, sessions: Sessions) -> list[Path]:

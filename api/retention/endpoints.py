@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-
 from fastapi import APIRouter
 
 from api.http.deps import Context, ContextDep, SessionsDep
 from api.http.errors import may
 from api.http.security import Admin, Reader
 from api.http.strict_json import StrictJsonRoute
+from api.jobs.retention_task import remove_artifacts
 from api.retention.schemas import DueList, PolicyIn, PolicyOut
 from api.store.accounts import audit
 from api.store.queue import retention
@@ -54,8 +53,7 @@ def run_retention(caller: Admin, context: ContextDep) -> DueList:
         with context.sessions.begin() as session:
             keep = retention.find_policy(session, caller.project_id)
             gone = retention.purge_due(session, caller, keep)
-        for job in gone:  # after the commit: a row without its files would be a lie
-            shutil.rmtree(context.settings.artifacts_dir / job.job_id, ignore_errors=True)
+        remove_artifacts(context.settings, [job.job_id for job in gone])
         removed += gone
         if not gone:
             break

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+from bitfoundry.client import bodies
+from quantcore.config.job_spec import JobOptions
 from tests.support.sources import ROOT
 
 SCRIPT = """
@@ -56,3 +58,7 @@ def test_a_new_option_is_one_field() -> None:
         "lease": 7,
         "task": 7,
     }
+
+
+def test_the_python_client_takes_every_option() -> None:
+    assert set(bodies.JobOptions.__annotations__) == set(JobOptions.model_fields)

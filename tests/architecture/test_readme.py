@@ -13,10 +13,10 @@ README = (ROOT / "README.md").read_text()
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):.*##", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
-def test_six_files_are_named_in_order_and_exist() -> None:
+def test_seven_files_are_named_in_order_and_exist() -> None:
     section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Code tour")[2].partition("\n## ")[0]
     named = re.findall(r"^\d\. \[?`([^`]+)`", section, flags=re.MULTILINE)
-    assert len(named) == 6
+    assert len(named) == 7
     for name in named:
         assert (ROOT / name).is_file(), name
 

@@ -29,7 +29,7 @@ from api.store.tables.seats import Seat
 from quantcore.config.job_spec import JobSpec
 from quantcore.config.values import config_error
 
-MAX_LOST = 3  # a job that takes its worker down with it is given up after this many lost workers
+MAX_LOST = 3  # a job that takes its worker down with it may lose so many workers; with the next one it fails
 MAX_BACKOFF_S = 1800
 
 
@@ -246,7 +246,7 @@ def put_back(session: Session, lease: Lease) -> None:
 
 
 def reap(session: Session, *, limit: int = 100) -> int:
-    """Take back jobs whose lease ran out: queued again, or what a client asked for; failed after MAX_LOST losses."""
+    """Take back jobs whose lease ran out: queued again, or what a client requested; failed beyond MAX_LOST."""
     expired = select(Job).where(Job.state.in_(HELD), Job.lease_expires_at < func.clock_timestamp())
     lost = session.scalars(expired.order_by(Job.lease_expires_at).limit(limit).with_for_update(skip_locked=True)).all()
     for job in lost:
