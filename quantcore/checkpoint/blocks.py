@@ -107,6 +107,11 @@ def warn_of_other_parts(tensors: Mapping[str, TensorHeader], prefix: str) -> tup
     return (warning,) if rest else ()
 
 
+def is_of_tower(name: str) -> bool:
+    """Return True for a tensor of a part beside the language model, by its name."""
+    return _NOT_TEXT.search(name) is not None
+
+
 def tower_configs(model_config: Mapping[str, Any]) -> list[str]:
     """Return the keys of config.json that describe parts beside the language model, such as ``vision_config``."""
     return [key for key, part in model_config.items() if isinstance(part, Mapping) and part and _NOT_TEXT.search(key)]

@@ -74,7 +74,7 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
     config, built = clean_config(raw_config), language_model_class(raw_config)
     try:
         with init_empty_weights(include_buffers=False), no_init_weights():
-            model: PreTrainedModel = built._from_config(config, dtype=dtype)
+            model: PreTrainedModel = built._from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     except Exception as error:  # the model's own code runs, with the values of config.json
         raise ModelError(
             f"Transformers cannot build this '{config.model_type}' model: {reason_of(error)}",
@@ -91,7 +91,8 @@ def language_model_class(raw_config: Mapping[str, Any]) -> type[PreTrainedModel]
 
     Raises ModelError ``unsupported_architecture`` if there is none.
     """
-    config, classes = type(clean_config(dict(raw_config))), []
+    config = type(clean_config(dict(raw_config)))
+    classes: list[Any] = []
     for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING):
         if config in mapping:
             built = mapping[config]

@@ -5,12 +5,12 @@ A job that cannot work is rejected here, before anything else happens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.blocks import find_blocks, natural_order, warn_of_other_parts
+from quantcore.checkpoint.blocks import find_blocks, is_of_tower, natural_order, warn_of_other_parts
 from quantcore.checkpoint.experts import find_routers, is_stack_of_experts
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
@@ -249,7 +249,6 @@ def _decide(
     layers, kept = [], []
     routers = find_routers({name: tensor.shape for name, tensor in tensors.items()})
     conv1d = find_conv1d(tensors, prefix)
-    vocabularies = set(_vocabulary_sizes(model_config))
     in_blocks = []
     for name, tensor in sorted(tensors.items(), key=lambda item: natural_order(item[0])):
         module = name.removesuffix(".weight")
@@ -257,7 +256,7 @@ def _decide(
         if not is_linear(name, tensor):
             if block is not None and is_matrix(tensor):
                 kept.append(_kept_matrix(config, name, tensor))
-            elif is_matrix(tensor) and not vocabularies.intersection(tensor.shape):
+            elif is_matrix(tensor) and is_of_tower(name):
                 kept.append(KeptTensor(module, "outside the decoder blocks", is_layer=False))
             continue
         kind = "Conv1D" if name in conv1d else "Linear"
@@ -300,15 +299,6 @@ def _decide(
         tuple(kept),
         config.warn_of_unmatched(kinds),
     )
-
-
-def _vocabulary_sizes(config: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the numbers of tokens in ``config`` and the configs inside it: matrices with so many rows embed tokens."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _vocabulary_sizes(value)
-        elif "vocab_size" in key and isinstance(value, int):
-            yield value
 
 
 def _kept_matrix(config: Config, name: str, tensor: TensorHeader) -> KeptTensor:

@@ -76,8 +76,9 @@ def names() -> list[str]:
 def make_model(folder: Path, *, model_type: str, tie_word_embeddings: bool = False, **more: Any) -> None:
     """Save a model of three blocks in ``folder`` whose weights are whole numbers over a power of two."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from tests.support.tokenizers import save_byte_tokenizer
 
     config = AutoConfig.for_model(
         model_type, vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
@@ -93,12 +94,7 @@ def make_model(folder: Path, *, model_type: str, tie_word_embeddings: bool = Fal
             parameter.copy_(1 + steps / 512 if is_norm else steps / 256)
     model.tie_weights()
     model.to(torch.bfloat16).save_pretrained(folder)
-    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    end = sorted(alphabet)[0]
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end).save_pretrained(folder)
+    save_byte_tokenizer(folder)
 
 
 def write_text(path: Path) -> None:

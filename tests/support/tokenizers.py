@@ -33,6 +33,16 @@ def saved(folder: Path, tokenizer: Tokenizer, **special: str) -> Path:
     return folder
 
 
+def save_byte_tokenizer(folder: Path) -> None:
+    """Write a tokenizer with one token a byte, 0 to 255; token 0 ends a text and pads."""
+    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    end = sorted(alphabet)[0]
+    saved(folder, tokenizer, eos_token=end, pad_token=end)
+
+
 def byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer | None = None, *, ignore_merges: bool = False) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     tokenizer.pre_tokenizer = pre_tokenizer or CUTS["gpt-2"]

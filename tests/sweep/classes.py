@@ -16,6 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quantcore.model.twin import build_twin, twin_config
 from tests.support.architectures import OVERRIDES, shrink
+from tests.support.tokenizers import save_byte_tokenizer
 
 TASKS = {
     "causal": "CAUSAL_LM",
@@ -28,7 +29,6 @@ TASKS = {
 """Kind of model -> the part of the name of Transformers' mapping from model types to classes of that kind."""
 
 DEPTH, TOWER_DEPTH = 4, 3
-STD = 0.02
 
 
 @dataclass(frozen=True)
@@ -85,19 +85,7 @@ def build(model_class: ModelClass, seed: int = 0) -> PreTrainedModel:
 def save(model: PreTrainedModel, folder: Path) -> None:
     """Write the model in bfloat16 with a tokenizer that has one token a byte."""
     model.to(torch.bfloat16).save_pretrained(folder)
-    write_tokenizer(folder)
-
-
-def write_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    end = sorted(alphabet)[0]
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end).save_pretrained(folder)
+    save_byte_tokenizer(folder)
 
 
 def linear_weights(model: PreTrainedModel, fills: dict[str, str]) -> dict[str, str]:

@@ -99,9 +99,18 @@ def test_one_window_of_the_model_itself_is_compared(tmp_path, monkeypatch):
         prove_window(model, BaselineCache("this"), lambda event: None)
 
 
+def test_layers_that_are_never_called_are_found(tmp_path):
+    folder = tiny_model(tmp_path / "mamba", model_type="mamba", num_hidden_layers=2)
+    assert prove_twin(read_model(folder), lambda event: None) == [
+        f"backbone.layers.{index}.mixer.dt_proj" for index in range(2)
+    ]
+    folder = tiny_model(tmp_path / "mixture", model_type="qwen3_moe", **MIXTURES["qwen3_moe"])
+    assert prove_twin(read_model(folder), lambda event: None) == []  # no token reaches some of the experts
+
+
 def test_what_cannot_be_built_is_said(monkeypatch, tmp_path):
     folder = tiny_model(tmp_path / "model")
-    monkeypatch.setattr(architecture, "build_twin", lambda config, seed: 1 / 0)
+    monkeypatch.setattr(architecture, "build_twin", lambda config, seed, kind: 1 / 0)
     architecture._compare_twin.cache_clear()
     told = []
     prove_twin(read_model(folder), told.append)

@@ -15,11 +15,12 @@ from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.source import Source
 from quantcore.errors import ModelError
 from quantcore.model.names import place_tensors
-from quantcore.model.skeleton import build_skeleton, find_block_list
+from quantcore.model.skeleton import build_skeleton, find_block_list, language_model_class
 from quantcore.nn.loading import load
 from quantcore.runtime.matmul import matmul_precision
 from tests.support.models import MIXTURES, SHAPE, tiny_model
 from tests.support.streamed import streamed
+from tests.sweep.classes import build, model_classes, save
 
 ROOT = Path(__file__).parents[4]
 
@@ -119,11 +120,39 @@ def test_a_whole_checkpoint_lacks_nothing(tmp_path, name):
         assert caught.value.code == "unsupported_architecture" and "--file2file_quantization" in caught.value.hint
 
 
-@pytest.mark.parametrize("model_type", ["t5", "llava", "vit"])
+@pytest.mark.parametrize("model_type", ["t5", "wav2vec2", "vit"])
 def test_a_class_that_is_no_language_model_is_named_in_short(model_type):
-    with pytest.raises(ModelError, match=f"no causal language model of the type '{model_type}'") as caught:
+    with pytest.raises(ModelError, match=f"no language model of the type '{model_type}'") as caught:
         build_skeleton({"model_type": model_type}, torch.float32)
     assert "--file2file_quantization" in caught.value.hint and len(str(caught.value)) < 300
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llava")
+    [model_class] = [each for each in model_classes(("image-text-to-text",)) if each.model_type == "llava"]
+    save(build(model_class), folder)
+    return folder
+
+
+def test_towers_take_no_memory_and_are_loaded_when_they_run(llava):
+    model = streamed(llava, torch.bfloat16)
+    tower = model.model.model.vision_tower
+    ids_NT = torch.arange(8)[None]
+    with model.head():
+        assert {parameter.untyped_storage().nbytes() for parameter in tower.parameters()} == {2}  # a hole each
+        assert all(parameter.isnan().all() for parameter in tower.parameters())
+        size = model.model.config.vision_config.image_size
+        tower(torch.zeros(1, 3, size, size, dtype=torch.bfloat16))
+        assert not any(parameter.isnan().any() for parameter in tower.parameters())
+    assert all(parameter.is_meta for parameter in tower.parameters())
+    assert model.embed(ids_NT).states[0].shape[:2] == (1, 8)
+
+
+def test_the_declared_class_is_built_where_it_generates_text():
+    built = language_model_class({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]})
+    assert built.__name__ == "LlavaForConditionalGeneration"
+    assert language_model_class({"model_type": "llama", "architectures": ["LlamaModel"]}).__name__ == "LlamaForCausalLM"
 
 
 def test_the_blocks_are_found_beside_another_list_of_that_length():
@@ -219,6 +248,7 @@ import os, sys
 from pathlib import Path
 import torch
 from tests.support.streamed import streamed
+from tests.sweep.classes import build, model_classes, save
 
 model = streamed(Path(sys.argv[1]), torch.bfloat16)
 model.embed(torch.ones(2, 64, dtype=torch.long))
