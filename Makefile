@@ -124,8 +124,8 @@ soak: $(STAMP)  ## an hour of faults drawn by a seed, on the whole service (ARGS
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak $(ARGS)
 
 .PHONY: sweep
-sweep: $(STAMP)  ## quantize a tiny model of every class that Transformers has, in four ways, and write the table (an hour)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.sweep --table docs/reference/architectures.md $(ARGS)
+sweep: $(STAMP)  ## quantize a tiny model of every class that Transformers has, in four ways, and write a table (an hour)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.sweep --table build/architectures.md $(ARGS)
 
 # The programs that load what we export live in environments of their own: they pin other versions than we do.
 CONSUMERS := .venv-consumers
