@@ -97,6 +97,7 @@ def language_model_class(raw_config: Mapping[str, Any]) -> type[PreTrainedModel]
         if config in mapping:
             built = mapping[config]
             classes += built if isinstance(built, tuple) else [built]
+    classes = [built for built in classes if issubclass(config, built.config_class)]  # not a part of the whole model
     if not classes:
         raise ModelError(
             f"Transformers has no language model of the type '{config.model_type}' that generates text.",
