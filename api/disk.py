@@ -1,4 +1,4 @@
-"""Checks the room on the disk of the data folder: a part of it is reserved for the database.
+"""Checks the free space on the data folder's disk. Part of it is reserved for the database.
 
 The database may lie on the same disk, and stops on a full one. So nothing else begins to write below the reserve: the
 API takes in no jobs and no files, workers begin no jobs and end those that run.

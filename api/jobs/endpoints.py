@@ -150,7 +150,7 @@ def clone_job(
     body: JobClone = JobClone(),  # noqa: B008  it is frozen
     idempotency_key: IdempotencyKey = None,
 ) -> JobOut:
-    """Queue a job like this one, except for the given fields. It is planned anew."""
+    """Queue a copy of this job with the given changes. The copy is planned again."""
     with open_job(context.sessions, caller, job_id) as (_, original):
         pass
     return _answer_made(submission.clone(original, body, caller, context, idempotency_key), context, response)

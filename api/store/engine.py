@@ -77,7 +77,7 @@ def dispose(sessions: Sessions) -> None:
 
 
 def _ask_whether_alive(engine: Engine) -> None:
-    """Ping a connection of the pool before its use if it has been idle, and make all of them anew if one is dead."""
+    """Ping an idle connection of the pool before its use. If it is dead, replace all connections."""
 
     @event.listens_for(engine, "checkin")
     def note(connection: Any, record: Any) -> None:

@@ -26,7 +26,7 @@ MAX_UPDATE_CHANGE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0
 """Largest relative change of a block's update by folding: rounding of the folded weights gives less, a fault far more.
 """
 MAX_UPDATE_CHANGE_OF_EXPERTS = 0.3
-"""The same for a block with experts in a 16-bit dtype: a rounded router may choose another expert for a token."""
+"""Upper bound for a block with experts in a 16-bit dtype, where a rounded router may send a token to another expert."""
 
 
 class Smoother:

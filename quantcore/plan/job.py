@@ -31,7 +31,7 @@ def plan_job(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = 
 def without_layers(spec: Spec, headers: ModelHeaders, names: Collection[str]) -> tuple[Spec, list[str]]:
     """Return ``spec`` with those of the layers called ``names`` excluded that would be quantized, and their patterns.
 
-    A mix stays as it is: it measures which scheme a layer bears.
+    A job with a mix is returned unchanged.
     """
     if not names or spec.mix is not None:
         return spec, []

@@ -220,7 +220,8 @@ class StreamedModel:
         names = [name for name, _ in self.model.named_parameters() if not name.startswith(self._prefix)]
         if not head:
             names = [name for name in names if not self._is_stored_head(name)]
-        at_once = [name for name in names if not name.startswith(tuple(f"{tower}." for tower in self._towers))]
+        prefixes = tuple(f"{tower}." for tower in self._towers)
+        at_once = [name for name in names if not name.startswith(prefixes)]
         with ExitStack() as stack:
             stack.callback(self._drop, self.model, names)
             for name in at_once:
@@ -231,7 +232,7 @@ class StreamedModel:
                 if self.model.get_parameter(name).is_meta:  # neither stored nor tied: let ``read`` raise the error
                     self._load(self.model, name, name)
             for name in names:
-                if name not in at_once:  # some models take their device from a tower
+                if name.startswith(prefixes):  # some models take their device from a tower
                     parameter = self.model.get_parameter(name)
                     hole = torch.full((), math.nan, dtype=parameter.dtype, device=self.device)
                     set_parameter(self.model, name, hole.expand(parameter.shape))

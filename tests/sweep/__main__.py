@@ -39,7 +39,8 @@ def sweep(classes: Sequence[ModelClass], num_processes: int) -> Iterator[Row]:
 
 def _row_of(model_class: ModelClass, sender: Connection) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1), os.dup2(null, 2)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
     sender.send(quantize_class(model_class))
 
 

@@ -88,13 +88,13 @@ def save(model: PreTrainedModel, folder: Path) -> None:
     save_byte_tokenizer(folder)
 
 
-def linear_weights(model: PreTrainedModel, fills: dict[str, str]) -> dict[str, str]:
-    """Return the tensors of the checkpoint that are weights of linear layers, each with the class of its module.
+def linear_weights(model: PreTrainedModel, fills: dict[str, str]) -> set[str]:
+    """Return the tensors of the checkpoint that are weights of linear layers.
 
     ``fills``: the parameter of ``model`` that each tensor fills. Stacks of experts are parameters of modules that are
     no linear layers themselves: whatever is a matrix, and no embedding, norm, convolution or table, counts.
     """
-    found: dict[str, str] = {}
+    weights: set[str] = set()
     for name, place in fills.items():
         module = model.get_submodule(place.rpartition(".")[0])
         parameter = dict(module.named_parameters(recurse=False)).get(place.rpartition(".")[2])
@@ -103,5 +103,5 @@ def linear_weights(model: PreTrainedModel, fills: dict[str, str]) -> dict[str, s
         is_linear = isinstance(module, (nn.Linear, transformers.pytorch_utils.Conv1D)) and parameter.ndim == 2
         is_stack = parameter.ndim == 3 and len(parameter) > 1 and not isinstance(module, nn.modules.conv._ConvNd)
         if is_linear or is_stack:
-            found[name] = type(module).__name__
-    return found
+            weights.add(name)
+    return weights

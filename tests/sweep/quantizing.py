@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -38,7 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
 NUM_SAMPLES, SEQ_LEN = 12, 32
 EXPORT = "compressed_tensors"
 TOWER = re.compile(r"vision|visual|audio|image|speech|multi_modal_projector")
-FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -115,26 +114,24 @@ def account(model_dir: Path, output_dir: Path, model: PreTrainedModel, seconds: 
     names = unstack_experts(stored)
     where = places(model, list(stored))
     fills = {name: where[name if header.stack is None else header.stack.name] for name, header in names.items()}
-    written = written_dtypes(output_dir)
+    written = read_tensors(output_dir)
     kept = {layer["name"] for layer in report["kept"]}
     linear = linear_weights(model, fills)
-    in_float = {name for name in linear if written.get(name, "") in FLOAT_DTYPES}
-    in_float |= {
-        name for name in linear if (stack := names[name].stack) and written.get(stack.name, "") in FLOAT_DTYPES
-    }
+    floats = {name for name, tensor in written.items() if tensor.dtype in FLOAT_DTYPES}
+    in_float = {name for name in linear if name in floats or ((stack := names[name].stack) and stack.name in floats)}
     is_explained = lambda name: name in kept or name.removesuffix(".weight") in kept  # noqa: E731
     unexplained = tuple(sorted(name for name in in_float if not is_explained(name)))
     check = report["proof"][EXPORT]["consumer_check"]
     consumer = check.get("not_checked") or f"{check['logit_difference']:.3f}"
+    altered = altered_towers(read_tensors(model_dir), written)
     return Outcome(
         "ok", num_quantized=len(linear) - len(in_float), num_kept=len(in_float) - len(unexplained),
-        unexplained=unexplained, altered=altered_towers(model_dir, output_dir), seconds=seconds, consumer=consumer,
+        unexplained=unexplained, altered=altered, seconds=seconds, consumer=consumer,
     )  # fmt: skip
 
 
-def altered_towers(model_dir: Path, output_dir: Path) -> tuple[str, ...]:
-    """Return the tensors with the name of a part for images or sound that the output does not hold as they were."""
-    stored, written = read_tensors(model_dir), read_tensors(output_dir)
+def altered_towers(stored: Mapping[str, torch.Tensor], written: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    """Return the tensors with the name of a part for images or sound that the output holds otherwise, or not."""
     towers = [name for name in stored if TOWER.search(name)]
     return tuple(name for name in towers if name not in written or not torch.equal(stored[name], written[name]))
 
@@ -144,12 +141,3 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     for path in sorted(folder.rglob("*.safetensors")):
         tensors |= load_file(path)
     return tensors
-
-
-def written_dtypes(folder: Path) -> dict[str, str]:
-    """Return the dtype of each tensor in the safetensors files of a folder, in the names of that format."""
-    dtypes: dict[str, str] = {}
-    for path in sorted(folder.rglob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            dtypes |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    return dtypes

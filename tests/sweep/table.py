@@ -17,7 +17,8 @@ SIGNS = {"ok": "yes", "refused": "no", "crashed": "crash"}
 
 
 def write_table(rows: Sequence[Row], path: Path) -> None:
-    """Write the Markdown page."""
+    """Write the Markdown page, and the folder that it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(_lines(rows)) + "\n")
 
 
@@ -25,7 +26,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
     """Return the lines of the table that counts classes by kind and way."""
     lines = [
         f"| kind | built | {' | '.join(WAYS)} | in float without a reason | altered towers |",
-        "|---|---|" + "---|" * (len(WAYS) + 1),
+        "|---|---|" + "---|" * (len(WAYS) + 2),
     ]
     for kind in TASKS:
         built = [row for row in rows if row.model_class.kind == kind and row.outcomes]
@@ -60,7 +61,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[str]:
         steps = " and ".join(step["name"] for step in how.get("algo_config", ())) or "no algorithm"
         yield f"- **{way}**: `{how['preset']}`, {steps}{', file to file' if 'file2file' in how else ''}"
     yield ""
-    yield "The last column counts classes with linear weights that are neither quantized nor listed with a reason."
+    yield "In float without a reason: classes with linear weights that are neither quantized nor listed as kept."
     yield ""
     yield from summary(rows)
     yield ""
