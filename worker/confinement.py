@@ -104,7 +104,7 @@ def reach_of(settings: Settings, folder: Path, task: Mapping[str, Any], *, with_
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
     inputs = [*_model_files(task), *_texts(task)]
     hidden = [settings.data_dir, *([settings.secret_key_file] if settings.secret_key_file else [])]
-    listed: list[Path] = []
+    listed = _listed(task)
     read: list[Path] = []
     for path in [*inputs, *map(Path, SYSTEM), *_programs(settings)]:
         for shown, is_whole in _around(
@@ -131,6 +131,12 @@ def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:
     yield from folders_beside(model)
     if model.is_file():
         yield from (model.parent / name for name in side_files(model.parent))
+
+
+def _listed(task: Mapping[str, Any]) -> list[Path]:
+    """Return the folder of a GGUF file, whose side files are found by their names."""
+    model = Path(task.get("model_dir") or "")
+    return [model.parent.resolve()] if model.is_file() else []
 
 
 def _texts(task: Mapping[str, Any]) -> Iterator[Path]:

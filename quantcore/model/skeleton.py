@@ -97,7 +97,8 @@ def language_model_class(raw_config: Mapping[str, Any]) -> type[PreTrainedModel]
         if config in mapping:
             built = mapping[config]
             classes += built if isinstance(built, tuple) else [built]
-    classes = [built for built in classes if issubclass(config, built.config_class)]  # not a part of the whole model
+    parts = config.sub_configs.values()
+    classes = [built for built in classes if built.config_class not in parts]  # only the whole model
     if not classes:
         raise ModelError(
             f"Transformers has no language model of the type '{config.model_type}' that generates text.",

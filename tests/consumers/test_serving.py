@@ -43,11 +43,11 @@ def test_tasks_in_vllm_are_those_of_our_engine_but_for_rounding(smollm2, tmp_pat
     model = str(results["w4a16"][0])
     served = evaluate(model, None, wanted, silence, vllm_python=str(python))
     ours = evaluate(model, None, wanted, silence)
-    assert served["served_by"].keys() == {"vllm", "lm_eval"}
-    assert {task: metrics.keys() for task, metrics in served["harness"].items()} == {
-        task: metrics.keys() for task, metrics in ours["harness"].items()
+    assert served.served_by.keys() == {"vllm", "lm_eval"}
+    assert {task: metrics.keys() for task, metrics in served.harness.items()} == {
+        task: metrics.keys() for task, metrics in ours.harness.items()
     }
-    bits = [report["harness"]["tiny_rolling"]["bits_per_byte,none"]["value"] for report in (served, ours)]
+    bits = [report.harness["tiny_rolling"]["bits_per_byte,none"].value for report in (served, ours)]
     assert bits[0] == pytest.approx(bits[1], rel=0.02)
-    right = [report["harness"]["tiny_choice"]["acc,none"]["value"] for report in (served, ours)]
+    right = [report.harness["tiny_choice"]["acc,none"].value for report in (served, ours)]
     assert abs(right[0] - right[1]) <= 0.13, "one of eight questions"

@@ -60,7 +60,7 @@ def commands_of(page):
 @pytest.mark.slow
 def test_the_page_of_algorithms(folder):
     names = read_page("how-to/algorithms.md", folder).names
-    assert [algorithm["name"] for algorithm in names["report"]["config"]["algo_config"]] == ["awq", "rtn"]
+    assert [algorithm["name"] for algorithm in names["report"].config["algo_config"]] == ["awq", "rtn"]
     assert names["model"].model.layers[0].mlp.up_proj.frozen
     made = {path.parent.name for path in folder.glob("**/report.json")}
     assert made == {"out", "smooth", "half", "out-python", "rounded", "both"}
@@ -177,7 +177,7 @@ def test_the_page_of_gguf(folder):
 @pytest.mark.slow
 def test_the_page_of_quantizing_locally(folder):
     report = read_page("how-to/quantize-locally.md", folder).names["report"]
-    assert report["config"]["global_quant_config"]["weight"]["dtype"] == "fp8_e4m3"
+    assert report.config["global_quant_config"]["weight"]["dtype"] == "fp8_e4m3"
     named = re.findall(r"^\| `(\w+\.\w+)`", (DOCS / "how-to" / "quantize-locally.md").read_text(), flags=re.MULTILINE)
     made = {path.name for path in (folder / "out").iterdir()}
     assert set(named) - {"model.gguf", "model.onnx"} <= made

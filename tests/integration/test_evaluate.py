@@ -72,7 +72,7 @@ def test_the_original_is_measured_once(model_dir, tmp_path, monkeypatch, proof_i
     presets = ("fp8", "w4a16", "int8")
     reports = [run(task(model_dir, tmp_path / name, name), lambda event: None).to_dict() for name in presets]
     assert walked.count(3) == 1 + 3, "the float model's windows once, those of each result"
-    assert len(list((tmp_path / "originals").iterdir())) == 2
+    assert len(list((tmp_path / "originals").iterdir())) == 4, "states, samples, the proofs of the twin and a window"
     for report in reports:
         assert report["quality"]["before"] == plain["quality"]["before"]
     assert [one["original"] for one in reports[2]["samples"]] == [one["original"] for one in plain["samples"]]

@@ -17,13 +17,14 @@ from quantcore.model.twin import twin_config
 CLASSES = sorted(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING)
 REFUSED = {
     "bailing_hybrid", "cpmant", "gemma3n_text", "hrm_text", "hy_v4", "inkling2_text", "jetmoe", "kimi_linear",
-    "longcat_flash", "mllama", "olmo_hybrid", "prophetnet", "rwkv", "xlm", "xlnet", "zamba", "zamba2",
+    "longcat_flash", "mllama", "musicgen", "musicgen_melody", "olmo_hybrid", "prophetnet", "rwkv",
+    "xlm", "xlnet", "zamba", "zamba2",
 }  # fmt: skip
 MISREAD = {"zaya"}  # its blocks hand each other more than hidden states
 NO_TWIN = {
     "blt", "cohere_compass_text", "dbrx", "deepseek_v2", "dots1", "dots3_note", "dots3_note_text", "emu3", "falcon_h1",
     "gemma3n", "gemma4_assistant", "gemma4_unified_assistant", "glm4_moe", "hunyuan_v1_dense", "hunyuan_v1_moe",
-    "lfm2_moe", "ministral", "musicgen", "musicgen_melody", "nemotron", "qwen4_exp", "qwen4_exp_text",
+    "lfm2_moe", "ministral", "nemotron", "qwen4_exp", "qwen4_exp_text",
     "reformer", "xmod",
 }  # fmt: skip
 """Default configs without a number that the model needs, with numbers that do not fit together, or of no decoder."""

@@ -233,7 +233,7 @@ def test_rows_that_somebody_locks(
         session.execute(text("SELECT 1 FROM job WHERE id = :id FOR UPDATE"), {"id": locked})
         answers = list(threads.map(edit, range(30)))
     assert {answer[:2] for answer in answers} == {(503, "database_unavailable")}
-    assert max(took_s for *_, took_s in answers) < 9
+    assert max(took_s for *_, took_s in answers) < 30, "none waits for its turn after all others"
     with sessions.begin() as session:  # three leases' time has passed
         job = session.get(Job, running)
         assert job and (job.state, job.attempt, job.lost_count) == ("running", 1, 0)

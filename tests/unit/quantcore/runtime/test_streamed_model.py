@@ -155,6 +155,8 @@ def test_the_declared_class_is_built_where_it_generates_text():
     assert language_model_class({"model_type": "llama", "architectures": ["LlamaModel"]}).__name__ == "LlamaForCausalLM"
     for undeclared in ({"model_type": "qwen3_5"}, {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForCausalLM"]}):
         assert language_model_class(undeclared).__name__ == "Qwen3_5ForConditionalGeneration"  # it has a vision_config
+    internlm3 = language_model_class({"model_type": "internlm3"})
+    assert internlm3.__name__ == "LlamaForCausalLM", "built by the class of another model type"
 
 
 def test_the_blocks_are_found_beside_another_list_of_that_length():
