@@ -1,4 +1,8 @@
-"""Finds the decoder blocks of a checkpoint: the numbered list that config.json describes as the language model."""
+"""Finds the blocks of a checkpoint: the numbered lists of modules that config.json describes as the language model.
+
+A decoder has one list, as has an encoder; a sequence-to-sequence model has the list of its encoder and that of its
+decoder.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,17 @@ from typing import Any
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.errors import ModelError
 
-DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_blocks", "decoder_layers")
+DEPTHS = (
+    "num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_blocks", "decoder_layers", "num_decoder_layers",
+    "encoder_layers", "num_encoder_layers",
+)  # fmt: skip
 KINDS = ("layer_types", "layers_block_type")
 WIDTHS = ("hidden_size", "n_embd", "d_model")
+ONE_LIST = "Bitfoundry quantizes models with one list of blocks, or with one list of an encoder and one of its decoder."
 SMALL_SHARE = 0.01  # of the bytes of the decoder blocks; a smaller list is not worth a warning
 _NUMBERED = re.compile(r"((?:.*?\.)?)(\d+)\.")
-_TEXT = re.compile(r"(^|\.)(language_model|text_model|text_decoder|llm|lm|thinker)\.")
+_TEXT = re.compile(r"(^|\.)(language_model|text_model|text_encoder|text_decoder|llm|lm|thinker)\.")
+_SIDE = re.compile(r"(?:^|[._])(encoder|decoder)(?:[._]|$)")
 _TEXT_KEY = re.compile(r"text|llm|language|thinker|decoder|generator")
 _NOT_TEXT = re.compile(
     r"vision|visual|image|img_|video|audio|speech|acoustic|semantic|sound|perception|protein|codec|vq|vpm|apm|talker|code2wav"
@@ -23,6 +32,47 @@ _NOT_TEXT = re.compile(
     r"|(^|[._])(vit|clip|siglip|sam|mtp)([._]|$)"
 )
 """Pattern of the names of a model's parts beside the language model, in module paths and config keys."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a model, numbered in the order in which they run: an encoder's come before its decoder's.
+
+    ``lists`` has the prefix and the length of each list of blocks, such as ``("model.layers.", 30)``.
+    """
+
+    lists: tuple[tuple[str, int], ...]
+
+    def __len__(self) -> int:
+        return sum(length for _, length in self.lists)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The prefixes of the names of all tensors in blocks."""
+        return tuple(prefix for prefix, _ in self.lists)
+
+    @property
+    def starts(self) -> list[int]:
+        """The number of the first block of each list."""
+        return [sum(length for _, length in self.lists[:place]) for place in range(len(self.lists))]
+
+    def prefix_of(self, index: int) -> str:
+        """Return the prefix of the tensors in block ``index``: ``model.layers.7.``."""
+        for (prefix, length), start in zip(self.lists, self.starts, strict=True):
+            if index < start + length:
+                return f"{prefix}{index - start}."
+        raise IndexError(index)
+
+    def number_of(self, name: str) -> int | None:
+        """Return the number of the block that the tensor or module called ``name`` is in; None outside the blocks.
+
+        Blocks that a checkpoint holds after those that run, for multi-token prediction, have numbers after all others.
+        """
+        for (prefix, length), start in zip(self.lists, self.starts, strict=True):
+            if name.startswith(prefix):
+                place = int(name[len(prefix) :].split(".", 1)[0])
+                return start + place if place < length else len(self) + place - length
+        return None
 
 
 @dataclass(frozen=True)
@@ -45,38 +95,62 @@ class BlockList:
         return f"'{self.prefix}*' ({self.count} blocks, {self.num_bytes / 1e9:.2g} GB)"
 
 
-def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> tuple[str, int]:
-    """Return (prefix, count) of the decoder blocks: ``model.layers.``, 30.
+def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> Blocks:
+    """Return the blocks of the model's text: those under ``model.layers.``, for example.
 
     They are the numbered list with the depth and the width of the language model in config.json, declared at its top
-    level or in a config inside it. Blocks for multi-token prediction, which some checkpoints hold after the others, do
-    not count, because they do not run. Raises ModelError if no list fits, or several do.
+    level or in a config inside it; in a sequence-to-sequence model, two such lists. Blocks for multi-token prediction,
+    which some checkpoints hold after the others, do not count, because they do not run. Raises ModelError if no list
+    fits, or several do.
     """
     every = block_lists(tensors)
     lists, every = _large(_of_text(every)), _large(every)
     if not lists:
         what = f"these are none: {_names(every)}" if every else "no tensor name has a block number (model.layers.0...)"
         raise ModelError(
-            f"No decoder blocks of a language model were found: {what}.",
+            f"No blocks of a language model were found: {what}.",
             code="unsupported_architecture",
-            hint="Bitfoundry quantizes decoder-only language models.",
+            hint=ONE_LIST,
         )
     configs = list(_text_configs(model_config))
-    if len(every) > 1 and any(config.get("is_encoder_decoder") for config in configs):
-        raise _ambiguous("an encoder beside its decoder", every)
     fitting = [(blocks, depth) for blocks in lists if (depth := _depth(blocks, configs)) is not None]
+    if any(config.get("is_encoder_decoder") for config in configs) and len(every) > 1:
+        return _encoder_and_decoder(fitting, every, tensors)
     if len(fitting) > 1 or (not fitting and len(lists) > 1):
         raise _ambiguous("several lists of blocks that may be its language model", lists)
     if not fitting:
         promised = " or ".join(dict.fromkeys(str(depth) for config in configs for depth in _depths(config)))
         raise ModelError(
-            f"config.json promises {promised or 'other'} decoder blocks, the weights hold {lists[0].count} under"
+            f"config.json promises {promised or 'other'} blocks, the weights hold {lists[0].count} under"
             f" '{lists[0].prefix}*'.",
             code="config_implausible",
             hint="The checkpoint and its config.json do not belong together, or a shard is missing.",
         )
     [(blocks, depth)] = fitting
-    return blocks.prefix, depth
+    return Blocks(((blocks.prefix, depth),))
+
+
+def _encoder_and_decoder(
+    fitting: Sequence[tuple[BlockList, int]], every: Sequence[BlockList], tensors: Mapping[str, TensorHeader]
+) -> Blocks:
+    """Return the blocks of an encoder and of its decoder; of the decoder alone if the encoder reads sound or images."""
+    sides = {blocks.prefix: match[1] for blocks, _ in fitting if (match := _SIDE.search(blocks.prefix))}
+    encoders, decoders = (
+        [(blocks.prefix, depth) for blocks, depth in fitting if sides.get(blocks.prefix) == side]
+        for side in ("encoder", "decoder")
+    )
+    if len(decoders) != 1 or len(encoders) > 1 or len(fitting) != len(encoders) + len(decoders):
+        raise _ambiguous("an encoder beside its decoder, and not one list of blocks each", every)
+    if not any(_reads_signals(prefix, tensors) for prefix, _ in encoders):
+        return Blocks((*encoders, *decoders))
+    return Blocks(tuple(decoders))
+
+
+def _reads_signals(prefix: str, tensors: Mapping[str, TensorHeader]) -> bool:
+    """Return True if convolutions precede the blocks under ``prefix``: they read sound or images, not tokens."""
+    encoder = prefix[: prefix.rstrip(".").rindex(".") + 1] if "." in prefix.rstrip(".") else ""
+    around = (name for name in tensors if name.startswith(encoder) and not name.startswith(prefix))
+    return encoder != "" and any(len(tensors[name].shape) > 2 for name in around)
 
 
 def block_lists(tensors: Mapping[str, TensorHeader]) -> list[BlockList]:
@@ -98,12 +172,13 @@ def block_lists(tensors: Mapping[str, TensorHeader]) -> list[BlockList]:
     return sorted(lists, key=lambda blocks: (-blocks.num_bytes, blocks.prefix))
 
 
-def warn_of_other_parts(tensors: Mapping[str, TensorHeader], prefix: str) -> tuple[str, ...]:
+def warn_of_other_parts(tensors: Mapping[str, TensorHeader], blocks: Blocks) -> tuple[str, ...]:
     """Return a warning that names the other numbered lists of a checkpoint, which are not quantized; empty if none."""
     lists = block_lists(tensors)
-    chosen = next(blocks for blocks in lists if blocks.prefix == prefix)
-    rest = [other for other in lists if other is not chosen and other.num_bytes >= SMALL_SHARE * chosen.num_bytes]
-    warning = f"Only the language model, '{prefix}*', is quantized. Other parts stay as they are: {_names(rest)}."
+    smallest = SMALL_SHARE * sum(one.num_bytes for one in lists if one.prefix in blocks.prefixes)
+    rest = [other for other in lists if other.prefix not in blocks.prefixes and other.num_bytes >= smallest]
+    chosen = " and ".join(f"'{prefix}*'" for prefix in blocks.prefixes)
+    warning = f"Only the language model, {chosen}, is quantized. Other parts stay as they are: {_names(rest)}."
     return (warning,) if rest else ()
 
 
@@ -163,7 +238,7 @@ def _ambiguous(what: str, lists: Sequence[BlockList]) -> ModelError:
     return ModelError(
         f"This model has {what}: {_names(lists)}.",
         code="unsupported_architecture",
-        hint="Bitfoundry quantizes decoder-only language models whose blocks lie in one list.",
+        hint=ONE_LIST,
     )
 
 

@@ -29,8 +29,9 @@ from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.consumer import quiet
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.events import Emit, Warned
+from quantcore.model.kinds import Kind, inputs_of, model_class, outputs_of
 from quantcore.model.names import FROM_FILE_TO_FILE
-from quantcore.model.skeleton import clean_config, language_model_class
+from quantcore.model.skeleton import clean_config
 from quantcore.model.twin import build_twin, twin_config
 from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import release_freed_memory
@@ -87,26 +88,33 @@ def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch
     streamed = model.streamed
     expected = [_run_whole(whole, streamed, window_T) for window_T in windows_NT]
     hidden = streamed.embed(windows_NT)
-    pairs = zip(hidden.states, expected, strict=True)
-    by_window = [[_difference(state, reference.inputs[0])] for state, reference in pairs]
+    by_window: list[list[float]] = [[] for _ in expected]
     with torch.no_grad():
-        for index in range(len(streamed.blocks)):
+        for index in range(streamed.num_blocks):
+            if index in streamed.starts:
+                for window, reference in enumerate(expected if index else ()):
+                    hidden.states[window] = reference.outputs[index - 1]
+                streamed.enter(index, hidden)
+                for window, reference in enumerate(expected):
+                    by_window[window].append(_difference(hidden.states[window], reference.inputs[index]))
             with streamed.block(index) as block:
                 for window, reference in enumerate(expected):
                     got = hidden.run_on(reference.inputs[index], block, index, window)
-                    by_window[window].append(_difference(got, reference.inputs[index + 1]))
-        streamed.num_returned, model.has_run = hidden.num_returned, True
+                    by_window[window].append(_difference(got, reference.outputs[index]))
+            streamed.note_returned(index, hidden)
+        model.has_run = True
         with model.head() as head, matmul_precision(streamed.device):
             for window, reference in enumerate(expected):
-                by_window[window].append(_difference(head(reference.inputs[-1]), reference.logits))
+                by_window[window].append(_difference(head(reference.outputs[-1]), reference.logits))
     return [_worst(window) for window in by_window]
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """The result of a window in Transformers: hidden states before every block and after the last, and logits."""
+    """The result of a window in Transformers: hidden states before and after every block, and logits."""
 
     inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
     logits: torch.Tensor
 
 
@@ -115,17 +123,19 @@ def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.
     inputs, outputs = [], []
 
     def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        inputs.append(args[0] if args else named["hidden_states"])
+        inputs.append(args[0] if args else next(iter(named.values())))
         outputs.append(output[0] if isinstance(output, (tuple, list)) else output)
 
     with ExitStack() as stack, torch.no_grad(), matmul_precision(whole.device):
-        for block in whole.get_submodule(streamed.blocks_name).children():
+        for index in range(streamed.num_blocks):
+            block = whole.get_submodule(streamed.block_name(index))
             stack.callback(block.register_forward_hook(note, with_kwargs=True).remove)
-        logits = whole(input_ids=window_T[None].to(whole.device), use_cache=False).logits
+        logits = outputs_of(whole(**inputs_of(whole, streamed.kind, window_T[None].to(whole.device))))
     pairs = zip(outputs[:-1], inputs[1:], strict=True)
-    if len(inputs) != len(streamed.blocks) or not all(torch.equal(*pair) for pair in pairs):
-        raise no_chain("it computes something between its decoder blocks, outside of them")
-    return _Whole([*inputs, outputs[-1]], logits)
+    are_chained = [torch.equal(*pair) for index, pair in enumerate(pairs, 1) if index not in streamed.starts]
+    if len(inputs) != streamed.num_blocks or not all(are_chained):
+        raise no_chain("it computes something between its blocks, outside of them")
+    return _Whole(inputs, outputs, logits)
 
 
 def _difference(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -155,9 +165,10 @@ def _compare_twin(config: str) -> dict[str, Any]:
 
 def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
     try:
-        twin = build_twin(config, seed, language_model_class(config))
+        built, kind = model_class(clean_config(config), config)
+        twin = build_twin(config, seed, built)
         windows_NT = _windows(twin, NUM_WINDOWS)
-        if not _gives_numbers(twin, windows_NT):
+        if not _gives_numbers(twin, kind, windows_NT):
             return {"reason": NOT_FINITE}
         with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as folder, quiet():
             twin.save_pretrained(folder)
@@ -194,10 +205,10 @@ def _calls(model: PreTrainedModel) -> Iterator[set[str]]:
 
 def _uncalled(model: PreTrainedModel, streamed: StreamedModel, called: set[str]) -> list[str]:
     """Return the checkpoint's names of the linear layers in the blocks that were not called, but for experts."""
-    prefix = f"{streamed.blocks_name}."
+    blocks = tuple(f"{streamed.block_name(index)}." for index in range(streamed.num_blocks))
     linears = (name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D))
     stored = [
-        streamed.stored_name(f"{name}.weight") for name in linears if name.startswith(prefix) and name not in called
+        streamed.stored_name(f"{name}.weight") for name in linears if name.startswith(blocks) and name not in called
     ]
     return [name.removesuffix(".weight") for name in stored if not EXPERT.match(name)]
 
@@ -206,13 +217,13 @@ def _compare_whole(model: Model, dtype: torch.dtype) -> dict[str, Any]:
     streamed = open_model(model)
     try:
         with quiet(), opened_weights(model.folder) as folder:
-            whole = language_model_class(model.headers.config).from_pretrained(
-                folder, config=clean_config(model.headers.config), dtype=dtype, use_safetensors=True,
-                local_files_only=True,
-            )  # fmt: skip
+            config = clean_config(model.headers.config)
+            whole = type(streamed.streamed.model).from_pretrained(
+                folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
+            )
         whole.train(False).to(streamed.streamed.device)
         windows_NT = _windows(whole, 1)
-        if not _gives_numbers(whole, windows_NT):
+        if not _gives_numbers(whole, streamed.streamed.kind, windows_NT):
             return {"reason": NOT_FINITE}
     except (torch.OutOfMemoryError, MemoryError):
         raise
@@ -221,9 +232,9 @@ def _compare_whole(model: Model, dtype: torch.dtype) -> dict[str, Any]:
     return {"differences": differences(whole, streamed, windows_NT)}
 
 
-def _gives_numbers(model: PreTrainedModel, windows_NT: torch.Tensor) -> bool:
+def _gives_numbers(model: PreTrainedModel, kind: Kind, windows_NT: torch.Tensor) -> bool:
     with torch.no_grad():
-        logits = model(input_ids=windows_NT[:1].to(model.device), use_cache=False).logits
+        logits = outputs_of(model(**inputs_of(model, kind, windows_NT[:1].to(model.device))))
     return bool(logits.isfinite().all())
 
 

@@ -154,6 +154,6 @@ def _original_states(
 
 
 def _block_progress(emit: Emit, model: EvaluatedModel) -> Any:
-    num_blocks = len(model.streamed.blocks)
+    num_blocks = model.streamed.num_blocks
     eta = Eta(num_blocks)
     return lambda done: emit(Progress("verify", done, num_blocks, "block", eta.after(done)))

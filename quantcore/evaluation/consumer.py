@@ -37,8 +37,9 @@ from quantcore.evaluation.quality import ConsumerCheck
 from quantcore.events import Emit, Warned
 from quantcore.export import TRANSFORMERS_PACKAGES
 from quantcore.export.exporter import is_plain
+from quantcore.model.kinds import declared_class, inputs_of, outputs_of
 from quantcore.model.names import stores_single_experts
-from quantcore.model.skeleton import build_declared, clean_config, declared_class, without_untrusted
+from quantcore.model.skeleton import build_declared, clean_config, kind_of, without_untrusted
 from quantcore.reading.model import Model
 from quantcore.runtime.devices import release_freed_memory
 
@@ -189,7 +190,8 @@ def _read_elsewhere(
             return torch.empty(0), sorted(missing)
         for module in model.modules():
             vars(module)["quantization_enabled"] = False  # compressed-tensors: rounding of inputs and outputs
-        return model(ids_NT, use_cache=False).logits[0].float(), []
+        kind = kind_of(original.headers.config)
+        return outputs_of(model(**inputs_of(model, kind, ids_NT)))[0].float(), []
 
 
 def _missing_before(original: Model) -> set[str]:

@@ -28,11 +28,11 @@ from quantcore.evaluation.text import EvaluationText
 
 @dataclass(frozen=True)
 class Measured:
-    """Losses of every token except a window's first, [N, T - 1]; with an original also its losses and the distances."""
+    """Losses of the predicted tokens, [N, P]; with an original also its losses and the distances."""
 
-    losses_NT: torch.Tensor
-    original_losses_NT: torch.Tensor | None = None
-    distances_NT4: torch.Tensor | None = None
+    losses_NP: torch.Tensor
+    original_losses_NP: torch.Tensor | None = None
+    distances_NP4: torch.Tensor | None = None
 
 
 def measure(
@@ -45,9 +45,9 @@ def measure(
     """
     losses, original_losses, distances = [], [], []
     with torch.inference_mode():
-        for window, ids_T in enumerate(text.ids_NT):
-            for rows in rows_at_a_time(len(ids_T) - 1):
-                targets_T = ids_T[1:][rows]
+        for window, predicted_P in enumerate(text.predicted_NP):
+            for rows in rows_at_a_time(len(predicted_P)):
+                targets_T = predicted_P[rows]
                 logits_TV = logits(states[window][:, rows])[0]
                 losses.append(token_losses(logits_TV, targets_T))
                 if original is not None:
@@ -86,33 +86,33 @@ def summarize(measured: Measured, text: EvaluationText) -> AbsoluteQuality:
     return AbsoluteQuality(
         num_windows=len(text.ids_NT),
         seq_len=text.ids_NT.shape[1],
-        num_tokens=int(text.scored_NT.sum()),
-        after=perplexities(measured.losses_NT, text),
+        num_tokens=int(text.scored_NP.sum()),
+        after=perplexities(measured.losses_NP, text),
     )
 
 
 def summarize_both(measured: Measured, text: EvaluationText) -> Quality:
     """Summarize the losses of both models and their distances. Raises NumericsError if losses are not finite."""
-    assert measured.original_losses_NT is not None and measured.distances_NT4 is not None
-    alone, scored = summarize(measured, text), text.scored_NT
-    kl_NT, agrees_NT, lost_NT, power_NT = measured.distances_NT4.unbind(-1)
-    lost, power = lost_NT[scored].sum(), power_NT[scored].sum()
+    assert measured.original_losses_NP is not None and measured.distances_NP4 is not None
+    alone, scored = summarize(measured, text), text.scored_NP
+    kl_NP, agrees_NP, lost_NP, power_NP = measured.distances_NP4.unbind(-1)
+    lost, power = lost_NP[scored].sum(), power_NP[scored].sum()
     return Quality(
         num_windows=alone.num_windows,
         seq_len=alone.seq_len,
         num_tokens=alone.num_tokens,
         after=alone.after,
-        before=perplexities(measured.original_losses_NT, text),
-        ratio=exponential(*mean_and_stderr(measured.losses_NT - measured.original_losses_NT, scored)),
+        before=perplexities(measured.original_losses_NP, text),
+        ratio=exponential(*mean_and_stderr(measured.losses_NP - measured.original_losses_NP, scored)),
         divergence=Divergence(
-            kl_mean=_with_stderr(kl_NT, scored),
-            kl_p99=kl_NT[scored].kthvalue(math.ceil(0.99 * int(scored.sum()))).values.item(),
-            top1_agreement=_with_stderr(agrees_NT, scored),
+            kl_mean=_with_stderr(kl_NP, scored),
+            kl_p99=kl_NP[scored].kthvalue(math.ceil(0.99 * int(scored.sum()))).values.item(),
+            top1_agreement=_with_stderr(agrees_NP, scored),
             logit_error=(lost / power).sqrt().item() if power > 0 else 0.0,
         ),
     )
 
 
-def _with_stderr(values_NT: torch.Tensor, scored_NT: torch.Tensor) -> Measure:
-    mean, stderr = mean_and_stderr(values_NT, scored_NT)
+def _with_stderr(values_NP: torch.Tensor, scored_NP: torch.Tensor) -> Measure:
+    mean, stderr = mean_and_stderr(values_NP, scored_NP)
     return Measure(value=mean, stderr=stderr)

@@ -50,7 +50,8 @@ class EvaluatedModel:
 
     def run(self, hidden: Hidden, told: Told, clipping: Clipping | None = None) -> None:
         """Take ``hidden`` through all blocks; ``clipping`` counts the values that static ranges clip."""
-        for index in range(len(self.streamed.blocks)):
+        for index in range(self.streamed.num_blocks):
+            self.streamed.enter(index, hidden)
             with self.streamed.block(index) as block, self._quantized(index, clipping):
                 self.streamed.run_block(block, index, hidden)
             told(index + 1)
@@ -70,7 +71,9 @@ class EvaluatedModel:
     def head(self) -> Iterator[Outside]:
         """Yield a function from the states behind the last block to logits."""
         if not self.has_run:  # only a run shows whether its blocks return tuples
-            self.streamed.embed(torch.zeros(1, 2, dtype=torch.long))
+            hidden = self.streamed.embed(torch.zeros(1, 2, dtype=torch.long))
+            for start in self.streamed.starts:
+                self.streamed.enter(start, hidden)
             self.has_run = True
         with self.streamed.head() as logits, self._quantized(None):
             yield logits
@@ -110,9 +113,8 @@ def open_model(model: Model, ranks: Ranks = ALONE) -> EvaluatedModel:
             activations[layer] = Activations(parts.inputs, parts.outputs)
         return source.read(name)
 
-    prefix, num_blocks = find_blocks(headers.tensors, headers.config)
     streamed = StreamedModel(
-        headers.config, read, set(headers.tensors), prefix, num_blocks, TORCH_DTYPES[headers.main_dtype],
-        default_device(),
+        headers.config, read, set(headers.tensors), find_blocks(headers.tensors, headers.config),
+        TORCH_DTYPES[headers.main_dtype], default_device(),
     )  # fmt: skip
     return EvaluatedModel(streamed, tuple(layers.values()), activations, stored=model, ranks=ranks)

@@ -61,12 +61,12 @@ def mean_and_stderr(values_NT: torch.Tensor, counts_NT: torch.Tensor) -> tuple[f
 
 
 def perplexities(losses_NT: torch.Tensor, text: EvaluationText) -> Perplexities:
-    """Compute the perplexities from the losses of all tokens [N, T - 1].
+    """Compute the perplexities from the losses of all predicted tokens [N, P].
 
     Per word and per byte it is the same log-likelihood divided by another count, as in lm-evaluation-harness. A value
     is None if it is too large for a float. Raises NumericsError if the losses are not finite.
     """
-    scored = text.scored_NT
+    scored = text.scored_NP
     mean, stderr = mean_and_stderr(losses_NT, scored)
     if not math.isfinite(mean) or mean > LARGEST_EXPONENT:
         raise NumericsError(

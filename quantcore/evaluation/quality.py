@@ -96,6 +96,29 @@ class Quality(AbsoluteQuality):
     divergence: Divergence
 
 
+class EncoderQuality(Record):
+    """Distance of an encoder's outputs from the original's: embeddings of texts, or scores of them.
+
+    ``cosine`` is the mean cosine similarity of the two embeddings of a text (the mean of its tokens' states), null for
+    scores. ``rank_agreement`` is the share of pairs of texts that both models put in the same order: by their score, or
+    by the similarity of their embeddings to that of another text. ``output_error`` is the relative error of all outputs
+    (||difference|| / ||outputs||).
+    """
+
+    num_windows: int
+    seq_len: int
+    cosine: Measure | None
+    rank_agreement: Measure
+    output_error: Number
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """The name and value of each measure, as a table shows them."""
+        rows = [("rank agreement, share of pairs", str(self.rank_agreement)),
+                ("relative error of the outputs", f"{self.output_error:.4g}")]  # fmt: skip
+        return rows if self.cosine is None else [("cosine of the embeddings", str(self.cosine)), *rows]
+
+
 class Sample(Record):
     """Continuations of one prompt by both models; a degenerate one is empty, or repeats a single token."""
 

@@ -1,4 +1,9 @@
-"""The text that a model is evaluated on: windows of tokens, their scored parts, numbers of words and bytes."""
+"""The text that a model is evaluated on: windows of tokens, their scored parts, numbers of words and bytes.
+
+A causal model predicts every token from those before it, a masked one the tokens that are masked, and a
+sequence-to-sequence model the second half of each window from its first half. A speech model predicts every token, too;
+as there is no sound, it hears silence.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +18,11 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.data.chat import chat_renderer
 from quantcore.data.documents import read_documents
 from quantcore.errors import CalibrationError
+from quantcore.model.kinds import Kind, halves
 
 OVERLAP_LEN = 32  # tokens: shorter pieces are the same in many texts
+MASKED_SHARE = 0.15
+"""Share of the tokens that are masked, as in the training of BERT (arXiv:1810.04805)."""
 HASH_BASE = 6364136223846793005  # Knuth's multiplier for numbers modulo 2^64
 
 
@@ -23,17 +31,26 @@ class EvaluationText:
     """Windows of token ids, all of one length T, and their scored parts.
 
     ``first_N``: the first scored place of each window, 1 or more; places before it are only context.
-    ``num_words`` and ``num_bytes`` are those of the scored text.
+    ``num_words`` and ``num_bytes`` are those of the scored text. ``targets_NP``: the token that each of the P outputs
+    of a model predicts, -1 where none is scored; None if output t predicts token t + 1.
     """
 
     ids_NT: torch.Tensor
     first_N: torch.Tensor
     num_words: int
     num_bytes: int
+    targets_NP: torch.Tensor | None = None
 
     @property
-    def scored_NT(self) -> torch.Tensor:
-        """The mask of the scored places among 1 to T - 1, bool [N, T - 1]."""
+    def predicted_NP(self) -> torch.Tensor:
+        """The token that each output predicts."""
+        return self.ids_NT[:, 1:] if self.targets_NP is None else self.targets_NP.clamp(min=0)
+
+    @property
+    def scored_NP(self) -> torch.Tensor:
+        """The mask of the outputs that are scored, bool."""
+        if self.targets_NP is not None:
+            return self.targets_NP >= 0
         return torch.arange(1, self.ids_NT.shape[1]) >= self.first_N[:, None]
 
 
@@ -79,12 +96,47 @@ def _count(tokenizer: PreTrainedTokenizerBase, pieces: list[list[int]]) -> tuple
     return sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
 
 
-def evaluation_text(task: Task, held_out_NT: torch.Tensor) -> EvaluationText:
-    """Return the text that the task names, else the windows held out from its calibration."""
+def evaluation_text(task: Task, held_out_NT: torch.Tensor, kind: Kind) -> EvaluationText:
+    """Return the text that the task names, else the windows held out from its calibration, for a model of ``kind``."""
     tokenizer = load_tokenizer(task.model_folder)
-    if has_own_text(task):
-        return read_text(task.evaluation, tokenizer)
-    return of_windows(held_out_NT, tokenizer)
+    text = read_text(task.evaluation, tokenizer) if has_own_text(task) else of_windows(held_out_NT, tokenizer)
+    return for_kind(text, kind, tokenizer)
+
+
+def for_kind(text: EvaluationText, kind: Kind, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
+    """Return the windows of ``text`` as a model of ``kind`` reads them, with the tokens that it predicts."""
+    if kind is Kind.causal:
+        return text
+    ids_NT = with_special_tokens(text.ids_NT, kind, tokenizer)
+    if kind is Kind.sequence_to_sequence:
+        targets_NP = halves(ids_NT)[1]
+    elif kind is Kind.speech:
+        targets_NP = ids_NT
+    elif kind is Kind.masked:
+        ids_NT, targets_NP = _masked(ids_NT, tokenizer)
+    else:
+        targets_NP = ids_NT[:, :0]  # it predicts no tokens
+    scored = [row[row >= 0].tolist() for row in targets_NP]
+    return EvaluationText(ids_NT, text.first_N, *_count(tokenizer, scored), targets_NP)
+
+
+def with_special_tokens(ids_NT: torch.Tensor, kind: Kind, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    """Return windows [N, T] of which an encoder's begin and end with the tokens around a text, as in its training."""
+    if kind in (Kind.masked, Kind.scores, Kind.embedding):
+        ids_NT = ids_NT.clone()
+        for place, token in ((0, tokenizer.cls_token_id), (-1, tokenizer.sep_token_id)):
+            if token is not None:
+                ids_NT[:, place] = token
+    return ids_NT
+
+
+def _masked(ids_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the windows with masked tokens, and the tokens that were there; without a mask token all are scored."""
+    if tokenizer.mask_token_id is None:
+        return ids_NT, ids_NT
+    is_masked = torch.rand(ids_NT.shape, generator=torch.Generator().manual_seed(0)) < MASKED_SHARE
+    is_masked[:, [0, -1]] = False
+    return ids_NT.masked_fill(is_masked, tokenizer.mask_token_id), ids_NT.masked_fill(~is_masked, -1)
 
 
 def has_own_text(task: Task) -> bool:

@@ -98,7 +98,7 @@ class Sensitivity:
         self._model = model
         self._plans = plans
         self._emit = emit
-        self._num_blocks = len(model.streamed.blocks)
+        self._num_blocks = model.streamed.num_blocks
         self._num_windows, self._seq_len = windows_NT.shape
         self._eta = Eta(2 * self._num_blocks)
         self._hidden = model.streamed.embed(windows_NT)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
+from quantcore.checkpoint.blocks import Blocks
 from quantcore.errors import ModelError
 from quantcore.model.experts import ProjectionNames, is_fused
 
@@ -45,12 +46,12 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
     return placed
 
 
-def check_shares_nothing(model: PreTrainedModel, prefix: str) -> None:
-    """Raise ModelError if a decoder block uses weights of another; ``prefix`` is the model's path of its blocks."""
+def check_shares_nothing(model: PreTrainedModel, blocks: Blocks) -> None:
+    """Raise ModelError if a block uses weights of another; ``blocks`` have the model's own names."""
     for name, source in sorted(model.all_tied_weights_keys.items()):
-        if name.startswith(prefix) and source.startswith(prefix):
+        if name.startswith(blocks.prefixes) and source.startswith(blocks.prefixes):
             raise ModelError(
-                f"Decoder blocks of this model share weights: '{name}' is '{source}'. That is not supported where a"
+                f"Blocks of this model share weights: '{name}' is '{source}'. That is not supported where a"
                 " model is run block by block.",
                 code="unsupported_architecture",
                 hint=FROM_FILE_TO_FILE,

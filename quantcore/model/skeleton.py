@@ -7,18 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    MODEL_FOR_MULTIMODAL_LM_MAPPING,
-)
 
+from quantcore.checkpoint.blocks import Blocks
 from quantcore.errors import ModelError, reason_of
+from quantcore.model.kinds import Kind, declared_class, model_class
 
 UNTRUSTED_KEYS = ("auto_map", "trust_remote_code", "quantization_config")
 OUTPUT_KEYS = ("return_dict", "torchscript", "use_cache")
@@ -68,10 +64,11 @@ def without_untrusted(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
-    """Return an evaluation-mode language model, with its towers, whose parameters use no memory. Raises ModelError."""
+    """Return an evaluation-mode model, with its towers, whose parameters use no memory. Raises ModelError."""
     from accelerate import init_empty_weights
 
-    config, built = clean_config(raw_config), language_model_class(raw_config)
+    config = clean_config(raw_config)
+    built, _ = model_class(config, raw_config)
     try:
         with init_empty_weights(include_buffers=False), no_init_weights():
             model: PreTrainedModel = built._from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
@@ -79,45 +76,16 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
         raise ModelError(
             f"Transformers cannot build this '{config.model_type}' model: {reason_of(error)}",
             code="unsupported_architecture",
-            hint="Check config.json; decoder-only language models are supported.",
+            hint="Check config.json.",
         ) from error
     model.config.use_cache = False
     model.train(False).requires_grad_(False)
     return model
 
 
-def language_model_class(raw_config: Mapping[str, Any]) -> type[PreTrainedModel]:
-    """Return the Transformers class that generates text with this config: the declared one where it is of that kind.
-
-    Raises ModelError ``unsupported_architecture`` if there is none.
-    """
-    config = type(clean_config(dict(raw_config)))
-    classes: list[Any] = []
-    for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING):
-        if config in mapping:
-            built = mapping[config]
-            classes += built if isinstance(built, tuple) else [built]
-    parts = config.sub_configs.values()
-    classes = [built for built in classes if built.config_class not in parts]  # only the whole model
-    if not classes:
-        raise ModelError(
-            f"Transformers has no language model of the type '{config.model_type}' that generates text.",
-            code="unsupported_architecture",
-            hint="Only decoder-only language models can be run. Another model that holds one can be quantized from file"
-            " to file (--file2file_quantization), with a scheme that needs no data.",
-        )
-    declared = declared_class(raw_config)
-    return declared if declared in classes else classes[0]
-
-
-def declared_class(raw_config: Mapping[str, Any]) -> type[Any]:
-    """Return the Transformers class that config.json names first in ``architectures``; else AutoModelForCausalLM."""
-    names = raw_config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else ""
-    declared = getattr(transformers, name, None) if isinstance(name, str) else None
-    if isinstance(declared, type) and issubclass(declared, PreTrainedModel):
-        return declared
-    return AutoModelForCausalLM
+def kind_of(raw_config: dict[str, Any]) -> Kind:
+    """Return what a model with this config computes. Raises ModelError as ``clean_config`` and ``model_class``."""
+    return model_class(clean_config(raw_config), raw_config)[1]
 
 
 def build_declared(raw_config: dict[str, Any]) -> PreTrainedModel:
@@ -141,31 +109,35 @@ def build_declared(raw_config: dict[str, Any]) -> PreTrainedModel:
     return model
 
 
-def find_block_list(
-    model: nn.Module, placed: Mapping[str, str], prefix: str, num_blocks: int
-) -> tuple[str, nn.ModuleList]:
-    """Return the name, with a dot, and the module list of the blocks that the checkpoint has under ``prefix``.
+def find_block_lists(model: nn.Module, placed: Mapping[str, str], blocks: Blocks) -> tuple[Blocks, list[nn.ModuleList]]:
+    """Return the blocks by the model's own names, and its module lists of them.
 
-    ``prefix`` is like ``model.layers.``; ``placed`` is the result of ``place_tensors``. Raises ModelError if the model
+    ``blocks`` has the checkpoint's names; ``placed`` is the result of ``place_tensors``. Raises ModelError if the model
     has another structure.
     """
+    found = [_find_list(model, placed, prefix, length) for prefix, length in blocks.lists]
+    return Blocks(tuple((f"{name}.", len(modules)) for name, modules in found)), [modules for _, modules in found]
+
+
+def _find_list(model: nn.Module, placed: Mapping[str, str], prefix: str, length: int) -> tuple[str, nn.ModuleList]:
     first = next((placed[name] for name in placed if name.startswith(f"{prefix}0.")), "")
     for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_blocks and first.startswith(f"{name}.0."):
-            return f"{name}.", module
+        if isinstance(module, nn.ModuleList) and len(module) == length and first.startswith(f"{name}.0."):
+            return name, module
     raise ModelError(
-        f"The weights have {num_blocks} decoder blocks under '{prefix}', the architecture has them elsewhere.",
+        f"The weights have {length} blocks under '{prefix}', the architecture has them elsewhere.",
         code="unsupported_architecture",
         hint="The checkpoint and its config.json do not belong together.",
     )
 
 
-def towers_of(model: PreTrainedModel, prefix: str) -> dict[str, PreTrainedModel]:
-    """Return the models inside ``model`` that do not hold its decoder blocks (``prefix``), such as a vision tower."""
+def towers_of(model: PreTrainedModel, blocks: Blocks) -> dict[str, PreTrainedModel]:
+    """Return the models inside ``model`` that do not hold its ``blocks``, such as a vision tower."""
     towers: dict[str, PreTrainedModel] = {}
     for name, module in model.named_modules():
         is_inside = name.startswith(tuple(f"{tower}." for tower in towers))
-        if name and isinstance(module, PreTrainedModel) and not prefix.startswith(f"{name}.") and not is_inside:
+        holds_blocks = any(prefix.startswith(f"{name}.") for prefix in blocks.prefixes)
+        if name and isinstance(module, PreTrainedModel) and not holds_blocks and not is_inside:
             towers[name] = module
     return towers
 
@@ -174,6 +146,25 @@ def float32_names(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str],
     """Return a test for parameters that stay float32 in a model of ``dtype``, as in ``from_pretrained``."""
     patterns = [pattern.replace("*", ".*") for pattern in model._get_dtype_plan(dtype)]
     return lambda name: any(re.search(pattern, name) for pattern in patterns)
+
+
+def fill_computed(model: PreTrainedModel, name: str, device: torch.device) -> bool:
+    """Give the parameter ``name`` the values that the model's code computes for it, such as a table of positions.
+
+    Returns False if the class does not say that checkpoints lack the parameter, or if its values are random.
+    """
+    patterns = [*(model._keys_to_ignore_on_save or ()), *(model._keys_to_ignore_on_load_missing or ())]
+    if not any(re.search(pattern, name) for pattern in patterns):
+        return False
+    owner, like = model.get_submodule(name.rpartition(".")[0]), model.get_parameter(name)
+    made = []
+    for seed in range(2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            set_parameter(model, name, torch.zeros(like.shape, dtype=like.dtype, device=device))
+            model._init_weights(owner)  # type: ignore[no-untyped-call]
+        made.append(model.get_parameter(name))
+    return torch.equal(*made)
 
 
 def set_parameter(module: nn.Module, name: str, value: torch.Tensor) -> None:

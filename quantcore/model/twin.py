@@ -7,6 +7,7 @@ vocabulary and the number of experts are small. Code that handles the twin handl
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -86,8 +87,9 @@ def build_twin(config: dict[str, Any], seed: int = 0, kind: type[Any] = AutoMode
         build = kind._from_config if issubclass(kind, PreTrainedModel) else kind.from_config
         model: PreTrainedModel = build(clean_config(config), dtype=torch.float32)
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.is_floating_point():
+            computed = re.compile("|".join(model._keys_to_ignore_on_save or ["$^"]))  # by the model's code
+            for name, parameter in model.named_parameters():
+                if parameter.is_floating_point() and not computed.search(name):
                     noise = torch.randn_like(parameter)
                     is_vector = parameter.ndim < 2
                     parameter.copy_(parameter + 0.2 * noise if is_vector else noise * parameter.shape[-1] ** -0.5)

@@ -22,6 +22,7 @@ from quantcore.calibration.reduction import Span
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.errors import CalibrationError, ModelError
+from quantcore.model.kinds import Kind, inputs_of
 from quantcore.nn.calibration import evaluating, run
 from quantcore.nn.log import log
 from quantcore.nn.progress import Progress
@@ -166,7 +167,7 @@ def _rotate_outside(
     model.config.tie_word_embeddings = False
     like = streams.probe.states[0]
     with _without_cache(model), blocks_replaced(blocks, [Arguments() for _ in blocks], num_returned=0) as relay:
-        outside = Outside(model, relay, like.device)
+        outside = Outside(model, relay, like.device, Kind.causal, partial(inputs_of, model, Kind.causal))
         ids_NT = torch.arange(like.shape[1])[None] % model.config.get_text_config().vocab_size
         relay.run(lambda: outside(like))
         algorithms.rotate_outside(model, lambda: outside.embed(ids_NT), outside, like)

@@ -29,15 +29,17 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.task import Task
 from quantcore.data.chat import chat_renderer
 from quantcore.data.windows import TokenWindows, token_windows
-from quantcore.errors import ModelError, at_block
+from quantcore.errors import ConfigError, ModelError, at_block
 from quantcore.evaluation import harness
 from quantcore.evaluation.architecture import prove_twin, prove_window
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.provenance import model_identity, provenance
-from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_text, overlap
+from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_text, overlap, with_special_tokens
 from quantcore.events import Completed, Emit, Eta, Event, PhaseStarted, Progress, Warned, silence
 from quantcore.hub.download import fetch
 from quantcore.mixed_precision.command import with_mix
+from quantcore.model.kinds import Kind
+from quantcore.model.skeleton import kind_of
 from quantcore.pipeline.baseline import Baseline
 from quantcore.pipeline.file_to_file import round_files
 from quantcore.pipeline.streams import JobStreams
@@ -82,6 +84,7 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, warnings: list[Wa
     headers = model.headers
     emit(PhaseStarted("plan"))
     if not task.file2file:
+        _check_kind(task, kind_of(headers.config))
         uncalled = ranks.share(prove_twin(model, emit) if ranks.is_first else [])
         task, kept = without_layers(task, headers, uncalled)
         if kept:
@@ -127,6 +130,17 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, warnings: list[Wa
     return report
 
 
+def _check_kind(task: Task, kind: Kind) -> None:
+    """Raise ConfigError if the task asks for what is only measured in causal language models."""
+    asked = "a mix" if task.mix is not None else "tasks" if task.evaluation.tasks else None
+    if asked is not None and kind is not Kind.causal:
+        raise ConfigError(
+            f"This model is of the kind '{kind}', and {asked} can only be measured with causal language models.",
+            code="unsupported_config",
+            hint=f"Leave {asked} out.",
+        )
+
+
 def noting_warnings(emit: Emit) -> tuple[Emit, list[Warned]]:
     """Return an ``emit`` that also collects warnings for the report, and the list of them."""
     warnings: list[Warned] = []
@@ -148,7 +162,7 @@ def quantize(
     Every rank holds the block, and has its share of the windows, of the layers and of the writing.
     """
     ranks = savepoint.ranks
-    texts = read_texts(task, ranks)
+    texts = read_texts(task, kind_of(original.headers.config), ranks)
     source = open_source(original)
     model = stream_model(task, original, source, plan, ranks)
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
@@ -163,6 +177,7 @@ def quantize(
         eta = Eta(plan.num_blocks - first_block)
         for index in range(first_block, plan.num_blocks):
             with at_block(index):
+                streams.enter(index)
                 quantize_block(index, model, plan, algorithms, streams, writer)
                 writer.tell()
             left_s = eta.after(index + 1 - first_block)
@@ -240,13 +255,14 @@ class Texts:
         return overlap(self.calibration_NT, self.evaluation.ids_NT)
 
 
-def read_texts(task: Task, ranks: Ranks) -> Texts:
-    """Read and tokenize the texts of ``task``; all ranks get the same windows."""
+def read_texts(task: Task, kind: Kind, ranks: Ranks) -> Texts:
+    """Read and tokenize the texts of ``task`` for a model of ``kind``; all ranks get the same windows."""
     windows = ranks.share(read_windows(task) if ranks.is_first else None)
     assert windows is not None
-    text = ranks.share(evaluation_text(task, windows.held_out_NT))
-    origin = ranks.share(provenance(task, windows.calibration_NT, text.ids_NT) if ranks.is_first else {})
-    return Texts(windows.calibration_NT, text, origin)
+    calibration_NT = with_special_tokens(windows.calibration_NT, kind, load_tokenizer(task.model_folder))
+    text = ranks.share(evaluation_text(task, windows.held_out_NT, kind))
+    origin = ranks.share(provenance(task, calibration_NT, text.ids_NT) if ranks.is_first else {})
+    return Texts(calibration_NT, text, origin)
 
 
 def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks: Ranks) -> StreamedModel:
@@ -257,9 +273,8 @@ def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks:
     headers, device = original.headers, default_device()
     sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
     return StreamedModel(
-        headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
-        TORCH_DTYPES[headers.main_dtype], device, None if sharing is None else Shards(sharing, source.read_rows),
-        source.expect,
+        headers.config, source.read, set(headers.tensors), plan.blocks, TORCH_DTYPES[headers.main_dtype], device,
+        None if sharing is None else Shards(sharing, source.read_rows), source.expect,
     )  # fmt: skip
 
 

@@ -50,6 +50,13 @@ class JobStreams:
         held_out = model.embed(evaluation_NT[part.start : part.stop]) if with_held_out else None
         return cls(model, learning, held_out, part.start, probes)
 
+    def enter(self, index: int) -> None:
+        """Take all streams from the encoder into the decoder if block ``index`` is the decoder's first."""
+        learning = self.learning
+        self.model.enter(
+            index, learning.calibration, learning.reference, learning.probe, self.held_out, self.logit_probes
+        )
+
     def at(self, block: torch.nn.Module, index: int) -> RunningBlock:
         """Return the loaded block ``index`` with the streams that the algorithms learn from."""
         return RunningBlock(block, index, self.learning)
@@ -68,11 +75,13 @@ class JobStreams:
         at.advance_quantized()
 
     def save(self, savepoint: SavePoint, next_block: int, notes: Callable[[], Mapping[str, Any]]) -> None:
-        """Save all streams before ``next_block``, unless it is the end or blocks pass values on to later ones.
+        """Save all streams before ``next_block``, unless it is the end or blocks get more than their states.
 
-        Such values are only kept in memory, so a job that stops there starts again from the beginning.
+        Values that blocks pass on, and what a decoder gets from its encoder, are only kept in memory: a job that stops
+        there starts again from the beginning, or from the decoder's first block.
         """
-        if next_block < len(self.model.blocks) and not self.logit_probes.arguments.pass_values_on:
+        is_last = next_block == self.model.num_blocks
+        if not (is_last or next_block > self.model.starts[-1] > 0 or self.logit_probes.arguments.pass_values_on):
             savepoint.save(next_block, self._by_name(), notes)
 
     def restore(self, savepoint: SavePoint, saved: Mapping[str, Any] | None) -> int:

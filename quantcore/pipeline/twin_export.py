@@ -18,7 +18,7 @@ from quantcore.config.task import Task
 from quantcore.errors import ConfigError, ModelError, reason_of
 from quantcore.evaluation.consumer import quiet
 from quantcore.events import silence
-from quantcore.model.skeleton import declared_class
+from quantcore.model.kinds import declared_class
 from quantcore.model.twin import build_twin, twin_config
 from quantcore.pipeline.file_to_file import round_files
 from quantcore.pipeline.writer import write_side_files

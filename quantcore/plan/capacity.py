@@ -122,10 +122,10 @@ def plan_for(
     calibration: CalibrationConfig | None = None, exports: Sequence[str] = ("quark",), warnings: tuple[str, ...] = (),
 ) -> Capacity:  # fmt: skip
     """Plan one block of each kind, and compare all blocks with ``hardware``. Raises the errors of ``plan.planner``."""
-    prefix, num_blocks = find_blocks(tensors, model_config)
-    counts = [1] * num_blocks
-    if not _names_blocks(config):
-        tensors, counts = distinct_blocks(tensors, prefix, num_blocks)
+    blocks = find_blocks(tensors, model_config)
+    counts = [1] * len(blocks)
+    if not _names_blocks(config) and len(blocks.lists) == 1:
+        tensors, counts = distinct_blocks(tensors, *blocks.lists[0])
         model_config = _of_depth(model_config, len(counts))
     plan = make_plan(config, model_config, tensors, calibration=calibration, exports=exports, warnings=warnings)
     return capacity(plan, config, model_config, tensors, counts, hardware)
@@ -221,7 +221,7 @@ def _of_depth(model_config: Mapping[str, Any], num_blocks: int) -> dict[str, Any
 
 def _in_all(plan: Plan, counts: Sequence[int], sizes: Mapping[str, int]) -> int:
     """Return the sum of a figure of tensors over the whole model."""
-    return _weighted(by_block(plan.block_prefix, sizes), counts)
+    return _weighted(by_block(plan.blocks, sizes), counts)
 
 
 def _weighted(sums: Mapping[int, int], counts: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quantcore.checkpoint.blocks import Blocks
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.config.job_spec import Evaluation
 from quantcore.config.layer_plan import LayerPlan
@@ -104,11 +105,11 @@ class Footprint:
 
     @classmethod
     def of(
-        cls, config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str,
-        num_blocks: int, calibration: CalibrationConfig, evaluation: Evaluation, *, needs_calibration: bool,
-        num_schemes: int = 0, is_read: bool = False,
+        cls, config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], blocks: Blocks,
+        calibration: CalibrationConfig, evaluation: Evaluation, *, needs_calibration: bool, num_schemes: int = 0,
+        is_read: bool = False,
     ) -> Footprint:  # fmt: skip
-        blocks = by_block(prefix, {name: tensor.num_bytes for name, tensor in tensors.items()})
+        sizes = by_block(blocks, {name: tensor.num_bytes for name, tensor in tensors.items()})
         num_tokens = calibration.num_samples * calibration.seq_len
         learns = needs_calibration or num_schemes > 0
         element = DTYPE_BYTES[tensors[f"{layers[0].name}.weight"].dtype]
@@ -117,11 +118,11 @@ class Footprint:
         widest = max(layer.in_features for layer in layers)
         beside = element * _values_beside(layers, tensors)
         measures = evaluation.num_windows > 0
-        vocab_size = _vocab_size(tensors, prefix)
+        vocab_size = _vocab_size(tensors, blocks)
         return cls(
-            whole=sum(blocks.values()),
-            outside=blocks[-1],
-            block=max(blocks[index] for index in range(num_blocks)),  # later blocks do not run
+            whole=sum(sizes.values()),
+            outside=sizes[-1],
+            block=max(sizes[index] for index in range(len(blocks))),  # later blocks do not run
             tensor=max(tensor.num_bytes for tensor in tensors.values()),
             weight=4 * max(math.prod(layer.shape) for layer in layers),
             grams=grams,
@@ -280,11 +281,12 @@ class Footprint:
         return {"runtime": RUNTIME_BYTES, "one_tensor": self.tensor, "one_weight_in_float32": self.weight}
 
 
-def by_block(prefix: str, sizes: Mapping[str, int]) -> Counter[int]:
-    """Return the sums of the tensors' ``sizes`` by the block number after ``prefix``; -1 is outside the blocks."""
+def by_block(blocks: Blocks, sizes: Mapping[str, int]) -> Counter[int]:
+    """Return the sums of the tensors' ``sizes`` by the number of the block; -1 is outside the blocks."""
     sums = Counter[int]()
     for name, size in sizes.items():
-        sums[int(name[len(prefix) :].split(".", 1)[0]) if name.startswith(prefix) else -1] += size
+        number = blocks.number_of(name)
+        sums[-1 if number is None else number] += size
     return sums
 
 
@@ -296,9 +298,9 @@ def _size(parts: Parts) -> int:
     return sum(parts.values())
 
 
-def _vocab_size(tensors: Mapping[str, TensorHeader], prefix: str) -> int:
+def _vocab_size(tensors: Mapping[str, TensorHeader], blocks: Blocks) -> int:
     """Return the rows of the largest matrix around the blocks, which is the embedding or the head."""
-    around = [tensor for name, tensor in tensors.items() if not name.startswith(prefix)]
+    around = [tensor for name, tensor in tensors.items() if not name.startswith(blocks.prefixes)]
     return max((tensor.shape[0] for tensor in around if len(tensor.shape) == 2), default=0)
 
 

@@ -91,7 +91,7 @@ def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
     else:
         warnings = ("Its layers are not looked into before it is downloaded: there are no estimates.",)
     tensors = stored if headers is None else headers.tensors
-    _, num_blocks = find_blocks(tensors, config)
+    num_blocks = len(find_blocks(tensors, config))
     files = {tensor.file for tensor in stored.values()}
     return Inspection(
         model_type=str(config["model_type"]),

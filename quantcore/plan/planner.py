@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.blocks import find_blocks, is_of_tower, natural_order, warn_of_other_parts
+from quantcore.checkpoint.blocks import Blocks, find_blocks, is_of_tower, natural_order, warn_of_other_parts
 from quantcore.checkpoint.experts import find_routers, is_stack_of_experts
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
@@ -57,8 +57,7 @@ class Plan:
     """
 
     model_type: str
-    block_prefix: str
-    num_blocks: int
+    blocks: Blocks
     layers: tuple[LayerPlan, ...]
     kept: tuple[KeptTensor, ...]
     exports: tuple[str, ...]
@@ -76,6 +75,10 @@ class Plan:
     def result_config(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the config.json of the quantized model, as far as Transformers builds the model from it."""
         return {**model_config, "tie_word_embeddings": False} if self.added else dict(model_config)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
 
     @property
     def memory_by_phase(self) -> dict[str, dict[str, int]]:
@@ -164,10 +167,10 @@ def make_plan(
     _check_possible(config)
     if shard_blocks:
         _check_shards(config, file2file)
-    prefix, num_blocks = find_blocks(tensors, model_config)
-    _check_architecture(config, tensors, prefix)
-    warnings += warn_of_other_parts(tensors, prefix)
-    layers, kept, unmatched = _decide(config, model_config, tensors, prefix, num_blocks)
+    blocks = find_blocks(tensors, model_config)
+    _check_architecture(config, tensors, blocks)
+    warnings += warn_of_other_parts(tensors, blocks)
+    layers, kept, unmatched = _decide(config, model_config, tensors, blocks)
     warnings += unmatched
     if not layers:
         raise ConfigError(
@@ -189,12 +192,11 @@ def make_plan(
         _check_data_free(config, layers)
     else:
         _check_calibration(calibration, model_config)
-    added = _own_head(config, model_config, tensors, prefix)
+    added = _own_head(config, model_config, tensors, blocks)
     layouts = {name: written_layout(name, layers, {**tensors, **added}, model_config) for name in exports}
     return Plan(
         model_type=str(model_config["model_type"]),
-        block_prefix=prefix,
-        num_blocks=num_blocks,
+        blocks=blocks,
         layers=layers,
         kept=kept,
         exports=tuple(exports),
@@ -207,7 +209,7 @@ def make_plan(
         layouts=layouts,
         executor=FILE_TO_FILE if file2file else STREAMED,
         footprint=Footprint.of(
-            config, layers, tensors, prefix, num_blocks, calibration, evaluation or Evaluation(),
+            config, layers, tensors, blocks, calibration, evaluation or Evaluation(),
             needs_calibration=needs_calibration, num_schemes=num_schemes,
             is_read=not TRANSFORMERS_PACKAGES.keys().isdisjoint(exports),
         ),
@@ -244,15 +246,15 @@ def written_layout(
 
 
 def _decide(
-    config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], prefix: str, num_blocks: int
+    config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], blocks: Blocks
 ) -> tuple[tuple[LayerPlan, ...], tuple[KeptTensor, ...], tuple[str, ...]]:
     layers, kept = [], []
     routers = find_routers({name: tensor.shape for name, tensor in tensors.items()})
-    conv1d = find_conv1d(tensors, prefix)
+    conv1d = {name for prefix in blocks.prefixes for name in find_conv1d(tensors, prefix)}
     in_blocks = []
     for name, tensor in sorted(tensors.items(), key=lambda item: natural_order(item[0])):
         module = name.removesuffix(".weight")
-        block = int(module[len(prefix) :].split(".")[0]) if module.startswith(prefix) else None
+        block = blocks.number_of(name)
         if not is_linear(name, tensor):
             if block is not None and is_matrix(tensor):
                 kept.append(_kept_matrix(config, name, tensor))
@@ -260,7 +262,7 @@ def _decide(
                 kept.append(KeptTensor(module, "outside the decoder blocks", is_layer=False))
             continue
         kind = "Conv1D" if name in conv1d else "Linear"
-        is_running = block is not None and block < num_blocks
+        is_running = block is not None and block < len(blocks)
         if is_running:
             in_blocks.append(module)
         chosen, why = config.choose(module, kind, in_cache=is_running and holds_keys_or_values(module, tensors))
@@ -268,7 +270,7 @@ def _decide(
             chosen, why = config.choose("lm_head", kind)  # under any name in the checkpoint
         if block is None and not is_head(name):
             kept.append(KeptTensor(module, "outside the decoder blocks"))
-        elif block is not None and block >= num_blocks:
+        elif block is not None and block >= len(blocks):
             kept.append(KeptTensor(module, "only for multi-token prediction"))
         elif module in routers and module not in config.layer_quant_config:
             kept.append(KeptTensor(module, "router"))
@@ -310,8 +312,8 @@ def _kept_matrix(config: Config, name: str, tensor: TensorHeader) -> KeptTensor:
     return KeptTensor(module, why_not_linear(name, tensor), is_layer=False)
 
 
-def _check_architecture(config: Config, tensors: Mapping[str, TensorHeader], prefix: str) -> None:
-    stacks = [name for name, tensor in tensors.items() if name.startswith(prefix) and is_matrix(tensor)
+def _check_architecture(config: Config, tensors: Mapping[str, TensorHeader], blocks: Blocks) -> None:
+    stacks = [name for name, tensor in tensors.items() if name.startswith(blocks.prefixes) and is_matrix(tensor)
               and is_stack_of_experts(name, tensor.shape)]  # fmt: skip
     odd = [name for name in stacks if config.choose(name.removesuffix(".weight"), "Linear")[0] is not None]
     if odd:
@@ -379,7 +381,7 @@ def _online(config: Config) -> list[str]:
 
 
 def _own_head(
-    config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], prefix: str
+    config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], blocks: Blocks
 ) -> dict[str, TensorHeader]:
     """Return the output projection that a rotated stream needs if the model shares the embedding's weight."""
     rotates = any(isinstance(step, RotationConfig) and step.r1 for step in config.algo_config)
@@ -389,7 +391,7 @@ def _own_head(
     embeddings = [
         header
         for name, header in tensors.items()
-        if len(header.shape) == 2 and header.shape[0] == rows and not name.startswith(prefix)
+        if len(header.shape) == 2 and header.shape[0] == rows and not name.startswith(blocks.prefixes)
     ]
     if not embeddings:
         raise ModelError(

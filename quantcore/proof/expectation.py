@@ -51,6 +51,7 @@ class Expectation:
         tensors = {
             "held_out": self.held_out.ids_NT,
             "first_scored": self.held_out.first_N,
+            "targets": self.held_out.targets_NP,
             "probe_logits": self.probe_logits,
             "original_states": self.original_states_NTH,
         }
@@ -64,7 +65,8 @@ class Expectation:
     def load(cls, folder: Path) -> Expectation:
         tensors = load_file(folder / "expected.safetensors")
         record = json.loads((folder / "expected.json").read_text("utf-8"))
-        held_out = EvaluationText(tensors["held_out"], tensors["first_scored"], **record["counts"])
+        texts = (tensors["held_out"], tensors["first_scored"])
+        held_out = EvaluationText(*texts, **record["counts"], targets_NP=tensors.get("targets"))
         states = tensors.get("original_states")
         return cls(held_out, tensors["probe_logits"], states, record["model"], **record["digests"])
 

@@ -37,12 +37,14 @@ from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.consumer import check_export, needed_bytes, unread
 from quantcore.evaluation.divergence import measure, summarize_both
+from quantcore.evaluation.encoders import compare_outputs
 from quantcore.evaluation.model import EvaluatedModel, open_model
-from quantcore.evaluation.quality import ConsumerCheck, Quality, Sample, TaskResults
+from quantcore.evaluation.quality import ConsumerCheck, EncoderQuality, Quality, Sample, TaskResults
 from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress, Warned, parse
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
+from quantcore.model.kinds import Kind
 from quantcore.numerics.qtensor import QLayer, is_finite
 from quantcore.plan.job import plan_job
 from quantcore.plan.planner import FILE_TO_FILE, Plan, export_dir
@@ -71,8 +73,8 @@ class Proof:
     Every tensor of every export is compared. ``odd_numbers`` names layers with invalid scales. The model that was read
     back runs once, from the plan's main export: files whose tensors are all equal are the same model. So the rest is
     None for the other exports, and for ``file2file``: ``max_logit_difference`` (relative), ``clipping`` (the activation
-    with the largest clipped share, and that share), and if an evaluation was requested ``quality``, ``samples`` and
-    ``harness``. ``failed_tasks`` has the reason why a task has no result.
+    with the largest clipped share, and that share), and if an evaluation was requested ``quality`` (``encoder``, if the
+    model predicts no tokens), ``samples`` and ``harness``. ``failed_tasks`` has the reasons for missing results.
     """
 
     export: str
@@ -82,6 +84,7 @@ class Proof:
     max_logit_difference: float | None = None
     clipping: tuple[str, float] | None = None
     quality: Quality | None = None
+    encoder: EncoderQuality | None = None
     samples: tuple[Sample, ...] | None = None
     harness: TaskResults | None = None
     failed_tasks: dict[str, str] = field(default_factory=dict)
@@ -168,8 +171,13 @@ def run_model(
             return proof
         states = [state[None].to(streamed.device) for state in expected.original_states_NTH]
         with open_model(original).head() as original_logits:
-            measured = measure(logits, hidden.states, text, (original_logits, states))
-    proof, baselines = replace(proof, quality=summarize_both(measured, text)), BaselineCache(expected.model)
+            if streamed.kind.predicts_tokens:
+                measured = measure(logits, hidden.states, text, (original_logits, states))
+                proof = replace(proof, quality=summarize_both(measured, text))
+            else:
+                outputs = compare_outputs(streamed.kind, text, logits, hidden.states, original_logits, states)
+                proof = replace(proof, encoder=outputs)
+    baselines = BaselineCache(expected.model)
     del hidden, states
     release_freed_memory()
     return run_whole(task, plan, original, model, text, baselines, proof, emit)
@@ -181,7 +189,9 @@ def run_whole(
 ) -> Proof:  # fmt: skip
     """Add samples and tasks to ``proof``, which need the whole model; warn about those that fail or are left out."""
     evaluation, tokenizer = task.evaluation, load_tokenizer(task.model_folder)
-    if evaluation.num_prompts and may_be_whole(plan, plan.allows_whole):
+    if evaluation.num_prompts and model.streamed.kind is not Kind.causal:
+        emit(Warned("samples_left_out", "No texts were continued: only causal language models continue texts."))
+    elif evaluation.num_prompts and may_be_whole(plan, plan.allows_whole):
         with failure_as_warning("samples_failed", "Both models were to continue some texts", emit):
             prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
             samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, baselines)
@@ -200,8 +210,8 @@ def run_whole(
 def open_written(plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, dtype: torch.dtype) -> EvaluatedModel:
     """Open the quantized model in the files, to compute in ``dtype``; ``headers`` are the float model's."""
     streamed = StreamedModel(
-        plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.block_prefix,
-        plan.num_blocks, dtype, default_device(),
+        plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.blocks, dtype,
+        default_device(),
     )  # fmt: skip
     return EvaluatedModel(streamed, plan.layers, written.activations)
 

@@ -148,11 +148,11 @@ def _read_quantized(
         )
     try:
         stored_layers = importers[export].read_layers(quantization_config, files)
-        prefix, _ = find_blocks(files.tensors, config)
+        blocks = find_blocks(files.tensors, config)
         layers = {
             f"{name}.weight": LayerPlan(
                 name,
-                _block(name, prefix),
+                blocks.number_of(name),
                 stored.shape,
                 stored.config,
                 chosen_by="kv_cache_quant_config" if stored.config.output_tensors else "quantization_config",
@@ -190,10 +190,6 @@ def _checked_names(quantized: QuantizedLayers, layer: LayerPlan) -> Iterator[str
                 hint="The files and config.json do not belong together.",
             )
         yield name
-
-
-def _block(name: str, prefix: str) -> int | None:
-    return int(name[len(prefix) :].split(".")[0]) if name.startswith(prefix) else None
 
 
 def _float_dtype(config: dict[str, Any], tensors: dict[str, TensorHeader]) -> str:

@@ -95,6 +95,8 @@ def _measured(report: Report) -> str:
         ("---", "---:", "---:"),
         ("size", _megabytes(summary.size_before_bytes), _megabytes(summary.size_after_bytes)),
     ]
+    if report.encoder is not None:
+        return "## Measured\n\n" + _table([*rows, *((name, "", value) for name, value in report.encoder.rows)])
     if quality is None:
         return "## Measured\n\n" + _table(rows) + "\n\nNo evaluation was requested."
     for (name, before), (_, after) in zip(quality.before.rows, quality.after.rows, strict=True):

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from quantcore.charts.errors import HEIGHT, LEFT, WIDTH, error_chart, grid, height
-from quantcore.evaluation.quality import Quality, Sample, TaskResults
+from quantcore.evaluation.quality import EncoderQuality, Quality, Sample, TaskResults
 from quantcore.report.values import ExportSummary, LayerError, Mix, MixScheme, Report, Summary
 
 _STYLE = """
@@ -35,7 +35,7 @@ def page(report: Report) -> str:
         f"<h1>{title}</h1>",
         _overview(report),
         _gates(report.summary),
-        _quality(report.quality),
+        _quality(report.quality) if report.encoder is None else _encoder(report.encoder),
         _tasks(report.harness, report.summary.failed_tasks),
         _mix(report.mix),
         _layers(report.layers),
@@ -88,6 +88,11 @@ def _gates(summary: Summary) -> str:
     ]  # fmt: skip
     caption = f"A failed gate {'rejects the result' if summary.gate == 'fail' else 'is a warning'}."
     return "<h2>Quality gates</h2>" + _table(caption, ("gate", "name", "result", "value", "limit", "detail"), rows)
+
+
+def _encoder(encoder: EncoderQuality) -> str:
+    caption = f"Compared with the original on {encoder.num_windows} held-out texts of {encoder.seq_len} tokens"
+    return "<h2>Quality</h2>" + _table(caption, ("", ""), encoder.rows)
 
 
 def _quality(quality: Quality | None) -> str:

@@ -104,6 +104,7 @@ def build_report(
         evaluation=task.evaluation.model_dump(mode="json"),
         proof={name: _proof(proof) for name, proof in proofs.items()},
         quality=main.quality,
+        **({} if main.encoder is None else {"encoder": main.encoder}),
         samples=main.samples,
         harness=main.harness,
         layers=tuple(LayerError(**layer.to_dict()) for layer in outcome.layers),

@@ -2,7 +2,8 @@
 
 Some are the same for every window, others are not (DeepSeek-V4's blocks read token ids, Gemma 4's read their own
 embeddings, and blocks that share keys and values pass them on in a mapping). So they are kept for every window, and
-stored once if windows agree.
+stored once if windows agree. Some are values that an earlier block returns beside its hidden states, such as the
+position bias of T5: ``PassedOn`` stands for one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,11 +25,32 @@ class Arguments:
     named: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class PassedOn:
+    """Stands for the value number ``place`` that block ``index`` returns, where it is an argument of later blocks."""
+
+    index: int
+    place: int
+
+
+@cache
+def passed_on(index: int, place: int) -> PassedOn:
+    """Return the one ``PassedOn`` of that value: arguments of windows are compared by identity."""
+    return PassedOn(index, place)
+
+
 @dataclass
 class WindowArguments:
-    """The arguments of every block for every window: ``of_window[window][block]``."""
+    """The arguments of every block for every window: ``of_window[window][block]``.
+
+    ``passed[window]`` has the values that blocks have returned for later ones. A model of two lists of blocks has the
+    arguments of one list at a time, whose first block has the number ``start``.
+    """
 
     of_window: list[list[Arguments]] = field(default_factory=list)
+    start: int = 0
+    passed: list[dict[PassedOn, Any]] = field(default_factory=list)
+    _awaited: set[PassedOn] = field(default_factory=set)
     _mappings: list[tuple[MutableMapping[Any, Any], int]] = field(default_factory=list)  # with their sizes when kept
 
     def add(self, recorded: Sequence[Arguments]) -> None:
@@ -37,32 +60,54 @@ class WindowArguments:
         """
         firsts = self.of_window[0] if self.of_window else recorded
         kept = _Kept()
-        self._append([kept.arguments(*pair) for pair in zip(recorded, firsts, strict=True)])
+        self._append([kept.arguments(*pair) for pair in zip(recorded, firsts, strict=True)], {})
 
     def of(self, index: int, window: int) -> Arguments:
-        """Return the arguments of block ``index`` for ``window``."""
-        return self.of_window[window][index]
+        """Return the arguments of block ``index`` for ``window``, with the values that earlier blocks passed on."""
+        arguments, passed = self.of_window[window][index - self.start], self.passed[window]
+        if not passed:
+            return arguments
+
+        def value(part: Any) -> Any:
+            return passed[part] if isinstance(part, PassedOn) else part
+
+        named = {name: value(part) for name, part in arguments.named.items()}
+        return Arguments(tuple(map(value, arguments.positional)), named)
+
+    def note_output(self, index: int, window: int, output: Sequence[Any]) -> None:
+        """Keep the values of ``output``, a block's, that later blocks get; those that windows agree in only once."""
+        for part in self._awaited:
+            if part.index == index:
+                value = output[part.place]
+                value = value.detach() if isinstance(value, torch.Tensor) else value
+                self.passed[window][part] = _Kept().value(value, self.passed[0].get(part) if window else None)
 
     def copy(self) -> WindowArguments:
         """Copy the arguments for another stream of the same windows, with its own mappings."""
         other = WindowArguments()
-        for window in self.of_window:
-            other._append(_with_own_mappings(window))
+        for window, passed in zip(self.of_window, self.passed, strict=True):
+            other._append(_with_own_mappings(window), dict(passed))
+        other.start = self.start
         return other
 
     def only(self, window: int) -> WindowArguments:
         """Copy the arguments of one window, with its own mappings."""
         other = WindowArguments()
-        other._append(_with_own_mappings(self.of_window[window]))
+        other._append(_with_own_mappings(self.of_window[window]), dict(self.passed[window]))
+        other.start = self.start
         return other
 
     @property
     def pass_values_on(self) -> bool:
-        """True if a block has left values for later blocks, such as keys and values, in a mapping."""
-        return any(len(mapping) != size for mapping, size in self._mappings)
+        """True if a block has left values for later blocks, such as keys and values in a mapping, or returned them."""
+        return bool(self._awaited) or any(len(mapping) != size for mapping, size in self._mappings)
 
-    def _append(self, window: list[Arguments]) -> None:
+    def _append(self, window: list[Arguments], passed: dict[PassedOn, Any]) -> None:
+        if not self.of_window:  # what blocks get from earlier ones is the same in every window
+            values = (value for arguments in window for value in _values(arguments))
+            self._awaited = {value for value in values if isinstance(value, PassedOn)}
         self.of_window.append(window)
+        self.passed.append(passed)
         mappings = {id(mapping): mapping for mapping in _mappings(window)}
         self._mappings += [(mapping, len(mapping)) for mapping in mappings.values()]
 
@@ -121,8 +166,12 @@ def _equal(value: torch.Tensor, first: torch.Tensor) -> bool:
     return alike and torch.equal(value, first)
 
 
+def _values(arguments: Arguments) -> tuple[Any, ...]:
+    return (*arguments.positional, *arguments.named.values())
+
+
 def _mappings(window: Sequence[Arguments]) -> list[MutableMapping[Any, Any]]:
-    values = (value for arguments in window for value in (*arguments.positional, *arguments.named.values()))
+    values = (value for arguments in window for value in _values(arguments))
     return [value for value in values if isinstance(value, MutableMapping)]
 
 

@@ -21,6 +21,8 @@ from quantcore.runtime.states import States
 class Hidden:
     """Hidden states of some windows: N tensors [1, T, H], with the same T if they come from files.
 
+    ``ids`` are the windows' token ids [1, T]; a model of an encoder and a decoder needs them once more in between.
+
     ``arguments`` are the blocks' arguments besides the states, window by window. ``num_returned``: the number of values
     that the last block run returned as a tuple, 0 for the states alone. If ranks share the blocks, ``num_idle`` is the
     number of additional windows on another rank; ``idle`` holds one window that stands in for each of them.
@@ -31,6 +33,7 @@ class Hidden:
     num_returned: int = 0
     num_idle: int = 0
     idle: Hidden | None = None
+    ids: list[torch.Tensor] = field(default_factory=list)
 
     def copy(self) -> Self:
         """Copy the states for an independent stream."""
@@ -50,9 +53,11 @@ class Hidden:
         try:
             with matmul_precision(state.device):
                 output = block(state, *beside.positional, **beside.named)
+            self.num_returned = len(output) if isinstance(output, (tuple, list)) else 0
+            if self.num_returned:
+                self.arguments.note_output(index, window, output)
         except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:  # the code of any model
             raise no_chain(f"the code of block {index} fails ({reason_of(error)})") from error
-        self.num_returned = len(output) if isinstance(output, (tuple, list)) else 0
         result: torch.Tensor = output[0] if self.num_returned else output
         return result
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,12 +14,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.errors import ModelError, reason_of
+from quantcore.model.kinds import Kind, neutral_token, outputs_of
 from quantcore.model.names import FROM_FILE_TO_FILE
-from quantcore.runtime.arguments import Arguments
+from quantcore.runtime.arguments import Arguments, passed_on
 from quantcore.runtime.matmul import matmul_precision
 
 MAX_RETURNED = 3
-"""Upper bound on the values that a block may return: the hidden states, and others that the model does not use."""
+"""Upper bound on the values that a block may return: the hidden states, and others."""
 
 
 class Reached(Exception):
@@ -29,11 +32,12 @@ class Relay:
     """The states at the replaced blocks: the first one's input is ``seen``; it returns ``give`` instead if that is set.
 
     ``passed`` is the output of the last block that was called; ``num_returned`` the number of values that blocks return
-    as a tuple, 0 for the hidden states alone. With ``stops`` the first block raises ``Reached``, and nothing after it
-    runs.
+    as a tuple, 0 for the hidden states alone. The other values stand for themselves (``PassedOn``) if ``passes_on``,
+    else they are None. With ``stops`` the first block raises ``Reached``, and nothing after it runs.
     """
 
     num_returned: int
+    passes_on: bool = True
     give: torch.Tensor | None = None
     stops: bool = False
     seen: torch.Tensor | None = None
@@ -42,14 +46,19 @@ class Relay:
     def run(self, model: Callable[[], object]) -> torch.Tensor:
         """Call ``model``; returns the hidden states that reach its first block.
 
-        The number of values that its code takes from a block shows only when that code runs: the numbers are tried in
-        turn. Raises ModelError for a model that is no chain of blocks.
+        The number of values that its code takes from a block, and whether it passes them on to later blocks unseen,
+        shows only when that code runs: they are tried in turn. Raises ModelError for a model that is no such chain.
         """
         failures: list[Exception] = []
-        for number in sorted(range(MAX_RETURNED + 1), key=lambda count: count != self.num_returned):
-            self.num_returned, self.seen = number, None
+        numbers = sorted(range(MAX_RETURNED + 1), key=lambda count: count != self.num_returned)
+        for number, passes_on in product(numbers, (True, False)):
+            if number < 2 and not passes_on:
+                continue  # there are no other values
+            self.num_returned, self.passes_on, self.seen = number, passes_on, None
             try:
                 model()
+            except Reached:  # by blocks after these
+                return self.reached()
             except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # models raise various errors for an unexpected number of values
@@ -76,12 +85,17 @@ def no_chain(what: str) -> ModelError:
 
 
 @contextmanager
-def blocks_replaced(blocks: Iterable[nn.Module], arguments: list[Arguments], *, num_returned: int) -> Iterator[Relay]:
-    """Let the blocks record their calls in ``arguments`` and pass the states through, inside the ``with``."""
+def blocks_replaced(
+    blocks: Iterable[nn.Module], arguments: list[Arguments], *, num_returned: int, start: int = 0
+) -> Iterator[Relay]:
+    """Let the blocks record their calls in ``arguments`` and pass the states through, inside the ``with``.
+
+    ``start`` is the number of the first block.
+    """
     relay = Relay(num_returned)
     before = [block.__dict__.get("forward") for block in blocks]
     for index, block in enumerate(blocks):
-        block.forward = _recorder(arguments[index], relay, is_first=index == 0)
+        block.forward = _recorder(block.forward, arguments[index], relay, start + index, is_first=index == 0)
     try:
         yield relay
     finally:
@@ -92,14 +106,18 @@ def blocks_replaced(blocks: Iterable[nn.Module], arguments: list[Arguments], *, 
                 block.forward = forward
 
 
-def _recorder(arguments: Arguments, relay: Relay, *, is_first: bool) -> Callable[..., Any]:
-    """Return a replacement for a block's forward that records its other arguments and passes the hidden states through.
+def _recorder(
+    replaced: Callable[..., Any], arguments: Arguments, relay: Relay, index: int, *, is_first: bool
+) -> Callable[..., Any]:
+    """Return a replacement for a block's forward, ``replaced``: it records the arguments and passes the states on.
 
     The model must pass exactly the output of one block to the next: computations between them would be lost.
     """
+    name = next(iter(inspect.signature(replaced).parameters))
 
-    def forward(hidden_states: torch.Tensor, *positional: Any, **named: Any) -> Any:
-        arguments.positional, arguments.named = positional, named
+    def forward(*positional: Any, **named: Any) -> Any:
+        hidden_states, *rest = positional or (named.pop(name),)
+        arguments.positional, arguments.named = tuple(rest), named
         if is_first:
             relay.seen = hidden_states
             if relay.stops:
@@ -108,7 +126,10 @@ def _recorder(arguments: Arguments, relay: Relay, *, is_first: bool) -> Callable
         elif relay.passed is None or not _is_all_of(hidden_states, relay.passed):
             raise no_chain("it computes something between its decoder blocks, outside of them")
         relay.passed = hidden_states
-        return (hidden_states, *[None] * (relay.num_returned - 1)) if relay.num_returned else hidden_states
+        if not relay.num_returned:
+            return hidden_states
+        places = range(1, relay.num_returned)
+        return hidden_states, *(passed_on(index, place) if relay.passes_on else None for place in places)
 
     return forward
 
@@ -123,15 +144,21 @@ def _is_all_of(view: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Outside:
-    """The model around its blocks, with its weights in memory: call it for logits."""
+    """The model around its blocks, with its weights in memory: call it for its outputs.
+
+    ``inputs`` returns the model's named inputs for token ids [1, T].
+    """
 
     model: PreTrainedModel
     relay: Relay
     device: torch.device
+    kind: Kind
+    inputs: Callable[[torch.Tensor], dict[str, Any]]
 
     def __call__(self, state: torch.Tensor) -> torch.Tensor:
-        """Compute the logits [1, T, V] from the last block's output [1, T, H]."""
-        return self._run(torch.zeros(state.shape[:2], dtype=torch.long), state)
+        """Compute the logits [1, T, V] from the last block's output [1, T, H]; see ``outputs_of``."""
+        num_tokens = state.shape[1] * self.kind.tokens_per_state
+        return self._run(torch.full((1, num_tokens), neutral_token(self.model.config)), state)
 
     def embed(self, ids_NT: torch.Tensor) -> torch.Tensor:
         """Return the input of the first block for token ids [1, T]."""
@@ -144,5 +171,4 @@ class Outside:
     def _run(self, ids_NT: torch.Tensor, give: torch.Tensor | None) -> torch.Tensor:
         self.relay.give = give
         with matmul_precision(self.device):
-            result: torch.Tensor = self.model(input_ids=ids_NT.to(self.device), use_cache=False).logits
-        return result
+            return outputs_of(self.model(**self.inputs(ids_NT.to(self.device))))

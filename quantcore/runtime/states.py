@@ -43,7 +43,7 @@ class States(MutableSequence[torch.Tensor]):
 
     def copy(self) -> Self:
         """Copy the states into another storage of the same kind."""
-        other = self._empty()
+        other = self.empty()
         other.extend(self)
         return other
 
@@ -78,7 +78,8 @@ class States(MutableSequence[torch.Tensor]):
         raise TypeError("hidden states are not deleted one by one")
 
     @abstractmethod
-    def _empty(self) -> Self: ...
+    def empty(self) -> Self:
+        """Return another storage of the same kind and capacity, without states."""
 
     @abstractmethod
     def _open(self, like: torch.Tensor) -> None:
@@ -115,7 +116,7 @@ class States(MutableSequence[torch.Tensor]):
 class StatesInMemory(States):
     """States in one tensor. Separate tensors that come and go would fragment the memory."""
 
-    def _empty(self) -> Self:
+    def empty(self) -> Self:
         return type(self)(self.capacity)
 
     def _open(self, like: torch.Tensor) -> None:
@@ -142,7 +143,7 @@ class StatesOnDisk(States):
     def __del__(self) -> None:
         self._file.close()
 
-    def _empty(self) -> Self:
+    def empty(self) -> Self:
         return type(self)(self.capacity, self._folder)
 
     def _open(self, like: torch.Tensor) -> None:

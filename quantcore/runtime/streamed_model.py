@@ -1,9 +1,10 @@
-"""A model of which one decoder block is in memory at a time.
+"""A model of which one block is in memory at a time.
 
 The skeleton runs Transformers' own code. Two tricks give us control of its blocks (see ``relay``): while the part
 before the blocks runs, each block's ``forward`` is replaced by one that records its arguments; while the part after
 the blocks runs, the first block returns the hidden states that we computed. So embedding scales, per-layer masks, RoPE
-tables, final norms and logit soft-caps are the model's own, for any architecture.
+tables, final norms and logit soft-caps are the model's own, for any architecture. In between an encoder and its decoder
+the two tricks meet: the encoder's first block returns what its last one computed, and the decoder's blocks record.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from quantcore.checkpoint.blocks import Blocks
 from quantcore.errors import ModelError
 from quantcore.model.experts import experts_split, is_fused
+from quantcore.model.kinds import Kind, inputs_of
 from quantcore.model.names import (
     FROM_FILE_TO_FILE,
     check_not_rearranged,
@@ -29,10 +32,19 @@ from quantcore.model.names import (
     place_tensors,
     projection_names,
 )
-from quantcore.model.skeleton import build_skeleton, find_block_list, float32_names, set_parameter, towers_of
-from quantcore.runtime.arguments import Arguments
+from quantcore.model.skeleton import (
+    build_skeleton,
+    fill_computed,
+    find_block_lists,
+    float32_names,
+    kind_of,
+    set_parameter,
+    towers_of,
+)
+from quantcore.runtime.arguments import Arguments, WindowArguments
 from quantcore.runtime.devices import release_freed_memory
 from quantcore.runtime.hidden import Hidden
+from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.ranks import Ranks, computing_together
 from quantcore.runtime.relay import Outside, Relay, blocks_replaced
 from quantcore.runtime.sharded import shard
@@ -54,15 +66,16 @@ class Shards:
 
 
 class StreamedModel:
-    """Runs a causal language model block by block. ``read`` returns a float tensor by its checkpoint name (CPU).
+    """Runs a model block by block. ``read`` returns a float tensor by its checkpoint name (CPU).
 
-    ``names`` are the checkpoint's tensors and ``prefix`` is theirs; the model's own names may differ. With ``shards``
-    several ranks share every block that is loaded. ``expect`` is called with the tensors that the next block will read.
+    ``names`` are the checkpoint's tensors and ``blocks`` has its names; the model's own names may differ. With
+    ``shards`` several ranks share every block that is loaded. ``expect`` is called with the tensors that the next block
+    will read. ``kind`` says what the model computes.
     """
 
     def __init__(
-        self, raw_config: dict[str, Any], read: ReadTensor, names: set[str], prefix: str, num_blocks: int,
-        dtype: torch.dtype, device: torch.device, shards: Shards | None = None,
+        self, raw_config: dict[str, Any], read: ReadTensor, names: set[str], blocks: Blocks, dtype: torch.dtype,
+        device: torch.device, shards: Shards | None = None,
         expect: Callable[[Iterable[str]], None] = lambda names: None,
     ) -> None:  # fmt: skip
         self._read = read
@@ -70,16 +83,20 @@ class StreamedModel:
         self._shards = shards
         self.device = device
         self.dtype = dtype
-        self.model = build_skeleton(raw_config, dtype)
+        self.model, self.kind = build_skeleton(raw_config, dtype), kind_of(raw_config)
         self._placed = place_tensors(self.model, names)
         self._stored = {place: name for name, place in self._placed.items()}
-        self._prefix, self.blocks = find_block_list(self.model, self._placed, prefix, num_blocks)
-        check_shares_nothing(self.model, self._prefix)
-        self._towers = towers_of(self.model, self._prefix)
+        for place, source in self.model.all_tied_weights_keys.items():  # of a tied pair either may be stored
+            if place in self._stored:
+                self._stored.setdefault(source, self._stored[place])
+        self._places, self._lists = find_block_lists(self.model, self._placed, blocks)
+        check_shares_nothing(self.model, self._places)
+        self._towers = towers_of(self.model, self._places)
         check_not_rearranged(self.model, names, self._placed, self._towers)
         self._projections = projection_names(self.model)
         self._keeps_float32 = float32_names(self.model, dtype)
-        self.num_returned = 0  # values that a block returns as a tuple
+        self._heard: Any = None  # the output of an encoder that hears
+        self._num_returned = [0] * len(self._lists)  # values that a block of each list returns as a tuple
         for name, buffer in list(self.model.named_buffers()):
             if name in self._stored:
                 self._load(self.model, name, name)
@@ -92,9 +109,17 @@ class StreamedModel:
         return 1 if self._shards is None else self._shards.ranks.size
 
     @property
-    def blocks_name(self) -> str:
-        """The name of the module list of the decoder blocks."""
-        return self._prefix.removesuffix(".")
+    def num_blocks(self) -> int:
+        return len(self._places)
+
+    def block_name(self, index: int) -> str:
+        """Return the name of the module of block ``index``."""
+        return self._places.prefix_of(index).removesuffix(".")
+
+    @property
+    def starts(self) -> list[int]:
+        """The numbers of the first blocks: 0, and that of a decoder behind its encoder."""
+        return self._places.starts
 
     def find_module(self, name: str) -> nn.Module:
         """Return the module of the layer with the checkpoint's ``name``; inside a block, only while that is loaded.
@@ -112,7 +137,7 @@ class StreamedModel:
 
     def stored_name(self, name: str, index: int | None = None) -> str:
         """Return the checkpoint's name of a parameter of the model, or of one of block ``index``."""
-        place = name if index is None else f"{self._prefix}{index}.{name}"
+        place = name if index is None else f"{self._places.prefix_of(index)}{name}"
         return self._stored.get(place, place)
 
     def embed(self, windows_NT: torch.Tensor, states: States | None = None) -> Hidden:
@@ -132,20 +157,65 @@ class StreamedModel:
         return hidden
 
     def _add_window(self, hidden: Hidden, window_T: torch.Tensor) -> None:
-        """Add to ``hidden`` the input of the blocks for one window of token ids [T]."""
-        arguments = [Arguments() for _ in self.blocks]
-        ids_NT = window_T[None].to(self.device)
-        with self._blocks_replaced(arguments) as relay:
-            state = relay.run(partial(self.model.base_model, input_ids=ids_NT, use_cache=False))
-        if state.ndim < 3 or state.shape[:2] != ids_NT.shape:
+        """Add to ``hidden`` the input of the first block for one window of token ids [T]."""
+        ids_NT, arguments = window_T[None].to(self.device), self._no_arguments(0)
+        with ExitStack() as stack:
+            relay = stack.enter_context(self._blocks_replaced(0, arguments))
+            for place in range(1, len(self._lists)):
+                stack.enter_context(self._blocks_replaced(place, self._no_arguments(place))).stops = True
+            state = relay.run(partial(self.model.base_model, **self._inputs(ids_NT)))
+        if state.ndim < 3 or state.shape[0] != 1 or (len(self._lists) == 1 and state.shape[1] != len(window_T)):
             raise ModelError(
-                f"The decoder blocks of this model take hidden states of shape {list(state.shape)} for"
-                f" {len(window_T)} tokens; [1, {len(window_T)}, ...] is supported.",
+                f"The blocks of this model take hidden states of shape {list(state.shape)} for {len(window_T)} tokens;"
+                f" [1, {len(window_T)}, ...] is supported.",
                 code="unsupported_architecture",
                 hint=FROM_FILE_TO_FILE,
             )
         hidden.states.append(state)
+        hidden.ids.append(ids_NT)
         hidden.arguments.add(arguments)
+
+    def enter(self, index: int, *streams: Hidden | None) -> None:
+        """Take ``streams`` from the encoder into the decoder, in place, if block ``index`` is the decoder's first.
+
+        All ranks call it. None means no windows.
+        """
+        if index not in self.starts[1:]:
+            return
+        with self._outside_loaded(head=False):
+            for hidden in filter(None, streams):
+                self._enter(self.starts.index(index), hidden)
+                if hidden.idle is not None:
+                    self._enter(self.starts.index(index), hidden.idle)
+
+    def _enter(self, place: int, hidden: Hidden) -> None:
+        """Replace the last states of the list before ``place`` by the first ones of that list, with its arguments."""
+        before = hidden.states
+        hidden.states = before.empty() if isinstance(before, States) else []
+        hidden.arguments = WindowArguments(start=self.starts[place])
+        for state, ids_NT in zip(before, hidden.ids, strict=True):
+            arguments = self._no_arguments(place)
+            with (
+                self._blocks_replaced(place - 1, self._no_arguments(place - 1)) as encoder,
+                self._blocks_replaced(place, arguments) as relay,
+            ):
+                encoder.give = state
+                hidden.states.append(relay.run(partial(self.model.base_model, **self._inputs(ids_NT))))
+            hidden.arguments.add(arguments)
+
+    def _inputs(self, ids_NT: torch.Tensor) -> dict[str, Any]:
+        """Return the model's named inputs for token ids; an encoder that hears does so once for all windows."""
+        named = inputs_of(self.model, self.kind, ids_NT)
+        if self.kind is Kind.speech:
+            sound = named.pop(self.model.main_input_name)
+            if self._heard is None:
+                with torch.no_grad(), matmul_precision(self.device):
+                    self._heard = self.model.get_encoder()(sound)
+            named["encoder_outputs"] = self._heard
+        return named
+
+    def _no_arguments(self, place: int) -> list[Arguments]:
+        return [Arguments() for _ in self._lists[place]]
 
     def _check_ids(self, windows_NT: torch.Tensor) -> None:
         num_rows = len(self.model.get_input_embeddings().get_parameter("weight"))
@@ -160,10 +230,11 @@ class StreamedModel:
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:
         """Yield block ``index`` with its weights in memory; they are dropped at the end."""
-        kept, prefix = self.blocks[index], f"{self._prefix}{index}."
+        prefix = self._places.prefix_of(index)
+        kept = self.model.get_submodule(self.block_name(index))
         if self._shards is not None:  # sharding cannot be undone: use a copy of the block that is dropped later
-            self.blocks[index] = deepcopy(kept)
-        block = self.blocks[index]
+            self.model.set_submodule(self.block_name(index), deepcopy(kept))
+        block = self.model.get_submodule(self.block_name(index))
         with experts_split(block, self._fused_experts(block, index), self._projections):
             if self._shards is not None:
                 keeps = lambda name: self._keeps_float32(prefix + name)  # noqa: E731
@@ -176,14 +247,16 @@ class StreamedModel:
                 with nullcontext() if self._shards is None else computing_together():
                     yield block
             finally:
-                self.blocks[index] = kept
+                self.model.set_submodule(self.block_name(index), kept)
                 if block is kept:
                     self._drop(block, names)
                 del block
         release_freed_memory()
 
     def _stored_in_block(self, index: int) -> list[str]:
-        start = f"{self._prefix}{index}."
+        if index == self.num_blocks:
+            return []
+        start = self._places.prefix_of(index)
         return [name for place, name in self._stored.items() if place.startswith(start)]
 
     def run_block(self, block: nn.Module, index: int, hidden: Hidden | None) -> None:
@@ -191,35 +264,44 @@ class StreamedModel:
         if hidden is None:
             return
         hidden.advance(block, index)
-        self.num_returned = hidden.num_returned
+        self.note_returned(index, hidden)
+
+    def note_returned(self, index: int, hidden: Hidden) -> None:
+        """Note how many values block ``index`` has returned for ``hidden``."""
+        place = sum(start <= index for start in self.starts) - 1
+        self._num_returned[place] = hidden.num_returned
 
     @contextmanager
     def head(self) -> Iterator[Outside]:
         """Yield the model around its blocks; the weights of embeddings and head are in memory inside."""
-        with self._outside_loaded(head=True), self._blocks_replaced([Arguments() for _ in self.blocks]) as relay:
-            yield Outside(self.model, relay, self.device)
+        with ExitStack() as stack:
+            stack.enter_context(self._outside_loaded(head=True))
+            for place in range(len(self._lists)):
+                relay = stack.enter_context(self._blocks_replaced(place, self._no_arguments(place)))
+            yield Outside(self.model, relay, self.device, self.kind, self._inputs)
 
     @contextmanager
     def whole(self) -> Iterator[PreTrainedModel]:
         """Yield the model with all of its weights in memory: it computes and generates like Transformers' own."""
         with ExitStack() as stack:
             stack.enter_context(self._outside_loaded(head=True))
-            for index in range(len(self.blocks)):
+            for index in range(self.num_blocks):
                 stack.enter_context(self.block(index))
             yield self.model
 
     def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
         """Return the modules in the block whose experts the checkpoint stores one by one."""
-        start = f"{self._prefix}{index}."
+        start = self._places.prefix_of(index)
         fused = [name for name, module in block.named_modules() if is_fused(module)]
         return [name for name in fused if f"{start}{name}.down_proj" not in self._stored]
 
     @contextmanager
     def _outside_loaded(self, *, head: bool) -> Iterator[None]:
         """Hold the weights outside the blocks in memory: the head only if ``head``, a tower's only once it runs."""
-        names = [name for name, _ in self.model.named_parameters() if not name.startswith(self._prefix)]
+        names = [name for name, _ in self.model.named_parameters() if not name.startswith(self._places.prefixes)]
         if not head:
-            names = [name for name in names if not self._is_stored_head(name)]
+            sources = self.model.all_tied_weights_keys
+            names = [name for name in names if not self._is_stored_head(sources.get(name, name))]
         prefixes = tuple(f"{tower}." for tower in self._towers)
         at_once = [name for name in names if not name.startswith(prefixes)]
         with ExitStack() as stack:
@@ -229,8 +311,8 @@ class StreamedModel:
                     self._load(self.model, name, name)
             self.model.tie_weights()
             for name in at_once:
-                if self.model.get_parameter(name).is_meta:  # neither stored nor tied: let ``read`` raise the error
-                    self._load(self.model, name, name)
+                if self.model.get_parameter(name).is_meta:
+                    self._fill_missing(name)
             for name in names:
                 if name.startswith(prefixes):  # some models take their device from a tower
                     parameter = self.model.get_parameter(name)
@@ -239,6 +321,14 @@ class StreamedModel:
             for name, tower in self._towers.items():
                 stack.callback(tower.register_forward_pre_hook(partial(self._load_tower, name)).remove)
             yield
+
+    def _fill_missing(self, name: str) -> None:
+        """Fill a parameter that is not stored: it is that of another module, or a table that the model's code makes."""
+        source = self.model.all_tied_weights_keys.get(name)
+        if source is not None and not (parameter := self.model.get_parameter(source)).is_meta:
+            set_parameter(self.model, name, parameter)
+        elif not fill_computed(self.model, name, self.device):
+            self._load(self.model, name, name)  # let ``read`` raise the error
 
     def _load_tower(self, name: str, tower: nn.Module, _: tuple[Any, ...]) -> None:
         for part, parameter in list(tower.named_parameters()):
@@ -252,12 +342,13 @@ class StreamedModel:
         return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head
 
     @contextmanager
-    def _blocks_replaced(self, arguments: list[Arguments]) -> Iterator[Relay]:
-        with blocks_replaced(self.blocks, arguments, num_returned=self.num_returned) as relay:
+    def _blocks_replaced(self, place: int, arguments: list[Arguments]) -> Iterator[Relay]:
+        modules, start, num_returned = self._lists[place], self.starts[place], self._num_returned[place]
+        with blocks_replaced(modules, arguments, num_returned=num_returned, start=start) as relay:
             try:
                 yield relay
             finally:
-                self.num_returned = relay.num_returned
+                self._num_returned[place] = relay.num_returned
 
     def _load(self, module: nn.Module, name: str, place: str) -> None:
         """Fill the parameter ``name`` of ``module``, whose name in the whole model is ``place``."""

@@ -12,7 +12,7 @@ from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.config import presets
 from quantcore.errors import ModelError
 from quantcore.model.names import check_not_rearranged, check_shares_nothing, place_tensors
-from quantcore.model.skeleton import find_block_list
+from quantcore.model.skeleton import find_block_lists
 from quantcore.plan.planner import make_plan
 from tests.support.architectures import Outline, model_classes, outline
 from tests.support.params import with_rare
@@ -67,11 +67,11 @@ def test_the_linear_layers_of_the_text_model_are_planned_and_nothing_else(name, 
         assert caught.value.code == "unsupported_architecture"
         return
     plan = make_plan(config, found.config, found.tensors, exports=("fake_quantized",), file2file=True)
-    assert {name for name in found.tensors if name.startswith(plan.block_prefix)} <= text_tensors(found)
+    assert {name for name in found.tensors if name.startswith(plan.blocks.prefixes)} <= text_tensors(found)
     planned = {f"{layer.name}.weight" for layer in plan.layers}
     assert {name for name in planned if not is_head(name) and not is_multiplied(found, name)} == set()
     reasons = {entry.name: entry.reason for entry in plan.kept}
-    matrices = {name for name, one in found.tensors.items() if name.startswith(plan.block_prefix) and is_matrix(one)}
+    matrices = {name for name, one in found.tensors.items() if name.startswith(plan.blocks.prefixes) and is_matrix(one)}
     rest = matrices - planned
     assert {name for name in rest if name.removesuffix(".weight") not in reasons} == set()
     linear = {name for name in rest if isinstance(found.owner(name), nn.Linear)}
@@ -87,11 +87,10 @@ def test_a_whole_checkpoint_is_never_said_to_lack_a_tensor():
         found = outline(name, CLASSES[name]) if name.endswith("ForCausalLM") else None
         if found is None or has_encoder(found) or name in SEVERAL_LISTS | ODD_EXPERTS:
             continue
-        prefix, num_blocks = find_blocks(found.tensors, found.config)
         placed = place_tensors(found.model, found.tensors)
         try:
-            path, _ = find_block_list(found.model, placed, prefix, num_blocks)
-            check_shares_nothing(found.model, path)
+            places, _ = find_block_lists(found.model, placed, find_blocks(found.tensors, found.config))
+            check_shares_nothing(found.model, places)
             check_not_rearranged(found.model, found.tensors, placed)
         except ModelError as error:
             assert error.code == "unsupported_architecture"

@@ -12,8 +12,5 @@ from quantcore.runtime.streamed_model import StreamedModel
 
 def streamed(folder: Path, dtype: torch.dtype = torch.float32) -> StreamedModel:
     headers = read_local(folder)
-    prefix, num_blocks = find_blocks(headers.tensors, headers.config)
-    source = Source(folder, headers.tensors)
-    return StreamedModel(
-        headers.config, source.read, set(headers.tensors), prefix, num_blocks, dtype, torch.device("cpu")
-    )
+    blocks, source = find_blocks(headers.tensors, headers.config), Source(folder, headers.tensors)
+    return StreamedModel(headers.config, source.read, set(headers.tensors), blocks, dtype, torch.device("cpu"))

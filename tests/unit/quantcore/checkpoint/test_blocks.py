@@ -2,7 +2,7 @@
 
 import pytest
 
-from quantcore.checkpoint.blocks import find_blocks, warn_of_other_parts
+from quantcore.checkpoint.blocks import Blocks, find_blocks, warn_of_other_parts
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import presets
 from quantcore.errors import ModelError
@@ -58,14 +58,41 @@ FOUND = {
 @pytest.mark.parametrize("case", FOUND)
 def test_the_text_model_is_found(case):
     config, tensors, prefix, count = FOUND[case]
-    assert find_blocks(tensors, config) == (prefix, count)
+    assert find_blocks(tensors, config).lists == ((prefix, count),)
 
 
 ENCODER_DECODER = {**blocks("encoder.block.", 6, 32), **blocks("decoder.block.", 6, 32)}
+T5 = {"is_encoder_decoder": True, "num_layers": 6, "num_decoder_layers": 4, "d_model": 32}
+DECODER = blocks("model.decoder.layers.", 4, 32)
+WHISPER = {
+    **blocks("model.encoder.layers.", 6, 32), **DECODER,
+    "model.encoder.conv1.weight": TensorHeader("BF16", (32, 80, 3), "model.safetensors", 0, 15360),
+}  # fmt: skip
+
+
+def test_an_encoder_comes_before_its_decoder():
+    found = find_blocks({**blocks("encoder.block.", 6, 32), **blocks("decoder.block.", 4, 32)}, T5)
+    assert found.lists == (("encoder.block.", 6), ("decoder.block.", 4)) and len(found) == 10
+    assert [found.prefix_of(index) for index in (0, 5, 6, 9)] == [
+        "encoder.block.0.", "encoder.block.5.", "decoder.block.0.", "decoder.block.3.",
+    ]  # fmt: skip
+    named = {"encoder.block.5.x": 5, "decoder.block.0.x": 6, "decoder.block.3.x": 9, "decoder.block.4.x": 10}
+    assert {name: found.number_of(name) for name in (*named, "shared.weight")} == {**named, "shared.weight": None}
+    with pytest.raises(IndexError):
+        found.prefix_of(10)
+
+
+def test_an_encoder_that_hears_is_left_alone():
+    config = {"is_encoder_decoder": True, "encoder_layers": 6, "decoder_layers": 4, "d_model": 32}
+    assert find_blocks(WHISPER, config).lists == (("model.decoder.layers.", 4),)
+    silent = {name: tensor for name, tensor in WHISPER.items() if "conv1" not in name}
+    assert find_blocks(silent, config).lists == (("model.encoder.layers.", 6), ("model.decoder.layers.", 4))
+
+
 REFUSED = {
-    "T5": (
+    "two decoders": (
         {"is_encoder_decoder": True, "num_layers": 6, "d_model": 32},
-        ENCODER_DECODER,
+        {**ENCODER_DECODER, **blocks("decoder.other.", 6, 32)},
         "an encoder beside its decoder",
     ),
     "two that fit": (
@@ -80,7 +107,7 @@ REFUSED = {
         "these are none: 'vision_tower.layers",
     ),
     "no list": ({"hidden_size": 64}, {"fc.weight": blocks("x.", 1, 64)["x.0.fc.weight"]}, "no tensor name has a block"),
-    "another depth": ({"num_hidden_layers": 7}, blocks("model.layers.", 6, 32), "promises 7 decoder blocks, .* hold 6"),
+    "another depth": ({"num_hidden_layers": 7}, blocks("model.layers.", 6, 32), "promises 7 blocks, .* hold 6"),
     "another width": ({"num_layers": 6, "hidden_size": 48}, blocks("model.layers.", 6, 32), "promises 6 .* hold 6"),
     "a hole": ({"num_layers": 6}, blocks("model.layers.", 6, 32, start=1), "a shard is missing"),
 }
@@ -99,7 +126,7 @@ def test_what_is_not_one_language_model_is_refused_with_the_reason(case):
 def test_a_plan_says_which_parts_it_leaves_alone():
     config, tensors, prefix, _ = FOUND["nested"]
     plan = make_plan(presets.resolve("int8_weight_only"), {**config, "model_type": "llava"}, tensors, file2file=True)
-    assert len(plan.layers) == 6 and plan.block_prefix == prefix
+    assert len(plan.layers) == 6 and plan.blocks.prefixes == (prefix,)
     [warning] = plan.warnings
     assert "Only the language model, 'language_model.model.layers.*', is quantized." in warning
     assert "stay as they are: 'vision_tower.vision_model.encoder.layers.*' (24 blocks" in warning
@@ -108,4 +135,4 @@ def test_a_plan_says_which_parts_it_leaves_alone():
 
 def test_nothing_is_said_where_nothing_is_left():
     small = {"heads.0.weight": TensorHeader("BF16", (2, 2), "model.safetensors", 0, 8)}
-    assert warn_of_other_parts(blocks("model.layers.", 6, 32) | small, "model.layers.") == ()
+    assert warn_of_other_parts(blocks("model.layers.", 6, 32) | small, Blocks((("model.layers.", 1),))) == ()

@@ -147,7 +147,7 @@ def test_a_depth_of_many_blocks_is_planned_as_one_of_a_few():
 
 def test_blocks_that_differ_are_counted_apart():
     tensors = tensors_of(config_json(DEEPSEEK))
-    prefix, num_blocks = find_blocks(tensors, config_json(DEEPSEEK))
+    [(prefix, num_blocks)] = find_blocks(tensors, config_json(DEEPSEEK)).lists
     short, counts = distinct_blocks(tensors, prefix, num_blocks)
     assert (num_blocks, counts) == (61, [3, 58])
     assert {name.split(".")[2] for name in short if name.startswith(prefix)} == {"0", "1", "2"}  # 2: for prediction

@@ -54,7 +54,7 @@ def plan(preset="w4a16", tensors=None, model_config=None, calibration=None, expo
 
 def test_every_linear_layer_of_every_block_in_natural_order():
     result = plan("fp8")
-    assert (result.block_prefix, result.num_blocks, len(result.layers)) == ("model.layers.", 30, 210)
+    assert (result.blocks.lists, result.num_blocks, len(result.layers)) == ((("model.layers.", 30),), 30, 210)
     assert [layer.block for layer in result.layers] == sorted(layer.block for layer in result.layers)
     assert result.needs_calibration and not plan("int8_dynamic").needs_calibration
     assert [(entry.name, entry.reason) for entry in result.kept] == [
@@ -235,7 +235,7 @@ def test_blocks_for_multi_token_prediction_are_kept():
     assert result.num_blocks == 2 and {layer.block for layer in result.layers} == {0, 1}
     reasons = {entry.reason for entry in result.kept if entry.name.startswith("model.layers.2.")}
     assert reasons == {"only for multi-token prediction"}
-    with pytest.raises(ModelError, match="promises 2 decoder blocks, the weights hold 3"):
+    with pytest.raises(ModelError, match="promises 2 blocks, the weights hold 3"):
         plan("w4a16", mixtral(3), MIXTRAL)
 
 

@@ -1,0 +1,162 @@
+"""What a model makes of tokens, by the Transformers class that config.json declares, and how it is called with them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto as auto
+
+from quantcore.errors import ModelError
+
+
+class Kind(StrEnum):
+    """What a model computes.
+
+    That is the next token, another text, the text of what it hears, masked tokens, a score of a text, or an embedding.
+    """
+
+    causal = "causal"
+    sequence_to_sequence = "sequence_to_sequence"
+    speech = "speech"
+    masked = "masked"
+    scores = "scores"
+    embedding = "embedding"
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """True if the model's outputs are logits of tokens, so that its loss on a text can be measured."""
+        return self not in (Kind.scores, Kind.embedding)
+
+    @property
+    def tokens_per_state(self) -> int:
+        """The number of tokens of a window for each state of its last block: an encoder reads half of them."""
+        return 2 if self is Kind.sequence_to_sequence else 1
+
+
+MAPPINGS = {
+    Kind.causal: (
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+        auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        auto.MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    ),
+    Kind.sequence_to_sequence: (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,),
+    Kind.speech: (auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,),
+    Kind.masked: (auto.MODEL_FOR_MASKED_LM_MAPPING,),
+    Kind.scores: (auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,),
+    Kind.embedding: (auto.MODEL_FOR_TEXT_ENCODING_MAPPING, auto.MODEL_MAPPING),
+}
+"""Kind -> Transformers' tables from configs to classes of that kind. A class belongs to the first kind that has it."""
+
+
+def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tuple[type[PreTrainedModel], Kind]:
+    """Return the class of a model with this config, and what it computes.
+
+    It is the class that config.json declares if Transformers lists it, else the first one that it has for the config.
+    Raises ModelError ``unsupported_architecture`` if it has none.
+    """
+    classes: dict[type[PreTrainedModel], Kind] = {}
+    for kind in _kinds(config):
+        for mapping in MAPPINGS[kind]:
+            listed: Any = mapping.get(type(config), ())
+            for built in listed if isinstance(listed, tuple) else (listed,):
+                is_part = built.config_class in type(config).sub_configs.values()
+                if not is_part and (kind.predicts_tokens or built.main_input_name == "input_ids"):
+                    classes.setdefault(built, kind)
+    if not classes:
+        raise ModelError(
+            f"Transformers has no model of the type '{config.model_type}' that reads text.",
+            code="unsupported_architecture",
+            hint="A model that holds a language model can be quantized from file to file (--file2file_quantization),"
+            " with a scheme that needs no data.",
+        )
+    declared = declared_class(raw_config)
+    chosen = declared if declared in classes else next(iter(classes))
+    kind = classes[chosen]
+    if kind in WITH_ENCODER and not config.is_encoder_decoder:
+        kind = Kind.causal  # Transformers lists models that hear with a tower here as well
+    return chosen, kind
+
+
+def _kinds(config: PretrainedConfig) -> list[Kind]:
+    """Return the kinds in the order in which a class is looked for."""
+    return sorted(Kind, key=lambda kind: kind not in WITH_ENCODER) if config.is_encoder_decoder else list(Kind)
+
+
+WITH_ENCODER = (Kind.sequence_to_sequence, Kind.speech)
+"""The kinds of a decoder that also reads what an encoder makes of text or of sound."""
+
+
+def declared_class(raw_config: Mapping[str, Any]) -> type[Any]:
+    """Return the Transformers class that config.json names first in ``architectures``; else AutoModelForCausalLM."""
+    names = raw_config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else ""
+    declared = getattr(transformers, name, None) if isinstance(name, str) else None
+    if isinstance(declared, type) and issubclass(declared, PreTrainedModel):
+        return declared
+    return AutoModelForCausalLM
+
+
+FEATURES = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size")
+SAMPLES, FRAMES = 16000, 128
+"""The length of the silence that encoders hear if they do not prescribe one: a second at 16 kHz, or frames of it."""
+
+
+def decoder_inputs(config: PretrainedConfig, ids_NT: torch.Tensor) -> torch.Tensor:
+    """Return what a decoder reads to predict ``ids_NT``: the same, one place later, behind its start token."""
+    starts = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
+    start = next((token for token in starts if isinstance(token, int)), 0)
+    return torch.cat([torch.full_like(ids_NT[:, :1], start), ids_NT[:, :-1]], dim=1)
+
+
+def halves(ids_NT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens of each window that an encoder reads, and those that its decoder predicts from them."""
+    half = ids_NT.shape[1] // 2
+    return ids_NT[:, :half], ids_NT[:, half:]
+
+
+def neutral_token(config: PretrainedConfig) -> int:
+    """Return a token that no model takes for padding or for the end of a text."""
+    special = {getattr(config, name, None) for name in ("pad_token_id", "eos_token_id", "bos_token_id")}
+    return next(token for token in range(4) if token not in special)
+
+
+def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor) -> dict[str, Any]:
+    """Return the named inputs with which ``model`` reads windows of token ids [N, T]."""
+    named: dict[str, Any] = {"input_ids": ids_NT}
+    if kind is Kind.sequence_to_sequence:
+        read, predicted = halves(ids_NT)
+        named = {"input_ids": read, "decoder_input_ids": decoder_inputs(model.config, predicted)}
+    elif kind is Kind.speech:
+        named = {model.main_input_name: silence(model), "decoder_input_ids": decoder_inputs(model.config, ids_NT)}
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        named["use_cache"] = False
+    return named
+
+
+def silence(model: PreTrainedModel) -> torch.Tensor:
+    """Return what the encoder of a speech model gets for silence: samples, or features of frames, all 0.
+
+    Whisper's encoder takes [1, mel bins, frames] of 30 s, others [1, frames, features].
+    """
+    config = model.config
+    if model.main_input_name == "input_values":
+        return torch.zeros(1, SAMPLES, device=model.device)
+    sizes = [
+        getattr(part, name, None) for part in (config, getattr(config, "encoder_config", None)) for name in FEATURES
+    ]
+    num_features = next((size for size in sizes if isinstance(size, int)), 80)
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+        return torch.zeros(1, num_features, 2 * config.max_source_positions, device=model.device)
+    return torch.zeros(1, FRAMES, num_features, device=model.device)
+
+
+def outputs_of(result: Any) -> torch.Tensor:
+    """Return the logits of a model's output; the last hidden states [N, T, H] of a model that has no head."""
+    logits: torch.Tensor | None = getattr(result, "logits", None)
+    return result.last_hidden_state if logits is None else logits
