@@ -117,7 +117,7 @@ def for_kind(text: EvaluationText, kind: Kind, tokenizer: PreTrainedTokenizerBas
     else:
         targets_NP = ids_NT[:, :0]  # it predicts no tokens
     scored = [row[row >= 0].tolist() for row in targets_NP]
-    return EvaluationText(ids_NT, text.first_N, *_count(tokenizer, scored), targets_NP)
+    return EvaluationText(ids_NT, text.first_N, *_count(tokenizer, scored), targets_NP.clone())
 
 
 def with_special_tokens(ids_NT: torch.Tensor, kind: Kind, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:

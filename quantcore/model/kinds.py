@@ -146,14 +146,14 @@ def silence(model: PreTrainedModel) -> torch.Tensor:
     """
     config = model.config
     if model.main_input_name == "input_values":
-        return torch.zeros(1, SAMPLES, device=model.device)
+        return torch.zeros(1, SAMPLES, dtype=model.dtype, device=model.device)
     sizes = [
         getattr(part, name, None) for part in (config, getattr(config, "encoder_config", None)) for name in FEATURES
     ]
     num_features = next((size for size in sizes if isinstance(size, int)), 80)
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
-        return torch.zeros(1, num_features, 2 * config.max_source_positions, device=model.device)
-    return torch.zeros(1, FRAMES, num_features, device=model.device)
+        return torch.zeros(1, num_features, 2 * config.max_source_positions, dtype=model.dtype, device=model.device)
+    return torch.zeros(1, FRAMES, num_features, dtype=model.dtype, device=model.device)
 
 
 def outputs_of(result: Any) -> torch.Tensor:
