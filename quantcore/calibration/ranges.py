@@ -35,6 +35,12 @@ class Activations:
     inputs: QParams | None = None
     outputs: QParams | None = None
 
+    def as_floats(self) -> list[list[float]]:
+        """Return the scales and zero points of input and output, for an exact comparison through JSON."""
+        params = [part for part in (self.inputs, self.outputs) if part is not None]
+        numbers = [number for part in params for number in (part.scale, part.zero_point)]
+        return [[] if number is None else number.flatten().tolist() for number in numbers]
+
 
 @contextmanager
 def collect_ranges(modules: dict[LayerPlan, nn.Module]) -> Iterator[dict[LayerPlan, Watched]]:

@@ -115,7 +115,7 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
     configs = list(_text_configs(model_config))
     fitting = [(blocks, depth) for blocks in lists if (depth := _depth(blocks, configs)) is not None]
     if any(config.get("is_encoder_decoder") for config in configs) and len(every) > 1:
-        return _encoder_and_decoder(fitting, every, tensors)
+        return _encoder_and_decoder(fitting, every, tensors, has_towers=bool(tower_configs(model_config)))
     if len(fitting) > 1 or (not fitting and len(lists) > 1):
         raise _ambiguous("several lists of blocks that may be its language model", lists)
     if not fitting:
@@ -131,8 +131,9 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
 
 
 def _encoder_and_decoder(
-    fitting: Sequence[tuple[BlockList, int]], every: Sequence[BlockList], tensors: Mapping[str, TensorHeader]
-) -> Blocks:
+    fitting: Sequence[tuple[BlockList, int]], every: Sequence[BlockList], tensors: Mapping[str, TensorHeader], *,
+    has_towers: bool,
+) -> Blocks:  # fmt: skip
     """Return the blocks of an encoder and of its decoder; of the decoder alone if the encoder reads sound or images."""
     sides = {blocks.prefix: match[1] for blocks, _ in fitting if (match := _SIDE.search(blocks.prefix))}
     encoders, decoders = (
@@ -141,16 +142,17 @@ def _encoder_and_decoder(
     )
     if len(decoders) != 1 or len(encoders) > 1 or len(fitting) != len(encoders) + len(decoders):
         raise _ambiguous("an encoder beside its decoder, and not one list of blocks each", every)
-    if not any(_reads_signals(prefix, tensors) for prefix, _ in encoders):
+    if not has_towers and not any(_reads_signals(prefix, tensors) for prefix, _ in encoders):
         return Blocks((*encoders, *decoders))
     return Blocks(tuple(decoders))
 
 
 def _reads_signals(prefix: str, tensors: Mapping[str, TensorHeader]) -> bool:
-    """Return True if convolutions precede the blocks under ``prefix``: they read sound or images, not tokens."""
-    encoder = prefix[: prefix.rstrip(".").rindex(".") + 1] if "." in prefix.rstrip(".") else ""
-    around = (name for name in tensors if name.startswith(encoder) and not name.startswith(prefix))
-    return encoder != "" and any(len(tensors[name].shape) > 2 for name in around)
+    """Return True if there are convolutions around the blocks of the encoder: it reads sound or images, not tokens."""
+    match = _SIDE.search(prefix)
+    assert match is not None
+    around = (name for name in tensors if name.startswith(prefix[: match.end()]) and not name.startswith(prefix))
+    return any(len(tensors[name].shape) > 2 for name in around)
 
 
 def block_lists(tensors: Mapping[str, TensorHeader]) -> list[BlockList]:

@@ -122,8 +122,9 @@ def halves(ids_NT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def neutral_token(config: PretrainedConfig) -> int:
     """Return a token that no model takes for padding or for the end of a text."""
-    special = {getattr(config, name, None) for name in ("pad_token_id", "eos_token_id", "bos_token_id")}
-    return next(token for token in range(4) if token not in special)
+    values = [getattr(config, name, None) for name in ("pad_token_id", "eos_token_id", "bos_token_id")]
+    special = {token for value in values for token in (value if isinstance(value, list) else [value])}
+    return next(token for token in range(len(special) + 1) if token not in special)
 
 
 def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor) -> dict[str, Any]:

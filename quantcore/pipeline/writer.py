@@ -27,7 +27,6 @@ from quantcore.numerics.qtensor import QLayer
 from quantcore.numerics.weight_layout import stored
 from quantcore.plan.planner import Plan, export_dir
 from quantcore.proof.expectation import Expectation
-from quantcore.proof.verify import as_floats
 from quantcore.runtime.ranks import Ranks
 from quantcore.runtime.shards import put, whole
 from quantcore.solvers.rtn import round_to_nearest
@@ -109,7 +108,7 @@ class ResultWriter:
         if not all(map(holds_codes, self.plan.exports)):
             plain = stored(restored.to(TORCH_DTYPES[model_dtype]), layer.kind)
             self.expected.plain_weights[name] = digest(plain)
-        self.expected.activations[layer.name] = as_floats(ranges)
+        self.expected.activations[layer.name] = ranges.as_floats()
         for export, sink in self.sinks.items():
             for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
                 sink.write(part, tensor.to(sink.dtype_of(part)))

@@ -336,7 +336,7 @@ class WrittenCheckpoint:
             expected_digest = expected.plain_weights[name] if self._decoder is None else expected.weights[layer.name]
             if digest(self.read_float(name)) != expected_digest:
                 self._differs(name)
-            if self._decoder is not None and as_floats(self.activations[layer]) != expected.activations[layer.name]:
+            if self._decoder is not None and self.activations[layer].as_floats() != expected.activations[layer.name]:
                 self._differs(f"{layer.name}.input_scale or output_scale")
             release_freed_memory()
         stored = [name for name in expected.tensors if name in self._source]  # all of the plan: see _check_layout
@@ -390,17 +390,6 @@ def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) 
             hint="Please report this: the artifact is not handed out.",
         )
     return problems
-
-
-def as_floats(activations: Activations) -> list[list[float]]:
-    """Return the scales and zero points of input and output, for an exact comparison through JSON."""
-    parts = [
-        part
-        for params in (activations.inputs, activations.outputs)
-        if params is not None
-        for part in (params.scale, params.zero_point)
-    ]
-    return [[] if part is None else part.flatten().tolist() for part in parts]
 
 
 def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> Proved:
