@@ -135,7 +135,8 @@ def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor) -> dict[
         named = {"input_ids": read, "decoder_input_ids": decoder_inputs(model.config, predicted)}
     elif kind is Kind.speech:
         named = {model.main_input_name: silence(model), "decoder_input_ids": decoder_inputs(model.config, ids_NT)}
-    if "use_cache" in inspect.signature(model.forward).parameters:
+    has_cache = kind in (Kind.causal, *WITH_ENCODER)  # some take the switch among other arguments, without a name
+    if has_cache or "use_cache" in inspect.signature(model.forward).parameters:
         named["use_cache"] = False
     return named
 

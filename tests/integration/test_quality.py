@@ -46,7 +46,7 @@ def measured(model_dir, tmp_path_factory):
 def test_every_token_is_scored_once_in_as_much_context_as_there_is():
     ids = torch.arange(200)
     text = of_stream(ids, tiny_tokenizer(), 64, 24)
-    scored = text.ids_NT[:, 1:][text.scored_NT]
+    scored = text.ids_NT[:, 1:][text.scored_NP]
     assert torch.equal(scored, ids[1:])
     assert torch.equal(text.ids_NT[-1], ids[-64:]) and text.ids_NT[:-1, 0].tolist() == [0, 24, 48, 72, 96, 120]
     assert text.first_N.tolist() == [1, 40, 40, 40, 40, 40, 48]
@@ -81,7 +81,7 @@ def test_divergence_is_that_of_transformers(measured):
     assert found["top1_agreement"]["value"] == pytest.approx(sum(row[1] for row in rows) / len(rows))
     lost, power = after - before, before
     lost, power = (one - one.mean(-1, keepdim=True) for one in (lost, power))
-    scored = windows.scored_NT
+    scored = windows.scored_NP
     ratio = lost[:, :-1][scored].norm() / power[:, :-1][scored].norm()
     assert found["logit_error"] == pytest.approx(ratio.item(), rel=1e-4)
 
@@ -90,7 +90,7 @@ def test_errors_are_those_of_a_jackknife(measured):
     """Leaving out one window after the other says how far the mean moves (Tukey)."""
     report, windows, _, before, after = measured
     losses = [torch.tensor(losses_of(logits, windows, by_window=True)) for logits in (before, after)]
-    counts = windows.scored_NT.sum(1)
+    counts = windows.scored_NP.sum(1)
     for found, sums in (
         (report["quality"]["before"]["token_perplexity"], losses[0]),
         (report["quality"]["ratio"], losses[1] - losses[0]),
