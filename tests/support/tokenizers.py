@@ -33,14 +33,21 @@ def saved(folder: Path, tokenizer: Tokenizer, **special: str) -> Path:
     return folder
 
 
-def save_byte_tokenizer(folder: Path) -> None:
-    """Write a tokenizer with one token a byte, 0 to 255; token 0 ends a text and pads."""
+def save_byte_tokenizer(folder: Path, *, of_encoder: bool = False) -> None:
+    """Write a tokenizer with one token a byte, 0 to 255; token 0 ends a text and pads.
+
+    That of an encoder has three more, which begin a text, end it, and mask another token.
+    """
     alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     end = sorted(alphabet)[0]
-    saved(folder, tokenizer, eos_token=end, pad_token=end)
+    special = {"eos_token": end, "pad_token": end}
+    if of_encoder:
+        special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": end}
+        tokenizer.add_special_tokens(["[CLS]", "[SEP]", "[MASK]"])
+    saved(folder, tokenizer, **special)
 
 
 def byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer | None = None, *, ignore_merges: bool = False) -> Tokenizer:
