@@ -123,8 +123,9 @@ def test_scores_are_compared(tmp_path, proof_in_this_process):
 @pytest.mark.parametrize("asked", ["mix", "tasks"])
 def test_what_only_causal_models_have_is_refused(tmp_path, asked):
     configs = {name: presets.resolve(name).to_dict() for name in SCHEMES}
+    mix = {"schemes": SCHEMES, "configs": configs, "max_bits": 6.0}
     changes = {
-        "mix": {"mix": {"schemes": SCHEMES, "configs": configs, "max_bits": 6.0}, "config": {"global_quant_config": {}}},
+        "mix": {"mix": mix, "config": {"global_quant_config": {}}},
         "tasks": {"evaluation": {"num_windows": 2, "seq_len": SEQ_LEN, "tasks": ["arc_easy"]}},
     }[asked]
     with pytest.raises(ConfigError, match="can only be measured with causal language models"):
