@@ -9,10 +9,9 @@ from typing import Self
 import torch
 from torch import nn
 
-from quantcore.errors import reason_of
 from quantcore.runtime.arguments import WindowArguments
 from quantcore.runtime.matmul import matmul_precision
-from quantcore.runtime.relay import no_chain
+from quantcore.runtime.relay import model_code
 from quantcore.runtime.shards import idling
 from quantcore.runtime.states import States
 
@@ -50,14 +49,12 @@ class Hidden:
         Raises ModelError where the model's own code fails.
         """
         beside = self.arguments.of(index, window)
-        try:
+        with model_code(f"block {index}"):
             with matmul_precision(state.device):
                 output = block(state, *beside.positional, **beside.named)
             self.num_returned = len(output) if isinstance(output, (tuple, list)) else 0
             if self.num_returned:
                 self.arguments.note_output(index, window, output)
-        except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:  # the code of any model
-            raise no_chain(f"the code of block {index} fails ({reason_of(error)})") from error
         result: torch.Tensor = output[0] if self.num_returned else output
         return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from quantcore.runtime.matmul import matmul_precision
 
 MAX_RETURNED = 3
 """Upper bound on the values that a block may return: the hidden states, and others."""
+
+
+_OF_CODE = re.compile(r"dtype|shape|size|dimension|same type|scalar type", re.IGNORECASE)
 
 
 class Reached(Exception):
@@ -82,6 +86,23 @@ def no_chain(what: str) -> ModelError:
         code="unsupported_architecture",
         hint=f"Bitfoundry streams models that are a plain chain of decoder blocks. {FROM_FILE_TO_FILE}",
     )
+
+
+@contextmanager
+def model_code(part: str) -> Iterator[None]:
+    """Raise ModelError if the model's own code, of this ``part``, fails inside the ``with``.
+
+    Of PyTorch's errors these are the ones about dtypes and shapes; others are about memory and processes.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as error:  # any model's code
+        is_other = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError)
+        if is_other and not _OF_CODE.search(str(error)):
+            raise
+        raise no_chain(f"the code of {part} fails ({reason_of(error)})") from error
 
 
 @contextmanager
@@ -170,5 +191,5 @@ class Outside:
 
     def _run(self, ids_NT: torch.Tensor, give: torch.Tensor | None) -> torch.Tensor:
         self.relay.give = give
-        with matmul_precision(self.device):
+        with model_code("its head"), matmul_precision(self.device):
             return outputs_of(self.model(**self.inputs(ids_NT.to(self.device))))

@@ -46,7 +46,7 @@ from quantcore.runtime.devices import release_freed_memory
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.ranks import Ranks, computing_together
-from quantcore.runtime.relay import Outside, Relay, blocks_replaced
+from quantcore.runtime.relay import Outside, Relay, blocks_replaced, model_code
 from quantcore.runtime.sharded import shard
 from quantcore.runtime.shards import is_sharded, local_rows, rows_of
 from quantcore.runtime.states import States, StatesInMemory
@@ -209,7 +209,7 @@ class StreamedModel:
         if self.kind is Kind.speech:
             sound = named.pop(self.model.main_input_name)
             if self._heard is None:
-                with torch.no_grad(), matmul_precision(self.device):
+                with model_code("its encoder"), torch.no_grad(), matmul_precision(self.device):
                     self._heard = self.model.get_encoder()(sound)
             named["encoder_outputs"] = self._heard
         return named
@@ -218,7 +218,8 @@ class StreamedModel:
         return [Arguments() for _ in self._lists[place]]
 
     def _check_ids(self, windows_NT: torch.Tensor) -> None:
-        num_rows = len(self.model.get_input_embeddings().get_parameter("weight"))
+        with model_code("its embedding"):
+            num_rows = len(self.model.get_input_embeddings().get_parameter("weight"))
         largest = max((int(window_T.max()) for window_T in windows_NT), default=0)
         if largest >= num_rows:
             raise ModelError(

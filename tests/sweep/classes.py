@@ -14,6 +14,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from quantcore.model.kinds import inputs_of
+from quantcore.model.skeleton import kind_of
 from quantcore.model.twin import build_twin, twin_config
 from tests.support.architectures import OVERRIDES, shrink
 from tests.support.tokenizers import save_byte_tokenizer
@@ -29,6 +31,7 @@ TASKS = {
 """Kind of model -> the part of the name of Transformers' mapping from model types to classes of that kind."""
 
 DEPTH, TOWER_DEPTH = 4, 3
+MAX_VALUES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,26 @@ def _for_depth(config: dict[str, Any]) -> dict[str, Any]:
 
 def build(model_class: ModelClass, seed: int = 0) -> PreTrainedModel:
     """Return a tiny model of the class on the CPU, in float32. Raises whatever Transformers raises."""
-    return build_twin(small_config(model_class), seed, getattr(transformers, model_class.name))
+    model = build_twin(small_config(model_class), seed, getattr(transformers, model_class.name))
+    if model.num_parameters() > MAX_VALUES:
+        raise ValueError(f"with small widths it has {model.num_parameters() / 1e6:.0f} million values: add an override")
+    return model
 
 
 def save(model: PreTrainedModel, folder: Path) -> None:
-    """Write the model in bfloat16 with a tokenizer that has one token a byte."""
-    model.to(torch.bfloat16).save_pretrained(folder)
+    """Write the model and a tokenizer with one token a byte: in bfloat16, or in float32 if it only runs in that."""
     save_byte_tokenizer(folder)
+    model.to(torch.bfloat16)
+    config = json.loads(model.config.to_json_string(use_diff=False)) | {"architectures": [type(model).__name__]}
+    try:
+        with torch.no_grad():
+            model(**inputs_of(model, kind_of(config), torch.arange(8)[None]))
+    except RuntimeError as error:
+        if "dtype" in str(error):
+            model.to(torch.float32)
+    except Exception:  # it needs other inputs: the job says so
+        pass
+    model.save_pretrained(folder)
 
 
 def linear_weights(model: PreTrainedModel, fills: dict[str, str]) -> set[str]:
