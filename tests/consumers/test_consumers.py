@@ -23,6 +23,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 FORMATS = ("quark", "compressed_tensors")
 BLOCKS = ("mxfp4", "mxfp4_weight_only", "mxfp6_e2m3", "mxfp6_e3m2", "mxint8_weight_only", "nvfp4", "int4_fp8")
 WHOLE_ROWS = ("int4_wo_per_channel", "uint4_wo_per_channel")
+SAME = 1e-5
+WITH_TIES = {"nvfp4": 5e-3}
+"""The allowed differences from AMD Quark where it reads the same float32 model.
+
+It divides a group's largest value by 6 and then by the global scale, we divide by their product. Where the exact scale
+lies beside the middle of two fp8 numbers (68.000002 was seen), the two round to different ones: one token changes."""
 
 
 @pytest.fixture(scope="session")
@@ -235,7 +241,7 @@ def test_amd_quark_computes_the_same_with_fp8_attention(fp8_attention, agrees):
         logits = model(windows_NT).logits[:, :-1].flatten(0, 1)
     ours = torch.nn.functional.cross_entropy(logits, windows_NT[:, 1:].flatten()).exp().item()
     output = check("peers", "check_quark.py", folder, windows, "eager")
-    agrees("AMD Quark", "quark", "fp8, fp8 attention", output["perplexity"], ours, 1e-5, "tiny llama")
+    agrees("AMD Quark", "quark", "fp8, fp8 attention", output["perplexity"], ours, SAME, "tiny llama")
 
 
 def test_vllm_loads_the_scales_of_fp8_attention(fp8_attention):
@@ -265,4 +271,5 @@ def test_amd_quark_computes_the_same_from_blocks_stages_and_caches(block_exports
     results, windows = block_exports
     folder, summary = results[name]
     output = check("peers", "check_quark.py", folder, windows)
-    agrees("AMD Quark", "quark", name, output["perplexity"], summary["perplexity_after"], 1e-5, "tiny llama")
+    scheme, tolerance = "fp8, fp8 KV cache" if name == "kv" else name, WITH_TIES.get(name, SAME)
+    agrees("AMD Quark", "quark", scheme, output["perplexity"], summary["perplexity_after"], tolerance, "tiny llama")
