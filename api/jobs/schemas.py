@@ -247,6 +247,7 @@ class PresetConfig(RequestBody):
     preset: str
     group_size: Annotated[int, Field(strict=True)] | None = None
     exclude: tuple[str, ...] | None = None
+    include: tuple[str, ...] = ()
     kv_cache: str | None = None
     algo_config: Any = None
 

@@ -173,17 +173,12 @@ def _parse_config(data: dict[str, Any], presets_by_name: Mapping[str, Preset]) -
         raise QuantError(
             f"The config is not valid at {first['loc'][0]}: {first['msg']}.",
             code="invalid_config",
-            hint="With a preset go only group_size, exclude, kv_cache and algo_config; or give a whole config without a"
-            " preset.",
+            hint="With a preset go only group_size, exclude, include, kv_cache and algo_config; or give a whole config"
+            " without a preset.",
             field="/config/" + "/".join(map(str, first["loc"])),
         ) from error
-    config = presets.resolve(
-        chosen.preset,
-        group_size=chosen.group_size,
-        exclude=chosen.exclude,
-        kv_cache=chosen.kv_cache,
-        presets=presets_by_name,
-    )
+    changes = chosen.model_dump(exclude={"preset", "algo_config"})
+    config = presets.resolve(chosen.preset, **changes, presets=presets_by_name)
     if chosen.algo_config is not None:
         config = parse_config(config.to_dict() | {"algo_config": chosen.algo_config})
     return chosen.preset, config

@@ -84,7 +84,7 @@ def find_routers(shapes: Mapping[str, Sequence[int]]) -> set[str]:
     ``gate.router_mlp.fc1``), and, by shape (``shapes`` of all tensors, by name), those directly beside the experts with
     one output per expert, or a single one (``mlp.shared_expert_gate``).
     """
-    num_experts = _num_experts(shapes)
+    num_experts = find_moes(shapes)
     routers = set()
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")
@@ -103,8 +103,8 @@ def is_stack_of_experts(name: str, shape: Sequence[int]) -> bool:
     return ".experts." in name or (len(shape) == 3 and _MOE.search(name) is not None)
 
 
-def _num_experts(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the number of experts of each module that has experts."""
+def find_moes(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the modules that have experts, each with the number of its experts."""
     counts: dict[str, int] = {}
     for name, shape in shapes.items():
         if match := EXPERT.match(name):

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from quantcore.checkpoint.layout import TensorHeader
 
-_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
+_HEAD = re.compile(
+    r"(^|\.)(lm_head|lm_head\.decoder|embed_out|unembed)\.weight$|^(head|output|cls\.predictions\.decoder)\.weight$"
+)
 _EMBEDDING = re.compile(
     r"(^|[._])(wte|wpe|emb(ed(dings?)?)?(_tokens|_positions|_in)?"
     r"|(relative_(attention|position)|rel_pos|position)_bias(_table)?|(rel_)?pos(ition)?_emb(ed(dings?)?)?)\.weight$"

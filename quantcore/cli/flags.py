@@ -180,6 +180,11 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
     )
     add("--preset_file", help="JSON file with your own presets")
     add("--exclude_layers", nargs="*", help="globs of layers to leave unquantized (default: lm_head)")
+    add(
+        "--include_layers",
+        nargs="*",
+        help="globs of layers to quantize although their role keeps them by default, as routers (see the plan)",
+    )
     add("--strict", action="store_true", help="treat a pattern that matches no layer as an error instead of a warning")
     add("--group_size", type=int, help="group size of schemes with groups; -1 is the whole row (default: the scheme's)")
     _add_algorithms(flags)

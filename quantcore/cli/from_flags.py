@@ -39,7 +39,8 @@ EVALUATION_FLAGS = {
 }  # fmt: skip
 """The flag of each field whose value is passed on unchanged."""
 SCHEME_FLAGS = (
-    "quant_scheme", "group_size", "exclude_layers", "kv_cache_dtype", "layer_quant_scheme", "preset_file", "strict",
+    "quant_scheme", "group_size", "exclude_layers", "include_layers", "kv_cache_dtype", "layer_quant_scheme",
+    "preset_file", "strict",
 )  # fmt: skip
 EXPORT_FLAGS = ("model_export", "custom_mode", "export_weight_format")
 
@@ -136,10 +137,10 @@ def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, A
     more = {"algo_config": algorithms} if algorithms else {}
     if not scheme:
         return more
-    if scheme <= {"quant_scheme", "group_size", "exclude_layers", "kv_cache_dtype"}:
+    if scheme <= {"quant_scheme", "group_size", "exclude_layers", "include_layers", "kv_cache_dtype"}:
         if not options.quant_scheme.endswith(".json"):
             changes = {"group_size": options.group_size, "exclude": options.exclude_layers}
-            changes |= {"kv_cache": options.kv_cache_dtype}
+            changes |= {"include": options.include_layers, "kv_cache": options.kv_cache_dtype}
             changes = {name: value for name, value in changes.items() if value is not None}
             return {"preset": options.quant_scheme, **changes, **more}
         if scheme == {"quant_scheme"}:
@@ -163,6 +164,7 @@ def config_of_flags(options: argparse.Namespace) -> Config:
         config = presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude, presets=named)
     config = replace(config, layer_quant_config=_with_layer_schemes(config, options.layer_quant_scheme, named))
     config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
+    config = replace(config, include=tuple(options.include_layers)) if options.include_layers else config
     config = replace(config, strict=True) if options.strict else config
     return _with_algorithms(config, options)
 

@@ -170,8 +170,8 @@ KV_CACHE_LAYERS = ("*k_proj", "*v_proj")
 
 
 def resolve(
-    name: str, *, group_size: int | None = None, exclude: tuple[str, ...] | None = None, kv_cache: str | None = None,
-    presets: Mapping[str, Preset] = PRESETS,
+    name: str, *, group_size: int | None = None, exclude: tuple[str, ...] | None = None,
+    include: tuple[str, ...] = (), kv_cache: str | None = None, presets: Mapping[str, Preset] = PRESETS,
 ) -> Config:  # fmt: skip
     """Return the config of a preset (or of one of its aliases), with the usual changes applied.
 
@@ -185,6 +185,7 @@ def resolve(
         config = _with_group_size(by_any_name[name], group_size, presets)
     if exclude is not None:
         config = replace(config, exclude=exclude)
+    config = replace(config, include=tuple(include)) if include else config
     return config if kv_cache is None else with_kv_cache(config, kv_cache)
 
 

@@ -131,8 +131,9 @@ class Config(Value):
     (``*.down_proj``). Embeddings are quantized only if a name or a type matches them. ``kv_cache_quant_config`` adds
     ``output_tensors`` to the layers that compute keys and values, whatever else its patterns match. If it also has
     weights or inputs, these apply to layers that ``layer_quant_config`` does not name. ``softmax_quant_spec`` is for
-    the attention probabilities (fp8 attention). ``strict``: a pattern or class that fits no layer is an error instead
-    of a warning.
+    the attention probabilities (fp8 attention). ``include`` has patterns of layers to quantize although they are kept
+    by default for their role, such as routers and gates of recurrences. ``strict``: a pattern or class that fits no
+    layer is an error instead of a warning.
     """
 
     global_quant_config: QuantizationConfig
@@ -142,6 +143,7 @@ class Config(Value):
     _: KW_ONLY
     softmax_quant_spec: QuantizationSpec | None = None
     exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
     algo_config: tuple[AlgoConfig, ...] = ()
     quant_mode: QuantizationMode = QuantizationMode.eager_mode
     strict: StrictBool = False
@@ -183,6 +185,10 @@ class Config(Value):
             layer = replace(chosen or layer, output_tensors=layer.output_tensors)
         return layer, f"kv_cache_quant_config '{pattern}'" + (f" with {why}" if is_named else "")
 
+    def names(self, name: str) -> bool:
+        """Return True if ``include`` or ``layer_quant_config`` names the layer, so that its role does not keep it."""
+        return name in self.layer_quant_config or any(fnmatchcase(name, pattern) for pattern in self.include)
+
     def cache_config(self, name: str) -> tuple[str, QuantizationConfig] | None:
         """Return the ``kv_cache_quant_config`` pattern that layer ``name`` fits, and its config; None if none fits."""
         fitting = (entry for entry in self.kv_cache_quant_config.items() if fnmatchcase(name, entry[0]))
@@ -219,7 +225,7 @@ class Config(Value):
         """Return the patterns that fit none of ``names``, without duplicates."""
         names = list(names)
         keys_and_values = [name for name in names if is_cached(name)]
-        among = [*((pattern, names) for pattern in (*self.exclude, *self.layer_quant_config))]
+        among = [*((pattern, names) for pattern in (*self.exclude, *self.include, *self.layer_quant_config))]
         among += [(pattern, keys_and_values) for pattern in self.kv_cache_quant_config]
         return list(dict.fromkeys(glob for glob, some in among if not any(fnmatchcase(name, glob) for name in some)))
 

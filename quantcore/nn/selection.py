@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from quantcore.checkpoint.experts import find_routers
+from quantcore.checkpoint.roles import find_roles
 from quantcore.config.kv_cache import check_kv_cache, holds_keys_or_values
 from quantcore.config.layer_plan import LayerPlan, check_groups, check_super_blocks
 from quantcore.config.quantization import Config, QSchemeType
@@ -41,13 +41,13 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
     layers = {name: module for name, module in model.named_modules() if kind_of(module) is not None}
     chosen: dict[str, LayerPlan] = {}
     kept: dict[str, str] = {}
-    routers = _find_routers(layers)
+    roles = find_roles({name: parameter.shape for name, parameter in model.named_parameters()})
     cached = set(_cached_names(model))
     for name, module in layers.items():
         kind = str(kind_of(module))
         layer_config, why = config.choose(name, kind, in_cache=name in cached)
-        if name in routers and name not in config.layer_quant_config:
-            kept[name] = "router"
+        if name in roles and not config.names(name):
+            kept[name] = roles[name]
         elif layer_config is None:
             kept[name] = why
         elif layer_config.weight is None and layer_config.output_tensors is None:
@@ -84,11 +84,6 @@ def _cached_names(model: nn.Module) -> Iterator[str]:
     decoder: Any = model.get_decoder() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
     inside = set((decoder or model).modules())
     return (name for name, module in model.named_modules() if module in inside and holds_keys_or_values(name, tensors))
-
-
-def _find_routers(layers: dict[str, nn.Module]) -> set[str]:
-    """Return the layers that choose experts, by the same rule as in a checkpoint."""
-    return find_routers({f"{name}.weight": module.get_parameter("weight").shape for name, module in layers.items()})
 
 
 def _shared_otherwise(model: nn.Module, chosen: dict[str, LayerPlan]) -> Iterator[tuple[str, str]]:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.blocks import Blocks, find_blocks, is_of_tower, natural_order, warn_of_other_parts
-from quantcore.checkpoint.experts import find_routers, is_stack_of_experts
-from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
+from quantcore.checkpoint.blocks import Blocks, find_blocks, natural_order, warn_of_other_parts
+from quantcore.checkpoint.experts import is_stack_of_experts
+from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config.algorithms import RotationConfig
 from quantcore.config.job_spec import Evaluation
-from quantcore.config.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
 from quantcore.config.layer_plan import LayerPlan, check_groups, check_super_blocks
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
@@ -29,20 +28,12 @@ from quantcore.export import (
     holds_codes,
     layouts_of,
 )
+from quantcore.plan.decisions import KeptTensor, decide
 from quantcore.plan.footprint import Footprint
 
 STREAMED_TYPES = ("Linear", "Conv1D")
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 FILE_TO_FILE, STREAMED = "file_to_file", "streamed"
-
-
-@dataclass(frozen=True)
-class KeptTensor:
-    """A matrix that stays in high precision, and why. ``is_layer``: a linear layer, which formats list as excluded."""
-
-    name: str
-    reason: str
-    is_layer: bool = True
 
 
 @dataclass(frozen=True)
@@ -170,7 +161,7 @@ def make_plan(
     blocks = find_blocks(tensors, model_config)
     _check_architecture(config, tensors, blocks)
     warnings += warn_of_other_parts(tensors, blocks)
-    layers, kept, unmatched = _decide(config, model_config, tensors, blocks)
+    layers, kept, unmatched = decide(config, model_config, tensors, blocks)
     warnings += unmatched
     if not layers:
         raise ConfigError(
@@ -243,73 +234,6 @@ def written_layout(
     if isinstance(exporter, Container):
         exporter.check(model_config, layout)
     return layout
-
-
-def _decide(
-    config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], blocks: Blocks
-) -> tuple[tuple[LayerPlan, ...], tuple[KeptTensor, ...], tuple[str, ...]]:
-    layers, kept = [], []
-    routers = find_routers({name: tensor.shape for name, tensor in tensors.items()})
-    conv1d = {name for prefix in blocks.prefixes for name in find_conv1d(tensors, prefix)}
-    in_blocks = []
-    for name, tensor in sorted(tensors.items(), key=lambda item: natural_order(item[0])):
-        module = name.removesuffix(".weight")
-        block = blocks.number_of(name)
-        if not is_linear(name, tensor):
-            if block is not None and is_matrix(tensor):
-                kept.append(_kept_matrix(config, name, tensor))
-            elif is_matrix(tensor) and is_of_tower(name):
-                kept.append(KeptTensor(module, "outside the decoder blocks", is_layer=False))
-            continue
-        kind = "Conv1D" if name in conv1d else "Linear"
-        is_running = block is not None and block < len(blocks)
-        if is_running:
-            in_blocks.append(module)
-        chosen, why = config.choose(module, kind, in_cache=is_running and holds_keys_or_values(module, tensors))
-        if is_head(name) and chosen is not None:
-            chosen, why = config.choose("lm_head", kind)  # under any name in the checkpoint
-        if block is None and not is_head(name):
-            kept.append(KeptTensor(module, "outside the decoder blocks"))
-        elif block is not None and block >= len(blocks):
-            kept.append(KeptTensor(module, "only for multi-token prediction"))
-        elif module in routers and module not in config.layer_quant_config:
-            kept.append(KeptTensor(module, "router"))
-        elif chosen is None:
-            kept.append(KeptTensor(module, why))
-        elif chosen.weight is None and chosen.output_tensors is not None:
-            raise ConfigError(
-                f"{module} would have quantized outputs and a float weight ({why}).",
-                code="unsupported_config",
-                hint="Checkpoints keep activation scales beside quantized weights: give it a weight spec, too. A model"
-                " in memory (ModelQuantizer) can have quantized outputs alone.",
-                field="/global_quant_config/weight",
-            )
-        elif chosen.weight is None:
-            kept.append(KeptTensor(module, f"{why} has no weight spec"))
-        else:
-            shape = tensor.shape[::-1] if kind == "Conv1D" else tensor.shape
-            layers.append(LayerPlan(module, block, shape, chosen, kind, why))
-    check_kv_cache(config, layers, in_blocks, model_config)
-    check_whole_cache(layers, in_blocks, tensors)
-    left = [entry.name for entry in kept if entry.is_layer]
-    kinds = {name: "Conv1D" if f"{name}.weight" in conv1d else "Linear" for name in left}
-    kinds |= {layer.name: layer.kind for layer in layers} | {"lm_head": "Linear"}
-    if not any(map(is_head, tensors)):
-        kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
-    return (
-        tuple(layers),
-        tuple(kept),
-        config.warn_of_unmatched(kinds),
-    )
-
-
-def _kept_matrix(config: Config, name: str, tensor: TensorHeader) -> KeptTensor:
-    module = name.removesuffix(".weight")
-    if is_stack_of_experts(name, tensor.shape):
-        return KeptTensor(
-            module, config.choose(module, "Linear")[1]
-        )  # it is excluded, otherwise it would have been rejected
-    return KeptTensor(module, why_not_linear(name, tensor), is_layer=False)
 
 
 def _check_architecture(config: Config, tensors: Mapping[str, TensorHeader], blocks: Blocks) -> None:

@@ -228,6 +228,16 @@ def test_a_router_is_planned_only_if_it_is_named_exactly():
     assert [layer.name for layer in layers if layer.name.endswith(".gate")] == [name]
 
 
+def test_include_quantizes_what_its_role_would_keep():
+    weight_only, gates = presets.PRESETS["int8_weight_only"].config, {"model.layers.0.block_sparse_moe.gate"}
+    planned = make_plan(replace(weight_only, include=("*.0.*.gate",)), MIXTRAL, mixtral()).layers
+    assert {layer.name for layer in planned if layer.name.endswith(".gate")} == gates
+    [warning] = make_plan(replace(weight_only, include=("*.router",)), MIXTRAL, mixtral()).warnings
+    assert warning == "The pattern '*.router' matches no layer."
+    excluded = replace(weight_only, include=("*.gate",), exclude=("*.gate", "lm_head"))
+    assert not [layer for layer in make_plan(excluded, MIXTRAL, mixtral()).layers if layer.name.endswith(".gate")]
+
+
 def test_blocks_for_multi_token_prediction_are_kept():
     """DeepSeek-V3: config.json says 61 blocks, the files hold a 62nd that Transformers does not build."""
     model_config = {**MIXTRAL, "num_nextn_predict_layers": 1}
@@ -292,9 +302,11 @@ def test_layers_outside_the_blocks_are_kept_and_said():
         "embed_vision.embedding_projection.weight": (64, 32), "word_embeddings.weight": (1000, 64),
     }  # fmt: skip
     result = plan("w4a16", neox(**{name: header(shape) for name, shape in outside.items()}), NEOX)
-    assert {entry.name for entry in result.kept if entry.reason == "outside the decoder blocks"} == {
-        "gpt_neox.project_in", "vision_tower.layers.0.mlp.fc1", "embed_vision.embedding_projection",
-    }  # fmt: skip
+    assert {entry.name: entry.reason for entry in result.kept if entry.name not in ("embed_out",)} == {
+        "gpt_neox.project_in": "outside the blocks",
+        "vision_tower.layers.0.mlp.fc1": "part beside the language model",
+        "embed_vision.embedding_projection": "projector between parts of the model",
+    }
     assert len(result.layers) == 2
 
 

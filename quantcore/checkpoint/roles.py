@@ -1,0 +1,67 @@
+"""Recognizes layers that are kept in high precision by default for their role in the model, by names and shapes.
+
+They are small, and their errors weigh more than their bytes: producers of quantized checkpoints keep them, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from quantcore.checkpoint.blocks import is_of_tower
+from quantcore.checkpoint.experts import find_moes, find_routers
+
+ROUTER = "router"
+GATE = "gate of a recurrence"
+INDEXER = "head weights of an attention indexer"
+LATENT = "latent projection of the experts"
+
+_INDEXER = re.compile(r"indexer(\.\w+)*\.weights_proj$")
+_LATENT = re.compile(r"\.\w*latent_proj$")
+_PROJECTOR = re.compile(
+    r"projector|projection|merger|connector|aligner|resampler|adapt|multi_modal|embed_(vision|audio)"
+)
+_SCORES = re.compile(r"(^|\.)(score|classifi\w*|qa_outputs|pooler)(\.|$)")
+
+
+def find_roles(shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return the modules that are kept unless the config's ``include`` names them, each with its role.
+
+    ``shapes`` has the shape of every tensor by name; parameters of one axis (``A_log``) tell what is a recurrence.
+    """
+    moes, heads = find_moes(shapes), _recurrences(shapes)
+    roles = {}
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight")
+        if len(shape) != 2 or module == name:
+            continue
+        owner = module.rpartition(".")[0]
+        if owner in heads and shape[0] in (heads[owner], 2 * heads[owner]):
+            roles[module] = GATE
+        elif _INDEXER.search(module):
+            roles[module] = INDEXER
+        elif owner in moes and _LATENT.search(module):
+            roles[module] = LATENT
+    return roles | dict.fromkeys(find_routers(shapes), ROUTER)
+
+
+def role_outside_blocks(module: str) -> str:
+    """Describe a linear layer that is in no block of the language model, by its name."""
+    if _PROJECTOR.search(module):
+        return "projector between parts of the model"
+    if is_of_tower(f"{module}.weight"):
+        return "part beside the language model"
+    return "head for scores" if _SCORES.search(module) else "outside the blocks"
+
+
+def _recurrences(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the number of heads of each module that decays a state with one number a head (``A_log``).
+
+    Gated DeltaNet, Kimi Delta Attention, Mamba 2. The state of Mamba decays by matrices: its module is not returned.
+    """
+    return {
+        name.removesuffix(".A_log"): prod(shape)
+        for name, shape in shapes.items()
+        if name.endswith(".A_log") and sum(side > 1 for side in shape) == 1
+    }
