@@ -18,7 +18,8 @@ from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.blockwise.scheduler import Scheduler
 from quantcore.blockwise.smoother import Smoother, check_fold
 from quantcore.calibration.collector import StatsCollector
-from quantcore.calibration.experts import MIN_TOKENS, share_ranges, too_few_tokens
+from quantcore.calibration.experts import lent_tokens, share_ranges, too_few_tokens
+from quantcore.calibration.lending import MIN_TOKENS
 from quantcore.calibration.ranges import Watched, collect_ranges, learned, ranges_of_all
 from quantcore.calibration.stats import Stats
 from quantcore.config.algorithms import AlgoConfig, BiasCorrectionConfig, RotationConfig, RTNConfig
@@ -197,7 +198,8 @@ class BlockAlgorithms:
             enough = {
                 planned[name]: own for name, own in stats.items() if name in planned and own.num_tokens >= MIN_TOKENS
             }
-            warnings = [*warnings, *too_few_tokens(seen)]
+            lent = {layer: own.num_tokens - own.num_lent for layer, own in enough.items() if own.num_lent}
+            warnings = [*warnings, *too_few_tokens(seen), *lent_tokens(lent)]
         activations = {layer: learned(layer, shared[layer], self._dtype) for layer in shared}
         return Prepared(enough, activations, names, warnings=warnings)
 

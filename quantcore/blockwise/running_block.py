@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from quantcore.calibration.collector import StatsCollector
+from quantcore.calibration.lending import Lender
 from quantcore.calibration.reduction import Span
 from quantcore.runtime.hidden import Hidden
 
@@ -45,15 +46,17 @@ class RunningBlock:
     def run(self, *, collector: StatsCollector | None = None, advance: bool = False) -> None:
         """Take every calibration window through the block as it is; ``advance`` keeps the outputs as the new states.
 
-        With a ``collector`` each window of the reference runs before the same calibration window.
+        With a ``collector`` each window of the reference runs before the same calibration window. At the end, experts
+        that saw few tokens run on some of the others' tokens.
         """
-        reference = self.streams.reference
-        with torch.no_grad():
+        reference, lender = self.streams.reference, Lender(self.block, self.streams.span)
+        with torch.no_grad(), lender.watching():
             for window in range(len(self.calibration.states)):
+                lender.begin(self.calibration.states[window])
                 if collector is not None:
                     collector.begin(self.calibration.states[window])
                 if collector is not None and reference is not None:
-                    with collector.reference():
+                    with collector.reference(), lender.paused():
                         reference.states[window] = reference.run(self.block, self.index, window)
                 output = self.output(window)
                 if advance:
@@ -61,6 +64,7 @@ class RunningBlock:
             if collector is not None and reference is not None:
                 reference.run_idle(self.block, self.index)
             self.calibration.run_idle(self.block, self.index)
+            lender.lend()
 
     def output(self, window: int) -> torch.Tensor:
         """Return the block's output for one calibration window, with gradients if they are enabled."""

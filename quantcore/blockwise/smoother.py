@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quantcore.blockwise.running_block import RunningBlock
-from quantcore.calibration.experts import MIN_TOKENS
+from quantcore.calibration.lending import MIN_TOKENS
 from quantcore.calibration.stats import Needs, Stats
 from quantcore.config.algorithms import AlgoConfig
 from quantcore.config.layer_plan import LayerPlan

@@ -13,6 +13,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import nn
 
+from quantcore.calibration.lending import are_lent
 from quantcore.calibration.reduction import Node, Span, Sums, Tree, root_at
 from quantcore.calibration.stats import Needs, Stats
 from quantcore.runtime.ranks import spread
@@ -117,7 +118,7 @@ class StatsCollector:
             self._same_as.setdefault(name, self._seen[id(x)][1])
             return
         first = self._same_as.setdefault(name, name)
-        reference = self._reference.get(name)
+        reference = None if are_lent() else self._reference.get(name)
         sequences = x.reshape(-1, *x.shape[-2:])
         if reference is None or reference.shape != x.shape:  # an expert may get other tokens
             references = [None] * len(sequences)
@@ -128,7 +129,7 @@ class StatsCollector:
             weights = list(self._weights)
         for number, (sequence, other, weight_T) in enumerate(zip(sequences, references, weights, strict=True)):
             sums = self._sums_of(self._window + number, first, x)
-            sums.add(sequence, other, weight_T, self._sample_a_window, self._num_windows)
+            sums.add(sequence, other, weight_T, self._sample_a_window, self._num_windows, is_lent=are_lent())
         self._seen[id(x)] = (ref(x), first)
 
     def _sums_of(self, window: int, name: str, x: torch.Tensor) -> Sums:

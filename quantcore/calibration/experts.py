@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 
+from quantcore.calibration.lending import EXPERT_SHARE, MIN_TOKENS
 from quantcore.calibration.ranges import Watched
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import CalibrationError
 from quantcore.events import Warned
 from quantcore.observers import Observer
-
-MIN_TOKENS = 16  # a range of fewer says little about the tokens to come
 
 
 def share_ranges(watched: Mapping[LayerPlan, Watched]) -> tuple[dict[LayerPlan, Watched], list[Warned]]:
@@ -106,15 +105,24 @@ def too_few_tokens(seen: Mapping[LayerPlan, int]) -> list[Warned]:
     return warnings + [_warning(moe, counts, _ALONE) for moe, counts in poor.items()]
 
 
+def lent_tokens(seen: Mapping[LayerPlan, int]) -> list[Warned]:
+    """Return a warning for each mixture with experts to which tokens were lent; ``seen`` are those of their own."""
+    poor: dict[str, dict[int, int]] = {}
+    for layer, count in seen.items():
+        if match := EXPERT.match(layer.name):
+            poor.setdefault(match["moe"], {})[int(match["index"])] = count
+    return [_warning(moe, counts, _LENT, f"{EXPERT_SHARE:.1%} of the") for moe, counts in poor.items()]
+
+
 _SHARED = "their activation ranges are those of all experts there."
 _ALONE = "codes are chosen from the weights alone."
+_LENT = "their codes are chosen for tokens of the other experts there as well."
 
 
-def _warning(moe: str, counts: dict[int, int], consequence: str) -> Warned:
+def _warning(moe: str, counts: dict[int, int], consequence: str, limit: str = str(MIN_TOKENS)) -> Warned:
     listed = ", ".join(f"expert {index} {count}" for index, count in sorted(counts.items())[:8])
     more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
     return Warned(
         "expert_saw_few_tokens",
-        f"{len(counts)} expert(s) of {moe} saw fewer than {MIN_TOKENS} calibration tokens ({listed}{more}):"
-        f" {consequence}",
+        f"{len(counts)} expert(s) of {moe} saw fewer than {limit} calibration tokens ({listed}{more}): {consequence}",
     )

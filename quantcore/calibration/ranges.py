@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from quantcore.calibration.lending import are_lent
 from quantcore.config.grouping import PER_TENSOR, activation_grouping
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import learns_from_data
@@ -122,11 +123,16 @@ def _params(
 
 
 def _update_with_input(observer: Observer):  # type: ignore[no-untyped-def]  # a hook
-    return lambda _, inputs: observer.update(inputs[0]) if counts(inputs[0]) else None
+    return lambda _, inputs: observer.update(inputs[0]) if _is_seen(inputs[0]) else None
 
 
 def _update_with_output(observer: Observer):  # type: ignore[no-untyped-def]  # a hook
-    return lambda _, __, output: observer.update(output) if counts(output) else None
+    return lambda _, __, output: observer.update(output) if _is_seen(output) else None
+
+
+def _is_seen(x: torch.Tensor) -> bool:
+    """Return False for tokens lent to an expert, too: ranges are shared by a rule of their own (``share_ranges``)."""
+    return counts(x) and not are_lent()
 
 
 def _quantize_input(spec: QuantizationSpec, static: QParams | None):  # type: ignore[no-untyped-def]  # a hook

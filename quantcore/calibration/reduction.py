@@ -121,7 +121,7 @@ class Sums:
         self._needs = needs
         self._first_window = first_window
         dtype = torch.float64 if needs.float64 else torch.float32
-        self.num_tokens = 0
+        self.num_tokens = self._num_lent = 0
         self._largest = torch.zeros(num_inputs, device=device)
         self._sum = torch.zeros(num_inputs, dtype=torch.float64, device=device)
         self._sum_abs = torch.zeros(num_inputs, dtype=torch.float64, device=device)
@@ -132,11 +132,12 @@ class Sums:
 
     def add(
         self, x_TI: torch.Tensor, reference_TI: torch.Tensor | None, weight_T: torch.Tensor | None, num_sampled: int,
-        num_windows: int,
+        num_windows: int, *, is_lent: bool = False,
     ) -> None:  # fmt: skip
         """Take in one of about ``num_windows`` sequences, and keep ``num_sampled`` of its tokens."""
         num_tokens = len(x_TI)
         self.num_tokens += num_tokens
+        self._num_lent += num_tokens * is_lent
         if num_sampled:
             step = max(1, num_tokens // num_sampled)
             # Not always from 0: the first token of a text is often like no other.
@@ -163,6 +164,7 @@ class Sums:
     def merge(self, later: Sums) -> None:
         """Take in the sums of later windows."""
         self.num_tokens += later.num_tokens
+        self._num_lent += later._num_lent
         self._num_shifted += later._num_shifted
         self._largest = torch.maximum(self._largest, later._largest)
         self._sum += later._sum
@@ -184,6 +186,7 @@ class Sums:
             sample_TI=sample,
             shift_II=self._shift / self._num_shifted if self._shift is not None and self._num_shifted else None,
             owner=owner,
+            num_lent=self._num_lent,
         )
 
 

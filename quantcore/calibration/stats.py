@@ -37,7 +37,8 @@ class Stats:
     they were, spread evenly over the text. ``shift_II`` is the mean of (y - x) x^T, for methods that compare x behind
     quantized layers with the input y of the float model. None: not requested. In ``gram_II`` and ``shift_II`` tokens
     may be weighted (``collector.token_weights``). Of several ranks only the ``owner`` has these two matrices; the
-    others have ``diagonal_I``, that of ``gram_II``, and the rest.
+    others have ``diagonal_I``, that of ``gram_II``, and the rest. ``num_lent`` of the tokens were lent to an expert
+    (``lending``).
     """
 
     num_tokens: int
@@ -49,6 +50,7 @@ class Stats:
     shift_II: torch.Tensor | None = None
     diagonal_I: torch.Tensor | None = None
     owner: int = 0
+    num_lent: int = 0
 
     @property
     def hessian_diagonal_I(self) -> torch.Tensor:

@@ -63,11 +63,12 @@ class SplitExperts(nn.Module):
         chosen_KT = top_k_index.T
         for index in range(self.num_experts) if self.runs_all else torch.unique(chosen_KT).tolist():
             position, token = torch.where(chosen_KT == index)
-            output = self._run(index, hidden_states[token]) * top_k_weights[token, position, None]
+            output = self.run_expert(index, hidden_states[token]) * top_k_weights[token, position, None]
             result.index_add_(0, token, output.to(result.dtype))
         return result.to(hidden_states.dtype)
 
-    def _run(self, index: int, x_TH: torch.Tensor) -> torch.Tensor:
+    def run_expert(self, index: int, x_TH: torch.Tensor) -> torch.Tensor:
+        """Return the output of one expert for hidden states [T, H], before any weight of a router."""
         fused: Any = self._fused[0]
         expert: Any = self.get_submodule(str(index))
         inner = expert[self.names.up](x_TH)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quantcore.calibration.lending import EXPERT_SHARE
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.evaluation.quality import Measure
 from quantcore.events import LayerQuantized, Warned
@@ -19,7 +20,6 @@ from quantcore.proof.gate_result import GateResult, Status
 from quantcore.proof.scheme_limits import SchemeLimits, limits_of
 from quantcore.proof.verify import LOGIT_TOLERANCE, Proof
 
-EXPERT_SHARE = 0.005  # of the tokens: an expert that saw fewer was hardly calibrated
 ROUNDING_SHARE = 1.05  # of plain rounding's error: an algorithm may be worse by no more than noise
 FALLBACK_SHARE = 0.05  # of the layers
 CLIPPED_WARN, CLIPPED_FAIL = 0.001, 0.01

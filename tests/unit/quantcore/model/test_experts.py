@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quantcore.calibration.experts import MIN_TOKENS, share_ranges, too_few_tokens
+from quantcore.calibration.experts import share_ranges, too_few_tokens
+from quantcore.calibration.lending import MIN_TOKENS
 from quantcore.calibration.ranges import collect_ranges
 from quantcore.checkpoint.experts import find_routers
 from quantcore.checkpoint.headers import read_local
