@@ -99,7 +99,7 @@ class Lender:
                 continue
             tokens_RH = torch.cat(first.samples)
             wanted = max(MIN_TOKENS, ceil(EXPERT_SHARE * first.num_tokens))
-            for index, count in enumerate(first.counts_E.tolist()[: experts.num_experts]):
+            for index, count in enumerate(first.counts_E.tolist()):
                 missing = min(wanted - count, len(tokens_RH))
                 if missing > 0 and _is_watched(experts.get_submodule(str(index))):
                     x_TH = tokens_RH[_spread(missing, len(tokens_RH))].to(_device(experts, tokens_RH))
@@ -120,7 +120,7 @@ class Lender:
             length = windows.shape[1]
             num_kept = max(ceil(EXPERT_SHARE * length), ceil(MIN_TOKENS / max(1, self._span.num_windows)))
             kept = windows[:, _spread(min(num_kept, length), length)]
-            counts_E = torch.bincount(index_TK.flatten(), minlength=experts.num_experts).cpu()
+            counts_E = torch.bincount(index_TK.flatten(), minlength=experts.num_experts)[: experts.num_experts].cpu()
             self._seen[name].merge(_Seen(len(x_TH), counts_E, list(kept.clone())))
 
         return see

@@ -10,9 +10,10 @@ Legend: E experts, H hidden size, I inner size, T tokens, K experts a token.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -31,6 +32,25 @@ class ProjectionNames:
     down: str = "down_proj"
 
 
+@dataclass(frozen=True)
+class Form:
+    """The flags of ``use_experts_implementation``, with the values that they have by default."""
+
+    has_gate: bool = True
+    has_bias: bool = False
+    is_transposed: bool = False
+    is_concatenated: bool = True
+    has_post_expert_norm: bool = False
+
+    @classmethod
+    def of(cls, fused: nn.Module) -> Form:
+        """Return the form of a module that has been decorated, or else the default."""
+        flags: dict[str, Any] = {
+            flag.name: getattr(fused, flag.name) for flag in fields(cls) if hasattr(fused, flag.name)
+        }
+        return cls(**flags)
+
+
 class SplitExperts(nn.Module):
     """Replaces a fused experts module by the children ``0`` .. ``E-1``, each with two or three linear layers.
 
@@ -41,15 +61,17 @@ class SplitExperts(nn.Module):
 
     def __init__(self, fused: nn.Module, names: ProjectionNames) -> None:
         super().__init__()
-        if names.gate is not None and fused.has_gate and not fused.is_concatenated:
+        form = Form.of(fused)
+        if names.gate is not None and form.has_gate and not form.is_concatenated:
             raise ValueError("interleaved gate and up projections cannot be two layers: give no name for the gate")
         self.names = names
         self.runs_all = False  # True: experts without tokens run as well, on empty inputs
         self.num_experts = fused.get_parameter("down_proj").shape[0]
         self._fused = (fused,)  # in a tuple, so that its parameters are not ours; its activation is still used
+        self._form = form
         for name, child in fused.named_children():  # activation, norm after the expert
             self.add_module(name, child)
-        for index in range(self.num_experts):
+        for index in range(len(fused.get_parameter("gate_up_proj" if form.has_gate else "up_proj"))):
             self.add_module(str(index), nn.ModuleDict(_linears(fused, index, names)))
 
     def forward(
@@ -63,7 +85,9 @@ class SplitExperts(nn.Module):
         chosen_KT = top_k_index.T
         for index in range(self.num_experts) if self.runs_all else torch.unique(chosen_KT).tolist():
             position, token = torch.where(chosen_KT == index)
-            output = self.run_expert(index, hidden_states[token]) * top_k_weights[token, position, None]
+            x_NH = hidden_states[token]
+            output = self.run_expert(index, x_NH) if index < self.num_experts else x_NH  # LongCat: the identity
+            output = output * top_k_weights[token, position, None]
             result.index_add_(0, token, output.to(result.dtype))
         return result.to(hidden_states.dtype)
 
@@ -72,19 +96,24 @@ class SplitExperts(nn.Module):
         fused: Any = self._fused[0]
         expert: Any = self.get_submodule(str(index))
         inner = expert[self.names.up](x_TH)
-        if not fused.has_gate:
+        if not self._form.has_gate:
             inner = fused.act_fn(inner)
         elif self.names.gate is None:
             inner = fused._apply_gate(inner)
-        else:
+        elif hasattr(fused, "_apply_gate"):
             inner = fused._apply_gate(torch.cat([expert[self.names.gate](x_TH), inner], dim=-1))
+        else:
+            inner = fused.act_fn(expert[self.names.gate](x_TH)) * inner
         output: torch.Tensor = expert[self.names.down](inner)
-        return fused.post_expert_norm(output) if fused.has_post_expert_norm else output
+        return fused.post_expert_norm(output) if self._form.has_post_expert_norm else output
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Return True for a module of ``use_experts_implementation`` whose parameters are still 3-D."""
-    return hasattr(module, "is_concatenated") and "down_proj" in module._parameters
+    """Return True for a module of fused experts whose parameters are still 3-D: decorated, or one that is called so."""
+    if module._parameters.get("down_proj") is None or hasattr(module, "is_concatenated"):
+        return module._parameters.get("down_proj") is not None
+    has_gate = module._parameters.get("gate_up_proj") is not None
+    return has_gate and [*inspect.signature(module.forward).parameters][1:] == ["top_k_index", "top_k_weights"]
 
 
 def split_experts(model: nn.Module, names: ProjectionNames) -> list[str]:
@@ -118,9 +147,10 @@ def experts_split(block: nn.Module, modules: Iterable[str], names: ProjectionNam
 
 def _linears(fused: nn.Module, index: int, names: ProjectionNames) -> dict[str, nn.Module]:
     """Return the linear layers of expert ``index``: views of the fused parameters, as [out, in]."""
-    up, up_bias = _part(fused, "gate_up_proj" if fused.has_gate else "up_proj", index)
-    linears = {names.down: _linear(*_part(fused, "down_proj", index))}
-    if names.gate is None or not fused.has_gate:
+    has_gate, num_down = Form.of(fused).has_gate, len(fused.get_parameter("down_proj"))
+    up, up_bias = _part(fused, "gate_up_proj" if has_gate else "up_proj", index)
+    linears = {names.down: _linear(*_part(fused, "down_proj", index))} if index < num_down else {}
+    if names.gate is None or not has_gate:
         return {names.up: _linear(up, up_bias), **linears}
     gate, up = up.chunk(2)
     gate_bias, up_bias = (None, None) if up_bias is None else up_bias.chunk(2)
@@ -130,8 +160,9 @@ def _linears(fused: nn.Module, index: int, names: ProjectionNames) -> dict[str, 
 def _part(fused: nn.Module, name: str, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return (weight [out, in], bias [out] or None) of one expert."""
     weight = fused.get_parameter(name)[index].detach()
-    bias = fused.get_parameter(f"{name}_bias")[index].detach() if fused.has_bias else None
-    return weight.T if fused.is_transposed else weight, bias
+    form = Form.of(fused)
+    bias = fused.get_parameter(f"{name}_bias")[index].detach() if form.has_bias else None
+    return weight.T if form.is_transposed else weight, bias
 
 
 def _linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> nn.Linear:

@@ -68,6 +68,10 @@ def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tupl
                 is_part = built.config_class in type(config).sub_configs.values()
                 if not is_part and (kind.predicts_tokens or built.main_input_name == "input_ids"):
                     classes.setdefault(built, kind)
+    declared = declared_class(raw_config)
+    is_own = getattr(declared, "config_class", None) is type(config)
+    if not classes and is_own and declared.__name__.endswith("ForCausalLM"):
+        classes[declared] = Kind.causal  # the text part of a larger model, which no table lists
     if not classes:
         raise ModelError(
             f"Transformers has no model of the type '{config.model_type}' that reads text.",
@@ -75,7 +79,6 @@ def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tupl
             hint="A model that holds a language model can be quantized from file to file (--file2file_quantization),"
             " with a scheme that needs no data.",
         )
-    declared = declared_class(raw_config)
     chosen = declared if declared in classes else next(iter(classes))
     kind = classes[chosen]
     if kind in WITH_ENCODER and not config.is_encoder_decoder:

@@ -34,11 +34,11 @@ def with_module_names(
     except ModelError:
         return tuple(layers), tuple(kept)
     places = place_modules(model, [*(layer.name for layer in layers), *kept])
-    filled = {places[layer.name] for layer in layers if layer.name in places}
-    renamed = [replace(layer, name=places[layer.name]) for layer in layers if layer.name in places]
+    filled = {place for layer in layers for place in places.get(layer.name, ())}
+    renamed = [replace(layer, name=place) for layer in layers for place in places.get(layer.name, ())]
     names = {layer.name for layer in layers}
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
-    modules = [*(places[name] for name in kept if name in places), *linears]
+    modules = [*(place for name in kept for place in places.get(name, ())), *linears]
     return (
         (*layers, *(layer for layer in renamed if layer.name not in names)),
         tuple(dict.fromkeys((*kept, *(name for name in modules if name not in filled)))),

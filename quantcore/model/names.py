@@ -4,22 +4,27 @@ The names often differ: ``block_sparse_moe.experts.0.w1.weight`` in Mixtral's fi
 in the model. Transformers has the tables (``transformers/conversion_mapping.py``) and the matching
 (``transformers/core_model_loading.py``); both are used here as in ``from_pretrained``, so there are no tables of ours
 to maintain. Tensors that only change their name are placed, and so are the experts' matrices, in the model whose
-experts are split (``quantcore.model.experts``).
+experts are split (``quantcore.model.experts``). Parameters that no layer is quantized for, such as the kernels of
+convolutions, may also be assembled from several tensors.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from quantcore.checkpoint.blocks import Blocks
 from quantcore.errors import ModelError
-from quantcore.model.experts import ProjectionNames, is_fused
+from quantcore.model.experts import Form, ProjectionNames, is_fused
 
 FROM_FILE_TO_FILE = "Quantize it from file to file (--file2file_quantization), with a scheme that needs no data."
 _EXPERT = re.compile(r"^(.*)\.(\d+)\.([^.]+)\.(weight|bias)$")
@@ -46,6 +51,64 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
     return placed
 
 
+@dataclass(frozen=True)
+class Conversion:
+    """A conversion by which Transformers makes the parameters ``targets`` out of the stored tensors ``sources``.
+
+    ``patterns`` are those of the sources in Transformers' table.
+    """
+
+    model: PreTrainedModel
+    sources: tuple[str, ...]
+    patterns: tuple[str, ...]
+    targets: tuple[str, ...]
+    converter: WeightConverter
+
+    def read(self, target: str, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        """Return the value of a parameter; ``read`` returns a stored tensor."""
+        converter = deepcopy(self.converter)
+        for name, pattern in zip(self.sources, self.patterns, strict=True):
+            converter.add_tensor(target, name, pattern, read(name))  # type: ignore[arg-type]  # as when it saves
+        value = converter.convert(self.targets[0], model=self.model, config=self.model.config)[target]
+        result: torch.Tensor = value[0] if isinstance(value, list) else value
+        return result
+
+
+def find_conversions(model: PreTrainedModel, stored: Iterable[str], placed: Mapping[str, str]) -> list[Conversion]:
+    """Return the conversions of those ``stored`` tensors that are not ``placed`` (see ``place_tensors``)."""
+    state, converters = model.state_dict(), _converters(model)
+    by_pattern = {pattern: converter for converter in reversed(converters) for pattern in converter.source_patterns}
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for name, renamed, pattern in _renamed(model, stored, state):
+        if pattern is not None and name not in placed and renamed in state:
+            parts.setdefault(renamed, []).append((pattern, name))
+    conversions = []
+    for renamed, pairs in parts.items():
+        converter = by_pattern[pairs[0][0]]
+        order = converter.source_patterns.index
+        patterns, names = zip(*sorted(pairs, key=lambda pair: order(pair[0])), strict=True)
+        first, *others = converter.target_patterns
+        targets = (renamed, *(renamed.replace(first, other) for other in others))
+        conversions.append(Conversion(model, names, patterns, targets, converter))
+    return conversions
+
+
+def find_assembled(
+    model: PreTrainedModel, conversions: Iterable[Conversion], placed: Mapping[str, str]
+) -> dict[str, Conversion]:
+    """Return the parameters of ``model`` that a conversion makes and that no layer is quantized for.
+
+    ``placed`` has the tensors that need no conversion. The weights of linear layers and of experts do not count.
+    """
+    assembled: dict[str, Conversion] = {}
+    for conversion in conversions:
+        owners = [model.get_submodule(target.rpartition(".")[0]) for target in conversion.targets]
+        is_layer = any(isinstance(owner, nn.Linear) or is_fused(owner) for owner in owners)
+        if not is_layer and placed.keys().isdisjoint(conversion.sources):
+            assembled |= dict.fromkeys(conversion.targets, conversion)
+    return assembled
+
+
 def check_shares_nothing(model: PreTrainedModel, blocks: Blocks) -> None:
     """Raise ModelError if a block uses weights of another; ``blocks`` have the model's own names."""
     for name, source in sorted(model.all_tied_weights_keys.items()):
@@ -59,15 +122,16 @@ def check_shares_nothing(model: PreTrainedModel, blocks: Blocks) -> None:
 
 
 def check_not_rearranged(
-    model: PreTrainedModel, stored: Iterable[str], placed: Mapping[str, str], towers: Iterable[str] = ()
-) -> None:
-    """Raise ModelError if Transformers makes a parameter of ``model`` out of several of the ``stored`` tensors.
+    model: PreTrainedModel, stored: Iterable[str], placed: Mapping[str, str], assembled: Iterable[str],
+    towers: Iterable[str] = (),
+) -> None:  # fmt: skip
+    """Raise ModelError if Transformers makes the weight of a layer of ``model`` out of several ``stored`` tensors.
 
-    Stacked experts are allowed. Other such tensors are not ``placed`` (see ``place_tensors``). Parameters of the
-    modules called ``towers`` do not count: they are not run.
+    Stacked experts and ``assembled`` parameters are allowed. Other such tensors are not ``placed`` (see
+    ``place_tensors``). Parameters of the modules called ``towers`` do not count: they are not run.
     """
     ignored = tuple(f"{tower}." for tower in towers)
-    filled = set(placed.values())
+    filled = {*placed.values(), *assembled}
     split = {f"{name.rsplit('.', 3)[0]}." for name in filled if _EXPERT.match(name)}
     others = (name for name in model.state_dict() if not name.startswith(ignored))
     names = [name for name in others if name not in filled and name not in model.all_tied_weights_keys]
@@ -92,9 +156,8 @@ def _renamed(
     model: PreTrainedModel, stored: Iterable[str], state: dict[str, Any]
 ) -> Iterator[tuple[str, str, str | None]]:
     """Yield each stored tensor, its parameter, and the pattern if it fills that one only together with others."""
-    transforms = get_model_conversion_mapping(model)
+    transforms, converters = get_model_conversion_mapping(model), _converters(model)
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
-    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     for name in sorted(stored, key=dot_natural_key):
         renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if renamed not in state and name in state:
@@ -102,17 +165,22 @@ def _renamed(
         yield name, renamed, pattern
 
 
-def place_modules(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
-    """Return the module of ``model`` (its experts split) for the weight of each layer, by the layer's stored name.
+def _converters(model: PreTrainedModel) -> list[WeightConverter]:
+    return [entry for entry in get_model_conversion_mapping(model) if isinstance(entry, WeightConverter)]
 
-    ``stored`` are names of layers. A layer whose weight becomes a part of a larger one maps to that one's module; a
-    layer without a place in the model is left out.
+
+def place_modules(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the modules of ``model`` (its experts split) for the weight of each layer, by the layer's stored name.
+
+    ``stored`` are names of layers. A layer whose weight becomes a part of a larger one maps to that one's module, one
+    whose weight is cut to the modules of its parts; a layer without a place in the model is left out.
     """
     weights = {f"{name}.weight": name for name in stored}
-    places = place_tensors(model, weights)
-    state = model.state_dict()
-    places = {name: renamed for name, renamed, _ in _renamed(model, weights, state) if renamed in state} | places
-    return {weights[name]: place.rpartition(".")[0] for name, place in places.items()}
+    placed = place_tensors(model, weights)
+    places: dict[str, tuple[str, ...]] = {name: (place,) for name, place in placed.items()}
+    for conversion in find_conversions(model, weights, placed):
+        places |= dict.fromkeys(conversion.sources, conversion.targets)
+    return {weights[name]: tuple(place.rpartition(".")[0] for place in found) for name, found in places.items()}
 
 
 def stores_single_experts(model: PreTrainedModel) -> bool:
@@ -123,7 +191,7 @@ def stores_single_experts(model: PreTrainedModel) -> bool:
 
 def projection_names(model: PreTrainedModel) -> ProjectionNames:
     """Return the names of an expert's projections in checkpoints of this kind; the usual ones by default."""
-    if any(is_fused(module) and not module.is_concatenated for module in model.modules()):
+    if any(is_fused(module) and not Form.of(module).is_concatenated for module in model.modules()):
         return ProjectionNames(gate=None, up="gate_up_proj")
     names: dict[str, str] = {}
     for transform in get_model_conversion_mapping(model):

@@ -15,7 +15,14 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.errors import ModelError
 from quantcore.model.experts import split_experts
-from quantcore.model.names import check_not_rearranged, place_tensors, projection_names
+from quantcore.model.names import (
+    check_not_rearranged,
+    find_assembled,
+    find_conversions,
+    place_tensors,
+    projection_names,
+)
+from quantcore.model.regrouping import regroup
 from quantcore.model.skeleton import build_skeleton, float32_names, set_parameter
 from quantcore.nn.layers import QuantizedLayer, activation_quantizers, find_quantizers, quantize_layer
 from quantcore.numerics.affine import QParams
@@ -55,7 +62,10 @@ def load_model(checkpoint: Model, ranks: Ranks = ALONE) -> Loaded:
     placed = place_tensors(model, checkpoint.headers.tensors)
     if any(place.rpartition(".")[0] not in dict(model.named_modules()) for place in placed.values()):
         split_experts(model, projection_names(model))  # the files hold experts one by one
-    check_not_rearranged(model, checkpoint.headers.tensors, placed)
+    conversions = find_conversions(model, checkpoint.headers.tensors, placed)
+    placed |= regroup(model, conversions)
+    assembled = find_assembled(model, conversions, placed)
+    check_not_rearranged(model, checkpoint.headers.tensors, placed, assembled)
     stays_float32 = float32_names(model, dtype)
     layers = {} if checkpoint.quantized is None else checkpoint.quantized.layers
     device = torch.device("cpu") if ranks.size == 1 else default_device()
@@ -76,6 +86,9 @@ def load_model(checkpoint: Model, ranks: Ranks = ALONE) -> Loaded:
             set_parameter(model, place, tensor.to(device, to))
         else:
             local_rows(before).copy_(tensor)
+    for place, conversion in assembled.items():
+        to = torch.float32 if stays_float32(place) else dtype
+        set_parameter(model, place, conversion.read(place, source.read).to(device, to))
     for name, buffer in model.named_buffers():
         set_parameter(model, name, buffer.to(device))
     model.tie_weights()

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from quantcore.edges.edge import Edge, kind_of
 from quantcore.errors import CalibrationError
-from quantcore.model.experts import is_fused
+from quantcore.model.experts import Form, is_fused
 from quantcore.numerics.weight_layout import canonical
 from quantcore.rotation.hadamard import Rotation, orthogonal
 from quantcore.rotation.record import Residual, Run, errors_of, has_matrix, random_like, rows_of, widened_as_used
@@ -191,9 +191,9 @@ def _matrix(part: nn.Module, *, reading: bool) -> Iterator[tuple[str, torch.Tens
         with changing(part.get_parameter("weight")) as weight:
             yield "weight", canonical(weight, kind_of(part))
         return
-    name = "down_proj" if not reading else "gate_up_proj" if experts.has_gate else "up_proj"
+    name = "down_proj" if not reading else "gate_up_proj" if Form.of(experts).has_gate else "up_proj"
     stack = part.get_parameter(name).data
-    yield name, stack.transpose(1, 2) if experts.is_transposed else stack
+    yield name, stack.transpose(1, 2) if Form.of(experts).is_transposed else stack
 
 
 def _bias_name(part: nn.Module) -> str:

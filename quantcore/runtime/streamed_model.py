@@ -29,9 +29,12 @@ from quantcore.model.names import (
     FROM_FILE_TO_FILE,
     check_not_rearranged,
     check_shares_nothing,
+    find_assembled,
+    find_conversions,
     place_tensors,
     projection_names,
 )
+from quantcore.model.regrouping import regroup
 from quantcore.model.skeleton import (
     build_skeleton,
     fill_computed,
@@ -85,6 +88,8 @@ class StreamedModel:
         self.dtype = dtype
         self.model, self.kind = build_skeleton(raw_config, dtype), kind_of(raw_config)
         self._placed = place_tensors(self.model, names)
+        conversions = find_conversions(self.model, names, self._placed)
+        self._placed |= regroup(self.model, conversions)
         self._stored = {place: name for name, place in self._placed.items()}
         for place, source in self.model.all_tied_weights_keys.items():  # of a tied pair either may be stored
             if place in self._stored:
@@ -92,7 +97,8 @@ class StreamedModel:
         self._places, self._lists = find_block_lists(self.model, self._placed, blocks)
         check_shares_nothing(self.model, self._places)
         self._towers = towers_of(self.model, self._places)
-        check_not_rearranged(self.model, names, self._placed, self._towers)
+        self._assembled = find_assembled(self.model, conversions, self._placed)
+        check_not_rearranged(self.model, names, self._placed, self._assembled, self._towers)
         self._projections = projection_names(self.model)
         self._keeps_float32 = float32_names(self.model, dtype)
         self._heard: Any = None  # the output of an encoder that hears
@@ -308,7 +314,7 @@ class StreamedModel:
         with ExitStack() as stack:
             stack.callback(self._drop, self.model, names)
             for name in at_once:
-                if name in self._stored:
+                if name in self._stored or name in self._assembled:
                     self._load(self.model, name, name)
             self.model.tie_weights()
             for name in at_once:
@@ -360,7 +366,8 @@ class StreamedModel:
             local_rows(before).copy_(self._shards.read_rows(stored, rows_of(before)))
             return
         dtype = torch.float32 if self._keeps_float32(place) else before.dtype
-        set_parameter(module, name, self._read(stored).to(self.device, dtype))
+        value = self._assembled[place].read(place, self._read) if place in self._assembled else self._read(stored)
+        set_parameter(module, name, value.to(self.device, dtype))
 
     def _drop(self, module: nn.Module, names: list[str]) -> None:
         for name in names:

@@ -12,7 +12,14 @@ from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.roles import GATE, INDEXER, LATENT, ROUTER
 from quantcore.config import presets
 from quantcore.errors import ModelError
-from quantcore.model.names import check_not_rearranged, check_shares_nothing, place_tensors
+from quantcore.model.names import (
+    check_not_rearranged,
+    check_shares_nothing,
+    find_assembled,
+    find_conversions,
+    place_tensors,
+)
+from quantcore.model.regrouping import regroup
 from quantcore.model.skeleton import find_block_lists
 from quantcore.plan.planner import make_plan
 from tests.support.architectures import Outline, model_classes, outline
@@ -44,11 +51,8 @@ ODD_EXPERTS = {
 }  # fmt: skip
 """Their experts lie in stacks that are not split."""
 
-BUILT_OTHERWISE = {
-    "BailingHybridForCausalLM", "KimiLinearForCausalLM", "LongcatFlashForCausalLM", "OlmoHybridForCausalLM",
-    "ZambaForCausalLM",
-}  # fmt: skip
-"""Transformers shares weights between their blocks, or makes parameters out of several stored tensors."""
+BUILT_OTHERWISE = {"ZambaForCausalLM"}
+"""Transformers shares weights between their blocks."""
 
 USUAL = {
     "LlavaForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "T5ForConditionalGeneration",
@@ -101,12 +105,15 @@ def test_a_whole_checkpoint_is_never_said_to_lack_a_tensor():
         try:
             places, _ = find_block_lists(found.model, placed, find_blocks(found.tensors, found.config))
             check_shares_nothing(found.model, places)
-            check_not_rearranged(found.model, found.tensors, placed)
+            conversions = find_conversions(found.model, found.tensors, placed)
+            placed |= regroup(found.model, conversions)
+            assembled = find_assembled(found.model, conversions, placed)
+            check_not_rearranged(found.model, found.tensors, placed, assembled)
         except ModelError as error:
             assert error.code == "unsupported_architecture"
             refused.add(name)
             continue
-        filled = {*placed.values(), *found.model.all_tied_weights_keys}
+        filled = {*placed.values(), *assembled, *found.model.all_tied_weights_keys}
         split = {place.rsplit(".", 3)[0] for place in filled}
         assert {place for place in found.model.state_dict() if place.rpartition(".")[0] not in split} <= filled, name
     assert refused == BUILT_OTHERWISE

@@ -34,7 +34,9 @@ MROPE_OF_GLM = {
     "head_dim": 128,
     "rope_parameters": {**MROPE["rope_parameters"], "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5},
 }
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "cohere_compass": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
     "hunyuan_v1_dense": {"head_dim": 128},

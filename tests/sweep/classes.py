@@ -31,6 +31,16 @@ TASKS = {
 """Kind of model -> the part of the name of Transformers' mapping from model types to classes of that kind."""
 
 DEPTH, TOWER_DEPTH = 4, 3
+SMALL: dict[str, dict[str, Any]] = {
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
+    "dots1": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots3_note": {"per_layer_config": {"02": {"qk_nope_head_dim": 8}, "03": {"qk_nope_head_dim": 8}}},
+    "falcon_h1": {"mamba_n_heads": 2},
+    "gemma3n": {"text_config": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}},
+    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
+    "glm4_moe": {"hidden_size": 96},
+}
+"""Values of small configs whose numbers do not fit together otherwise."""
 MAX_VALUES = 100_000_000
 
 
@@ -68,7 +78,14 @@ def small_config(model_class: ModelClass) -> dict[str, Any]:
     if not isinstance(config, built.config_class):
         config = config.get_text_config(decoder=True)
     shrink(config, DEPTH, TOWER_DEPTH)
-    return twin_config(_for_depth(json.loads(config.to_json_string(use_diff=False))))
+    small = twin_config(_for_depth(json.loads(config.to_json_string(use_diff=False))))
+    return _merged(small, SMALL.get(model_class.model_type, {}))
+
+
+def _merged(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return ``config`` with ``values``; a dict that is not empty changes only its keys in a nested dict."""
+    inside = {name: part for name, part in values.items() if isinstance(part, dict) and part}
+    return {**config, **values, **{name: _merged(config.get(name) or {}, part) for name, part in inside.items()}}
 
 
 def _for_depth(config: dict[str, Any]) -> dict[str, Any]:
