@@ -52,9 +52,10 @@ class RunningBlock:
         reference, lender = self.streams.reference, Lender(self.block, self.streams.span)
         with torch.no_grad(), lender.watching():
             for window in range(len(self.calibration.states)):
-                lender.begin(self.calibration.states[window])
+                tokens_NTH = self.calibration.states[window].flatten(2)
+                lender.begin(tokens_NTH)
                 if collector is not None:
-                    collector.begin(self.calibration.states[window])
+                    collector.begin(tokens_NTH)
                 if collector is not None and reference is not None:
                     with collector.reference(), lender.paused():
                         reference.states[window] = reference.run(self.block, self.index, window)

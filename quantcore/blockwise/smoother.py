@@ -22,7 +22,7 @@ from quantcore.model.experts import SplitExperts
 from quantcore.numerics.weight_layout import canonical
 from quantcore.transforms import SMOOTHINGS, Consumer, Smoothing
 
-MAX_UPDATE_CHANGE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
+MAX_UPDATE_CHANGE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.01}
 """Largest relative change of a block's update by folding: rounding of the folded weights gives less, a fault far more.
 """
 MAX_UPDATE_CHANGE_OF_EXPERTS = 0.3

@@ -42,12 +42,13 @@ class StatsCollector:
         self._reference: dict[str, torch.Tensor] = {}
         self._is_reference = False
         self._weights: torch.Tensor | None = None
+        self._num_begun: int | None = None  # windows that run together
 
     def begin(self, state: torch.Tensor) -> None:
-        """Announce the next windows, [1 or more, T, H] in front of the block, which give the ``token_weights``."""
-        self._weights = token_weights(state)
+        """Announce the next windows, [N, T, H] in front of the block, which give the ``token_weights``."""
+        self._weights, self._num_begun = token_weights(state), len(state)
         self._window = self._next_window
-        self._next_window += state[..., 0, 0].numel()
+        self._next_window += len(state)
         self._close(self._span.chunk_of(self._window))
 
     @contextmanager
@@ -119,7 +120,8 @@ class StatsCollector:
             return
         first = self._same_as.setdefault(name, name)
         reference = None if are_lent() else self._reference.get(name)
-        sequences = x.reshape(-1, *x.shape[-2:])
+        num = self._num_begun if x.ndim > 2 else None
+        sequences = x.reshape(-1, *x.shape[-2:]) if num is None else x.reshape(num, -1, x.shape[-1])
         if reference is None or reference.shape != x.shape:  # an expert may get other tokens
             references = [None] * len(sequences)
         else:

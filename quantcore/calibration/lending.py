@@ -64,8 +64,8 @@ class Lender:
         self._is_paused = False
 
     def begin(self, state: torch.Tensor) -> None:
-        """Announce the next windows, [1 or more, T, H] in front of the block."""
-        self._num_windows = state[..., 0, 0].numel()
+        """Announce the next windows, [N, T, H] in front of the block."""
+        self._num_windows = len(state)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -113,8 +113,8 @@ class Lender:
     def _hook(self, name: str):  # type: ignore[no-untyped-def]  # a hook
         def see(experts: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
             x_TH = inputs[0] if inputs else named["hidden_states"]
-            index_TK = inputs[1] if len(inputs) > 1 else named["top_k_index"]
-            if self._is_paused or not counts(x_TH):
+            index_TK = inputs[1] if len(inputs) > 1 else named.get("top_k_index")
+            if index_TK is None or self._is_paused or not counts(x_TH):
                 return
             windows = x_TH.reshape(self._num_windows if len(x_TH) % self._num_windows == 0 else 1, -1, x_TH.shape[-1])
             length = windows.shape[1]

@@ -16,8 +16,12 @@ EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?P<index>\d+)\.(?P<projection>.+)$
 
 _ROUTER = re.compile(r"\.(gate|router)(?=\.|$)")
 _MOE = re.compile(r"(^|[._])(moe|experts?)([._]|$)")
-_GATE_UP = re.compile(r"^(.+)\.(?:experts\.gate_up_proj|input_linear\.weight)$")  # the second: Granite
-_DOWN = {"experts.gate_up_proj": "experts.down_proj", "input_linear.weight": "output_linear.weight"}
+_DOWN = {
+    "experts.gate_up_proj": "experts.down_proj",
+    "input_linear.weight": "output_linear.weight",  # Granite
+    "experts.fc1.weight": "experts.fc2.weight",  # Aria
+}
+_GATE_UP = re.compile(rf"^(.+)\.({'|'.join(map(re.escape, _DOWN))})$")
 
 
 def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
@@ -25,13 +29,14 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
 
     ``X.experts.gate_up_proj`` [E, 2I, H] and ``X.experts.down_proj`` [E, H, I] (Qwen 3.5; Granite calls them
     ``X.input_linear.weight`` and ``X.output_linear.weight``) become ``X.experts.0.gate_proj.weight``, ``up_proj`` and
-    ``down_proj``: what other quantizers write and vLLM reads. gpt-oss stores transposes with interleaved rows
-    and biases: its gate and up stay one matrix, ``X.experts.0.gate_up_proj.weight``. Other stacks stay as they are.
+    ``down_proj``: what other quantizers write and vLLM reads. Llama 4 and Aria store transposes. gpt-oss stores
+    transposes with interleaved rows and biases: its gate and up stay one matrix, ``X.experts.0.gate_up_proj.weight``.
+    Other stacks stay as they are.
     """
     parts: dict[str, dict[str, TensorHeader]] = {}
     for name, gate_up in tensors.items():
         if (match := _GATE_UP.match(name)) and len(gate_up.shape) == 3:
-            down_name = f"{match[1]}.{_DOWN[name.removeprefix(match[1] + '.')]}"
+            down_name = f"{match[1]}.{_DOWN[match[2]]}"
             down = tensors.get(down_name)
             if down is None or len(down.shape) != 3:
                 continue
@@ -40,7 +45,10 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
             if (a, b) == (2 * d, c):
                 parts[name] = dict(_matrices(name, gate_up, experts, ("gate_proj", "up_proj")))
                 parts[down_name] = dict(_matrices(down_name, down, experts, ("down_proj",)))
-            elif (a, b) == (d, 2 * c) and f"{name}_bias" in tensors and f"{down_name}_bias" in tensors:
+            elif (a, b) == (d, 2 * c) and f"{name}_bias" not in tensors:
+                parts[name] = dict(_halves(name, gate_up, experts, ("gate_proj", "up_proj")))
+                parts[down_name] = dict(_transposes(down_name, down, experts, "down_proj"))
+            elif (a, b) == (d, 2 * c) and f"{down_name}_bias" in tensors:
                 for stack, projection in ((name, "gate_up_proj"), (down_name, "down_proj")):
                     parts[stack] = dict(_transposes(stack, tensors[stack], experts, projection))
                     bias = f"{stack}_bias"
@@ -129,6 +137,17 @@ def _transposes(name: str, stack: TensorHeader, experts: str, projection: str) -
     num_experts, columns, rows = stack.shape
     names = [f"{experts}.{index}.{projection}.weight" for index in range(num_experts)]
     yield from _slices(name, stack, names, (rows, columns), transposed=True)
+
+
+def _halves(
+    name: str, stack: TensorHeader, experts: str, projections: tuple[str, str]
+) -> Iterator[tuple[str, TensorHeader]]:
+    """Yield the matrices of a stack [E, in, 2 * out], in which the transposes of an expert's two lie side by side."""
+    num_rows = stack.shape[2] // 2
+    for half, projection in enumerate(projections):
+        for name_of_one, whole in _transposes(name, stack, experts, projection):
+            rows = (half * num_rows, (half + 1) * num_rows)
+            yield name_of_one, replace(whole, shape=(num_rows, whole.shape[1]), rows=rows)
 
 
 def _biases(name: str, stack: TensorHeader, experts: str, projection: str) -> Iterator[tuple[str, TensorHeader]]:

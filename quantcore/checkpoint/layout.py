@@ -35,8 +35,9 @@ class Stack:
 class TensorHeader:
     """A tensor of a checkpoint: its safetensors dtype (``BF16``), shape, file name and byte range in the file.
 
-    With ``transposed`` the bytes are those of its transpose. ``stack`` is the stored tensor that it is a part of, if
-    any. In GGUF files the rows of the two halves of each of ``num_heads`` heads may alternate, and ``offset`` may have
+    With ``transposed`` the bytes are those of its transpose; if there are ``rows``, the tensor is only these rows of
+    what is stored, from the first to before the second. ``stack`` is the stored tensor that it is a part of, if any. In
+    GGUF files the rows of the two halves of each of ``num_heads`` heads may alternate, and ``offset`` may have
     been added.
     """
 
@@ -46,13 +47,14 @@ class TensorHeader:
     begin: int
     end: int
     transposed: bool = False
+    rows: tuple[int, int] | None = None
     stack: Stack | None = None
     num_heads: int = 0
     offset: float = 0.0
 
     @property
     def num_bytes(self) -> int:
-        return self.end - self.begin
+        return self.end - self.begin if self.rows is None else math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)

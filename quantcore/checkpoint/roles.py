@@ -16,6 +16,8 @@ ROUTER = "router"
 GATE = "gate of a recurrence"
 INDEXER = "head weights of an attention indexer"
 LATENT = "latent projection of the experts"
+TINY = "layer with very few inputs or outputs"
+MIN_SIDE, MIN_WIDTH = 8, 64  # a layer with fewer inputs or outputs is tiny, in a model of at least this width
 
 _INDEXER = re.compile(r"indexer(\.\w+)*\.weights_proj$")
 _LATENT = re.compile(r"\.\w*latent_proj$")
@@ -31,6 +33,7 @@ def find_roles(shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
     ``shapes`` has the shape of every tensor by name; parameters of one axis (``A_log``) tell what is a recurrence.
     """
     moes, heads = find_moes(shapes), _recurrences(shapes)
+    is_wide = max((min(shape) for shape in shapes.values() if len(shape) == 2), default=0) >= MIN_WIDTH
     roles = {}
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")
@@ -43,6 +46,8 @@ def find_roles(shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
             roles[module] = INDEXER
         elif owner in moes and _LATENT.search(module):
             roles[module] = LATENT
+        elif is_wide and min(shape) < MIN_SIDE:  # Gemma 3n mixes its four copies of the states by such layers
+            roles[module] = TINY
     return roles | dict.fromkeys(find_routers(shapes), ROUTER)
 
 

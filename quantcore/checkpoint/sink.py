@@ -79,7 +79,7 @@ class Sink(OpenFiles):
         self._layouts = dict(layouts)
         self.missing = set(layouts)
         self._creates = creates
-        self._transposed: set[str] = set()
+        self._transposed: dict[str, tuple[int, int]] = {}  # name -> first row, and number of rows, of what is stored
         self._places: dict[str, tuple[int, int]] = {}  # name -> (shard index, offset in its file)
         shards = _split(layouts, max_shard_bytes)
         self._files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
@@ -113,10 +113,11 @@ class Sink(OpenFiles):
             or name not in self.missing
         ):
             raise RuntimeError(f"{name}: planned {layout}, got {tensor.dtype} {tuple(tensor.shape)}, or written twice")
-        if name in self._transposed:
-            tensor = tensor.T
         shard, offset = self._places[name]
-        write_at(self._handles[shard], tensor, offset)
+        if name in self._transposed:
+            write_transposed(self._handles[shard], tensor, offset, *self._transposed[name])
+        else:
+            write_at(self._handles[shard], tensor, offset)
         self.missing.discard(name)
         return None
 
@@ -143,7 +144,8 @@ class Sink(OpenFiles):
         self.missing.discard(stack.name)
         self.missing.add(name)
         if tensor.transposed:
-            self._transposed.add(name)
+            first = 0 if tensor.rows is None else tensor.rows[0]
+            self._transposed[name] = first, tensor.shape[0] * (tensor.end - tensor.begin) // tensor.num_bytes
 
     def _write_index(self) -> None:
         index = {
@@ -173,6 +175,15 @@ def write_at(handle: int, tensor: torch.Tensor, offset: int) -> None:
     done = 0
     while done < len(data):
         done += _write_bytes(handle, data[done : done + MAX_WRITE_BYTES], offset + done)
+
+
+def write_transposed(handle: int, tensor: torch.Tensor, offset: int, first: int, num_rows: int) -> None:
+    """Write a matrix [O, I] into the transpose [I, ``num_rows``] that begins at ``offset``, from row ``first`` on."""
+    if len(tensor) == num_rows:
+        write_at(handle, tensor.T, offset)
+        return
+    for column, values in enumerate(tensor.detach().cpu().T.contiguous()):
+        write_at(handle, values, offset + (column * num_rows + first) * tensor.element_size())
 
 
 def _split(layouts: Mapping[str, TensorLayout], max_shard_bytes: int) -> list[list[str]]:

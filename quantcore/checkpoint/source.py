@@ -49,9 +49,10 @@ class Source:
                 hint="Its names do not fit the architecture in config.json, or a shard is missing.",
             )
         header = self.tensors[name]
-        tensor = self._bytes(name, 0, header.num_bytes).view(TORCH_DTYPES[header.dtype])
+        tensor = self._bytes(name, 0, header.end - header.begin).view(TORCH_DTYPES[header.dtype])
         if header.transposed:
-            return tensor.view(header.shape[::-1]).T.contiguous()
+            whole = tensor.view(header.shape[1], -1).T
+            return (whole if header.rows is None else whole[slice(*header.rows)]).contiguous()
         tensor = tensor.view(header.shape)
         if header.num_heads:
             tensor = torch.empty_like(tensor).index_copy_(0, interleaved(len(tensor), header.num_heads), tensor)

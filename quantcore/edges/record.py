@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,9 +64,12 @@ def float_tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def as_float32(tree: Any) -> Any:
-    """Return a copy with float tensors in float32, all else as it is."""
+    """Return a copy with float tensors in float32, also in keys and values that blocks share; all else as it is."""
 
     def widen(leaf: Any) -> Any:
+        if isinstance(leaf, MutableMapping):
+            leaf = copy(leaf)
+            leaf.update({key: as_float32(value) for key, value in leaf.items()})
         is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
         return leaf.to(torch.float32, copy=True) if is_float else leaf
 
@@ -165,6 +169,8 @@ def _to_every_expert(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Record the routing of the tokens, then send each token to all experts with fixed weights."""
     call = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
+    if "top_k_index" not in call:  # it calls itself with the routing
+        return args, kwargs
     index_TK, weights_TK = call["top_k_index"], call["top_k_weights"]
     num_tokens, num_experts = len(index_TK), experts.num_experts
     routing_TE = torch.zeros(num_tokens, num_experts, device=weights_TK.device)

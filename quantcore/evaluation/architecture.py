@@ -37,6 +37,7 @@ from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import release_freed_memory
 from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.relay import no_chain
+from quantcore.runtime.states import packed
 from quantcore.runtime.streamed_model import StreamedModel
 
 NUM_WINDOWS = 3
@@ -86,8 +87,8 @@ def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch
     and the logits. Each block starts from the same states, so that rounding errors do not add up with the depth.
     """
     streamed = model.streamed
-    expected = [_run_whole(whole, streamed, window_T) for window_T in windows_NT]
     hidden = streamed.embed(windows_NT)
+    expected = [_run_whole(whole, streamed, window_T) for window_T in windows_NT]
     by_window: list[list[float]] = [[] for _ in expected]
     with torch.no_grad():
         for index in range(streamed.num_blocks):
@@ -123,8 +124,8 @@ def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.
     inputs, outputs = [], []
 
     def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        inputs.append(args[0] if args else next(iter(named.values())))
-        outputs.append(output[0] if isinstance(output, (tuple, list)) else output)
+        inputs.append(packed(args[0] if args else next(iter(named.values())), streamed.axes))
+        outputs.append(packed(output[0] if isinstance(output, (tuple, list)) else output, streamed.axes))
 
     with ExitStack() as stack, torch.no_grad(), matmul_precision(whole.device):
         for index in range(streamed.num_blocks):

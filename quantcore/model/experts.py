@@ -44,7 +44,10 @@ class Form:
 
     @classmethod
     def of(cls, fused: nn.Module) -> Form:
-        """Return the form of a module that has been decorated, or else the default."""
+        """Return the form of a module: its flags if it has been decorated, else as the shapes of its parameters say."""
+        if not hasattr(fused, "is_transposed"):
+            up, down = fused.get_parameter("gate_up_proj"), fused.get_parameter("down_proj")
+            return cls(is_transposed=up.shape[1:] == (down.shape[2], 2 * down.shape[1]))
         flags: dict[str, Any] = {
             flag.name: getattr(fused, flag.name) for flag in fields(cls) if hasattr(fused, flag.name)
         }
@@ -75,12 +78,21 @@ class SplitExperts(nn.Module):
             self.add_module(str(index), nn.ModuleDict(_linears(fused, index, names)))
 
     def forward(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor | None = None,
+        top_k_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Map hidden states [T, H], expert numbers [T, K] and their weights [T, K] to [T, H].
 
-        Experts are summed in float32, bit for bit like Transformers' default (``grouped_mm``) in bfloat16.
+        Experts are summed in float32, bit for bit like Transformers' default (``grouped_mm``) in bfloat16. Without
+        numbers the states are those of Llama 4, [E * T, H]: a copy of the tokens for each expert, with zeros in place
+        of those that the router sends to others.
         """
+        if top_k_index is None or top_k_weights is None:
+            result = torch.zeros_like(hidden_states)
+            [row] = hidden_states.any(dim=-1).nonzero(as_tuple=True)
+            number = torch.div(row * self.num_experts, len(hidden_states), rounding_mode="floor")
+            result[row] = self(hidden_states[row], number[:, None], hidden_states.new_ones(len(row), 1))
+            return result
         result = torch.zeros_like(hidden_states, dtype=torch.promote_types(hidden_states.dtype, torch.float32))
         chosen_KT = top_k_index.T
         for index in range(self.num_experts) if self.runs_all else torch.unique(chosen_KT).tolist():
@@ -112,8 +124,9 @@ def is_fused(module: nn.Module) -> bool:
     """Return True for a module of fused experts whose parameters are still 3-D: decorated, or one that is called so."""
     if module._parameters.get("down_proj") is None or hasattr(module, "is_concatenated"):
         return module._parameters.get("down_proj") is not None
-    has_gate = module._parameters.get("gate_up_proj") is not None
-    return has_gate and [*inspect.signature(module.forward).parameters][1:] == ["top_k_index", "top_k_weights"]
+    names = tuple(inspect.signature(module.forward).parameters)
+    has_gate = module._parameters.get("gate_up_proj") is not None and hasattr(module, "act_fn")
+    return has_gate and names in (("hidden_states",), ("hidden_states", "top_k_index", "top_k_weights"))
 
 
 def split_experts(model: nn.Module, names: ProjectionNames) -> list[str]:

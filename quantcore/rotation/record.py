@@ -12,9 +12,8 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
-from quantcore.edges.record import Forward, recorded
+from quantcore.edges.record import Forward, as_float32, recorded
 from quantcore.model.experts import SplitExperts, is_fused
 from quantcore.runtime.shards import is_sharded
 
@@ -101,15 +100,12 @@ def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def widened_as_used(block: nn.Module) -> Iterator[None]:
     """Let the block compute in float32 inside the ``with``: weights are widened one by one as they are used."""
 
-    def widen(tree: Any) -> Any:
-        return tree_map(lambda leaf: leaf.float() if _is_narrow(leaf) else leaf, tree)
-
     def before(part: nn.Module, args: Any, kwargs: Any) -> Any:
         narrow = {name: p for name, p in part._parameters.items() if p is not None and _is_narrow(p)}
         waiting.setdefault(part, []).append(narrow)
         for name, parameter in narrow.items():
             part._parameters[name] = nn.Parameter(parameter.detach().float(), requires_grad=False)
-        return (widen(args), widen(kwargs)) if part is block else None
+        return (as_float32(args), as_float32(kwargs)) if part is block else None
 
     def after(part: nn.Module, *_: Any) -> None:
         part._parameters.update(waiting[part].pop())

@@ -72,6 +72,8 @@ def sent_to_all_experts(block: nn.Module) -> Iterator[None]:
 
     def hook(experts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
+        if "top_k_index" not in call:  # it calls itself with the routing
+            return args, kwargs
         index_TK, weights_TK = call["top_k_index"], call["top_k_weights"]
         num_tokens, num_experts = len(index_TK), _num_experts(experts)
         per_token = max(index_TK.shape[-1], -(-num_experts // num_tokens))

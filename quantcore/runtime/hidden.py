@@ -13,14 +13,16 @@ from quantcore.runtime.arguments import WindowArguments
 from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.relay import model_code
 from quantcore.runtime.shards import idling
-from quantcore.runtime.states import States
+from quantcore.runtime.states import Axes, States, packed, unpacked
 
 
 @dataclass
 class Hidden:
     """Hidden states of some windows: N tensors [1, T, H], with the same T if they come from files.
 
-    ``ids`` are the windows' token ids [1, T]; a model of an encoder and a decoder needs them once more in between.
+    ``axes`` are those of windows and tokens in what the blocks take: (1, 0) for XLNet's [T, 1, H], and (1, 2) for
+    Gemma 3n's [4, 1, T, H], which is kept as [1, T, 4, H]. ``ids`` are the windows' token ids [1, T]; a model of an
+    encoder and a decoder needs them once more in between.
 
     ``arguments`` are the blocks' arguments besides the states, window by window. ``num_returned``: the number of values
     that the last block run returned as a tuple, 0 for the states alone. If ranks share the blocks, ``num_idle`` is the
@@ -33,6 +35,7 @@ class Hidden:
     num_idle: int = 0
     idle: Hidden | None = None
     ids: list[torch.Tensor] = field(default_factory=list)
+    axes: Axes = (0, 1)
 
     def copy(self) -> Self:
         """Copy the states for an independent stream."""
@@ -51,12 +54,11 @@ class Hidden:
         beside = self.arguments.of(index, window)
         with model_code(f"block {index}"):
             with matmul_precision(state.device):
-                output = block(state, *beside.positional, **beside.named)
+                output = block(unpacked(state, self.axes), *beside.positional, **beside.named)
             self.num_returned = len(output) if isinstance(output, (tuple, list)) else 0
             if self.num_returned:
                 self.arguments.note_output(index, window, output)
-        result: torch.Tensor = output[0] if self.num_returned else output
-        return result
+        return packed(output[0] if self.num_returned else output, self.axes)
 
     def run_idle(self, block: nn.Module, index: int) -> None:
         """Run ``block`` as often as ranks with more windows do, because all ranks gather its layers together."""

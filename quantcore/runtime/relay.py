@@ -19,12 +19,13 @@ from quantcore.model.kinds import Kind, neutral_token, outputs_of
 from quantcore.model.names import FROM_FILE_TO_FILE
 from quantcore.runtime.arguments import Arguments, passed_on
 from quantcore.runtime.matmul import matmul_precision
+from quantcore.runtime.states import Axes, packed, unpacked
 
 MAX_RETURNED = 3
 """Upper bound on the values that a block may return: the hidden states, and others."""
 
 
-_OF_CODE = re.compile(r"dtype|shape|size|dimension|same type|scalar type", re.IGNORECASE)
+_OF_CODE = re.compile(r"dtype|device meta|shape|size|dimension|same type|scalar type", re.IGNORECASE)
 
 
 class Reached(Exception):
@@ -92,7 +93,8 @@ def no_chain(what: str) -> ModelError:
 def model_code(part: str) -> Iterator[None]:
     """Raise ModelError if the model's own code, of this ``part``, fails inside the ``with``.
 
-    Of PyTorch's errors these are the ones about dtypes and shapes; others are about memory and processes.
+    Of PyTorch's errors these are the ones about dtypes, shapes and weights that are not stored; others are about memory
+    and processes.
     """
     try:
         yield
@@ -175,6 +177,7 @@ class Outside:
     device: torch.device
     kind: Kind
     inputs: Callable[[torch.Tensor], dict[str, Any]]
+    axes: Axes = (0, 1)
 
     def __call__(self, state: torch.Tensor) -> torch.Tensor:
         """Compute the logits [1, T, V] from the last block's output [1, T, H]; see ``outputs_of``."""
@@ -187,9 +190,9 @@ class Outside:
         with suppress(Reached):
             self._run(ids_NT, None)
         self.relay.stops = False
-        return self.relay.reached()
+        return packed(self.relay.reached(), self.axes)
 
     def _run(self, ids_NT: torch.Tensor, give: torch.Tensor | None) -> torch.Tensor:
-        self.relay.give = give
+        self.relay.give = None if give is None else unpacked(give, self.axes)
         with model_code("its head"), matmul_precision(self.device):
             return outputs_of(self.model(**self.inputs(ids_NT.to(self.device))))

@@ -158,3 +158,17 @@ class StatesOnDisk(States):
     def _write(self, place: int, state: torch.Tensor) -> None:
         self._file.seek(place * self._like.nbytes)
         self._file.write(state.detach().contiguous().view(-1).cpu().view(torch.uint8).numpy().data)
+
+
+Axes = tuple[int, int]
+"""The axes of windows and of tokens in the hidden states that a block takes."""
+
+
+def packed(state: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """Return hidden states of a block as [N, T, ...]."""
+    return state if axes == (0, 1) else state.movedim(axes, (0, 1))
+
+
+def unpacked(state: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """Return hidden states [N, T, ...] as a block takes them."""
+    return state if axes == (0, 1) else state.movedim((0, 1), axes)

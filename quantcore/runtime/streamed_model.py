@@ -52,7 +52,7 @@ from quantcore.runtime.ranks import Ranks, computing_together
 from quantcore.runtime.relay import Outside, Relay, blocks_replaced, model_code
 from quantcore.runtime.sharded import shard
 from quantcore.runtime.shards import is_sharded, local_rows, rows_of
-from quantcore.runtime.states import States, StatesInMemory
+from quantcore.runtime.states import Axes, States, StatesInMemory, packed, unpacked
 
 ReadTensor = Callable[[str], torch.Tensor]
 
@@ -101,6 +101,7 @@ class StreamedModel:
         check_not_rearranged(self.model, names, self._placed, self._assembled, self._towers)
         self._projections = projection_names(self.model)
         self._keeps_float32 = float32_names(self.model, dtype)
+        self.axes: Axes = (0, 1)
         self._heard: Any = None  # the output of an encoder that hears
         self._num_returned = [0] * len(self._lists)  # values that a block of each list returns as a tuple
         for name, buffer in list(self.model.named_buffers()):
@@ -170,16 +171,24 @@ class StreamedModel:
             for place in range(1, len(self._lists)):
                 stack.enter_context(self._blocks_replaced(place, self._no_arguments(place))).stops = True
             state = relay.run(partial(self.model.base_model, **self._inputs(ids_NT)))
-        if state.ndim < 3 or state.shape[0] != 1 or (len(self._lists) == 1 and state.shape[1] != len(window_T)):
-            raise ModelError(
-                f"The blocks of this model take hidden states of shape {list(state.shape)} for {len(window_T)} tokens;"
-                f" [1, {len(window_T)}, ...] is supported.",
-                code="unsupported_architecture",
-                hint=FROM_FILE_TO_FILE,
-            )
-        hidden.states.append(state)
+        self.axes = hidden.axes = self._axes_of(state, len(window_T))
+        hidden.states.append(packed(state, self.axes))
         hidden.ids.append(ids_NT)
         hidden.arguments.add(arguments)
+
+    def _axes_of(self, state: torch.Tensor, num_tokens: int) -> Axes:
+        """Return the axes of windows and tokens in the hidden states of a window. Raises ModelError for others."""
+        if len(self._lists) > 1 and state.ndim == 3 and state.shape[0] == 1:  # an encoder reads a part, and may pad it
+            return (0, 1)
+        for axes in ((0, 1), (1, 0), (1, 2)) if len(self._lists) == 1 else ():
+            if max(axes) < state.ndim - 1 and [state.shape[axis] for axis in axes] == [1, num_tokens]:
+                return axes
+        raise ModelError(
+            f"The blocks of this model take hidden states of shape {list(state.shape)} for {num_tokens} tokens, which"
+            " are no list of states, one for each token.",
+            code="unsupported_architecture",
+            hint=FROM_FILE_TO_FILE,
+        )
 
     def enter(self, index: int, *streams: Hidden | None) -> None:
         """Take ``streams`` from the encoder into the decoder, in place, if block ``index`` is the decoder's first.
@@ -205,8 +214,9 @@ class StreamedModel:
                 self._blocks_replaced(place - 1, self._no_arguments(place - 1)) as encoder,
                 self._blocks_replaced(place, arguments) as relay,
             ):
-                encoder.give = state
-                hidden.states.append(relay.run(partial(self.model.base_model, **self._inputs(ids_NT))))
+                encoder.give = unpacked(state, self.axes)
+                entered = relay.run(partial(self.model.base_model, **self._inputs(ids_NT)))
+                hidden.states.append(packed(entered, self.axes))
             hidden.arguments.add(arguments)
 
     def _inputs(self, ids_NT: torch.Tensor) -> dict[str, Any]:
@@ -285,7 +295,7 @@ class StreamedModel:
             stack.enter_context(self._outside_loaded(head=True))
             for place in range(len(self._lists)):
                 relay = stack.enter_context(self._blocks_replaced(place, self._no_arguments(place)))
-            yield Outside(self.model, relay, self.device, self.kind, self._inputs)
+            yield Outside(self.model, relay, self.device, self.kind, self._inputs, self.axes)
 
     @contextmanager
     def whole(self) -> Iterator[PreTrainedModel]:
@@ -346,7 +356,8 @@ class StreamedModel:
         """Return True for a parameter of an output projection with its own weight."""
         path = name.rpartition(".")[0]
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head
+        is_read = isinstance(head, nn.Embedding)  # FSMT: its decoder's embedding is its head
+        return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head and not is_read
 
     @contextmanager
     def _blocks_replaced(self, place: int, arguments: list[Arguments]) -> Iterator[Relay]:

@@ -44,9 +44,9 @@ SEVERAL_LISTS = {"BltForCausalLM", "HrmTextForCausalLM", "IdeficsForVisionText2T
 """The layers of their language models lie in more than one list."""
 
 ODD_EXPERTS = {
-    "AriaTextForCausalLM", "AriaForConditionalGeneration", "InklingForCausalLM", "InklingForConditionalGeneration",
-    "Inkling2ForCausalLM", "Inkling2ForConditionalGeneration", "JetMoeForCausalLM", "Llama4ForCausalLM",
-    "Llama4ForConditionalGeneration", "NllbMoeForConditionalGeneration", "Step3p7ForConditionalGeneration",
+    "InklingForCausalLM", "InklingForConditionalGeneration",
+    "Inkling2ForCausalLM", "Inkling2ForConditionalGeneration", "JetMoeForCausalLM",
+    "NllbMoeForConditionalGeneration", "Step3p7ForConditionalGeneration",
     "SwitchTransformersForConditionalGeneration",
 }  # fmt: skip
 """Their experts lie in stacks that are not split."""

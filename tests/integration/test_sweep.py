@@ -11,9 +11,14 @@ CHOSEN = [
     "Gemma3ForConditionalGeneration",
     "GraniteDoclingForConditionalGeneration",  # takes its device from a tower
     "InternVLForConditionalGeneration",
+    "KimiLinearForCausalLM",  # the kernels of its convolutions are put together when they are loaded
     "Kimi_K25ForConditionalGeneration",  # the tower's tensors are put together when they are loaded
     "LlavaForConditionalGeneration",
+    "Gemma3nForCausalLM",  # four copies of the hidden states, and keys and values that blocks share
+    "Llama4ForCausalLM",  # stacks of transposed experts, which get scaled copies of all tokens
+    "LongcatFlashForCausalLM",  # some experts are the identity
     "MambaForCausalLM",  # dt_proj is read, not called
+    "MiniMaxM3SparseForConditionalGeneration",  # gate and up become one layer
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
 from quantcore.calibration.experts import share_ranges, too_few_tokens
 from quantcore.calibration.lending import MIN_TOKENS
@@ -97,6 +98,25 @@ def test_a_loaded_model_is_split_in_place_without_a_copy(name):
         assert not torch.equal(model(ids).logits, expected)
 
 
+def test_llama4_is_split_though_its_experts_get_scaled_copies_of_all_tokens():
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama4_text", **SHAPE, num_local_experts=4, num_experts_per_tok=2)
+    mixture = Llama4TextMoe(config).eval()
+    for parameter in mixture.parameters():
+        parameter.data.normal_(std=0.1)
+    x_TH, seen = torch.randn(30, SHAPE["hidden_size"]), {}
+    with torch.no_grad():
+        expected, scores = mixture(x_TH)
+        mixture.experts = SplitExperts(mixture.experts, ProjectionNames())
+        for index in range(4):
+            layer = mixture.experts.get_submodule(f"{index}.up_proj")
+            layer.register_forward_pre_hook(lambda _, inputs, index=index: seen.update({index: len(inputs[0])}))
+        got, _ = mixture(x_TH)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    chosen = torch.topk(scores, 2, dim=1).indices.flatten().bincount(minlength=4)
+    assert seen == dict(enumerate(chosen.tolist())) and expected.abs().max() > 0.1
+
+
 def test_only_the_tokens_of_an_expert_reach_it():
     model = random_model("mixtral")
     split = SplitExperts(first_fused(model)[1], ProjectionNames("w1", "w3", "w2"))
@@ -129,6 +149,7 @@ STACKS = {
     "granite": ({"input_linear.weight": (E, 2 * INNER, H), "output_linear.weight": (E, H, INNER)}, ""),
     "as_wide": ({"gate_up_proj": (E, 2 * INNER, 2 * INNER), "down_proj": (E, 2 * INNER, INNER)}, "experts."),
 }  # fmt: skip
+TRANSPOSES = {"llama4": ("gate_up_proj", "down_proj"), "aria": ("fc1.weight", "fc2.weight")}
 
 
 def stored(folder, tensors):
@@ -171,10 +192,26 @@ def test_stacked_transposes_with_biases_are_read_one_by_one(tmp_path):
             assert torch.equal(bias, tensors[f"{start}.{projection}_bias"][index])
 
 
+@pytest.mark.parametrize("case", TRANSPOSES)
+def test_stacked_transposes_are_read_one_by_one(case, tmp_path):
+    """Gate and up of an expert lie side by side: neither is one run of bytes."""
+    first, second = (f"model.layers.0.mlp.experts.{name}" for name in TRANSPOSES[case])
+    gate_up, down = torch.randn(E, H, 2 * INNER).bfloat16(), torch.randn(E, INNER, H).bfloat16()
+    headers, source = stored(tmp_path, {first: gate_up, second: down})
+    assert len(headers.tensors) == 3 * E and headers.total_bytes == 2 * (gate_up.numel() + down.numel())
+    for index in range(E):
+        start = f"model.layers.0.mlp.experts.{index}"
+        assert torch.equal(source.read(f"{start}.gate_proj.weight"), gate_up[index].T[:INNER])
+        assert torch.equal(source.read(f"{start}.up_proj.weight"), gate_up[index].T[INNER:])
+        assert torch.equal(source.read_rows(f"{start}.up_proj.weight", range(3, 7)), gate_up[index].T[INNER:][3:7])
+        assert torch.equal(source.read(f"{start}.down_proj.weight"), down[index].T)
+
+
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 100])
-@pytest.mark.parametrize("case", [*STACKS, "gpt_oss"])
+@pytest.mark.parametrize("case", [*STACKS, *TRANSPOSES, "gpt_oss"])
 def test_what_was_read_one_by_one_is_written_into_its_stack(case, max_shard_bytes, tmp_path):
-    shapes, folder = STACKS.get(case, ({"gate_up_proj": (E, H, 2 * INNER), "down_proj": (E, INNER, H)}, "experts."))
+    names = TRANSPOSES.get(case, TRANSPOSES["llama4"])
+    shapes, folder = STACKS.get(case, (dict(zip(names, ((E, H, 2 * INNER), (E, INNER, H)), strict=True)), "experts."))
     tensors = {f"model.layers.0.mlp.{folder}{name}": torch.randn(shape) for name, shape in shapes.items()}
     if case == "gpt_oss":
         tensors |= {f"{name}_bias": torch.randn(E, stack.shape[2]) for name, stack in tensors.items()}
@@ -208,9 +245,8 @@ def test_a_stack_that_is_not_filled_is_said(tmp_path):
 
 
 def test_a_stack_of_unknown_layout_stays_whole(tmp_path):
-    """Llama 4 stores transposes without biases: gate and up of an expert are not one run of bytes."""
     start = "model.layers.0.feed_forward.experts"
-    tensors = {f"{start}.gate_up_proj": torch.randn(E, H, 2 * INNER), f"{start}.down_proj": torch.randn(E, INNER, H)}
+    tensors = {f"{start}.gate_up_proj": torch.randn(E, H, INNER), f"{start}.down_proj": torch.randn(E, INNER, H)}
     assert set(stored(tmp_path, tensors)[0].tensors) == set(tensors)
     assert set(load_file(tmp_path / "model.safetensors")) == set(tensors)
 
