@@ -286,6 +286,7 @@ class Plan(Mapped):
     calibration: dict[str, Any]
     evaluation: dict[str, Any] = {}
     needs_calibration: bool
+    experts: dict[str, int] | None = None
     executor: str
     size_before_bytes: int
     size_after_bytes: int

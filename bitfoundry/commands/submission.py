@@ -197,6 +197,9 @@ def _show_plan(plan: Plan) -> None:
     size = f"{terminal.megabytes(plan.size_before_bytes)} → {terminal.megabytes(plan.size_after_bytes)}"
     terminal.out.print(f"{plan.model_type}: {plan.num_blocks} blocks, {plan.num_layers} layers to quantize")
     terminal.out.print(f"size {size}, peak {terminal.megabytes(plan.peak_memory_bytes)}, {plan.executor}")
+    if plan.experts is not None and "tokens_per_expert" in plan.experts:
+        numbers = plan.experts["num_experts"], plan.experts["tokens_per_expert"]
+        terminal.out.print("{} experts get {} calibration tokens each, on average".format(*numbers))
     for kept in plan.kept:
         terminal.out.print(f"kept {kept.name}: {kept.reason}", soft_wrap=True)
     for warning in plan.warnings:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from quantcore.checkpoint.layout import Stack, TensorHeader
 
 EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?P<index>\d+)\.(?P<projection>.+)$")
 """Pattern of a matrix or layer of an expert; ``moe`` is the module of the experts, the router and shared experts."""
 
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "num_experts_per_token")
 _ROUTER = re.compile(r"\.(gate|router)(?=\.|$)")
 _MOE = re.compile(r"(^|[._])(moe|experts?)([._]|$)")
 _DOWN = {
@@ -83,6 +86,19 @@ def unstack_mxfp4(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, Tensor
         shape = (num_experts, groups * num_bytes * 2, rows)
         stacks.update({f"{layer}.weight": Stack(stack, shape, 0) for layer in layers})
     return unstacked, stacks
+
+
+def routing_of(config: Mapping[str, Any]) -> dict[str, int] | None:
+    """Return the number of experts of a mixture, and of those that a token gets if config.json says it; else None.
+
+    The language model's part of a nested config counts.
+    """
+    for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        for name in _COUNTS:
+            if isinstance(part.get(name), int) and part[name] > 1:
+                per_token = next((part[key] for key in _PER_TOKEN if isinstance(part.get(key), int)), None)
+                return {"num_experts": part[name]} | ({} if per_token is None else {"num_per_token": per_token})
+    return None
 
 
 def find_routers(shapes: Mapping[str, Sequence[int]]) -> set[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.blocks import find_blocks
+from quantcore.checkpoint.experts import routing_of
 from quantcore.checkpoint.headers import ModelHeaders, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import TensorHeader
@@ -29,7 +30,6 @@ USUAL_PRESETS = (
 )  # fmt: skip
 MANY_TENSORS = 5_000  # for larger models only one format of a preset is planned: each takes seconds
 _LICENSE = re.compile(r"^license:[ \t]*['\"]?([A-Za-z0-9._-]{1,64})", re.MULTILINE)
-EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
         dtypes=dict(_by_dtype(stored)),
         linear_layers=_linear_layers(tensors),
         tied_embeddings=not any(map(is_head, tensors)),
-        experts=_experts(config),
+        experts=routing_of(config),
         max_position_embeddings=config.get("max_position_embeddings"),
         vocab_size=config.get("vocab_size"),
         license=read_license(folder),
@@ -123,14 +123,6 @@ def read_license(folder: Path) -> str | None:
     front, end, _ = text.removeprefix("---\n").partition("\n---")
     match = _LICENSE.search(front) if text.startswith("---\n") and end else None
     return match[1] if match else None
-
-
-def _experts(config: Mapping[str, Any]) -> dict[str, int] | None:
-    for name in EXPERT_COUNTS:
-        if isinstance(config.get(name), int) and config[name] > 1:
-            per_token = config.get("num_experts_per_tok")
-            return {"num_experts": config[name]} | ({"num_per_token": per_token} if isinstance(per_token, int) else {})
-    return None
 
 
 def _quantization(config: Mapping[str, Any]) -> dict[str, Any] | None:

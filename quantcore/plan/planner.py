@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.blocks import Blocks, find_blocks, natural_order, warn_of_other_parts
-from quantcore.checkpoint.experts import is_stack_of_experts
+from quantcore.checkpoint.experts import is_stack_of_experts, routing_of
 from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config.algorithms import RotationConfig
@@ -44,7 +44,8 @@ class Plan:
     it with the embedding, once a rotation separates the two. ``layouts`` holds, for each export, every tensor that will
     be written, in order: sizes are exact. ``executor``: FILE_TO_FILE processes weight after weight and runs nothing,
     STREAMED runs text through block after block. ``peak_memory_bytes`` is an estimate for all processes together;
-    ``memory_bytes`` has its parts. All sizes are bytes.
+    ``memory_bytes`` has its parts. All sizes are bytes. ``experts``: how a mixture that is calibrated routes, with the
+    tokens that an expert gets on average.
     """
 
     model_type: str
@@ -61,6 +62,7 @@ class Plan:
     layouts: dict[str, dict[str, TensorLayout]]
     executor: str
     footprint: Footprint
+    experts: dict[str, int] | None = None
     warnings: tuple[str, ...] = ()
 
     def result_config(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,6 +126,7 @@ class Plan:
             "exports": list(self.exports),
             "calibration": self.calibration.model_dump(mode="json", exclude_none=True),
             "needs_calibration": self.needs_calibration,
+            **({} if self.experts is None else {"experts": self.experts}),
             "size_before_bytes": self.size_before_bytes,
             "size_after_bytes": self.size_after_bytes,
             "executor": self.executor,
@@ -204,8 +207,18 @@ def make_plan(
             needs_calibration=needs_calibration, num_schemes=num_schemes,
             is_read=not TRANSFORMERS_PACKAGES.keys().isdisjoint(exports),
         ),
+        experts=_expected_tokens(model_config, calibration) if needs_calibration else None,
         warnings=warnings,
     )  # fmt: skip
+
+
+def _expected_tokens(model_config: Mapping[str, Any], calibration: CalibrationConfig) -> dict[str, int] | None:
+    """Return the routing of a mixture, with the number of calibration tokens that an expert gets on average."""
+    routing = routing_of(model_config)
+    if routing is None or "num_per_token" not in routing:
+        return routing
+    num_tokens = calibration.num_samples * calibration.seq_len * routing["num_per_token"]
+    return routing | {"tokens_per_expert": num_tokens // routing["num_experts"]}
 
 
 def export_dir(folder: Path, plan: Plan, export: str) -> Path:

@@ -105,12 +105,17 @@ def _measured(report: Report) -> str:
         for metric, result in metrics.items():
             rows.append((code(f"{task} {metric}"), f"{result.original or '–'}", str(result.quantized)))
     rows += [(code(task), "failed", "failed") for task in summary.failed_tasks]
-    divergence = quality.divergence
+    divergence, experts = quality.divergence, ""
+    if report.experts is not None:
+        experts = (
+            f" {report.experts.share_covered:.1%} of the {report.experts.num_experts} experts saw 0.5 % of the"
+            f" calibration tokens or more; the fewest are {report.experts.fewest_tokens}."
+        )
     return (
         "## Measured\n\n" + _table(rows) + f"\n\nOn {quality.num_tokens} held-out tokens"
         f" ({quality.num_windows} windows of {quality.seq_len}), ± one standard error. Compared with the original's"
         f" predictions: mean KL divergence {divergence.kl_mean} nats per token, 99th percentile"
-        f" {divergence.kl_p99:.4g}; top-1 agreement {divergence.top1_agreement}."
+        f" {divergence.kl_p99:.4g}; top-1 agreement {divergence.top1_agreement}.{experts}"
     )
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantcore.calibration.lending import EXPERT_SHARE
 from quantcore.checkpoint.artifact import write_json
+from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.task import Task
 from quantcore.evaluation.quality import Quality
 from quantcore.events import Warned
@@ -26,6 +28,7 @@ from quantcore.report.reproduce import script
 from quantcore.report.values import (
     SCHEMA_VERSION,
     ChosenMix,
+    ExpertCoverage,
     ExportProof,
     ExportSummary,
     KeptTensor,
@@ -104,10 +107,11 @@ def build_report(
         evaluation=task.evaluation.model_dump(mode="json"),
         proof={name: _proof(proof) for name, proof in proofs.items()},
         quality=main.quality,
-        **({} if main.encoder is None else {"encoder": main.encoder}),
+        **_encoder(main),
         samples=main.samples,
         harness=main.harness,
         layers=tuple(LayerError(**layer.to_dict()) for layer in outcome.layers),
+        **_expert_coverage(outcome),
         edges=tuple(outcome.edges),
         kept=tuple(KeptTensor(name=entry.name, reason=entry.reason) for entry in plan.kept),
         warnings=tuple(dict.fromkeys([*plan.warnings, *warned])),
@@ -132,6 +136,26 @@ def _quality_in_short(quality: Quality | None) -> dict[str, Any]:
         "perplexity_after": quality and quality.after.token_perplexity.value,
         "perplexity_ratio": quality and quality.ratio.value,
         "kl_mean": quality and quality.divergence.kl_mean.value,
+    }
+
+
+def _encoder(main: Proof) -> dict[str, Any]:
+    return {} if main.encoder is None else {"encoder": main.encoder}
+
+
+def _expert_coverage(outcome: Outcome) -> dict[str, Any]:
+    counts: dict[str, int] = {}
+    for layer in outcome.layers:
+        if layer.num_tokens is not None and (match := EXPERT.match(layer.name)):
+            counts[f"{match['moe']} {match['index']}"] = layer.num_tokens
+    if not counts:
+        return {}
+    enough = EXPERT_SHARE * max(layer.num_tokens or 0 for layer in outcome.layers)
+    covered = sum(count >= enough for count in counts.values())
+    return {
+        "experts": ExpertCoverage(
+            num_experts=len(counts), fewest_tokens=min(counts.values()), share_covered=covered / len(counts)
+        )
     }
 
 

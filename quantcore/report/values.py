@@ -193,6 +193,14 @@ class LayerError(Record):
     num_tokens: int | None
 
 
+class ExpertCoverage(Record):
+    """How many tokens of the calibration text the experts of all mixtures saw."""
+
+    num_experts: int
+    fewest_tokens: int
+    share_covered: Annotated[Number, Field(description="Share of the experts that saw 0.5 % of the tokens or more.")]
+
+
 class KeptTensor(Record):
     """A layer that stays in its original precision, and the reason."""
 
@@ -226,6 +234,7 @@ class Report(Record):
     samples: tuple[Sample, ...] | None
     harness: TaskResults | None
     layers: Annotated[tuple[LayerError, ...], Field(min_length=1)]
+    experts: ExpertCoverage | None = None
     edges: tuple[dict[str, Any], ...]
     kept: tuple[KeptTensor, ...]
     warnings: tuple[str, ...]

@@ -134,10 +134,12 @@ FOR_PEOPLE = {"README.md", "report.html", "reproduce.sh", "MANIFEST.json"}
 """Files that say in words, times and paths what the others hold, and the list of all files with their hashes."""
 MEASURED = {"total_s", "quantize_s", "peak_memory_bytes", "memory_by_phase", "ranks", "environment", "path", "source"}
 """Fields of report and plan that another run, machine or number of ranks gives other values."""
+ADDED = {"include", "experts"}
+"""Fields that report and plan did not have yet when the record was made."""
 
 
 def hashes(output_dir: Path) -> dict[str, str]:
-    """The SHA-256 of each file that a job wrote for programs; of reports and plans without what is measured."""
+    """The SHA-256 of each file that a job wrote for programs; of reports and plans without what is measured or new."""
     paths = sorted(path for path in output_dir.rglob("*") if path.is_file() and path.name not in FOR_PEOPLE)
     return {path.relative_to(output_dir).as_posix(): hashlib.sha256(_content(path)).hexdigest() for path in paths}
 
@@ -150,7 +152,7 @@ def _content(path: Path) -> bytes:
 
 def _without_measured(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_measured(entry) for key, entry in value.items() if key not in MEASURED}
+        return {key: _without_measured(entry) for key, entry in value.items() if key not in MEASURED | ADDED}
     return [_without_measured(entry) for entry in value] if isinstance(value, list) else value
 
 
