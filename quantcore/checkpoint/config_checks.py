@@ -40,6 +40,8 @@ def check_config(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader])
 def _check_numbers(config: Mapping[str, Any]) -> None:
     for field, most in LARGEST.items():
         value = config.get(field)
+        if field == "head_dim" and value == 0 and any(config.get(name) for name in OTHER_HEADS[1:]):
+            continue  # latent attention (GLM-5-Next) has widths of its own
         if value is not None and not isinstance(value, list) and (type(value) is not int or not 0 < value <= most):
             raise _implausible(f"{field} is {str(value)[:40]}; it must be a whole number from 1 to {most}")
 

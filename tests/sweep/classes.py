@@ -39,6 +39,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gemma3n": {"text_config": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}},
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
     "glm4_moe": {"hidden_size": 96},
+    "xmod": {"default_language": "en_XX"},
 }
 """Values of small configs whose numbers do not fit together otherwise."""
 MAX_VALUES = 100_000_000

@@ -35,7 +35,8 @@ WAYS: dict[str, dict[str, Any]] = {
 """Way of quantizing -> preset, algorithms and executor."""
 
 NUM_SAMPLES, SEQ_LEN = 12, 32
-EXPORT = "compressed_tensors"
+EXPORTS = ("compressed_tensors", "fake_quantized")
+"""The formats to write: the first that holds all layers of the model. Only GPT-2's ``Conv1D`` needs the second."""
 TOWER = re.compile(r"vision|visual|audio|image|speech|multi_modal_projector")
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -56,6 +57,7 @@ class Outcome:
     altered: tuple[str, ...] = ()
     seconds: float = 0.0
     consumer: str = ""
+    export: str = EXPORTS[0]
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,22 @@ def quantize_class(model_class: ModelClass, ways: tuple[str, ...] = tuple(WAYS))
 
 def quantize(model_dir: Path, output_dir: Path, text: Path, how: Mapping[str, Any], model: PreTrainedModel) -> Outcome:
     """Run one job; see ``Outcome``."""
+    for export in EXPORTS:
+        outcome = quantize_to(export, model_dir, output_dir, text, how, model)
+        if not outcome.detail.startswith("incompatible_export"):
+            break
+    return outcome
+
+
+def quantize_to(
+    export: str, model_dir: Path, output_dir: Path, text: Path, how: Mapping[str, Any], model: PreTrainedModel
+) -> Outcome:
+    """Run one job that writes one format."""
     started = time.monotonic()
     config = presets.resolve(how["preset"]).to_dict() | {"algo_config": how.get("algo_config", [])}
     task = Task.model_validate(
         {
-            "model_dir": str(model_dir), "output_dir": str(output_dir), "config": config, "export": [EXPORT],
+            "model_dir": str(model_dir), "output_dir": str(output_dir), "config": config, "export": [export],
             "gate": "off", "file2file": how.get("file2file", False),
             "calibration": {"source": str(text), "num_samples": NUM_SAMPLES, "seq_len": SEQ_LEN},
             "evaluation": {"num_windows": 0 if "file2file" in how else 2, "seq_len": SEQ_LEN, "num_prompts": 0},
@@ -104,10 +117,10 @@ def quantize(model_dir: Path, output_dir: Path, text: Path, how: Mapping[str, An
         at = next((frame for frame in reversed(frames) if "quantcore" in frame.filename), frames[-1])
         place = f"{Path(at.filename).name}:{at.lineno}"
         return Outcome("crashed", f"{place} {type(error).__name__}: {error}"[:300], seconds=time.monotonic() - started)
-    return account(model_dir, output_dir, model, time.monotonic() - started)
+    return account(export, model_dir, output_dir, model, time.monotonic() - started)
 
 
-def account(model_dir: Path, output_dir: Path, model: PreTrainedModel, seconds: float) -> Outcome:
+def account(export: str, model_dir: Path, output_dir: Path, model: PreTrainedModel, seconds: float) -> Outcome:
     """Compare what the job wrote with the linear layers of ``model``'s module tree."""
     report = json.loads((output_dir / "report.json").read_text())
     stored = read_tensor_headers(model_dir)
@@ -117,16 +130,18 @@ def account(model_dir: Path, output_dir: Path, model: PreTrainedModel, seconds: 
     written = read_tensors(output_dir)
     kept = {layer["name"] for layer in report["kept"]}
     linear = linear_weights(model, fills)
-    floats = {name for name, tensor in written.items() if tensor.dtype in FLOAT_DTYPES}
+    rounded = {f"{layer['name']}.weight" for layer in report["layers"]} if export == EXPORTS[1] else set()
+    floats = {name for name, tensor in written.items() if tensor.dtype in FLOAT_DTYPES} - rounded
     in_float = {name for name in linear if name in floats or ((stack := names[name].stack) and stack.name in floats)}
     is_explained = lambda name: name in kept or name.removesuffix(".weight") in kept  # noqa: E731
     unexplained = tuple(sorted(name for name in in_float if not is_explained(name)))
-    check = report["proof"][EXPORT]["consumer_check"]
+    check = report["proof"][export]["consumer_check"]
     consumer = check.get("not_checked") or f"{check['logit_difference']:.3f}"
     altered = altered_towers(read_tensors(model_dir), written)
     return Outcome(
         "ok", num_quantized=len(linear) - len(in_float), num_kept=len(in_float) - len(unexplained),
         unexplained=unexplained, altered=altered, seconds=seconds, consumer=consumer,
+        export=export,
     )  # fmt: skip
 
 

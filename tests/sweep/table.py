@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.sweep.classes import TASKS
-from tests.sweep.quantizing import WAYS, Outcome, Row
+from tests.sweep.quantizing import EXPORTS, WAYS, Outcome, Row
 
 SIGNS = {"ok": "yes", "refused": "no", "crashed": "crash"}
 
@@ -54,7 +54,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[str]:
     yield (
         f"`make sweep` wrote this page on {datetime.now(UTC):%Y-%m-%d}, with Transformers {transformers.__version__}"
         f" and torch {torch.__version__.partition('+')[0]}. It builds a tiny model with random weights of every class,"
-        " and quantizes it to the compressed-tensors format in four ways:"
+        " and quantizes it to the compressed-tensors format (another one in brackets) in four ways:"
     )
     yield ""
     for way, how in WAYS.items():
@@ -83,7 +83,8 @@ def _lines(rows: Sequence[Row]) -> Iterator[str]:
 
 def _cell(outcome: Outcome) -> str:
     if outcome.verdict == "ok":
-        return f"yes, {len(outcome.unexplained)} unexplained" if outcome.unexplained else "yes"
+        yes = "yes" if outcome.export == EXPORTS[0] else f"yes ({outcome.export})"
+        return f"{yes}, {len(outcome.unexplained)} unexplained" if outcome.unexplained else yes
     return f"{SIGNS[outcome.verdict]}: {_escaped(outcome.detail.partition(': ')[0])}"
 
 
