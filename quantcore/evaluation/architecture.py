@@ -29,7 +29,7 @@ from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.consumer import quiet
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.events import Emit, Warned
-from quantcore.model.kinds import Kind, inputs_of, model_class, outputs_of
+from quantcore.model.kinds import Kind, inputs_of, language_model, model_class, outputs_of
 from quantcore.model.names import FROM_FILE_TO_FILE
 from quantcore.model.skeleton import clean_config
 from quantcore.model.twin import build_twin, twin_config
@@ -131,7 +131,8 @@ def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.
         for index in range(streamed.num_blocks):
             block = whole.get_submodule(streamed.block_name(index))
             stack.callback(block.register_forward_hook(note, with_kwargs=True).remove)
-        logits = outputs_of(whole(**inputs_of(whole, streamed.kind, window_T[None].to(whole.device))))
+        reader = language_model(whole, streamed.kind)
+        logits = outputs_of(reader(**inputs_of(reader, streamed.kind, window_T[None].to(whole.device))))
     pairs = zip(outputs[:-1], inputs[1:], strict=True)
     are_chained = [torch.equal(*pair) for index, pair in enumerate(pairs, 1) if index not in streamed.starts]
     if len(inputs) != streamed.num_blocks or not all(are_chained):
@@ -234,8 +235,9 @@ def _compare_whole(model: Model, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _gives_numbers(model: PreTrainedModel, kind: Kind, windows_NT: torch.Tensor) -> bool:
+    reader = language_model(model, kind)
     with torch.no_grad():
-        logits = outputs_of(model(**inputs_of(model, kind, windows_NT[:1].to(model.device))))
+        logits = outputs_of(reader(**inputs_of(reader, kind, windows_NT[:1].to(model.device))))
     return bool(logits.isfinite().all())
 
 

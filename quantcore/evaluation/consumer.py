@@ -37,7 +37,7 @@ from quantcore.evaluation.quality import ConsumerCheck
 from quantcore.events import Emit, Warned
 from quantcore.export import TRANSFORMERS_PACKAGES
 from quantcore.export.exporter import is_plain
-from quantcore.model.kinds import declared_class, inputs_of, outputs_of
+from quantcore.model.kinds import declared_class, inputs_of, language_model, outputs_of
 from quantcore.model.names import stores_single_experts
 from quantcore.model.skeleton import build_declared, clean_config, kind_of, without_untrusted
 from quantcore.reading.model import Model
@@ -191,7 +191,8 @@ def _read_elsewhere(
         for module in model.modules():
             vars(module)["quantization_enabled"] = False  # compressed-tensors: rounding of inputs and outputs
         kind = kind_of(original.headers.config)
-        return outputs_of(model(**inputs_of(model, kind, ids_NT)))[0].float(), []
+        reader = language_model(model, kind)
+        return outputs_of(reader(**inputs_of(reader, kind, ids_NT)))[0].float(), []
 
 
 def _missing_before(original: Model) -> set[str]:

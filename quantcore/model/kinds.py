@@ -81,7 +81,10 @@ def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tupl
         )
     chosen = declared if declared in classes else next(iter(classes))
     kind = classes[chosen]
-    if kind in WITH_ENCODER and not config.is_encoder_decoder:
+    has_encoder_inside = not config.is_encoder_decoder and config.get_text_config().is_encoder_decoder
+    if kind is Kind.causal and has_encoder_inside:
+        kind = Kind.sequence_to_sequence  # Florence-2, whose language model is BART
+    elif kind in WITH_ENCODER and not config.is_encoder_decoder and not has_encoder_inside:
         kind = Kind.causal  # Transformers lists models that hear with a tower here as well
     return chosen, kind
 
@@ -128,6 +131,18 @@ def neutral_token(config: PretrainedConfig) -> int:
     values = [getattr(config, name, None) for name in ("pad_token_id", "eos_token_id", "bos_token_id")]
     special = {token for value in values for token in (value if isinstance(value, list) else [value])}
     return next(token for token in range(len(special) + 1) if token not in special)
+
+
+def language_model(model: PreTrainedModel, kind: Kind) -> PreTrainedModel:
+    """Return the model that reads tokens: ``model``, or the one inside a class that cannot run without an image.
+
+    BLIP-2 and Kosmos-2 hold a language model with its own head, to which they only give embeddings of an image.
+    """
+    if kind is Kind.speech or model.main_input_name == "input_ids":
+        return model
+    inner = [part for name, part in model.named_modules() if name and isinstance(part, PreTrainedModel)]
+    readers = [part for part in inner if part.get_output_embeddings() is not None]  # type: ignore[no-untyped-call]
+    return readers[0] if len(readers) == 1 else model
 
 
 def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor) -> dict[str, Any]:

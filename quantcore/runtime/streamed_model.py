@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from quantcore.checkpoint.blocks import Blocks
 from quantcore.errors import ModelError
 from quantcore.model.experts import experts_split, is_fused
-from quantcore.model.kinds import Kind, inputs_of
+from quantcore.model.kinds import Kind, halves, inputs_of, language_model
 from quantcore.model.names import (
     FROM_FILE_TO_FILE,
     check_not_rearranged,
@@ -73,7 +73,7 @@ class StreamedModel:
 
     ``names`` are the checkpoint's tensors and ``blocks`` has its names; the model's own names may differ. With
     ``shards`` several ranks share every block that is loaded. ``expect`` is called with the tensors that the next block
-    will read. ``kind`` says what the model computes.
+    will read. ``kind`` says what the model computes; ``reader`` is the part of it that reads tokens.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class StreamedModel:
         self.device = device
         self.dtype = dtype
         self.model, self.kind = build_skeleton(raw_config, dtype), kind_of(raw_config)
+        self.reader = language_model(self.model, self.kind)
         self._placed = place_tensors(self.model, names)
         conversions = find_conversions(self.model, names, self._placed)
         self._placed |= regroup(self.model, conversions)
@@ -170,8 +171,9 @@ class StreamedModel:
             relay = stack.enter_context(self._blocks_replaced(0, arguments))
             for place in range(1, len(self._lists)):
                 stack.enter_context(self._blocks_replaced(place, self._no_arguments(place))).stops = True
-            state = relay.run(partial(self.model.base_model, **self._inputs(ids_NT)))
-        self.axes = hidden.axes = self._axes_of(state, len(window_T))
+            state = relay.run(partial(self.reader.base_model, **self._inputs(ids_NT)))
+        is_half = len(self._lists) == 1 and self.kind is Kind.sequence_to_sequence  # its encoder is a tower
+        self.axes = hidden.axes = self._axes_of(state, len(halves(ids_NT)[1][0]) if is_half else len(window_T))
         hidden.states.append(packed(state, self.axes))
         hidden.ids.append(ids_NT)
         hidden.arguments.add(arguments)
@@ -215,13 +217,13 @@ class StreamedModel:
                 self._blocks_replaced(place, arguments) as relay,
             ):
                 encoder.give = unpacked(state, self.axes)
-                entered = relay.run(partial(self.model.base_model, **self._inputs(ids_NT)))
+                entered = relay.run(partial(self.reader.base_model, **self._inputs(ids_NT)))
                 hidden.states.append(packed(entered, self.axes))
             hidden.arguments.add(arguments)
 
     def _inputs(self, ids_NT: torch.Tensor) -> dict[str, Any]:
         """Return the model's named inputs for token ids; an encoder that hears does so once for all windows."""
-        named = inputs_of(self.model, self.kind, ids_NT)
+        named = inputs_of(self.reader, self.kind, ids_NT)
         if self.kind is Kind.speech:
             sound = named.pop(self.model.main_input_name)
             if self._heard is None:
@@ -235,7 +237,7 @@ class StreamedModel:
 
     def _check_ids(self, windows_NT: torch.Tensor) -> None:
         with model_code("its embedding"):
-            num_rows = len(self.model.get_input_embeddings().get_parameter("weight"))
+            num_rows = len(self.reader.get_input_embeddings().get_parameter("weight"))
         largest = max((int(window_T.max()) for window_T in windows_NT), default=0)
         if largest >= num_rows:
             raise ModelError(
@@ -295,7 +297,7 @@ class StreamedModel:
             stack.enter_context(self._outside_loaded(head=True))
             for place in range(len(self._lists)):
                 relay = stack.enter_context(self._blocks_replaced(place, self._no_arguments(place)))
-            yield Outside(self.model, relay, self.device, self.kind, self._inputs, self.axes)
+            yield Outside(self.reader, relay, self.device, self.kind, self._inputs, self.axes)
 
     @contextmanager
     def whole(self) -> Iterator[PreTrainedModel]:
@@ -304,7 +306,7 @@ class StreamedModel:
             stack.enter_context(self._outside_loaded(head=True))
             for index in range(self.num_blocks):
                 stack.enter_context(self.block(index))
-            yield self.model
+            yield self.reader
 
     def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
         """Return the modules in the block whose experts the checkpoint stores one by one."""
@@ -344,18 +346,25 @@ class StreamedModel:
         source = self.model.all_tied_weights_keys.get(name)
         if source is not None and not (parameter := self.model.get_parameter(source)).is_meta:
             set_parameter(self.model, name, parameter)
+        elif source in self._stored:  # of a tower, which is not loaded yet
+            self._load(self.model, name, source)
         elif not fill_computed(self.model, name, self.device):
             self._load(self.model, name, name)  # let ``read`` raise the error
 
     def _load_tower(self, name: str, tower: nn.Module, _: tuple[Any, ...]) -> None:
         for part, parameter in list(tower.named_parameters()):
-            if not any(parameter.stride()):  # a hole
-                self._load(self.model, f"{name}.{part}", f"{name}.{part}")
+            place = f"{name}.{part}"
+            if any(parameter.stride()):  # no hole
+                continue
+            if place in self._stored or place in self._assembled:
+                self._load(self.model, place, place)
+            else:
+                self._fill_missing(place)
 
     def _is_stored_head(self, name: str) -> bool:
         """Return True for a parameter of an output projection with its own weight."""
         path = name.rpartition(".")[0]
-        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        head = self.reader.get_output_embeddings()  # type: ignore[no-untyped-call]
         is_read = isinstance(head, nn.Embedding)  # FSMT: its decoder's embedding is its head
         return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head and not is_read
 
