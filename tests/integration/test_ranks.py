@@ -32,7 +32,12 @@ from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare
 from tests.support.service import ROOT
 
-MODELS = {"dense": {}, "mixture": {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}}
+MIXTURE = {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}
+MODELS = {
+    "dense": {},
+    "mixture": MIXTURE,
+    "many experts": {**MIXTURE, "num_experts": 64, "num_local_experts": 64, "num_hidden_layers": 2},
+}
 GPTQ = {"name": "gptq"}
 CASES = {
     "rounded": ("dense", config("w4a16")),
@@ -40,6 +45,7 @@ CASES = {
     "gptq": ("dense", config("w4a16", {"name": "awq"}, GPTQ)),
     "compared": ("dense", config("mxfp4", {"name": "rotation"}, {"name": "gptaq"})),
     "experts": ("mixture", config("fp8", {**GPTQ, "true_sequential": True})),
+    "borrowed tokens": ("many experts", config("w4a16", GPTQ)),
 }
 
 
@@ -63,6 +69,8 @@ def test_as_many_ranks_as_you_like_give_the_same_bytes(tmp_path, case):
     jsonschema.validate(reports[2], json.loads((ROOT / "docs/report.schema.json").read_text()))
     alone, together = (reports[size]["summary"] for size in (1, 2))
     assert "ranks" not in alone and [row["rank"] for row in together["ranks"]] == [0, 1]
+    borrow = [line for line in reports[1]["warnings"] if "chosen for tokens of the other experts" in line]
+    assert bool(borrow) == (case == "borrowed tokens")
     planned = alone["planned_peak_memory_bytes"]
     assert all(row["planned_peak_memory_bytes"] <= planned < 10 * row["peak_memory_bytes"] for row in together["ranks"])
     assert "process 1" in (tmp_path / "on_2" / "report.html").read_text()

@@ -23,9 +23,11 @@ from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare
 
 GPTQ = {"name": "gptq"}
+MIXTURE = {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}
 MODELS = {
     "dense": {"attention_bias": True},
-    "mixture": {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]},
+    "mixture": MIXTURE,
+    "many experts": {**MIXTURE, "num_experts": 64, "num_local_experts": 64, "num_hidden_layers": 2},
 }
 QUICK = {
     "scaled experts": ("mixture", config("w4a16", {"name": "rotation", "random_r1": True}, {"name": "awq"}, GPTQ)),
@@ -42,6 +44,7 @@ SLOW = {
     "in turn": ("dense", config("w4a16", {**GPTQ, "true_sequential": True})),
     "shared scale": ("dense", config("nvfp4")),
     "dynamic experts": ("mixture", config("int8_dynamic")),
+    "borrowed tokens": ("many experts", config("w4a16", GPTQ)),
 }
 CASES = with_rare([*QUICK, *SLOW], SLOW)
 
