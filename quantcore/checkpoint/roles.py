@@ -16,11 +16,13 @@ ROUTER = "router"
 GATE = "gate of a recurrence"
 INDEXER = "head weights of an attention indexer"
 LATENT = "latent projection of the experts"
+DRAFT = "only for multi-token prediction"
 TINY = "layer with very few inputs or outputs"
 MIN_SIDE, MIN_WIDTH = 8, 64  # a layer with fewer inputs or outputs is tiny, in a model of at least this width
 
 _INDEXER = re.compile(r"indexer(\.\w+)*\.weights_proj$")
 _LATENT = re.compile(r"\.\w*latent_proj$")
+_DRAFT = re.compile(r"(^|\.)(mtp|eagle)\w*\.")
 _PROJECTOR = re.compile(
     r"projector|projection|merger|connector|aligner|resampler|adapt|multi_modal|embed_(vision|audio)"
 )
@@ -53,6 +55,8 @@ def find_roles(shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
 
 def role_outside_blocks(module: str) -> str:
     """Describe a linear layer that is in no block of the language model, by its name."""
+    if _DRAFT.search(module):
+        return DRAFT
     if _PROJECTOR.search(module):
         return "projector between parts of the model"
     if is_of_tower(f"{module}.weight"):

@@ -29,6 +29,7 @@ from quantcore.export.exporter import (
     KV_SCALES,
     Exporter,
     Tensors,
+    draft_patterns,
     refuse_everywhere,
     stored_scale_dtype,
     tensor_name,
@@ -121,7 +122,7 @@ class CompressedTensorsExporter:
             "format": formats.pop() if len(formats) == 1 else "mixed-precision",
             "quantization_status": "compressed",
             "config_groups": groups,
-            "ignore": list(kept),
+            "ignore": [*kept, *(f"re:{pattern}" for pattern in draft_patterns(layers, kept))],
             "kv_cache_scheme": _args(cache, is_input=True),
         }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -220,3 +221,27 @@ def stored_scale_dtype(spec: QuantizationSpec, model_dtype: str) -> str:
 def holds_codes(export: str) -> bool:
     """Return True if the format's exporter is a Decoder."""
     return isinstance(EXPORTERS.get(export), Decoder)
+
+
+_DRAFT = re.compile(r"(?:^|\.)((?:mtp|eagle)\w*)\.")
+_NUMBERED = re.compile(r"(.*?)(\w+)\.(\d+)\.")
+
+
+def draft_patterns(layers: Iterable[LayerPlan], kept: Iterable[str]) -> list[str]:
+    """Return regular expressions for the layers of draft heads among ``kept``: ``.*\\blayers\\.61\\..*``.
+
+    Draft heads are the blocks behind those with ``layers``, and modules called mtp or eagle. Consumers build them with
+    modules of other names inside (``layers.61.mtp_block.self_attn``), which no name of the checkpoint matches.
+    """
+    last: dict[tuple[str, str], int] = {}
+    for layer in layers:
+        if match := _NUMBERED.match(layer.name):
+            last[match[1], match[2]] = max(int(match[3]), last.get((match[1], match[2]), 0))
+    parts = []
+    for name in kept:
+        match, draft = _NUMBERED.match(name), _DRAFT.search(name)
+        if draft is not None:
+            parts.append(draft[1])
+        elif match is not None and int(match[3]) > last.get((match[1], match[2]), int(match[3])):
+            parts.append(f"{match[2]}.{match[3]}")
+    return [rf".*\b{re.escape(part)}\..*" for part in dict.fromkeys(parts)]

@@ -22,6 +22,7 @@ from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
     Tensors,
+    draft_patterns,
     is_plain,
     refuse_activations,
     refuse_everywhere,
@@ -100,7 +101,9 @@ class GptqExporter:
             "desc_act": False,
             "checkpoint_format": "gptq" if self.version == 1 else "gptq_v2",
             "lm_head": any(layer.block is None for layer in layers),
-            "dynamic": others | {f"-:^{re.escape(name)}$": {} for name in kept},
+            "dynamic": others
+            | {f"-:^{re.escape(name)}$": {} for name in kept}
+            | {f"-:{pattern}": {} for pattern in draft_patterns(layers, kept)},
         }
 
     def matches(self, config: Mapping[str, Any]) -> bool:

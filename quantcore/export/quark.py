@@ -29,6 +29,7 @@ from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
     Tensors,
+    draft_patterns,
     is_plain,
     refuse_everywhere,
     refuse_inputs,
@@ -130,7 +131,7 @@ class QuarkExporter:
             "kv_cache_post_rope": False,
             "softmax_quant_spec": _spec_dict(config.softmax_quant_spec, is_input=True),
             "algo_config": None,
-            "exclude": list(kept),
+            "exclude": [*kept, *(f"re:{pattern}" for pattern in draft_patterns(layers, kept))],  # as vLLM reads it
             "export": {
                 "kv_cache_group": list(cache),
                 "min_kv_scale": 0.0,

@@ -10,7 +10,7 @@ from quantcore.checkpoint.blocks import Blocks, is_of_tower, natural_order
 from quantcore.checkpoint.experts import is_stack_of_experts
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.checkpoint.roles import find_roles, role_outside_blocks
+from quantcore.checkpoint.roles import DRAFT, find_roles, role_outside_blocks
 from quantcore.config.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
@@ -57,7 +57,7 @@ def decide(
         if block is None and not is_head(name):
             kept.append(KeptTensor(module, role_outside_blocks(module)))
         elif block is not None and block >= len(blocks):
-            kept.append(KeptTensor(module, "only for multi-token prediction"))
+            kept.append(KeptTensor(module, DRAFT))
         elif module in roles and not config.names(module):
             kept.append(KeptTensor(module, roles[module]))
         elif chosen is None:

@@ -14,7 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quantcore import ModelExporter, ModelQuantizer
 from quantcore.config import presets
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, parse_config
+from quantcore.export import EXPORTERS
 from tests.support.consumers import TOLERANCE, check, export_all, run_in
 from tests.support.models import tiny_model
 
@@ -169,6 +171,23 @@ def test_transformers_reads_bitsandbytes(smollm2, preset, kind, tmp_path, agrees
         "Transformers + bitsandbytes", "bitsandbytes", preset, output["perplexity"], summary["perplexity_after"],
         TOLERANCE,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("export", FORMATS)
+def test_vllm_leaves_draft_heads_in_high_precision(export, tmp_path):
+    """It builds DeepSeek's draft with other names inside the block than the checkpoint has."""
+    config, kept = presets.resolve("w4a16"), ("lm_head", "model.layers.2.self_attn.q_proj", "model.layers.2.eh_proj")
+    layers = tuple(
+        LayerPlan(f"model.layers.{block}.self_attn.q_proj", block, (64, 64), config.global_quant_config)
+        for block in range(2)
+    )
+    drafts = ["model.layers.2.mtp_block.self_attn.q_proj", "model.layers.2.eh_proj"]
+    names = [*drafts, "model.layers.1.self_attn.q_proj", "model.layers.20.self_attn.q_proj"]
+    (tmp_path / "names.json").write_text(json.dumps(names))
+    described = EXPORTERS.get(export).quantization_config(config, layers, kept)
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    ignored = check("vllm", "check_ignored.py", tmp_path / "config.json", tmp_path / "names.json")
+    assert ignored == [True, True, False, False]
 
 
 def test_vllm_takes_the_scales_of_the_kv_cache_from_both_formats(smollm2, tmp_path, agrees):

@@ -1,0 +1,43 @@
+"""Draft heads that stay in high precision: named as consumers read them, who build them with other names inside."""
+
+import re
+
+from quantcore.config import presets
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.export import EXPORTERS
+from quantcore.export.exporter import draft_patterns
+
+W4 = presets.resolve("w4a16_sym")
+LAYERS = tuple(
+    LayerPlan(f"model.layers.{block}.{name}", block, (64, 64), W4.global_quant_config)
+    for block in range(61)
+    for name in ("self_attn.q_a_proj", "mlp.down_proj")
+)
+KEPT = ("lm_head", "model.layers.60.mlp.gate", "model.layers.61.eh_proj", "model.layers.61.self_attn.q_a_proj")
+IN_VLLM = "model.layers.61.mtp_block.self_attn.q_a_proj"  # deepseek_mtp.py
+
+
+def test_blocks_behind_the_others_and_modules_of_drafts_are_recognized():
+    [pattern] = draft_patterns(LAYERS, KEPT)
+    assert re.match(pattern, IN_VLLM) and re.match(pattern, KEPT[2])
+    others = (*KEPT[:2], "model.layers.610.x", "layers.6.1.x", LAYERS[0].name)
+    assert not any(re.match(pattern, name) for name in others)
+    for name in ("mtp.layers.0.self_attn.q_proj", "model.mtp_layers.0.fc", "eagle3.fc"):
+        [pattern] = draft_patterns(LAYERS, [name])
+        assert re.match(pattern, name) and re.match(pattern, f"model.{name}") and not re.match(pattern, LAYERS[0].name)
+
+
+def test_blocks_that_are_excluded_and_towers_are_no_drafts():
+    kept = ["model.layers.7.mlp.up_proj", "vision_tower.layers.70.fc1", "model.layers.0.mlp.gate", "lm_head"]
+    assert draft_patterns(LAYERS, kept) == []
+
+
+def test_every_format_that_knows_patterns_has_them():
+    [pattern] = draft_patterns(LAYERS, KEPT)
+    of = {
+        name: EXPORTERS.get(name).quantization_config(W4, LAYERS, KEPT)
+        for name in ("compressed_tensors", "quark", "gptq")
+    }
+    assert of["compressed_tensors"]["ignore"] == [*KEPT, f"re:{pattern}"]
+    assert of["quark"]["exclude"] == [*KEPT, f"re:{pattern}"]
+    assert of["gptq"]["dynamic"][f"-:{pattern}"] == {}
