@@ -27,6 +27,7 @@ from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, tensor_name
 from quantcore.export.gguf.model import read_gguf
 from quantcore.export.importer import Importer, StoredFiles
+from quantcore.reading import modelopt
 
 GPT_OSS = "mxfp4"
 """The ``quant_method`` of gpt-oss: experts in MXFP4, in stacks."""
@@ -103,20 +104,26 @@ def read_model(path: Path | str) -> Model:
     folder = Path(path)
     gguf_file = find_gguf(folder)
     check_files(folder if gguf_file is None else gguf_file)
+    description = None
     if gguf_file is None:
         config, tensors = read_folder(folder)
-        quantization_config = config.get("quantization_config")
+        description = modelopt.description_of(folder, config)
+        quantization_config = config.get("quantization_config") if description is None else description
     else:
         folder = gguf_file.parent
         config, tensors = read_gguf(gguf_file)
         quantization_config = GGUF if any(tensor.dtype in GGUF_BLOCKS for tensor in tensors.values()) else None
-    if not quantization_config:
+    if not quantization_config and description is None:
         return Model(folder, ModelHeaders(config, unstack_experts(tensors)))
     dtype = _float_dtype(config, tensors)
     if isinstance(quantization_config, dict) and quantization_config.get("quant_method") == GPT_OSS:
         tensors, stacks = unstack_mxfp4(tensors)
         files = StoredFiles(folder, tensors, dtype, stacks)
         quantized, used = _read_quantized(config, GPT_OSS_AS_QUARK, files, GPT_OSS)
+    elif description is not None:
+        described, tensors = modelopt.as_quark(description, tensors)
+        files = StoredFiles(folder, tensors, dtype)
+        quantized, used = _read_quantized(config, described, files, modelopt.METHOD)
     else:
         files = StoredFiles(folder, tensors, dtype)
         quantized, used = _read_quantized(config, quantization_config, files)

@@ -17,7 +17,10 @@ from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, parse_config
 from quantcore.export import EXPORTERS
+from quantcore.reading.dequantize import open_source
+from quantcore.reading.model import read_model
 from tests.support.consumers import TOLERANCE, check, export_all, run_in
+from tests.support.modelopt import publish_as_nvfp4
 from tests.support.models import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -171,6 +174,15 @@ def test_transformers_reads_bitsandbytes(smollm2, preset, kind, tmp_path, agrees
         "Transformers + bitsandbytes", "bitsandbytes", preset, output["perplexity"], summary["perplexity_after"],
         TOLERANCE,
     )  # fmt: skip
+
+
+def test_vllm_decodes_nvfp4_of_modelopt_as_we_do(tmp_path):
+    model_dir = tiny_model(tmp_path / "model", dtype=torch.float32)
+    publish_as_nvfp4(model_dir, has_own_file=True)
+    assert check("vllm", "check_nvfp4.py", model_dir, tmp_path / "decoded.safetensors") == 21
+    source = open_source(read_model(model_dir))
+    for name, weight in load_file(tmp_path / "decoded.safetensors").items():
+        torch.testing.assert_close(source.read(name), weight, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("export", FORMATS)

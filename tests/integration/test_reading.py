@@ -20,6 +20,7 @@ from quantcore.export import EXPORTERS, holds_codes
 from quantcore.export.importer import Importer, matches
 from quantcore.reading.dequantize import open_source
 from quantcore.reading.model import read_model
+from tests.support.modelopt import publish_as_nvfp4
 from tests.support.models import MIXTURES, VOCAB_SIZE, tiny_model
 from tests.support.params import with_rare
 from tests.support.reading import measured, quantize
@@ -249,6 +250,33 @@ def publish_as_mxfp4(model_dir: Path) -> dict[str, torch.Tensor]:
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (model_dir / "config.json").write_text(json.dumps(config))
     return expected
+
+
+@pytest.mark.parametrize("has_own_file", [True, False])
+def test_nvfp4_of_modelopt_is_read(tmp_path, has_own_file):
+    model_dir = tiny_model(tmp_path / "model", dtype=torch.float32)
+    expected = publish_as_nvfp4(model_dir, has_own_file=has_own_file)
+    model = read_model(model_dir)
+    source = open_source(model)
+    assert model.quantized.format == "modelopt" and len(expected) == len(model.quantized.layers) == 21
+    for name, weight in expected.items():
+        torch.testing.assert_close(source.read(name), weight, rtol=1e-6, atol=1e-8)
+    assert all(layer.scheme.startswith("fp4 per_group 16 e4m3 + fp4") for layer in model.quantized.layers.values())
+    convert(model_dir, tmp_path / "quark", "quark", lambda event: None)
+    assert not (tmp_path / "quark" / "hf_quant_config.json").exists()
+    again = open_source(read_model(tmp_path / "quark"))
+    assert all(torch.equal(again.read(name), source.read(name)) for name in expected)
+
+
+def test_other_algorithms_of_modelopt_are_refused(tmp_path):
+    model_dir = tiny_model(tmp_path / "model", dtype=torch.float32)
+    publish_as_nvfp4(model_dir, has_own_file=False)
+    config = json.loads((model_dir / "config.json").read_text())
+    config["quantization_config"]["quant_algo"] = "W4A8_AWQ"
+    (model_dir / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="by ModelOpt, with the algorithm 'W4A8_AWQ'") as caught:
+        read_model(model_dir)
+    assert caught.value.code == "already_quantized" and "NVFP4 and FP8" in caught.value.hint
 
 
 def test_gpt_oss_is_read_as_it_is_published(tmp_path):
