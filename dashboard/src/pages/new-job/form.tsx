@@ -153,7 +153,12 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
               label="Excluded layers"
               placeholder={(preset?.config.exclude as string[] | undefined)?.join(", ")}
             />
-            <Names {...props} pointer="/config/include" label="Included layers" placeholder="none kept for their role" />
+            <Names
+              {...props}
+              pointer="/config/include"
+              label="Included layers"
+              placeholder="none kept for their role"
+            />
           </div>
           {preset && (
             <button type="button" className="small" onClick={() => onChange({ ...body, config: preset.config })}>
