@@ -124,15 +124,18 @@ def test_listed_edges_are_checked(tmp_path, proof_in_this_process):
     assert norms and all(torch.equal(before[name], after[name]) for name in norms)
 
 
-def test_an_expert_that_few_tokens_reach_is_rounded_by_its_weights_alone(tmp_path, proof_in_this_process):
+def test_no_expert_is_rounded_by_its_weights_alone(tmp_path, proof_in_this_process):
     *_, report = quantize(
         tmp_path, UINT4, [{"name": "rtn"}], model_type="mixtral",
         **{**MIXTURES["mixtral"], "num_local_experts": 64, "num_experts": 64, "num_experts_per_tok": 1},
         num_hidden_layers=1,
     )  # fmt: skip
-    assert any("expert(s)" in text and "codes are chosen from the weights alone" in text for text in report["warnings"])
-    without = [layer["name"] for layer in report["layers"] if layer["output_error"] is None]
-    assert without and all(".experts." in name for name in without)
+    [warning] = [text for text in report["warnings"] if "expert(s)" in text]
+    assert warning.endswith("their codes are chosen for tokens of the other experts there as well.")
+    assert all(layer["output_error"] is not None for layer in report["layers"])
+    coverage = report["experts"]
+    assert coverage["num_experts"] == 64 and coverage["share_covered"] < 1
+    assert coverage["fewest_tokens"] == min(layer["num_tokens"] for layer in report["layers"])
 
 
 def test_corrected_biases_are_written(tmp_path, proof_in_this_process):
