@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from operator import not_
 from typing import Annotated, Any, Self
 
 from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError, field_validator
@@ -143,7 +144,7 @@ class Config(Value):
     _: KW_ONLY
     softmax_quant_spec: QuantizationSpec | None = None
     exclude: tuple[str, ...] = ()
-    include: tuple[str, ...] = ()
+    include: tuple[str, ...] = Field(default=(), exclude_if=not_)  # an empty one changes no digest of a config
     algo_config: tuple[AlgoConfig, ...] = ()
     quant_mode: QuantizationMode = QuantizationMode.eager_mode
     strict: StrictBool = False

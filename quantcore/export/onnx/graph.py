@@ -191,7 +191,7 @@ def _example(skeleton: PreTrainedModel, model: _Cached, fake: FakeTensorMode) ->
     with fake:
         ids = torch.zeros(EXAMPLE[BATCH], EXAMPLE[TOKENS], dtype=torch.int64)
         mask = torch.ones(EXAMPLE[BATCH], EXAMPLE[ALL], dtype=torch.int64)
-        cache = _run(skeleton, ids).past_key_values
+        cache = getattr(_run(skeleton, ids), "past_key_values", None)
         try:
             shapes = [part.shape for part in _flat(cache)]
         except (AttributeError, TypeError) as error:
