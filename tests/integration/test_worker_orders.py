@@ -72,7 +72,7 @@ def test_an_attempt_finds_what_the_one_before_it_kept(
     if how == "pause":
         client.post(f"/v1/jobs/{job_id}/pause")
         wait_for(job_id, "paused")
-        assert [path.name for path in settings.work_dir.iterdir()] == [f"{job_id}.resume"]
+        wait_until(lambda: [path.name for path in settings.work_dir.iterdir()] == [f"{job_id}.resume"])
         client.post(f"/v1/jobs/{job_id}/resume")
     else:
         worker.kill() if how == "kill" else worker.drain()
