@@ -198,7 +198,7 @@ class BlockAlgorithms:
             enough = {
                 planned[name]: own for name, own in stats.items() if name in planned and own.num_tokens >= MIN_TOKENS
             }
-            lent = {layer: own.num_tokens - own.num_lent for layer, own in enough.items() if own.num_lent}
+            lent = {layer: own.num_own for layer, own in enough.items() if own.num_lent}
             warnings = [*warnings, *too_few_tokens(seen), *lent_tokens(lent)]
         activations = {layer: learned(layer, shared[layer], self._dtype) for layer in shared}
         return Prepared(enough, activations, names, warnings=warnings)

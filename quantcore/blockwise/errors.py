@@ -30,7 +30,7 @@ def measured(solved: Solved) -> LayerQuantized:
         scheme=layer.scheme,
         output_error=output_error,
         rounding_error=rounding_error,
-        num_tokens=None if solved.stats is None else solved.stats.num_tokens - solved.stats.num_lent,
+        num_tokens=None if solved.stats is None else solved.stats.num_own,
     )
 
 

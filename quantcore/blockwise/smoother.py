@@ -12,6 +12,7 @@ from torch import nn
 from quantcore.blockwise.running_block import RunningBlock
 from quantcore.calibration.lending import MIN_TOKENS
 from quantcore.calibration.stats import Needs, Stats
+from quantcore.checkpoint.roles import find_recurrences
 from quantcore.config.algorithms import AlgoConfig
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.edges.discovery import FoundEdges, listed_edges
@@ -22,9 +23,11 @@ from quantcore.model.experts import SplitExperts
 from quantcore.numerics.weight_layout import canonical
 from quantcore.transforms import SMOOTHINGS, Consumer, Smoothing
 
-MAX_UPDATE_CHANGE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.01}
+MAX_UPDATE_CHANGE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Largest relative change of a block's update by folding: rounding of the folded weights gives less, a fault far more.
 """
+MAX_UPDATE_CHANGE_OF_RECURRENCES = 0.1
+"""Upper bound for a block with a recurrence in bfloat16, whose gates are kept, round, and act on all later tokens."""
 MAX_UPDATE_CHANGE_OF_EXPERTS = 0.3
 """Upper bound for a block with experts in a 16-bit dtype, where a rounded router may send a token to another expert."""
 
@@ -104,8 +107,11 @@ def _divide(stats: dict[str, Stats], edge: Edge, scale_F: torch.Tensor) -> None:
 
 def check_fold(at: RunningBlock, error: float, dtype: torch.dtype) -> None:
     """Raise NumericsError if folding changed the update of a block by more than rounding explains."""
-    has_experts = any(isinstance(module, SplitExperts) for module in at.block.modules())
-    limit = MAX_UPDATE_CHANGE_OF_EXPERTS if has_experts and dtype != torch.float32 else MAX_UPDATE_CHANGE[dtype]
+    limit = MAX_UPDATE_CHANGE[dtype]
+    if any(isinstance(module, SplitExperts) for module in at.block.modules()) and dtype != torch.float32:
+        limit = MAX_UPDATE_CHANGE_OF_EXPERTS
+    elif dtype == torch.bfloat16 and find_recurrences({name: p.shape for name, p in at.block.named_parameters()}):
+        limit = MAX_UPDATE_CHANGE_OF_RECURRENCES
     if error <= limit:
         return
     raise NumericsError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 from quantcore.calibration.lending import EXPERT_SHARE, MIN_TOKENS
@@ -10,7 +10,7 @@ from quantcore.calibration.ranges import Watched
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import CalibrationError
-from quantcore.events import Warned
+from quantcore.events import LayerQuantized, Warned
 from quantcore.observers import Observer
 
 
@@ -103,6 +103,13 @@ def too_few_tokens(seen: Mapping[LayerPlan, int]) -> list[Warned]:
                 )
             )
     return warnings + [_warning(moe, counts, _ALONE) for moe, counts in poor.items()]
+
+
+def hardly_seen(layers: Sequence[LayerQuantized]) -> list[str]:
+    """Return the names of experts' layers that saw fewer than ``EXPERT_SHARE`` of the tokens."""
+    most = max((layer.num_tokens or 0 for layer in layers), default=0)
+    experts = (layer for layer in layers if EXPERT.match(layer.name))
+    return [layer.name for layer in experts if (layer.num_tokens or 0) < EXPERT_SHARE * most]
 
 
 def lent_tokens(seen: Mapping[LayerPlan, int]) -> list[Warned]:

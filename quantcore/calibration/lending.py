@@ -32,23 +32,25 @@ def are_lent() -> bool:
 
 @dataclass
 class _Seen:
-    """What a mixture saw: its tokens, those of each expert, and some tokens, as [n, H] of each window."""
+    """The number of tokens that reached a mixture, how many of each run went to each expert, and some of the tokens.
+
+    ``counts`` has a tensor [E] for each run of the block, ``samples`` a tensor [n, H] for each window.
+    """
 
     num_tokens: int = 0
-    counts_E: torch.Tensor | None = None
+    counts: list[torch.Tensor] = field(default_factory=list)
     samples: list[torch.Tensor] = field(default_factory=list)
 
     def merge(self, later: _Seen) -> None:
         self.num_tokens += later.num_tokens
-        if self.counts_E is None or later.counts_E is None:
-            self.counts_E = later.counts_E if self.counts_E is None else self.counts_E
-        else:
-            self.counts_E = self.counts_E + later.counts_E
+        self.counts += later.counts
         self.samples += later.samples
 
 
 class Lender:
-    """Watches the mixtures of a block while all windows run, and then runs some experts on tokens of the others.
+    """Watches mixtures of a block while all windows run, and then runs some experts on tokens of the others.
+
+    They are the mixtures with hooks on the layers of an expert, which learn something from the windows.
 
     An expert that saw fewer than ``EXPERT_SHARE`` of the tokens, or fewer than ``MIN_TOKENS``, gets as many tokens as
     it lacks. They are spread evenly over the text, so that its statistics are a mean of those of its own tokens and of
@@ -57,7 +59,8 @@ class Lender:
     """
 
     def __init__(self, block: nn.Module, span: Span) -> None:
-        self._mixtures = {name: part for name, part in block.named_modules() if isinstance(part, SplitExperts)}
+        mixtures = {name: part for name, part in block.named_modules() if isinstance(part, SplitExperts)}
+        self._mixtures = {name: part for name, part in mixtures.items() if any(map(_is_watched, part.children()))}
         self._span = span
         self._seen = {name: _Seen() for name in self._mixtures}
         self._num_windows = 1
@@ -95,14 +98,14 @@ class Lender:
             first, *others = ranks.gather(self._seen[name])
             for other in others:
                 first.merge(other)
-            if first.counts_E is None:
+            if not first.samples:
                 continue
             tokens_RH = torch.cat(first.samples)
             wanted = max(MIN_TOKENS, ceil(EXPERT_SHARE * first.num_tokens))
-            for index, count in enumerate(first.counts_E.tolist()):
+            for index, count in enumerate(torch.stack(first.counts).sum(0).tolist()):
                 missing = min(wanted - count, len(tokens_RH))
                 if missing > 0 and _is_watched(experts.get_submodule(str(index))):
-                    x_TH = tokens_RH[_spread(missing, len(tokens_RH))].to(_device(experts, tokens_RH))
+                    x_TH = tokens_RH[_spread(missing, len(tokens_RH))]
                     if ranks.rank == ranks.size - 1:
                         with _lending():
                             experts.run_expert(index, x_TH)
@@ -120,8 +123,8 @@ class Lender:
             length = windows.shape[1]
             num_kept = max(ceil(EXPERT_SHARE * length), ceil(MIN_TOKENS / max(1, self._span.num_windows)))
             kept = windows[:, _spread(min(num_kept, length), length)]
-            counts_E = torch.bincount(index_TK.flatten(), minlength=experts.num_experts)[: experts.num_experts].cpu()
-            self._seen[name].merge(_Seen(len(x_TH), counts_E, list(kept.clone())))
+            counts_E = torch.bincount(index_TK.flatten(), minlength=experts.num_experts)[: experts.num_experts]
+            self._seen[name].merge(_Seen(len(x_TH), [counts_E], list(kept.clone())))
 
         return see
 
@@ -142,8 +145,3 @@ def _spread(count: int, length: int) -> torch.Tensor:
 
 def _is_watched(expert: nn.Module) -> bool:
     return any(layer._forward_pre_hooks or layer._forward_hooks for layer in expert.children())
-
-
-def _device(experts: nn.Module, like: torch.Tensor) -> torch.device:
-    weight = next(experts.parameters(), like)
-    return weight.device

@@ -53,6 +53,11 @@ class Stats:
     num_lent: int = 0
 
     @property
+    def num_own(self) -> int:
+        """The number of tokens that the model itself sent to the layers."""
+        return self.num_tokens - self.num_lent
+
+    @property
     def hessian_diagonal_I(self) -> torch.Tensor:
         """The mean square of each input, float32 [I]: the diagonal of ``gram_II``, half of the Hessian's."""
         diagonal_I = self.diagonal_I if self.gram_II is None else self.gram_II.diagonal()

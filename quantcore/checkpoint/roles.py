@@ -20,9 +20,11 @@ DRAFT = "only for multi-token prediction"
 TINY = "layer with very few inputs or outputs"
 MIN_SIDE, MIN_WIDTH = 8, 64  # a layer with fewer inputs or outputs is tiny, in a model of at least this width
 
+DRAFT_PART = re.compile(r"(?:^|\.)((?:mtp|eagle)\w*)\.")
+"""Pattern of the names inside a draft head; its group is the head's own name."""
+
 _INDEXER = re.compile(r"indexer(\.\w+)*\.weights_proj$")
 _LATENT = re.compile(r"\.\w*latent_proj$")
-_DRAFT = re.compile(r"(^|\.)(mtp|eagle)\w*\.")
 _PROJECTOR = re.compile(
     r"projector|projection|merger|connector|aligner|resampler|adapt|multi_modal|embed_(vision|audio)"
 )
@@ -34,7 +36,7 @@ def find_roles(shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
 
     ``shapes`` has the shape of every tensor by name; parameters of one axis (``A_log``) tell what is a recurrence.
     """
-    moes, heads = find_moes(shapes), _recurrences(shapes)
+    moes, heads = find_moes(shapes), find_recurrences(shapes)
     is_wide = max((min(shape) for shape in shapes.values() if len(shape) == 2), default=0) >= MIN_WIDTH
     roles = {}
     for name, shape in shapes.items():
@@ -55,7 +57,7 @@ def find_roles(shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
 
 def role_outside_blocks(module: str) -> str:
     """Describe a linear layer that is in no block of the language model, by its name."""
-    if _DRAFT.search(module):
+    if DRAFT_PART.search(module):
         return DRAFT
     if _PROJECTOR.search(module):
         return "projector between parts of the model"
@@ -64,7 +66,7 @@ def role_outside_blocks(module: str) -> str:
     return "head for scores" if _SCORES.search(module) else "outside the blocks"
 
 
-def _recurrences(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+def find_recurrences(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Return the number of heads of each module that decays a state with one number a head (``A_log``).
 
     Gated DeltaNet, Kimi Delta Attention, Mamba 2. The state of Mamba decays by matrices: its module is not returned.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
+from quantcore.checkpoint.roles import DRAFT_PART
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, Dtype, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
 from quantcore.registry import Registry
@@ -223,7 +224,6 @@ def holds_codes(export: str) -> bool:
     return isinstance(EXPORTERS.get(export), Decoder)
 
 
-_DRAFT = re.compile(r"(?:^|\.)((?:mtp|eagle)\w*)\.")
 _NUMBERED = re.compile(r"(.*?)(\w+)\.(\d+)\.")
 
 
@@ -239,7 +239,7 @@ def draft_patterns(layers: Iterable[LayerPlan], kept: Iterable[str]) -> list[str
             last[match[1], match[2]] = max(int(match[3]), last.get((match[1], match[2]), 0))
     parts = []
     for name in kept:
-        match, draft = _NUMBERED.match(name), _DRAFT.search(name)
+        match, draft = _NUMBERED.match(name), DRAFT_PART.search(name)
         if draft is not None:
             parts.append(draft[1])
         elif match is not None and int(match[3]) > last.get((match[1], match[2]), int(match[3])):

@@ -45,13 +45,10 @@ class Form:
     @classmethod
     def of(cls, fused: nn.Module) -> Form:
         """Return the form of a module: its flags if it has been decorated, else as the shapes of its parameters say."""
-        if not hasattr(fused, "is_transposed"):
+        if not _is_decorated(fused):
             up, down = fused.get_parameter("gate_up_proj"), fused.get_parameter("down_proj")
             return cls(is_transposed=up.shape[1:] == (down.shape[2], 2 * down.shape[1]))
-        flags: dict[str, Any] = {
-            flag.name: getattr(fused, flag.name) for flag in fields(cls) if hasattr(fused, flag.name)
-        }
-        return cls(**flags)
+        return cls(*(getattr(fused, flag.name) for flag in fields(cls)))
 
 
 class SplitExperts(nn.Module):
@@ -75,7 +72,7 @@ class SplitExperts(nn.Module):
         for name, child in fused.named_children():  # activation, norm after the expert
             self.add_module(name, child)
         for index in range(len(fused.get_parameter("gate_up_proj" if form.has_gate else "up_proj"))):
-            self.add_module(str(index), nn.ModuleDict(_linears(fused, index, names)))
+            self.add_module(str(index), nn.ModuleDict(_linears(fused, form, index, names)))
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor | None = None,
@@ -122,11 +119,18 @@ class SplitExperts(nn.Module):
 
 def is_fused(module: nn.Module) -> bool:
     """Return True for a module of fused experts whose parameters are still 3-D: decorated, or one that is called so."""
-    if module._parameters.get("down_proj") is None or hasattr(module, "is_concatenated"):
-        return module._parameters.get("down_proj") is not None
+    if module._parameters.get("down_proj") is None:
+        return False
+    if _is_decorated(module):
+        return True
     names = tuple(inspect.signature(module.forward).parameters)
     has_gate = module._parameters.get("gate_up_proj") is not None and hasattr(module, "act_fn")
     return has_gate and names in (("hidden_states",), ("hidden_states", "top_k_index", "top_k_weights"))
+
+
+def _is_decorated(module: nn.Module) -> bool:
+    """Return True for a module of ``use_experts_implementation``, which gives it the flags of a ``Form``."""
+    return hasattr(module, "is_concatenated")
 
 
 def split_experts(model: nn.Module, names: ProjectionNames) -> list[str]:
@@ -158,22 +162,21 @@ def experts_split(block: nn.Module, modules: Iterable[str], names: ProjectionNam
             block.set_submodule(name, module)
 
 
-def _linears(fused: nn.Module, index: int, names: ProjectionNames) -> dict[str, nn.Module]:
+def _linears(fused: nn.Module, form: Form, index: int, names: ProjectionNames) -> dict[str, nn.Module]:
     """Return the linear layers of expert ``index``: views of the fused parameters, as [out, in]."""
-    has_gate, num_down = Form.of(fused).has_gate, len(fused.get_parameter("down_proj"))
-    up, up_bias = _part(fused, "gate_up_proj" if has_gate else "up_proj", index)
-    linears = {names.down: _linear(*_part(fused, "down_proj", index))} if index < num_down else {}
-    if names.gate is None or not has_gate:
+    num_down = len(fused.get_parameter("down_proj"))
+    up, up_bias = _part(fused, form, "gate_up_proj" if form.has_gate else "up_proj", index)
+    linears = {names.down: _linear(*_part(fused, form, "down_proj", index))} if index < num_down else {}
+    if names.gate is None or not form.has_gate:
         return {names.up: _linear(up, up_bias), **linears}
     gate, up = up.chunk(2)
     gate_bias, up_bias = (None, None) if up_bias is None else up_bias.chunk(2)
     return {names.gate: _linear(gate, gate_bias), names.up: _linear(up, up_bias), **linears}
 
 
-def _part(fused: nn.Module, name: str, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _part(fused: nn.Module, form: Form, name: str, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return (weight [out, in], bias [out] or None) of one expert."""
     weight = fused.get_parameter(name)[index].detach()
-    form = Form.of(fused)
     bias = fused.get_parameter(f"{name}_bias")[index].detach() if form.has_bias else None
     return weight.T if form.is_transposed else weight, bias
 

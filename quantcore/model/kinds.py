@@ -81,10 +81,7 @@ def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tupl
         )
     chosen = declared if declared in classes else next(iter(classes))
     kind = classes[chosen]
-    has_encoder_inside = not config.is_encoder_decoder and config.get_text_config().is_encoder_decoder
-    if kind is Kind.causal and has_encoder_inside:
-        kind = Kind.sequence_to_sequence  # Florence-2, whose language model is BART
-    elif kind in WITH_ENCODER and not config.is_encoder_decoder and not has_encoder_inside:
+    if kind in WITH_ENCODER and not config.is_encoder_decoder:
         kind = Kind.causal  # Transformers lists models that hear with a tower here as well
     return chosen, kind
 

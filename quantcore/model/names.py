@@ -76,7 +76,8 @@ class Conversion:
 
 def find_conversions(model: PreTrainedModel, stored: Iterable[str], placed: Mapping[str, str]) -> list[Conversion]:
     """Return the conversions of those ``stored`` tensors that are not ``placed`` (see ``place_tensors``)."""
-    state, converters = model.state_dict(), _converters(model)
+    state, transforms = model.state_dict(), get_model_conversion_mapping(model)
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     by_pattern = {pattern: converter for converter in reversed(converters) for pattern in converter.source_patterns}
     parts: dict[str, list[tuple[str, str]]] = {}
     for name, renamed, pattern in _renamed(model, stored, state):
@@ -156,17 +157,14 @@ def _renamed(
     model: PreTrainedModel, stored: Iterable[str], state: dict[str, Any]
 ) -> Iterator[tuple[str, str, str | None]]:
     """Yield each stored tensor, its parameter, and the pattern if it fills that one only together with others."""
-    transforms, converters = get_model_conversion_mapping(model), _converters(model)
+    transforms = get_model_conversion_mapping(model)
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     for name in sorted(stored, key=dot_natural_key):
         renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if renamed not in state and name in state:
             renamed, pattern = name, None
         yield name, renamed, pattern
-
-
-def _converters(model: PreTrainedModel) -> list[WeightConverter]:
-    return [entry for entry in get_model_conversion_mapping(model) if isinstance(entry, WeightConverter)]
 
 
 def place_modules(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, tuple[str, ...]]:

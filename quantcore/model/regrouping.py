@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import Chunk, Concatenate, Split
 
-from quantcore.model.names import Conversion
+from quantcore.model.names import Conversion, find_assembled, find_conversions
 
 STORED = "stored_as_one"
 
@@ -47,6 +47,19 @@ class SideBySide(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([part(x) for part in self.children()], dim=-1)
+
+
+def place_converted(
+    model: PreTrainedModel, stored: Iterable[str], placed: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, Conversion]]:
+    """Return ``placed`` with the tensors of layers that were rebuilt, and the other parameters that are converted.
+
+    ``placed``: see ``place_tensors``. The layers are rebuilt in ``model``, see ``regroup``; for the others see
+    ``find_assembled``.
+    """
+    conversions = find_conversions(model, stored, placed)
+    places = {**placed, **regroup(model, conversions)}
+    return places, find_assembled(model, conversions, places)
 
 
 def regroup(model: PreTrainedModel, conversions: Iterable[Conversion]) -> dict[str, str]:

@@ -15,14 +15,8 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.errors import ModelError
 from quantcore.model.experts import split_experts
-from quantcore.model.names import (
-    check_not_rearranged,
-    find_assembled,
-    find_conversions,
-    place_tensors,
-    projection_names,
-)
-from quantcore.model.regrouping import regroup
+from quantcore.model.names import check_not_rearranged, place_tensors, projection_names
+from quantcore.model.regrouping import place_converted
 from quantcore.model.skeleton import build_skeleton, float32_names, set_parameter
 from quantcore.nn.layers import QuantizedLayer, activation_quantizers, find_quantizers, quantize_layer
 from quantcore.numerics.affine import QParams
@@ -62,9 +56,7 @@ def load_model(checkpoint: Model, ranks: Ranks = ALONE) -> Loaded:
     placed = place_tensors(model, checkpoint.headers.tensors)
     if any(place.rpartition(".")[0] not in dict(model.named_modules()) for place in placed.values()):
         split_experts(model, projection_names(model))  # the files hold experts one by one
-    conversions = find_conversions(model, checkpoint.headers.tensors, placed)
-    placed |= regroup(model, conversions)
-    assembled = find_assembled(model, conversions, placed)
+    placed, assembled = place_converted(model, checkpoint.headers.tensors, placed)
     check_not_rearranged(model, checkpoint.headers.tensors, placed, assembled)
     stays_float32 = float32_names(model, dtype)
     layers = {} if checkpoint.quantized is None else checkpoint.quantized.layers

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quantcore.calibration.lending import EXPERT_SHARE
+from quantcore.calibration.experts import hardly_seen
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.evaluation.quality import Measure
 from quantcore.events import LayerQuantized, Warned
@@ -79,10 +79,8 @@ def calibration_coverage(seen: Evidence) -> Iterator[GateResult]:
     never = [warning.message for warning in seen.warnings if warning.code == "layer_never_called"]
     if never:
         yield _row("G2", "layers_never_called", len(never), 0, " | ".join(never), worst="warn")
-    counts = {layer.name: layer.num_tokens or 0 for layer in seen.layers if EXPERT.match(layer.name)}
-    if counts:
-        most = max((layer.num_tokens or 0 for layer in seen.layers), default=0)
-        hardly = [name for name, count in counts.items() if count < EXPERT_SHARE * most]
+    if any(EXPERT.match(layer.name) for layer in seen.layers):
+        hardly = hardly_seen(seen.layers)
         mixtures = [warning.message for warning in seen.warnings if warning.code == "expert_saw_few_tokens"]
         detail = " | ".join([*mixtures, *hardly[:8]]) or "every expert saw enough tokens"
         yield _row("G2", "expert_coverage", len(mixtures) + len(hardly), 0, detail, worst="warn")

@@ -108,7 +108,7 @@ def read_model(path: Path | str) -> Model:
     if gguf_file is None:
         config, tensors = read_folder(folder)
         description = modelopt.description_of(folder, config)
-        quantization_config = config.get("quantization_config") if description is None else description
+        quantization_config = config.get("quantization_config")
     else:
         folder = gguf_file.parent
         config, tensors = read_gguf(gguf_file)

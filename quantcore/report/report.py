@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantcore.calibration.lending import EXPERT_SHARE
+from quantcore.calibration.experts import hardly_seen
 from quantcore.checkpoint.artifact import write_json
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.task import Task
@@ -144,17 +144,16 @@ def _encoder(main: Proof) -> dict[str, Any]:
 
 
 def _expert_coverage(outcome: Outcome) -> dict[str, Any]:
-    counts: dict[str, int] = {}
-    for layer in outcome.layers:
-        if layer.num_tokens is not None and (match := EXPERT.match(layer.name)):
-            counts[f"{match['moe']} {match['index']}"] = layer.num_tokens
-    if not counts:
+    matches = {layer.name: match for layer in outcome.layers if (match := EXPERT.match(layer.name))}
+    experts = {name: match.group("moe", "index") for name, match in matches.items()}
+    seen = [layer for layer in outcome.layers if layer.name in experts and layer.num_tokens is not None]
+    if not seen:
         return {}
-    enough = EXPERT_SHARE * max(layer.num_tokens or 0 for layer in outcome.layers)
-    covered = sum(count >= enough for count in counts.values())
+    counts = {experts[layer.name]: layer.num_tokens or 0 for layer in seen}
+    covered = counts.keys() - {experts[name] for name in hardly_seen(outcome.layers)}
     return {
         "experts": ExpertCoverage(
-            num_experts=len(counts), fewest_tokens=min(counts.values()), share_covered=covered / len(counts)
+            num_experts=len(counts), fewest_tokens=min(counts.values()), share_covered=len(covered) / len(counts)
         )
     }
 

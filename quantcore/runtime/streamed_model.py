@@ -24,17 +24,15 @@ from transformers import PreTrainedModel
 from quantcore.checkpoint.blocks import Blocks
 from quantcore.errors import ModelError
 from quantcore.model.experts import experts_split, is_fused
-from quantcore.model.kinds import Kind, halves, inputs_of, language_model
+from quantcore.model.kinds import Kind, inputs_of, language_model
 from quantcore.model.names import (
     FROM_FILE_TO_FILE,
     check_not_rearranged,
     check_shares_nothing,
-    find_assembled,
-    find_conversions,
     place_tensors,
     projection_names,
 )
-from quantcore.model.regrouping import regroup
+from quantcore.model.regrouping import place_converted
 from quantcore.model.skeleton import (
     build_skeleton,
     fill_computed,
@@ -88,9 +86,7 @@ class StreamedModel:
         self.dtype = dtype
         self.model, self.kind = build_skeleton(raw_config, dtype), kind_of(raw_config)
         self.reader = language_model(self.model, self.kind)
-        self._placed = place_tensors(self.model, names)
-        conversions = find_conversions(self.model, names, self._placed)
-        self._placed |= regroup(self.model, conversions)
+        self._placed, self._assembled = place_converted(self.model, names, place_tensors(self.model, names))
         self._stored = {place: name for name, place in self._placed.items()}
         for place, source in self.model.all_tied_weights_keys.items():  # of a tied pair either may be stored
             if place in self._stored:
@@ -98,7 +94,6 @@ class StreamedModel:
         self._places, self._lists = find_block_lists(self.model, self._placed, blocks)
         check_shares_nothing(self.model, self._places)
         self._towers = towers_of(self.model, self._places)
-        self._assembled = find_assembled(self.model, conversions, self._placed)
         check_not_rearranged(self.model, names, self._placed, self._assembled, self._towers)
         self._projections = projection_names(self.model)
         self._keeps_float32 = float32_names(self.model, dtype)
@@ -172,8 +167,7 @@ class StreamedModel:
             for place in range(1, len(self._lists)):
                 stack.enter_context(self._blocks_replaced(place, self._no_arguments(place))).stops = True
             state = relay.run(partial(self.reader.base_model, **self._inputs(ids_NT)))
-        is_half = len(self._lists) == 1 and self.kind is Kind.sequence_to_sequence  # its encoder is a tower
-        self.axes = hidden.axes = self._axes_of(state, len(halves(ids_NT)[1][0]) if is_half else len(window_T))
+        self.axes = hidden.axes = self._axes_of(state, len(window_T))
         hidden.states.append(packed(state, self.axes))
         hidden.ids.append(ids_NT)
         hidden.arguments.add(arguments)
@@ -365,8 +359,7 @@ class StreamedModel:
         """Return True for a parameter of an output projection with its own weight."""
         path = name.rpartition(".")[0]
         head = self.reader.get_output_embeddings()  # type: ignore[no-untyped-call]
-        is_read = isinstance(head, nn.Embedding)  # FSMT: its decoder's embedding is its head
-        return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head and not is_read
+        return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head
 
     @contextmanager
     def _blocks_replaced(self, place: int, arguments: list[Arguments]) -> Iterator[Relay]:

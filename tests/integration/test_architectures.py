@@ -12,14 +12,8 @@ from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.roles import GATE, INDEXER, LATENT, ROUTER
 from quantcore.config import presets
 from quantcore.errors import ModelError
-from quantcore.model.names import (
-    check_not_rearranged,
-    check_shares_nothing,
-    find_assembled,
-    find_conversions,
-    place_tensors,
-)
-from quantcore.model.regrouping import regroup
+from quantcore.model.names import check_not_rearranged, check_shares_nothing, place_tensors
+from quantcore.model.regrouping import place_converted
 from quantcore.model.skeleton import find_block_lists
 from quantcore.plan.planner import make_plan
 from tests.support.architectures import Outline, model_classes, outline
@@ -101,13 +95,10 @@ def test_a_whole_checkpoint_is_never_said_to_lack_a_tensor():
         found = outline(name, CLASSES[name]) if name.endswith("ForCausalLM") else None
         if found is None or has_encoder(found) or name in SEVERAL_LISTS | ODD_EXPERTS:
             continue
-        placed = place_tensors(found.model, found.tensors)
+        placed, assembled = place_converted(found.model, found.tensors, place_tensors(found.model, found.tensors))
         try:
             places, _ = find_block_lists(found.model, placed, find_blocks(found.tensors, found.config))
             check_shares_nothing(found.model, places)
-            conversions = find_conversions(found.model, found.tensors, placed)
-            placed |= regroup(found.model, conversions)
-            assembled = find_assembled(found.model, conversions, placed)
             check_not_rearranged(found.model, found.tensors, placed, assembled)
         except ModelError as error:
             assert error.code == "unsupported_architecture"
