@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from quantcore.checkpoint.blocks import Blocks
 from quantcore.errors import ModelError
 from quantcore.model.experts import experts_split, is_fused
-from quantcore.model.kinds import Kind, inputs_of, language_model
+from quantcore.model.kinds import Kind, halves, inputs_of, language_model
 from quantcore.model.names import (
     FROM_FILE_TO_FILE,
     check_not_rearranged,
@@ -167,7 +167,8 @@ class StreamedModel:
             for place in range(1, len(self._lists)):
                 stack.enter_context(self._blocks_replaced(place, self._no_arguments(place))).stops = True
             state = relay.run(partial(self.reader.base_model, **self._inputs(ids_NT)))
-        self.axes = hidden.axes = self._axes_of(state, len(window_T))
+        is_half = len(self._lists) == 1 and self.kind is Kind.sequence_to_sequence  # T5Gemma 2: its encoder is a tower
+        self.axes = hidden.axes = self._axes_of(state, len(halves(ids_NT)[1][0]) if is_half else len(window_T))
         hidden.states.append(packed(state, self.axes))
         hidden.ids.append(ids_NT)
         hidden.arguments.add(arguments)

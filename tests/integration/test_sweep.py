@@ -29,6 +29,7 @@ RARE = [
     "KimiLinearForCausalLM",  # the kernels of its convolutions are put together when they are loaded
     "LongcatFlashForCausalLM",  # some experts are the identity
     "MiniMaxM3SparseForConditionalGeneration",  # gate and up become one layer
+    "T5Gemma2ForConditionalGeneration",  # its encoder is a tower, its decoder reads one half of a window
 ]
 CLASSES = {
     each.name: each for each in model_classes(("causal", "image-text-to-text", "sequence-to-sequence", "speech"))
