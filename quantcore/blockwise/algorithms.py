@@ -108,7 +108,7 @@ class BlockAlgorithms:
         modules = {names[layer]: module for layer, module in layers.items()}
         advance = not at.streams.through_quantized
         rotated = self._rotate(at)
-        if not self._smoother:
+        if not self._smoother or not layers:
             with collect_ranges(layers) as ranges:
                 stats = self._collect(modules, at, advance=advance)
             prepared = self._prepared(names, stats, ranges)

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -120,19 +120,26 @@ class _Whole:
 
 
 def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.Tensor) -> _Whole:
-    """Run one window in Transformers. Raises ModelError if a block's input is not the output of the block before it."""
-    inputs, outputs = [], []
+    """Run one window in Transformers. Raises ModelError if a block's input is not the output of the block before it.
 
-    def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        inputs.append(packed(args[0] if args else next(iter(named.values())), streamed.axes))
-        outputs.append(packed(output[0] if isinstance(output, (tuple, list)) else output, streamed.axes))
+    A block that the model skips gives that output on.
+    """
+    inputs: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any, index: int) -> None:
+        skipped = [outputs[-1]] * (index - len(outputs)) if outputs else []
+        inputs.extend([*skipped, packed(args[0] if args else next(iter(named.values())), streamed.axes)])
+        outputs.extend([*skipped, packed(output[0] if isinstance(output, (tuple, list)) else output, streamed.axes)])
 
     with ExitStack() as stack, torch.no_grad(), matmul_precision(whole.device):
         for index in range(streamed.num_blocks):
             block = whole.get_submodule(streamed.block_name(index))
-            stack.callback(block.register_forward_hook(note, with_kwargs=True).remove)
+            stack.callback(block.register_forward_hook(partial(note, index=index), with_kwargs=True).remove)
         reader = language_model(whole, streamed.kind)
         logits = outputs_of(reader(**inputs_of(reader, streamed.kind, window_T[None].to(whole.device))))
+    for states in (inputs, outputs):
+        states.extend(outputs[-1:] * (streamed.num_blocks - len(states)))
     pairs = zip(outputs[:-1], inputs[1:], strict=True)
     are_chained = [torch.equal(*pair) for index, pair in enumerate(pairs, 1) if index not in streamed.starts]
     if len(inputs) != streamed.num_blocks or not all(are_chained):

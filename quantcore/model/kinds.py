@@ -83,7 +83,14 @@ def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tupl
     kind = classes[chosen]
     if kind in WITH_ENCODER and not config.is_encoder_decoder:
         kind = Kind.causal  # Transformers lists models that hear with a tower here as well
+    if kind is Kind.causal and config.is_encoder_decoder and _reads_in_both_halves(chosen):
+        kind = Kind.sequence_to_sequence  # it lists models that see as if they had no encoder (Florence-2)
     return chosen, kind
+
+
+def _reads_in_both_halves(built: type[PreTrainedModel]) -> bool:
+    """Return True for a class whose encoder reads tokens, and its decoder others."""
+    return built.main_input_name == "input_ids" and "decoder_input_ids" in inspect.signature(built.forward).parameters
 
 
 def _kinds(config: PretrainedConfig) -> list[Kind]:

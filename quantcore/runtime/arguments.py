@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -19,10 +19,14 @@ import torch
 
 @dataclass
 class Arguments:
-    """The positional and named arguments of one call of a block after the hidden states."""
+    """The positional and named arguments of one call of a block after the hidden states.
+
+    A block that ``is_skipped`` gets none: text alone does not reach the cross-attention blocks of Llama 3.2 Vision.
+    """
 
     positional: tuple[Any, ...] = ()
     named: dict[str, Any] = field(default_factory=dict)
+    is_skipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class WindowArguments:
             return passed[part] if isinstance(part, PassedOn) else part
 
         named = {name: value(part) for name, part in arguments.named.items()}
-        return Arguments(tuple(map(value, arguments.positional)), named)
+        return replace(arguments, positional=tuple(map(value, arguments.positional)), named=named)
 
     def note_output(self, index: int, window: int, output: Sequence[Any]) -> None:
         """Keep the values of ``output``, a block's, that later blocks get; those that windows agree in only once."""
@@ -122,9 +126,10 @@ class _Kept:
         positional = self.value(recorded.positional, first.positional)
         named = {name: self.value(value, first.named.get(name)) for name, value in recorded.named.items()}
         is_same = positional is first.positional and named.keys() == first.named.keys()
+        is_same = is_same and recorded.is_skipped == first.is_skipped
         if is_same and all(value is first.named[name] for name, value in named.items()):
             return first
-        return Arguments(positional, named)
+        return replace(recorded, positional=positional, named=named)
 
     def value(self, value: Any, first: Any) -> Any:
         """Return ``first`` if ``value`` equals it and no block can change it, else ``value``.
@@ -181,9 +186,10 @@ def _with_own_mappings(window: Sequence[Arguments]) -> list[Arguments]:
     if not own:
         return list(window)
     return [
-        Arguments(
-            tuple(own.get(id(value), value) for value in arguments.positional),
-            {name: own.get(id(value), value) for name, value in arguments.named.items()},
+        replace(
+            arguments,
+            positional=tuple(own.get(id(value), value) for value in arguments.positional),
+            named={name: own.get(id(value), value) for name, value in arguments.named.items()},
         )
         for arguments in window
     ]

@@ -52,6 +52,8 @@ class Hidden:
         Raises ModelError where the model's own code fails.
         """
         beside = self.arguments.of(index, window)
+        if beside.is_skipped:
+            return state
         with model_code(f"block {index}"):
             with matmul_precision(state.device):
                 output = block(unpacked(state, self.axes), *beside.positional, **beside.named)

@@ -109,13 +109,14 @@ def model_code(part: str) -> Iterator[None]:
 
 @contextmanager
 def blocks_replaced(
-    blocks: Iterable[nn.Module], arguments: list[Arguments], *, num_returned: int, start: int = 0
-) -> Iterator[Relay]:
+    blocks: Iterable[nn.Module], arguments: list[Arguments], *, num_returned: int, passes_on: bool = True,
+    start: int = 0,
+) -> Iterator[Relay]:  # fmt: skip
     """Let the blocks record their calls in ``arguments`` and pass the states through, inside the ``with``.
 
-    ``start`` is the number of the first block.
+    ``start`` is the number of the first block. For the other values see ``Relay``.
     """
-    relay = Relay(num_returned)
+    relay = Relay(num_returned, passes_on)
     before = [block.__dict__.get("forward") for block in blocks]
     for index, block in enumerate(blocks):
         block.forward = _recorder(block.forward, arguments[index], relay, start + index, is_first=index == 0)
@@ -140,7 +141,7 @@ def _recorder(
 
     def forward(*positional: Any, **named: Any) -> Any:
         hidden_states, *rest = positional or (named.pop(name),)
-        arguments.positional, arguments.named = tuple(rest), named
+        arguments.positional, arguments.named, arguments.is_skipped = tuple(rest), named, False
         if is_first:
             relay.seen = hidden_states
             if relay.stops:

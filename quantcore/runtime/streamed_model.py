@@ -100,6 +100,7 @@ class StreamedModel:
         self.axes: Axes = (0, 1)
         self._heard: Any = None  # the output of an encoder that hears
         self._num_returned = [0] * len(self._lists)  # values that a block of each list returns as a tuple
+        self._passes_on = [True] * len(self._lists)  # see ``Relay``
         for name, buffer in list(self.model.named_buffers()):
             if name in self._stored:
                 self._load(self.model, name, name)
@@ -228,7 +229,7 @@ class StreamedModel:
         return named
 
     def _no_arguments(self, place: int) -> list[Arguments]:
-        return [Arguments() for _ in self._lists[place]]
+        return [Arguments(is_skipped=True) for _ in self._lists[place]]  # until they are called
 
     def _check_ids(self, windows_NT: torch.Tensor) -> None:
         with model_code("its embedding"):
@@ -364,12 +365,14 @@ class StreamedModel:
 
     @contextmanager
     def _blocks_replaced(self, place: int, arguments: list[Arguments]) -> Iterator[Relay]:
-        modules, start, num_returned = self._lists[place], self.starts[place], self._num_returned[place]
-        with blocks_replaced(modules, arguments, num_returned=num_returned, start=start) as relay:
+        with blocks_replaced(
+            self._lists[place], arguments, num_returned=self._num_returned[place], passes_on=self._passes_on[place],
+            start=self.starts[place],
+        ) as relay:  # fmt: skip
             try:
                 yield relay
             finally:
-                self._num_returned[place] = relay.num_returned
+                self._num_returned[place], self._passes_on[place] = relay.num_returned, relay.passes_on
 
     def _load(self, module: nn.Module, name: str, place: str) -> None:
         """Fill the parameter ``name`` of ``module``, whose name in the whole model is ``place``."""

@@ -26,9 +26,11 @@ CHOSEN = [
 ]
 RARE = [
     "Blip2ForConditionalGeneration",  # only the model inside reads text without an image
+    "Florence2ForConditionalGeneration",  # an encoder and a decoder, listed as if it had none
     "KimiLinearForCausalLM",  # the kernels of its convolutions are put together when they are loaded
     "LongcatFlashForCausalLM",  # some experts are the identity
     "MiniMaxM3SparseForConditionalGeneration",  # gate and up become one layer
+    "MllamaForConditionalGeneration",  # text skips the blocks that look at images
     "T5Gemma2ForConditionalGeneration",  # its encoder is a tower, its decoder reads one half of a window
 ]
 CLASSES = {

@@ -3,8 +3,10 @@
 from collections import UserDict
 
 import torch
+from torch import nn
 
 from quantcore.runtime.arguments import Arguments, WindowArguments
+from quantcore.runtime.hidden import Hidden
 
 MASK = torch.ones(1, 1, 4, 4)
 
@@ -54,3 +56,13 @@ def test_a_mapping_is_shared_by_the_blocks_of_one_window_alone():
     assert kept.pass_values_on and not other.pass_values_on and not only.pass_values_on
     assert not other.of(2, 1).named["shared"] and not only.of(2, 0).named["shared"]
     assert other.of(0, 1).named["shared"] is other.of(2, 1).named["shared"]
+
+
+def test_a_block_is_skipped_in_the_windows_that_do_not_reach_it():
+    kept = WindowArguments()
+    for is_skipped in (True, False, True):
+        kept.add([Arguments(is_skipped=is_skipped)])
+    assert [kept.of(0, window).is_skipped for window in range(3)] == [True, False, True]
+    hidden = Hidden([torch.ones(1, 4, 8)] * 3, kept)
+    hidden.advance(nn.Linear(8, 8), 0)
+    assert [torch.equal(state, torch.ones(1, 4, 8)) for state in hidden.states] == [True, False, True]
