@@ -23,7 +23,10 @@ _DOWN = {
     "experts.gate_up_proj": "experts.down_proj",
     "input_linear.weight": "output_linear.weight",  # Granite
     "experts.fc1.weight": "experts.fc2.weight",  # Aria
+    "experts.w13_weight": "experts.w2_weight",  # Inkling
 }
+_INTERLEAVED = "experts.w13_weight"
+_SEPARATE = ("gate_proj", "up_proj", "down_proj")
 _GATE_UP = re.compile(rf"^(.+)\.({'|'.join(map(re.escape, _DOWN))})$")
 
 
@@ -33,8 +36,9 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
     ``X.experts.gate_up_proj`` [E, 2I, H] and ``X.experts.down_proj`` [E, H, I] (Qwen 3.5; Granite calls them
     ``X.input_linear.weight`` and ``X.output_linear.weight``) become ``X.experts.0.gate_proj.weight``, ``up_proj`` and
     ``down_proj``: what other quantizers write and vLLM reads. Llama 4 and Aria store transposes. gpt-oss stores
-    transposes with interleaved rows and biases: its gate and up stay one matrix, ``X.experts.0.gate_up_proj.weight``.
-    Other stacks stay as they are.
+    transposes with interleaved rows and biases, Inkling interleaved rows: their gate and up stay one matrix,
+    ``X.experts.0.gate_up_proj.weight``. Step 3.7 has three stacks, such as ``X.gate_proj.weight`` [E, I, H]. Other
+    stacks stay as they are.
     """
     parts: dict[str, dict[str, TensorHeader]] = {}
     for name, gate_up in tensors.items():
@@ -45,7 +49,10 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
                 continue
             experts = f"{match[1]}.experts"
             (_, a, b), (_, c, d) = gate_up.shape, down.shape
-            if (a, b) == (2 * d, c):
+            if match[2] == _INTERLEAVED:
+                parts[name] = dict(_matrices(name, gate_up, experts, ("gate_up_proj",)))
+                parts[down_name] = dict(_matrices(down_name, down, experts, ("down_proj",)))
+            elif (a, b) == (2 * d, c):
                 parts[name] = dict(_matrices(name, gate_up, experts, ("gate_proj", "up_proj")))
                 parts[down_name] = dict(_matrices(down_name, down, experts, ("down_proj",)))
             elif (a, b) == (d, 2 * c) and f"{name}_bias" not in tensors:
@@ -56,6 +63,12 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
                     parts[stack] = dict(_transposes(stack, tensors[stack], experts, projection))
                     bias = f"{stack}_bias"
                     parts[bias] = dict(_biases(bias, tensors[bias], experts, projection))
+        elif name.endswith(f".{_SEPARATE[0]}.weight"):
+            moe = name.removesuffix(f".{_SEPARATE[0]}.weight")
+            stacks = {projection: f"{moe}.{projection}.weight" for projection in _SEPARATE}
+            if all(stack in tensors and is_stack_of_experts(stack, tensors[stack].shape) for stack in stacks.values()):
+                for projection, stack in stacks.items():
+                    parts[stack] = dict(_matrices(stack, tensors[stack], f"{moe}.experts", (projection,)))
     return {new: header for name, old in tensors.items() for new, header in parts.get(name, {name: old}).items()}
 
 
@@ -125,6 +138,11 @@ def is_stack_of_experts(name: str, shape: Sequence[int]) -> bool:
     if len(shape) < 2 or EXPERT.match(name):
         return False
     return ".experts." in name or (len(shape) == 3 and _MOE.search(name) is not None)
+
+
+def is_stack_of_shared_experts(name: str, shape: Sequence[int]) -> bool:
+    """Return True for a stack of the experts that every token gets: Inkling has two of them in a block."""
+    return len(shape) == 3 and is_stack_of_experts(name, shape) and "shared" in name
 
 
 def find_moes(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:

@@ -16,6 +16,7 @@ ROUTER = "router"
 GATE = "gate of a recurrence"
 INDEXER = "head weights of an attention indexer"
 LATENT = "latent projection of the experts"
+SHARED = "shared experts in one stack"
 DRAFT = "only for multi-token prediction"
 TINY = "layer with very few inputs or outputs"
 MIN_SIDE, MIN_WIDTH = 8, 64  # a layer with fewer inputs or outputs is tiny, in a model of at least this width

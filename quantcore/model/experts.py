@@ -24,7 +24,8 @@ from torch import nn
 class ProjectionNames:
     """A checkpoint's names for the projections of an expert (Mixtral: w1, w3, w2).
 
-    Without a ``gate``, ``up`` holds both gate and up: gpt-oss, whose rows alternate (gate 0, up 0, gate 1, ...).
+    Without a ``gate``, ``up`` holds both gate and up, whose rows alternate (gate 0, up 0, gate 1, ...), as those of
+    gpt-oss and Inkling do.
     """
 
     gate: str | None = "gate_proj"
@@ -108,6 +109,8 @@ class SplitExperts(nn.Module):
         if not self._form.has_gate:
             inner = fused.act_fn(inner)
         elif self.names.gate is None:
+            if self._form.is_concatenated:  # by Transformers, which takes the stored rows apart
+                inner = inner.unflatten(-1, (-1, 2)).mT.flatten(-2)
             inner = fused._apply_gate(inner)
         elif hasattr(fused, "_apply_gate"):
             inner = fused._apply_gate(torch.cat([expert[self.names.gate](x_TH), inner], dim=-1))

@@ -20,7 +20,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.core_model_loading import (
+    Interleave,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
 
 from quantcore.checkpoint.blocks import Blocks
 from quantcore.errors import ModelError
@@ -41,6 +47,7 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
     state = model.state_dict()
     fused = {name for name, module in model.named_modules() if is_fused(module)}
     placed: dict[str, str] = {}
+    in_stacks: dict[str, list[str]] = {}
     for name, renamed, pattern in _renamed(model, stored, state):
         if pattern is None and renamed in state:
             placed[name] = renamed
@@ -48,6 +55,12 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
             experts = renamed.rpartition(".")[0] if pattern else expert[1]
             if experts in fused:
                 placed[name] = ".".join((experts, *expert.groups()[1:]))
+            elif own := _EXPERT.match(name):  # Step 3.7 has other names for a stack and for the module of the experts
+                in_stacks.setdefault(f"{own[1].rpartition('.')[0]}.{own[3]}.{own[4]}", []).append(name)
+    for stack, renamed, _ in _renamed(model, in_stacks, state):
+        experts = renamed.rpartition(".")[0]
+        if experts in fused:
+            placed |= {name: f"{experts}.{name.split('.experts.')[-1]}" for name in in_stacks[stack]}
     return placed
 
 
@@ -99,12 +112,14 @@ def find_assembled(
 ) -> dict[str, Conversion]:
     """Return the parameters of ``model`` that a conversion makes and that no layer is quantized for.
 
-    ``placed`` has the tensors that need no conversion. The weights of linear layers and of experts do not count.
+    ``placed`` has the tensors that need no conversion. The weights of linear layers, as the files have them, and of
+    experts do not count.
     """
     assembled: dict[str, Conversion] = {}
     for conversion in conversions:
         owners = [model.get_submodule(target.rpartition(".")[0]) for target in conversion.targets]
-        is_layer = any(isinstance(owner, nn.Linear) or is_fused(owner) for owner in owners)
+        are_weights = any(source.endswith(".weight") for source in conversion.sources)  # and not ``in_proj_weight``
+        is_layer = any((isinstance(owner, nn.Linear) and are_weights) or is_fused(owner) for owner in owners)
         if not is_layer and placed.keys().isdisjoint(conversion.sources):
             assembled |= dict.fromkeys(conversion.targets, conversion)
     return assembled
@@ -193,7 +208,15 @@ def projection_names(model: PreTrainedModel) -> ProjectionNames:
         return ProjectionNames(gate=None, up="gate_up_proj")
     names: dict[str, str] = {}
     for transform in get_model_conversion_mapping(model):
+        if transform.target_patterns[0].endswith("experts.gate_up_proj") and _alternates(transform):
+            return ProjectionNames(gate=None, up="gate_up_proj")
         leaves = [match[1] for source in transform.source_patterns if (match := _PER_EXPERT.search(source))]
         target = transform.target_patterns[0].rpartition(".")[2]
         names |= dict(zip(_ROLES.get(target, ()), leaves, strict=False))
     return ProjectionNames(**names)
+
+
+def _alternates(transform: object) -> bool:
+    """Return True if a conversion takes apart rows that alternate (Inkling's gate and up)."""
+    operations = transform.operations if isinstance(transform, WeightConverter) else []
+    return any(isinstance(operation, Interleave) for operation in operations)

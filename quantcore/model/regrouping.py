@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.core_model_loading import Chunk, Concatenate, Split
+from transformers.core_model_loading import Chunk, Concatenate, Interleave, Split
 
 from quantcore.model.names import Conversion, find_assembled, find_conversions
 
@@ -21,19 +21,19 @@ STORED = "stored_as_one"
 
 
 class Rows(nn.Module):
-    """Stands for a layer that is some rows of ``whole``: [.., I] to [.., number of rows]."""
+    """Stands for a layer that is some ``rows`` of ``whole``: [.., I] to [.., number of rows]."""
 
-    def __init__(self, whole: nn.Linear, rows: range) -> None:
+    def __init__(self, whole: nn.Linear, rows: slice) -> None:
         super().__init__()
         self._whole = (whole,)  # in a tuple: its parameters are not ours
         self._rows = rows
 
     @property
     def weight(self) -> torch.Tensor:
-        return self._whole[0].weight[self._rows.start : self._rows.stop]
+        return self._whole[0].weight[self._rows]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self._whole[0](x)[..., self._rows.start : self._rows.stop]
+        result: torch.Tensor = self._whole[0](x)[..., self._rows]
         return result
 
 
@@ -65,17 +65,18 @@ def place_converted(
 def regroup(model: PreTrainedModel, conversions: Iterable[Conversion]) -> dict[str, str]:
     """Rebuild linear layers of ``model`` as they are stored; return the parameter that each stored tensor fills.
 
-    Only conversions that cut or concatenate rows count.
+    Only conversions that cut or concatenate rows count, or cut rows that alternate (Inkling's gate and up).
     """
     places: dict[str, str] = {}
     for conversion in conversions:
-        first, *others = conversion.converter.operations
+        *before, last = conversion.converter.operations
+        alternate = len(before) == 1 and isinstance(before[0], Interleave) and not before[0].dim
         owners = [model.get_submodule(target.rpartition(".")[0]) for target in conversion.targets]
-        if others or vars(first).get("dim") or not all(map(_is_linear, owners)):
+        if (before and not alternate) or vars(last).get("dim") or not all(map(_is_linear, owners)):
             continue
-        if isinstance(first, Chunk | Split) and len(conversion.sources) == 1:
-            places |= _join(model, conversion.sources[0], conversion.targets)
-        elif isinstance(first, Concatenate) and len(conversion.targets) == 1:
+        if isinstance(last, Chunk | Split) and len(conversion.sources) == 1:
+            places |= _join(model, conversion.sources[0], conversion.targets, alternate=alternate)
+        elif isinstance(last, Concatenate) and not before and len(conversion.targets) == 1:
             places |= _divide(model, conversion.sources, conversion.targets[0])
     return places
 
@@ -85,8 +86,11 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear or isinstance(module, Rows | SideBySide)
 
 
-def _join(model: nn.Module, source: str, targets: tuple[str, ...]) -> dict[str, str]:
-    """Let the layers of ``targets`` be rows of one layer, which has the weight and the bias called ``source``."""
+def _join(model: nn.Module, source: str, targets: tuple[str, ...], *, alternate: bool) -> dict[str, str]:
+    """Let the layers of ``targets`` be rows of one layer, which has the weight and the bias called ``source``.
+
+    The rows of one follow those of another, or ``alternate`` with them.
+    """
     paths = [target.rpartition(".")[0] for target in targets]
     name = f"{paths[0]}_{STORED}"
     parts = [part for part in map(model.get_submodule, paths) if isinstance(part, nn.Linear)]
@@ -94,7 +98,8 @@ def _join(model: nn.Module, source: str, targets: tuple[str, ...]) -> dict[str, 
         ends = list(accumulate((part.out_features for part in parts), initial=0))
         whole = _linear(parts[0], ends[-1])
         model.set_submodule(name, whole)
-        for path, rows in zip(paths, map(range, ends, ends[1:]), strict=True):
+        for index, path in enumerate(paths):
+            rows = slice(index, None, len(paths)) if alternate else slice(ends[index], ends[index + 1])
             model.set_submodule(path, Rows(whole, rows))
     return {source: f"{name}.{targets[0].rpartition('.')[2]}"}
 

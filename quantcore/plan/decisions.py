@@ -10,7 +10,7 @@ from quantcore.checkpoint.blocks import Blocks, is_of_tower, natural_order
 from quantcore.checkpoint.experts import is_stack_of_experts
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.checkpoint.roles import DRAFT, find_roles, role_outside_blocks
+from quantcore.checkpoint.roles import DRAFT, SHARED, find_roles, role_outside_blocks
 from quantcore.config.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
@@ -91,8 +91,7 @@ def decide(
 
 def _kept_matrix(config: Config, name: str, tensor: TensorHeader) -> KeptTensor:
     module = name.removesuffix(".weight")
-    if is_stack_of_experts(name, tensor.shape):
-        return KeptTensor(
-            module, config.choose(module, "Linear")[1]
-        )  # it is excluded, otherwise it would have been rejected
-    return KeptTensor(module, why_not_linear(name, tensor), is_layer=False)
+    if not is_stack_of_experts(name, tensor.shape):
+        return KeptTensor(module, why_not_linear(name, tensor), is_layer=False)
+    chosen, why = config.choose(module, "Linear")  # a stack of routed experts is excluded: else it had been refused
+    return KeptTensor(module, why if chosen is None else SHARED)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.blocks import Blocks, find_blocks, natural_order, warn_of_other_parts
-from quantcore.checkpoint.experts import is_stack_of_experts, routing_of
+from quantcore.checkpoint.experts import is_stack_of_experts, is_stack_of_shared_experts, routing_of
 from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config.algorithms import RotationConfig
@@ -250,8 +250,13 @@ def written_layout(
 
 
 def _check_architecture(config: Config, tensors: Mapping[str, TensorHeader], blocks: Blocks) -> None:
-    stacks = [name for name, tensor in tensors.items() if name.startswith(blocks.prefixes) and is_matrix(tensor)
-              and is_stack_of_experts(name, tensor.shape)]  # fmt: skip
+    matrices = {
+        name: each.shape for name, each in tensors.items() if name.startswith(blocks.prefixes) and is_matrix(each)
+    }
+    stacks = [
+        name for name, shape in matrices.items()
+        if is_stack_of_experts(name, shape) and not is_stack_of_shared_experts(name, shape)
+    ]  # fmt: skip
     odd = [name for name in stacks if config.choose(name.removesuffix(".weight"), "Linear")[0] is not None]
     if odd:
         raise ModelError(

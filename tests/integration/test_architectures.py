@@ -9,7 +9,7 @@ from torch import nn
 
 from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.layers import is_head, is_matrix
-from quantcore.checkpoint.roles import GATE, INDEXER, LATENT, ROUTER
+from quantcore.checkpoint.roles import GATE, INDEXER, LATENT, ROUTER, TINY
 from quantcore.config import presets
 from quantcore.errors import ModelError
 from quantcore.model.names import check_not_rearranged, check_shares_nothing, place_tensors
@@ -38,11 +38,10 @@ SEVERAL_LISTS = {"BltForCausalLM", "HrmTextForCausalLM", "IdeficsForVisionText2T
 """The layers of their language models lie in more than one list."""
 
 ODD_EXPERTS = {
-    "InklingForCausalLM", "InklingForConditionalGeneration",
-    "Inkling2ForCausalLM", "Inkling2ForConditionalGeneration", "JetMoeForCausalLM",
-    "NllbMoeForConditionalGeneration", "Step3p7ForConditionalGeneration",
+    "JetMoeForCausalLM",
+    "NllbMoeForConditionalGeneration",
     "SwitchTransformersForConditionalGeneration",
-}  # fmt: skip
+}
 """Their experts lie in stacks that are not split."""
 
 BUILT_OTHERWISE = {"ZambaForCausalLM"}
@@ -56,7 +55,7 @@ USUAL = {
 BUILT = [name for name in CLASSES if name not in NOT_BUILT]
 TOWER_DEPTHS = {"a longer tower": 7, "a tower as long": 6}
 KEPT_LINEAR = {
-    ROUTER, GATE, INDEXER, LATENT, "parameter that is no layer's weight by its name", "only for multi-token prediction",
+    ROUTER, GATE, INDEXER, LATENT, TINY, "parameter that is no layer's weight by its name", "only for multi-token prediction",
 }  # fmt: skip
 
 

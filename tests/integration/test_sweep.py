@@ -27,10 +27,12 @@ CHOSEN = [
 RARE = [
     "Blip2ForConditionalGeneration",  # only the model inside reads text without an image
     "Florence2ForConditionalGeneration",  # an encoder and a decoder, listed as if it had none
+    "InklingForConditionalGeneration",  # gate and up alternate in stacks of experts; shared experts stay one stack
     "KimiLinearForCausalLM",  # the kernels of its convolutions are put together when they are loaded
     "LongcatFlashForCausalLM",  # some experts are the identity
     "MiniMaxM3SparseForConditionalGeneration",  # gate and up become one layer
     "MllamaForConditionalGeneration",  # text skips the blocks that look at images
+    "Step3p7ForConditionalGeneration",  # gate, up and down are three stacks
     "T5Gemma2ForConditionalGeneration",  # its encoder is a tower, its decoder reads one half of a window
 ]
 CLASSES = {

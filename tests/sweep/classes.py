@@ -40,6 +40,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
     "glm4_moe": {"hidden_size": 96},
     "hunyuan_vl": {"text_config": {"rope_parameters": {"mrope_section": [2, 2, 2, 2]}}},
+    "inkling_mm_model": {"text_config": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}},
+    "step3p7": {"text_config": {"sliding_window": 16}},
     "xmod": {"default_language": "en_XX"},
 }
 """Values of small configs whose numbers do not fit together otherwise."""

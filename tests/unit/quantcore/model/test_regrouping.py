@@ -17,8 +17,10 @@ CLASSES = {each.name: each for each in model_classes()}
 REBUILT = {
     "GteForMaskedLM": {"qkv_proj.weight", "qkv_proj.bias", "up_gate_proj.weight"},
     "NomicBertForMaskedLM": {"Wqkv.weight"},
+    "InklingForConditionalGeneration": {"w13_dn.weight"},  # rows of gate and up alternate
     "MiniMaxM3SparseForConditionalGeneration": {"gate_proj.weight", "up_proj.weight"},
 }
+EXPERTS = ["Step3p7ForConditionalGeneration"]  # three stacks, in a module of another name
 ASSEMBLED = {"OlmoHybridForCausalLM": "conv1d.weight", "KimiLinearForCausalLM": "conv1d.weight"}
 
 
@@ -28,7 +30,7 @@ def folder(request, tmp_path):
     return tmp_path / "model", getattr(transformers, request.param)
 
 
-@pytest.mark.parametrize("folder", [*REBUILT, *ASSEMBLED], indirect=True)
+@pytest.mark.parametrize("folder", [*REBUILT, *EXPERTS, *ASSEMBLED], indirect=True)
 def test_the_model_computes_what_transformers_computes(folder):
     path, kind = folder
     ids = torch.arange(2, 34)[None]
@@ -45,10 +47,13 @@ def test_layers_are_rebuilt_as_they_are_stored(folder):
     headers = read_local(path)
     model = build_skeleton(headers.config, torch.float32)
     placed = place_tensors(model, headers.tensors)
-    places = regroup(model, find_conversions(model, headers.tensors, placed))
+    conversions = find_conversions(model, headers.tensors, placed)
+    places = regroup(model, conversions)
+    assembled = find_assembled(model, conversions, placed | places)
     for name, place in places.items():
         assert tuple(model.get_parameter(place).shape) == headers.tensors[name].shape
-    assert {name for name in headers.tensors if name not in placed | places} == set()
+    filled = placed.keys() | places.keys() | {source for each in assembled.values() for source in each.sources}
+    assert headers.tensors.keys() == filled
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Rows | SideBySide)}
     assert layers and not any(isinstance(model.get_submodule(name), nn.Linear) for name in layers)
     assert {".".join(name.rsplit(".", 2)[1:]) for name in places} == REBUILT[kind.__name__]

@@ -11,6 +11,7 @@ from quantcore.calibration.stats import Needs
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layers import find_conv1d
 from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.roles import SHARED
 from quantcore.config import presets
 from quantcore.config.algorithms import NAMES, config_of
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig
@@ -368,9 +369,8 @@ STACKS = {
     "moe.up_proj.weight": "*.moe.*",
     "mlp.experts.fc1.weight": "*.experts.*",
     "mlp.experts.w13_weight": "*.experts.*",
-    "mlp.shared_experts.gate_proj": "*.shared_experts.*",
 }
-"""Of Step 3.7, Aria and Inkling, and the pattern that keeps them."""
+"""Stacks without their other half, and the pattern that keeps them."""
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -383,6 +383,16 @@ def test_experts_in_a_layout_that_is_not_split_are_refused_unless_they_are_exclu
     kept = {entry.name: entry.reason for entry in result.kept}
     assert kept[f"gpt_neox.layers.1.{name.removesuffix('.weight')}"] == f"excluded by '{STACKS[name]}'"
     assert result.warnings == () and len(result.layers) == 2
+
+
+def test_shared_experts_in_one_stack_are_kept():
+    """Inkling's. The reason of a pattern that excludes them goes first."""
+    name = "gpt_neox.layers.1.mlp.shared_experts.gate_proj"
+    tensors = neox(**{name: header((4, 32, 64))})
+    for exclude, reason in ((), SHARED), (("*.shared_experts.*",), "excluded by '*.shared_experts.*'"):
+        result = plan("int8_weight_only", tensors, NEOX, exclude=("lm_head", *exclude))
+        assert {entry.name: entry.reason for entry in result.kept}[name] == reason
+        assert len(result.layers) == 2
 
 
 def test_masks_in_the_checkpoint_are_no_weights():
