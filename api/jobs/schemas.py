@@ -248,6 +248,7 @@ class PresetConfig(RequestBody):
     group_size: Annotated[int, Field(strict=True)] | None = None
     exclude: tuple[str, ...] | None = None
     include: tuple[str, ...] = ()
+    towers: str | None = None
     kv_cache: str | None = None
     algo_config: Any = None
 

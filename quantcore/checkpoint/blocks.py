@@ -7,7 +7,7 @@ decoder.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,11 +174,17 @@ def block_lists(tensors: Mapping[str, TensorHeader]) -> list[BlockList]:
     return sorted(lists, key=lambda blocks: (-blocks.num_bytes, blocks.prefix))
 
 
-def warn_of_other_parts(tensors: Mapping[str, TensorHeader], blocks: Blocks) -> tuple[str, ...]:
-    """Return a warning that names the other numbered lists of a checkpoint, which are not quantized; empty if none."""
-    lists = block_lists(tensors)
+def warn_of_other_parts(
+    tensors: Mapping[str, TensorHeader], blocks: Blocks, quantized: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """Return a warning that names the other numbered lists of a checkpoint, which are not quantized; empty if none.
+
+    ``quantized`` are names of layers in lists that are quantized all the same.
+    """
+    lists, quantized = block_lists(tensors), tuple(quantized)
     smallest = SMALL_SHARE * sum(one.num_bytes for one in lists if one.prefix in blocks.prefixes)
-    rest = [other for other in lists if other.prefix not in blocks.prefixes and other.num_bytes >= smallest]
+    others = [one for one in lists if one.prefix not in blocks.prefixes and one.num_bytes >= smallest]
+    rest = [one for one in others if not any(name.startswith(one.prefix) for name in quantized)]
     chosen = " and ".join(f"'{prefix}*'" for prefix in blocks.prefixes)
     warning = f"Only the language model, {chosen}, is quantized. Other parts stay as they are: {_names(rest)}."
     return (warning,) if rest else ()

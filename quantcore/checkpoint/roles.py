@@ -18,6 +18,7 @@ INDEXER = "head weights of an attention indexer"
 LATENT = "latent projection of the experts"
 SHARED = "shared experts in one stack"
 DRAFT = "only for multi-token prediction"
+TOWER = "part beside the language model"
 TINY = "layer with very few inputs or outputs"
 MIN_SIDE, MIN_WIDTH = 8, 64  # a layer with fewer inputs or outputs is tiny, in a model of at least this width
 
@@ -29,6 +30,7 @@ _LATENT = re.compile(r"\.\w*latent_proj$")
 _PROJECTOR = re.compile(
     r"projector|projection|merger|connector|aligner|resampler|adapt|multi_modal|embed_(vision|audio)"
 )
+_ENCODER = re.compile(r"(^|\.)encoder\.")  # of a model that hears: one that reads text has blocks
 _SCORES = re.compile(r"(^|\.)(score|classifi\w*|qa_outputs|pooler)(\.|$)")
 
 
@@ -62,8 +64,8 @@ def role_outside_blocks(module: str) -> str:
         return DRAFT
     if _PROJECTOR.search(module):
         return "projector between parts of the model"
-    if is_of_tower(f"{module}.weight"):
-        return "part beside the language model"
+    if is_of_tower(f"{module}.weight") or _ENCODER.search(module):
+        return TOWER
     return "head for scores" if _SCORES.search(module) else "outside the blocks"
 
 

@@ -185,6 +185,10 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
         nargs="*",
         help="globs of layers to quantize although their role keeps them by default, as routers (see the plan)",
     )
+    add(
+        "--quantize_towers",
+        help=f"scheme of the encoders of images and sound: {', '.join(presets.TOWER_PRESETS)} (default: not quantized)",
+    )
     add("--strict", action="store_true", help="treat a pattern that matches no layer as an error instead of a warning")
     add("--group_size", type=int, help="group size of schemes with groups; -1 is the whole row (default: the scheme's)")
     _add_algorithms(flags)

@@ -39,8 +39,8 @@ EVALUATION_FLAGS = {
 }  # fmt: skip
 """The flag of each field whose value is passed on unchanged."""
 SCHEME_FLAGS = (
-    "quant_scheme", "group_size", "exclude_layers", "include_layers", "kv_cache_dtype", "layer_quant_scheme",
-    "preset_file", "strict",
+    "quant_scheme", "group_size", "exclude_layers", "include_layers", "quantize_towers", "kv_cache_dtype",
+    "layer_quant_scheme", "preset_file", "strict",
 )  # fmt: skip
 EXPORT_FLAGS = ("model_export", "custom_mode", "export_weight_format")
 
@@ -137,10 +137,12 @@ def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, A
     more = {"algo_config": algorithms} if algorithms else {}
     if not scheme:
         return more
-    if scheme <= {"quant_scheme", "group_size", "exclude_layers", "include_layers", "kv_cache_dtype"}:
+    if scheme <= {*SCHEME_FLAGS} - {"layer_quant_scheme", "preset_file", "strict"}:
         if not options.quant_scheme.endswith(".json"):
-            changes = {"group_size": options.group_size, "exclude": options.exclude_layers}
-            changes |= {"include": options.include_layers, "kv_cache": options.kv_cache_dtype}
+            changes = {
+                "group_size": options.group_size, "exclude": options.exclude_layers, "include": options.include_layers,
+                "towers": options.quantize_towers, "kv_cache": options.kv_cache_dtype,
+            }  # fmt: skip
             changes = {name: value for name, value in changes.items() if value is not None}
             return {"preset": options.quant_scheme, **changes, **more}
         if scheme == {"quant_scheme"}:
@@ -165,6 +167,7 @@ def config_of_flags(options: argparse.Namespace) -> Config:
     config = replace(config, layer_quant_config=_with_layer_schemes(config, options.layer_quant_scheme, named))
     config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
     config = replace(config, include=tuple(options.include_layers)) if options.include_layers else config
+    config = presets.with_towers(config, options.quantize_towers) if options.quantize_towers else config
     config = replace(config, strict=True) if options.strict else config
     return _with_algorithms(config, options)
 

@@ -11,12 +11,13 @@ from quantcore.config.quantization import QSchemeType, QuantizationConfig, Quant
 from quantcore.config.spec import SUPER_BLOCK
 from quantcore.errors import ConfigError
 
+TOWERS = "tower_quant_config"
 GROUP_SIZES = (16, 32, 64, 96, 128, 192, 256, 512)
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """A layer whose weight will be quantized. ``block`` is its decoder block, None outside the blocks (lm_head).
+    """A layer whose weight will be quantized. ``block`` is its decoder block, None outside them (lm_head, towers).
 
     ``shape`` is that of the weight as [out, in, *kernel], in whatever layout a module of class ``kind`` stores it.
     ``chosen_by`` names the entry of the Config that its config comes from.
@@ -28,6 +29,11 @@ class LayerPlan:
     config: QuantizationConfig
     kind: str = "Linear"
     chosen_by: str = "global_quant_config"
+
+    @property
+    def is_in_tower(self) -> bool:
+        """True for a layer of an encoder of images or sound, which no text runs."""
+        return self.chosen_by == TOWERS
 
     @property
     def out_features(self) -> int:

@@ -171,7 +171,8 @@ KV_CACHE_LAYERS = ("*k_proj", "*v_proj")
 
 def resolve(
     name: str, *, group_size: int | None = None, exclude: tuple[str, ...] | None = None,
-    include: tuple[str, ...] = (), kv_cache: str | None = None, presets: Mapping[str, Preset] = PRESETS,
+    include: tuple[str, ...] = (), towers: str | None = None, kv_cache: str | None = None,
+    presets: Mapping[str, Preset] = PRESETS,
 ) -> Config:  # fmt: skip
     """Return the config of a preset (or of one of its aliases), with the usual changes applied.
 
@@ -186,6 +187,7 @@ def resolve(
     if exclude is not None:
         config = replace(config, exclude=exclude)
     config = replace(config, include=tuple(include)) if include else config
+    config = with_towers(config, towers) if towers is not None else config
     return config if kv_cache is None else with_kv_cache(config, kv_cache)
 
 
@@ -207,6 +209,22 @@ def with_kv_cache(config: Config, scheme: str, layers: tuple[str, ...] = KV_CACH
         )
     layer = QuantizationConfig(output_tensors=KV_CACHE_SPECS[scheme])
     return replace(config, kv_cache_quant_config=dict.fromkeys(layers, layer))
+
+
+TOWER_PRESETS = {"int8": "int8_dynamic", "fp8": "fp8_dynamic"}
+"""Scheme of towers -> the preset that says how their layers are quantized."""
+
+
+def with_towers(config: Config, scheme: str) -> Config:
+    """Return ``config`` with the blocks of towers quantized as ``scheme`` (see TOWER_PRESETS).
+
+    Raises ConfigError ``unknown_tower_scheme``.
+    """
+    if scheme not in TOWER_PRESETS:
+        raise unknown_value(
+            "scheme of towers", scheme, TOWER_PRESETS, code="unknown_tower_scheme", field="/config/towers"
+        )
+    return replace(config, tower_quant_config=resolve(TOWER_PRESETS[scheme]).global_quant_config)
 
 
 ATTENTION_SPECS = {"fp8": FP8}

@@ -133,8 +133,9 @@ class Config(Value):
     ``output_tensors`` to the layers that compute keys and values, whatever else its patterns match. If it also has
     weights or inputs, these apply to layers that ``layer_quant_config`` does not name. ``softmax_quant_spec`` is for
     the attention probabilities (fp8 attention). ``include`` has patterns of layers to quantize although they are kept
-    by default for their role, such as routers and gates of recurrences. ``strict``: a pattern or class that fits no
-    layer is an error instead of a warning.
+    by default for their role, such as routers and gates of recurrences. ``tower_quant_config`` is for the layers in the
+    blocks of towers (encoders of images or sound), which are kept without it. ``strict``: a pattern or class that fits
+    no layer is an error instead of a warning.
     """
 
     global_quant_config: QuantizationConfig
@@ -145,6 +146,7 @@ class Config(Value):
     softmax_quant_spec: QuantizationSpec | None = None
     exclude: tuple[str, ...] = ()
     include: tuple[str, ...] = Field(default=(), exclude_if=not_)  # an empty one changes no digest of a config
+    tower_quant_config: QuantizationConfig | None = Field(default=None, exclude_if=not_)
     algo_config: tuple[AlgoConfig, ...] = ()
     quant_mode: QuantizationMode = QuantizationMode.eager_mode
     strict: StrictBool = False
@@ -245,6 +247,13 @@ class Config(Value):
         if empty:
             raise ValueError(f"'{empty[0]}' has no output_tensors: they are what a KV cache holds")
         return table
+
+    @field_validator("tower_quant_config")
+    @classmethod
+    def _need_no_data(cls, towers: QuantizationConfig | None) -> QuantizationConfig | None:
+        if towers is not None and (towers.weight is None or towers.needs_calibration or towers.output_tensors):
+            raise ValueError("calibration does not run towers: give weights, alone or with dynamic inputs")
+        return towers
 
     @field_validator("algo_config")
     @classmethod

@@ -100,7 +100,7 @@ class GptqExporter:
             **_numbers(usual),
             "desc_act": False,
             "checkpoint_format": "gptq" if self.version == 1 else "gptq_v2",
-            "lm_head": any(layer.block is None for layer in layers),
+            "lm_head": any(layer.block is None and not layer.is_in_tower for layer in layers),
             "dynamic": others
             | {f"-:^{re.escape(name)}$": {} for name in kept}
             | {f"-:{pattern}": {} for pattern in draft_patterns(layers, kept)},

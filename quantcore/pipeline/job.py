@@ -38,10 +38,10 @@ from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_t
 from quantcore.events import Completed, Emit, Eta, Event, PhaseStarted, Progress, Warned, silence
 from quantcore.hub.download import fetch
 from quantcore.mixed_precision.command import with_mix
-from quantcore.model.kinds import Kind
+from quantcore.model.kinds import WITH_ENCODER, Kind
 from quantcore.model.skeleton import kind_of
 from quantcore.pipeline.baseline import Baseline
-from quantcore.pipeline.file_to_file import round_files
+from quantcore.pipeline.file_to_file import Weights, round_files, round_layers
 from quantcore.pipeline.streams import JobStreams
 from quantcore.pipeline.writer import ResultWriter, write_side_files
 from quantcore.plan.job import plan_job, without_layers
@@ -131,7 +131,14 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, warnings: list[Wa
 
 
 def _check_kind(task: Task, kind: Kind) -> None:
-    """Raise ConfigError if the task asks for what is only measured in causal language models."""
+    """Raise ConfigError if the task asks for what cannot be done, or measured, with models of this kind."""
+    if task.config.tower_quant_config is not None and kind in WITH_ENCODER:
+        raise ConfigError(
+            f"Texts run the encoder of this model, of the kind '{kind}'. It is only quantized from file to file.",
+            code="unsupported_config",
+            hint="Give --file2file_quantization, with a scheme that needs no data; or leave the scheme of towers out.",
+            field="/config/tower_quant_config",
+        )
     asked = "a mix" if task.mix is not None else "tasks" if task.evaluation.tasks else None
     if asked is not None and kind is not Kind.causal:
         raise ConfigError(
@@ -184,6 +191,7 @@ def quantize(
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", left_s, held_memory_bytes()))
             streams.save(savepoint, index + 1, writer.notes)
         quantize_head(model, plan, algorithms, streams, writer)
+        round_layers(plan.tower_layers, Weights(source, model.dtype, model.device), writer)
         writer.expected.original_states_NTH = baseline.last_states_NTH(streams.held_out)
         writer.copy_the_rest()
         writer.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,13 @@ from quantcore.checkpoint.blocks import Blocks, is_of_tower, natural_order
 from quantcore.checkpoint.experts import is_stack_of_experts
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.checkpoint.roles import DRAFT, SHARED, find_roles, role_outside_blocks
+from quantcore.checkpoint.roles import DRAFT, SHARED, TOWER, find_roles, role_outside_blocks
 from quantcore.config.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
-from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.layer_plan import TOWERS, LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.errors import ConfigError
+
+_IN_LIST = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def decide(
     layers, kept = [], []
     roles = find_roles({name: tensor.shape for name, tensor in tensors.items()})
     conv1d = {name for prefix in blocks.prefixes for name in find_conv1d(tensors, prefix)}
-    in_blocks = []
+    in_blocks, towers = [], config.tower_quant_config
     for name, tensor in sorted(tensors.items(), key=lambda item: natural_order(item[0])):
         module = name.removesuffix(".weight")
         block = blocks.number_of(name)
@@ -55,7 +58,13 @@ def decide(
         if is_head(name) and chosen is not None:
             chosen, why = config.choose("lm_head", kind)  # under any name in the checkpoint
         if block is None and not is_head(name):
-            kept.append(KeptTensor(module, role_outside_blocks(module)))
+            role = role_outside_blocks(module)
+            if towers is None or role != TOWER or not _IN_LIST.search(module):
+                kept.append(KeptTensor(module, role))
+            elif module in roles or chosen is None:
+                kept.append(KeptTensor(module, roles.get(module, why)))
+            else:
+                layers.append(LayerPlan(module, None, tensor.shape, towers, kind, TOWERS))
         elif block is not None and block >= len(blocks):
             kept.append(KeptTensor(module, DRAFT))
         elif module in roles and not config.names(module):
@@ -75,6 +84,13 @@ def decide(
         else:
             shape = tensor.shape[::-1] if kind == "Conv1D" else tensor.shape
             layers.append(LayerPlan(module, block, shape, chosen, kind, why))
+    if towers is not None and not any(layer.is_in_tower for layer in layers):
+        raise ConfigError(
+            "The towers of this model are to be quantized, and no linear layer in blocks of a tower was found.",
+            code="no_towers",
+            hint="Leave the scheme of towers out.",
+            field="/tower_quant_config",
+        )
     check_kv_cache(config, layers, in_blocks, model_config)
     check_whole_cache(layers, in_blocks, tensors)
     left = [entry.name for entry in kept if entry.is_layer]

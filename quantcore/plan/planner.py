@@ -113,8 +113,13 @@ class Plan:
         return _main(self.exports)
 
     def layers_of(self, block: int | None) -> tuple[LayerPlan, ...]:
-        """Return the planned layers of one decoder block, or those outside the blocks (None)."""
-        return tuple(layer for layer in self.layers if layer.block == block)
+        """Return the planned layers of one decoder block, or those outside of blocks (None): the head."""
+        return tuple(layer for layer in self.layers if layer.block == block and not layer.is_in_tower)
+
+    @property
+    def tower_layers(self) -> tuple[LayerPlan, ...]:
+        """The planned layers of encoders of images or sound, which text does not run."""
+        return tuple(layer for layer in self.layers if layer.is_in_tower)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -163,9 +168,14 @@ def make_plan(
         _check_shards(config, file2file)
     blocks = find_blocks(tensors, model_config)
     _check_architecture(config, tensors, blocks)
-    warnings += warn_of_other_parts(tensors, blocks)
     layers, kept, unmatched = decide(config, model_config, tensors, blocks)
-    warnings += unmatched
+    in_towers = [layer.name for layer in layers if layer.is_in_tower]
+    warnings += (*warn_of_other_parts(tensors, blocks, in_towers), *unmatched)
+    if in_towers:
+        warnings += (
+            f"{len(in_towers)} layers of towers are rounded without calibration. The evaluation reads text alone and"
+            " does not run them: compare answers about images or sound yourself.",
+        )
     if not layers:
         raise ConfigError(
             "Nothing is left to quantize: every linear layer is excluded or has no weight spec.",

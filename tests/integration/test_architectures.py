@@ -9,7 +9,7 @@ from torch import nn
 
 from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.layers import is_head, is_matrix
-from quantcore.checkpoint.roles import GATE, INDEXER, LATENT, ROUTER, TINY
+from quantcore.checkpoint.roles import DRAFT, GATE, INDEXER, LATENT, ROUTER, TINY
 from quantcore.config import presets
 from quantcore.errors import ModelError
 from quantcore.model.names import check_not_rearranged, check_shares_nothing, place_tensors
@@ -55,7 +55,7 @@ USUAL = {
 BUILT = [name for name in CLASSES if name not in NOT_BUILT]
 TOWER_DEPTHS = {"a longer tower": 7, "a tower as long": 6}
 KEPT_LINEAR = {
-    ROUTER, GATE, INDEXER, LATENT, TINY, "parameter that is no layer's weight by its name", "only for multi-token prediction",
+    DRAFT, ROUTER, GATE, INDEXER, LATENT, TINY, "parameter that is no layer's weight by its name",
 }  # fmt: skip
 
 

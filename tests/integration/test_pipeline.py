@@ -323,6 +323,8 @@ REFUSED_FLAGS = {
     "unknown_pre_quantization_optimization": ["--pre_quantization_optimization", "magic"],
     "unknown_export_weight_format": ["--export_weight_format", "awq"],
     "unknown_kv_cache_scheme": ["--kv_cache_dtype", "fp9"],
+    "unknown_tower_scheme": ["--quantize_towers", "int4"],
+    "no_towers": ["--quantize_towers", "int8"],
     "unknown_custom_mode": ["--custom_mode", "marlin"],
     "unknown_model_export": ["--model_export", "openvino"],
     "unknown_tasks": ["--tasks", "gsm8k_of_nobody"],

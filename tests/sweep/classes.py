@@ -41,6 +41,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "glm4_moe": {"hidden_size": 96},
     "hunyuan_vl": {"text_config": {"rope_parameters": {"mrope_section": [2, 2, 2, 2]}}},
     "inkling_mm_model": {"text_config": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}},
+    "qwen2_5_vl": {"vision_config": {"out_hidden_size": 512}},
     "step3p7": {"text_config": {"sliding_window": 16}},
     "xmod": {"default_language": "en_XX"},
 }

@@ -147,6 +147,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
           <div className="fields">
             <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="preset default" />
             <Value {...props} pointer="/config/kv_cache" label="KV cache" placeholder="not quantized" />
+            <Value {...props} pointer="/config/towers" label="Image and sound encoders" placeholder="not quantized" />
             <Names
               {...props}
               pointer="/config/exclude"
