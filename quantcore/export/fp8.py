@@ -3,7 +3,8 @@
 All layers have fp8_e4m3 weights [out, in], in one of two forms. Either weights and static inputs have one scale each:
 ``weight_scale`` [] and ``input_scale`` []. Or weights have scales of blocks, as DeepSeek-V3 has them, and inputs are
 quantized at run time: ``weight_scale_inv`` float32 [out / height, in / width], the factor of the codes despite its
-name. Scales of the KV cache lie beside the projections: ``self_attn.k_scale`` and ``self_attn.v_scale``.
+name. DeepSeek-V4's scales are powers of two, and its experts fp4; these are only read. Scales of the KV cache lie
+beside the projections: ``self_attn.k_scale`` and ``self_attn.v_scale``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from quantcore.export.importer import StoredFiles, StoredLayer, not_held
 
 if TYPE_CHECKING:
     from quantcore.numerics.qtensor import QLayer
+
+
+E8M0 = "F8_E8M0"
+"""The dtype of scales that are powers of two, in safetensors."""
 
 
 class Fp8Exporter:
@@ -58,7 +63,11 @@ class Fp8Exporter:
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
         inputs, outputs = layer.input_tensors, layer.config.output_tensors
         tensors = {"weight": TensorLayout("F8_E4M3", layer.shape)}
-        if layer.weight.block_size is not None:
+        if layer.weight.scale_type is ScaleType.e8m0:  # of DeepSeek-V4: only read
+            if layer.weight.dtype is Dtype.fp4:
+                tensors["weight"] = TensorLayout("I8", (layer.out_features, layer.in_features // 2))
+            tensors["weight_scale_inv"] = TensorLayout(E8M0, layer.num_scales)
+        elif layer.weight.block_size is not None:
             tensors["weight_scale_inv"] = TensorLayout("F32", layer.num_scales)
         else:
             tensors["weight_scale"] = TensorLayout(stored_scale_dtype(layer.weight, model_dtype), ())
@@ -81,16 +90,22 @@ class Fp8Exporter:
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
+        import torch
+
+        from quantcore.formats.packing import unpack
         from quantcore.numerics.affine import QParams
         from quantcore.numerics.qtensor import QLayer, QTensor
 
         def params(name: str) -> QParams:
             return QParams(tensors[name].float().reshape(1, 1))
 
-        is_blocked = layer.weight.block_size is not None
-        scale = QParams(tensors["weight_scale_inv"]) if is_blocked else params("weight_scale")
+        is_blocked = "weight_scale_inv" in tensors
+        scale = QParams(tensors["weight_scale_inv"].float()) if is_blocked else params("weight_scale")
+        codes = tensors["weight"]
+        if layer.weight.dtype is Dtype.fp4:
+            codes = unpack(codes.view(torch.uint8), layer.weight.format)
         return QLayer(
-            QTensor(tensors["weight"], scale, layer.weight),
+            QTensor(codes, scale, layer.weight),
             None if is_blocked else params("input_scale"),
             None if layer.config.output_tensors is None else params(_kv_scale(layer)),
         )
@@ -113,9 +128,8 @@ class Fp8Exporter:
 
     def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
         if block := quantization_config.get("weight_block_size"):
-            config = _in_blocks(tuple(block))
             names = files.modules_with("weight_scale_inv")
-            return {name: StoredLayer(files.shape(f"{name}.weight"), config) for name in names}
+            return {name: _layer_in_blocks(name, tuple(block), files) for name in names}
         if quantization_config.get("activation_scheme") != "static":
             raise not_held("of fp8 only static inputs with one scale, and weights in blocks, are known")
         return {name: _stored_layer(name, files) for name in files.modules_with("weight_scale")}
@@ -128,10 +142,25 @@ def _kv_scale(layer: LayerPlan) -> str:
     return KV_SCALES[layer.name.rpartition(".")[2]]
 
 
-def _in_blocks(block: tuple[int, ...]) -> QuantizationConfig:
+def _layer_in_blocks(name: str, block: tuple[int, ...], files: StoredFiles) -> StoredLayer:
+    """Describe a layer of weights in blocks, or of DeepSeek-V4's fp4 codes in groups of 32, two in a byte."""
+    out_features, width = files.shape(f"{name}.weight")
+    scale = files.tensors[f"{name}.weight_scale_inv"]
+    if files.tensors[f"{name}.weight"].dtype != "I8":
+        kind = ScaleType.e8m0 if scale.dtype == E8M0 else ScaleType.float32
+        return StoredLayer((out_features, width), _in_blocks(block, kind))
+    if scale.dtype != E8M0 or scale.shape != (out_features, 2 * width // 32):
+        raise not_held(f"the int8 codes of {name} are no fp4 with e8m0 scales in groups of 32")
+    spec = QuantizationSpec(
+        dtype=Dtype.fp4, qscheme=QSchemeType.per_group, group_size=32, ch_axis=-1, scale_type=ScaleType.e8m0
+    )
+    return StoredLayer((out_features, 2 * width), QuantizationConfig(weight=spec))
+
+
+def _in_blocks(block: tuple[int, ...], scale_type: ScaleType) -> QuantizationConfig:
     height, width = block
     weight = QuantizationSpec(
-        dtype=Dtype.fp8_e4m3, qscheme=QSchemeType.per_block, block_size=(height, width), scale_type=ScaleType.float32
+        dtype=Dtype.fp8_e4m3, qscheme=QSchemeType.per_block, block_size=(height, width), scale_type=scale_type
     )
     inputs = QuantizationSpec(dtype=Dtype.fp8_e4m3, qscheme=QSchemeType.per_group, group_size=width, is_dynamic=True)
     return QuantizationConfig(weight=weight, input_tensors=inputs)

@@ -125,6 +125,7 @@ def read_model(path: Path | str) -> Model:
         files = StoredFiles(folder, tensors, dtype)
         quantized, used = _read_quantized(config, described, files, modelopt.METHOD)
     else:
+        tensors = _with_usual_scales(tensors)
         files = StoredFiles(folder, tensors, dtype)
         quantized, used = _read_quantized(config, quantization_config, files)
     floats = {name: tensor for name, tensor in tensors.items() if name not in used}
@@ -136,6 +137,19 @@ def read_model(path: Path | str) -> Model:
         " quantizations add up."
     )
     return Model(folder, ModelHeaders(plain, floats, (warning,)), quantized)
+
+
+def _with_usual_scales(tensors: dict[str, TensorHeader]) -> dict[str, TensorHeader]:
+    """Return the tensors with DeepSeek-V4's ``scale`` of a weight's blocks under the name of DeepSeek-V3's."""
+    in_blocks = {
+        f"{module}.scale"
+        for name, tensor in tensors.items()
+        if (module := name.removesuffix(".weight")) != name and tensor.dtype in ("F8_E4M3", "I8")
+    }
+    return {
+        f"{name.removesuffix('scale')}weight_scale_inv" if name in in_blocks else name: tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _read_quantized(

@@ -14,16 +14,18 @@ import quantcore
 from quantcore.cli.convert import convert
 from quantcore.cli.main import main
 from quantcore.config import presets
-from quantcore.config.quantization import parse_config
+from quantcore.config.quantization import Dtype, parse_config
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, holds_codes
 from quantcore.export.importer import Importer, matches
 from quantcore.reading.dequantize import open_source
 from quantcore.reading.model import read_model
+from tests.support.deepseek_v4 import publish_as_v4
 from tests.support.modelopt import publish_as_nvfp4
 from tests.support.models import MIXTURES, VOCAB_SIZE, tiny_model
 from tests.support.params import with_rare
 from tests.support.reading import measured, quantize
+from tests.sweep.classes import build, model_classes, save
 
 
 def groups(dtype, **spec):
@@ -277,6 +279,40 @@ def test_other_algorithms_of_modelopt_are_refused(tmp_path):
     with pytest.raises(ModelError, match="by ModelOpt, with the algorithm 'W4A8_AWQ'") as caught:
         read_model(model_dir)
     assert caught.value.code == "already_quantized" and "NVFP4 and FP8" in caught.value.hint
+
+
+def test_deepseek_v4_is_read_as_it_is_published(tmp_path):
+    """Its block scales are called ``scale``: read as plain numbers, the codes would be thousands of times too large."""
+    [v4] = [each for each in model_classes(("causal",)) if each.name == "DeepseekV4ForCausalLM"]
+    model_dir = tmp_path / "model"
+    save(build(v4), model_dir)
+    floats = load_file(model_dir / "model.safetensors")
+    expected = publish_as_v4(model_dir)
+    model = read_model(model_dir)
+    source, planned = open_source(model), model.quantized.layers
+    assert planned.keys() == expected.keys() and len(expected) > 200
+    for name, weight in expected.items():
+        assert torch.equal(source.read(name).float(), weight.to(torch.bfloat16).float()), name
+        is_fp4 = planned[name].weight.dtype is Dtype.fp4
+        assert is_fp4 == (".ffn.experts." in name)
+        assert (weight - floats[name].float()).norm() < (0.2 if is_fp4 else 0.05) * floats[name].float().norm()
+    config = presets.resolve("int8_weight_only")
+    report = quantize(model_dir, tmp_path / "out", config, "fake_quantized", file2file=True)
+    assert any("is quantized already (fp8)" in warning for warning in report["warnings"])
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert all((written[name].float() - weight).norm() < 0.02 * weight.norm() for name, weight in expected.items())
+
+
+def test_codes_of_another_layout_under_the_name_of_fp4_are_refused(tmp_path):
+    [v4] = [each for each in model_classes(("causal",)) if each.name == "DeepseekV4ForCausalLM"]
+    save(build(v4), tmp_path)
+    publish_as_v4(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if ".ffn.experts." in name and name.endswith(".scale"))
+    save_file({**tensors, name: tensors[name].float()}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="no fp4 with e8m0 scales in groups of 32") as caught:
+        read_model(tmp_path)
+    assert caught.value.code == "unsupported_quantization"
 
 
 def test_gpt_oss_is_read_as_it_is_published(tmp_path):

@@ -33,6 +33,7 @@ TASKS = {
 DEPTH, TOWER_DEPTH = 4, 3
 SMALL: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
+    "deepseek_v4": {"moe_intermediate_size": 32},
     "dots1": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dots3_note": {"per_layer_config": {"02": {"qk_nope_head_dim": 8}, "03": {"qk_nope_head_dim": 8}}},
     "falcon_h1": {"mamba_n_heads": 2},
