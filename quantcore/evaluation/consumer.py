@@ -115,7 +115,7 @@ def check_export(
     try:
         theirs_TV, missing = _read_elsewhere(export, folder, original, dtype, ids_NT)
     except Exception as error:  # any error of another program
-        reason = f"{program} does not load these files: {str(error).strip()[:300] or type(error).__name__}"
+        reason = f"{program} does not load and run these files: {str(error).strip()[:300] or type(error).__name__}"
         if export != "gguf":  # GGUF files are for llama.cpp; Transformers reads few of its architectures
             emit(Warned("consumer_check", reason))
         return ConsumerCheck(not_checked=reason)
@@ -163,7 +163,9 @@ def _window(config: Mapping[str, Any]) -> torch.Tensor:
     """Return token ids [1, T] without special tokens. Raises ModelError for a model that Transformers does not know."""
     text_config = clean_config(dict(config)).get_text_config()
     special = {value for key, value in _items(config) if key.endswith(("token_id", "token_index"))}
-    usual = [token for token in range(min(text_config.vocab_size, 4 * WINDOW_LEN)) if token not in special]
+    sizes = [value for key, value in _items(config) if key == "vocab_size"]  # PI0's text config is deep inside
+    vocab_size = getattr(text_config, "vocab_size", None) or min(sizes, default=WINDOW_LEN)
+    usual = [token for token in range(min(vocab_size, 4 * WINDOW_LEN)) if token not in special]
     return torch.tensor([usual[::-3][:WINDOW_LEN]])
 
 

@@ -181,7 +181,7 @@ def test_what_is_not_checked_says_why(tmp_path, monkeypatch):
     assert check("3", "nf4", "bitsandbytes") == "no-such-package is not installed."
     assert [event for event in events if type(event).__name__ == "Warned"] == []
     monkeypatch.setattr(consumer, "_load", lambda folder, original, **options: 1 / 0)
-    assert "does not load these files: division by zero" in check("4", "w4a16_sym", "compressed_tensors")
+    assert "does not load and run these files: division by zero" in check("4", "w4a16_sym", "compressed_tensors")
     assert [event.code for event in events if type(event).__name__ == "Warned"] == ["consumer_check"]
     monkeypatch.setattr(proof, "free_memory_bytes", lambda device: 1000)
     assert "and 0.0 GB are free" in check("5", "w4a16_sym", "compressed_tensors")
