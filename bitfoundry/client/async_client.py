@@ -22,7 +22,7 @@ from bitfoundry.client.webhooks import Webhooks
 
 
 class AsyncAccount(Twin[Account]):
-    """Keys, tokens, projects, workers and the audit log."""
+    """Calls for keys, tokens, projects, workers and the audit log."""
 
     create_key = asked(Account.create_key)
     keys = asked(Account.keys)
@@ -42,7 +42,7 @@ class AsyncAccount(Twin[Account]):
 
 
 class AsyncWebhooks(Twin[Webhooks]):
-    """Addresses that are told of events."""
+    """Calls for webhooks: addresses to which the service sends events."""
 
     create = asked(Webhooks.create)
     list = asked(Webhooks.list)
@@ -55,7 +55,7 @@ class AsyncWebhooks(Twin[Webhooks]):
 
 
 class AsyncDatasets(Twin[Datasets]):
-    """Uploaded data files."""
+    """Calls for uploaded data files."""
 
     upload = asked(Datasets.upload)
     list = streamed(Datasets.list)
@@ -66,7 +66,7 @@ class AsyncDatasets(Twin[Datasets]):
 
 
 class AsyncRetention(Twin[Retention]):
-    """What the project keeps of its jobs."""
+    """Calls for the retention policy of a project."""
 
     show = asked(Retention.show)
     set = asked(Retention.set)
@@ -75,7 +75,7 @@ class AsyncRetention(Twin[Retention]):
 
 
 class AsyncClient(Twin[Client]):
-    """As `Client`, for one event loop; any number of its calls may be under way. Errors are the same."""
+    """A `Client` for an event loop: any number of its calls may run at a time. Its errors are the same."""
 
     submit = asked(Client.submit)
     plan = asked(Client.plan)
@@ -115,7 +115,7 @@ class AsyncClient(Twin[Client]):
         timeout_s: float = 30.0,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """Without an address and a key, connect to the service that the commands find: see `Connection.find`."""
+        """Connect to a service; without an address and a key to the one that the commands find (`Connection.find`)."""
         connection = Connection.find(base_url, api_key, home)
         super().__init__(
             Client.over(AsyncTransport(connection.url, connection.api_key, timeout_s=timeout_s, transport=transport))

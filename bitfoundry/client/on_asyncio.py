@@ -1,5 +1,7 @@
-"""Calls that wait, on asyncio: each runs in a greenlet and hands what it waits for to the event loop (SQLAlchemy's
-asyncio does the same). So there is one text of every call, and two ways to wait."""
+"""Runs the client's blocking calls on asyncio, as SQLAlchemy does: each call is written once, for both ways to wait.
+
+A call runs in a greenlet, and hands what it waits for to the event loop.
+"""
 
 import asyncio
 import functools
@@ -19,7 +21,7 @@ _END: Any = object()
 
 
 async def run(work: Callable[[], T]) -> T:
-    """What `work` returns; whenever it calls `wait_for`, the loop goes on with others."""
+    """Run `work` and return its result. Whenever it calls `wait_for`, the event loop serves other tasks."""
     child = greenlet(work)
     child.gr_context = getcurrent().gr_context
     result = child.switch()
@@ -34,7 +36,7 @@ async def run(work: Callable[[], T]) -> T:
 
 
 def wait_for(awaited: Awaitable[T]) -> T:
-    """Within `run`: the result of `awaited`."""
+    """Return the result of `awaited`. Only for code inside `run`."""
     loop = getcurrent().parent
     assert loop is not None
     return cast(T, loop.switch(awaited))

@@ -31,8 +31,11 @@ from bitfoundry.errors import BitfoundryError, WaitTimeout
 
 
 class JobFilter(TypedDict, total=False):
-    """Which jobs are meant: in one of `states`, with all `labels`, of this `model` (its path or Hub id), with `text` in
-    the name, the id, the model or the preset, made between two times (RFC 3339), of this sweep."""
+    """A filter of jobs. A job must fit every field that is given.
+
+    It is in one of the `states`, has all of the `labels`, is of the `model` (a path or a Hub id), has `text` in its
+    name, id, model or preset, was created between two times (RFC 3339), and belongs to the `sweep`.
+    """
 
     states: Sequence[str]
     labels: Mapping[str, str] | None
@@ -58,13 +61,13 @@ class Client:
         timeout_s: float = 30.0,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """Without an address and a key, connect to the service that the commands find: see `Connection.find`."""
+        """Connect to a service; without an address and a key to the one that the commands find (`Connection.find`)."""
         connection = Connection.find(base_url, api_key, home)
         self._attach(Transport(connection.url, connection.api_key, timeout_s=timeout_s, transport=transport))
 
     @classmethod
     def over(cls, service: Transport) -> "Client":
-        """The same calls over another transport."""
+        """Return a client that sends the same calls over another transport."""
         client = cls.__new__(cls)
         client._attach(service)
         return client
@@ -113,18 +116,20 @@ class Client:
         hardware: Mapping[str, Any] | None = None,
         **options: Unpack[JobOptions],
     ) -> Plan:
-        """Plan what `submit` would do, layer by layer, without doing it. With `hardware` {devices: "8x80GB", nodes,
-        host_memory, disk} its `capacity` says whether the job would fit there, and how long it would take.
+        """Plan a job, layer by layer, without running it.
+
+        With `hardware`, {devices: "8x80GB", nodes, host_memory, disk}, the plan's `capacity` says whether the job fits
+        there, and how long it would take.
         """
         body = job_body(model, config, mix, options) | given(hardware=hardware)
         return Plan.model_validate_json(self._service.send("POST", "/v1/plans", body=body, repeat=True).content)
 
     def get(self, job_id: str) -> Job:
-        """One job; ApiError `job_not_found`."""
+        """Return a job. Raises ApiError `job_not_found`."""
         return self._job("GET", _path(job_id))
 
     def list(self, *, page_size: int = 50, **wanted: Unpack[JobFilter]) -> Iterator[Job]:
-        """Jobs, newest first, asked for page by page as you go; see JobFilter for which."""
+        """Yield the jobs that fit the filter, newest first, loaded page by page."""
         query = _query(wanted) | {"limit": page_size}
         while True:
             page = self._service.send("GET", "/v1/jobs", query=query).json()
@@ -134,28 +139,30 @@ class Client:
             query["cursor"] = page["next_cursor"]
 
     def summary(self, **wanted: Unpack[JobFilter]) -> Summary:
-        """How many jobs there are in each state, of those that `list` would list."""
+        """Return the number of jobs in each state, among those that `list` would yield."""
         answer = self._service.send("GET", "/v1/jobs/summary", query=_query(wanted))
         return Summary.model_validate_json(answer.content)
 
     def edit(self, job_id: str, changes: Mapping[str, Any], *, etag: str = "*") -> Job:
-        """Change `name`, `labels` (all of them), `priority` or `pinned`. With the `etag` of an answer only if nothing
-        has changed since: ApiError `job_changed`."""
+        """Change the `name`, the `labels` (all of them), the `priority` or `pinned` of a job.
+
+        With the `etag` of an earlier answer, raises ApiError `job_changed` if the job has changed since.
+        """
         return self._job("PATCH", _path(job_id), body=changes, headers={"If-Match": etag})
 
     def delete(self, job_id: str) -> None:
-        """Delete a job that has ended and all that it made; ApiError `wrong_state` for one that has not."""
+        """Delete a job that has ended, and its files. Raises ApiError `wrong_state` for one that has not."""
         self._service.send("DELETE", _path(job_id))
 
     def clone(
         self, job_id: str, changes: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
     ) -> Job:
-        """Queue a job like this one but for `changes`, which are fields of the request."""
+        """Queue a copy of a job with `changes`, which are fields of the request."""
         key = idempotency_key or str(uuid.uuid4())
         return self._job("POST", f"{_path(job_id)}/clone", body=changes or {}, key=key)
 
     def cancel(self, job_id: str) -> Job:
-        """Ask for the job's end; ApiError `job_already_final` when it has ended."""
+        """Cancel a job. Raises ApiError `job_already_final` for one that has ended."""
         return self._job("POST", f"{_path(job_id)}/cancel")
 
     def pause(self, job_id: str) -> Job:
@@ -163,28 +170,31 @@ class Client:
         return self._job("POST", f"{_path(job_id)}/pause")
 
     def resume(self, job_id: str) -> Job:
-        """Queue a paused job again; ApiError `wrong_state` for another."""
+        """Queue a paused job again. Raises ApiError `wrong_state` for a job in another state."""
         return self._job("POST", f"{_path(job_id)}/resume")
 
     def retry(self, job_id: str) -> Job:
-        """Queue a failed or cancelled job again; ApiError `wrong_state` for another."""
+        """Queue a failed or cancelled job again. Raises ApiError `wrong_state` for a job in another state."""
         return self._job("POST", f"{_path(job_id)}/retry")
 
     def publish(self, job_id: str, target: Mapping[str, Any] | None = None) -> Job:
-        """Publish the artifact of a succeeded job: `target` is {"repo_id": "org/name", "hub_token": ...} with what else
-        the service takes (private, revision, create_pr, commit_message, path_in_repo), or {"to": URL}. Without one the
-        last publication, which has failed, is tried again. Publishing twice does no harm. `wait_published` waits."""
+        """Publish the artifact of a succeeded job. It is safe to repeat; `wait_published` waits for the end.
+
+        `target` is {"repo_id": "org/name", "hub_token": name}, with `private`, `revision`, `create_pr`,
+        `commit_message` and `path_in_repo` if needed, or {"to": URL}. Without a target, the last publication, which has
+        failed, is tried again.
+        """
         return self._job("POST", f"{_path(job_id)}/publish", body=target)
 
     def plan_publication(self, job_id: str, target: Mapping[str, Any]) -> dict[str, Any]:
-        """What `publish` would send and where, everything checked, nothing done."""
+        """Check a publication without publishing; return what `publish` would send, and where."""
         query = {"dry_run": "true"}
         return dict(self._service.send("POST", f"{_path(job_id)}/publish", query=query, body=target).json())
 
     def wait_published(
         self, job_id: str, *, timeout_s: float | None = None, on_change: Callable[[Job], None] | None = None
     ) -> Job:
-        """Poll until the artifact is published or that has failed; `Job.publication` says which. WaitTimeout."""
+        """Wait until the publication has succeeded or failed; `Job.publication` says which. Raises WaitTimeout."""
         return self._poll(
             job_id,
             lambda job: job.publication is None or job.publication.is_final,
@@ -201,15 +211,17 @@ class Client:
         name: str | None = None,
         idempotency_key: str | None = None,
     ) -> Sweep:
-        """Queue a job for every combination of the values in `matrix` (JSON pointer into `job` -> values), all or none.
-        `job` is the body of a request for a job."""
+        """Queue a job for every combination of the values in `matrix`: either all of them or none.
+
+        `job` is the body of a request for a job, and `matrix` maps JSON pointers into it to lists of values.
+        """
         body = {"job": job, "matrix": matrix} | ({"name": name} if name is not None else {})
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         answer = self._service.send("POST", "/v1/sweeps", body=body, headers=headers, repeat=True)
         return Sweep.model_validate_json(answer.content)
 
     def sweep(self, sweep_id: str) -> Sweep:
-        """A sweep and its jobs as they are now; ApiError `sweep_not_found`."""
+        """Return a sweep with its jobs in their current states. Raises ApiError `sweep_not_found`."""
         return Sweep.model_validate_json(self._service.send("GET", _path(sweep_id, "sweeps")).content)
 
     def cancel_sweep(self, sweep_id: str) -> Sweep:
@@ -218,7 +230,7 @@ class Client:
         return Sweep.model_validate_json(answer.content)
 
     def events(self, job_id: str, *, after: int = 0, kinds: Sequence[str] = ()) -> Iterator[Event]:
-        """What has happened so far since event `after`, oldest first; only events of `kinds` if there are any."""
+        """Yield the events after number `after` so far, oldest first; only those of `kinds` if any are given."""
         while True:
             query = {"after": after} | ({"kind": [*kinds]} if kinds else {})
             page = self._service.send("GET", f"{_path(job_id)}/events", query=query).json()
@@ -230,14 +242,16 @@ class Client:
                 return
 
     def stream_events(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
-        """What has happened since event `after` and then each event as it comes, until the job has ended. A connection
-        that breaks off is made again; no event is missed and none comes twice."""
+        """Yield the events after number `after`, and then each new one until the job has ended.
+
+        A broken connection is made again; no event is missed, and none comes twice.
+        """
         return follow(self._service, f"{_path(job_id)}/events/stream", after, Event)
 
     def logs(
         self, job_id: str, *, level: str = "debug", tail: int | None = None, after: int | None = None
     ) -> Iterator[LogLine]:
-        """What the job's engines printed so far, of at least `level`: the last `tail` lines, or all after `after`."""
+        """Yield the lines of a job's log so far, of at least `level`: the last `tail`, or all after number `after`."""
         query: dict[str, Any] = {"level": level} | ({"tail": tail} if tail else {"after": after or 0})
         while True:
             page = self._service.send("GET", f"{_path(job_id)}/logs", query=query).json()
@@ -247,31 +261,33 @@ class Client:
             query["after"] = page["data"][-1]["seq"]
 
     def stream_logs(self, job_id: str, *, level: str = "debug", after: int = 0) -> Iterator[LogLine]:
-        """The lines after number `after`, then each as it comes, until the job has ended; as `stream_events` does."""
+        """Yield the lines after number `after`, and then each new one until the job has ended."""
         return follow(self._service, f"{_path(job_id)}/logs/stream?{urlencode({'level': level})}", after, LogLine)
 
     @property
     def datasets(self) -> Datasets:
-        """Uploaded data files: upload, list, get, preview, statistics, delete."""
+        """The calls for uploaded data files: upload, list, get, preview, statistics, delete."""
         return Datasets(self._service)
 
     def inspect(self, model: str | Path | Mapping[str, Any], *, revision: str | None = None) -> Inspection:
-        """What a model is and what the usual presets would make of it, from its headers; `model` as in `submit`."""
+        """Describe a model from its headers, and what the usual presets would make of it; `model` as in `submit`."""
         query = dict(model_of(model)) | ({"revision": revision} if revision else {})
         return Inspection.model_validate_json(self._service.send("GET", "/v1/models/inspect", query=query).content)
 
     @property
     def base_url(self) -> str:
-        """Where the service is."""
+        """The address of the service."""
         return self._service.base_url
 
     def readiness(self) -> httpx2.Response:
-        """The service's own answer to whether it can work: {status, database, broker, schema, integrity}; not ready is
-        no error here."""
+        """Return the service's own report on its health: {status, database, broker, schema, integrity}.
+
+        A service that is not ready is no error here: the answer has the status 503.
+        """
         return self._service.send("GET", "/healthz/ready", fine=(503,))
 
     def presets(self) -> Sequence[dict[str, Any]]:
-        """The named configs that the service knows."""
+        """Return the presets: the named configs of the service."""
         answer = self._service.send("GET", "/v1/presets").json()
         return [dict(each) for each in answer["data"]]
 
@@ -283,7 +299,7 @@ class Client:
         poll_s: float = 1.0,
         on_change: Callable[[Job], None] | None = None,
     ) -> Job:
-        """Poll until the job has ended, in whatever way, and return it. WaitTimeout when that takes longer."""
+        """Wait until the job has ended, in whatever state, and return it. Raises WaitTimeout after `timeout_s`."""
         return self._poll(
             job_id,
             lambda job: job.is_final,
@@ -294,16 +310,18 @@ class Client:
         )
 
     def artifacts(self, job_id: str) -> Sequence[ArtifactFile]:
-        """The files of a succeeded job; ApiError `not_ready` before."""
+        """Return the files of a succeeded job. Raises ApiError `not_ready` before."""
         answer = self._service.send("GET", f"{_path(job_id)}/artifacts").json()
         return [ArtifactFile.model_validate(each) for each in answer["data"]]
 
     def download(
         self, job_id: str, folder: Path, *, on_bytes: Callable[[ArtifactFile, int], None] | None = None
     ) -> Path:
-        """Fetch the whole artifact into `folder`, each file checked against its SHA-256. Files already there and right
-        are kept, and a file that broke off goes on at its last byte, by itself and in the next run. Raises ApiError,
-        BitfoundryError."""
+        """Download the whole artifact into `folder`, and check each file against its SHA-256.
+
+        Correct files that are already there are kept; an interrupted file continues at its last byte, also in a later
+        call. Raises ApiError and BitfoundryError.
+        """
         for file in self.artifacts(job_id):
             target = folder / _inside(file.path)
             if target.is_file() and _sha256(target) == file.sha256:
@@ -354,7 +372,7 @@ class Client:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Job:
-        """The job that the service answers with. With an idempotency `key` a request may be repeated."""
+        """Send a request and return the job in its answer. With an idempotency `key` it may be repeated."""
         sent = {"Idempotency-Key": key} if key else headers
         answer = self._service.send(method, path, body=body, headers=sent, repeat=key is not None)
         return Job.model_validate_json(answer.content)
@@ -362,7 +380,7 @@ class Client:
     def _fetch(
         self, job_id: str, file: ArtifactFile, target: Path, on_bytes: Callable[[ArtifactFile, int], None] | None
     ) -> None:
-        """One file, taken up where it broke off. What has arrived stays in `.partial` until it is whole."""
+        """Download a file, from where it was interrupted. The bytes stay in `.partial` until it is whole."""
         partial = target.with_name(f"{target.name}.partial")
         num_failures = 0
         while True:
@@ -385,7 +403,7 @@ class Client:
         self, path: str, file: ArtifactFile, partial: Path, have: int,
         on_bytes: Callable[[ArtifactFile, int], None] | None,
     ) -> None:  # fmt: skip
-        """What comes after the first `have` bytes; all of it if the service has another file by now."""
+        """Download the bytes after the first `have`, or the whole file if the service has another one by now."""
         if have >= file.bytes > 0:
             return
         headers = {"Range": f"bytes={have}-", "If-Range": f'"{file.sha256}"'} if have else {}
@@ -404,7 +422,7 @@ def _path(identity: str, kind: str = "jobs") -> str:
 
 
 def _query(wanted: JobFilter) -> dict[str, Any]:
-    """The query that lists and counts share."""
+    """Return the query that lists and counts share."""
     times = {name: wanted.get(name) for name in ("created_after", "created_before")}
     query: dict[str, Any] = {
         "state": [*wanted.get("states", ())],
@@ -418,7 +436,10 @@ def _query(wanted: JobFilter) -> dict[str, Any]:
 
 
 def _inside(name: str) -> PurePosixPath:
-    """A relative path that stays in its folder: the service is trusted with bytes, not with our disk."""
+    """Return the relative path `name` if it stays in its folder. The service may send bytes, not choose places.
+
+    Raises BitfoundryError for any other path.
+    """
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or "\0" in name:
         raise BitfoundryError(f"the service named an unsafe file: {name!r}")

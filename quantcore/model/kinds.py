@@ -1,4 +1,4 @@
-"""What a model makes of tokens, by the Transformers class that config.json declares, and how it is called with them."""
+"""Says what a model computes from tokens, by the class that config.json declares, and calls it with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quantcore.errors import ModelError
 
 
 class Kind(StrEnum):
-    """What a model computes.
+    """The task of a model, by what it computes.
 
     That is the next token, another text, the text of what it hears, masked tokens, a score of a text, or an embedding.
     """

@@ -194,7 +194,7 @@ class LayerError(Record):
 
 
 class ExpertCoverage(Record):
-    """How many tokens of the calibration text the experts of all mixtures saw."""
+    """The number of tokens of the calibration text that the experts of all mixtures saw."""
 
     num_experts: int
     fewest_tokens: int
