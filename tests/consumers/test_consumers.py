@@ -19,7 +19,7 @@ from quantcore.config.quantization import Config, parse_config
 from quantcore.export import EXPORTERS
 from quantcore.reading.dequantize import open_source
 from quantcore.reading.model import read_model
-from tests.support.consumers import HAS_VNNI, TOLERANCE, check, check_vllm, export_all, run_in
+from tests.support.consumers import HAS_VNNI, NO_AVX512, TOLERANCE, check, check_vllm, export_all, run_in
 from tests.support.modelopt import publish_as_nvfp4
 from tests.support.models import tiny_model
 
@@ -231,6 +231,7 @@ OPT_125M = {
 }  # fmt: skip
 
 
+@pytest.mark.skipif(not HAS_VNNI, reason=NO_AVX512)
 def test_vllm_runs_opt_with_an_fp8_kv_cache(tmp_path, agrees):
     """vLLM runs it from compressed_tensors, but not from quark, by its own fault.
 
@@ -281,6 +282,7 @@ def test_amd_quark_computes_the_same_with_fp8_attention(fp8_attention, agrees):
     agrees("AMD Quark", "quark", "fp8, fp8 attention", output["perplexity"], ours, SAME, "tiny llama")
 
 
+@pytest.mark.skipif(not HAS_VNNI, reason=NO_AVX512)
 def test_vllm_loads_the_scales_of_fp8_attention(fp8_attention):
     """vLLM keeps them in bfloat16, its dtype here. Its attention on a CPU uses neither of them."""
     folder, model = fp8_attention["int8_dynamic"]

@@ -7,7 +7,7 @@ from quantcore.config.task import EvaluationConfig
 from quantcore.evaluation.command import evaluate
 from quantcore.evaluation.speed import Load, speed
 from quantcore.events import silence
-from tests.support.consumers import HAS_VNNI, NO_VNNI, ROOT, export_all
+from tests.support.consumers import HAS_VNNI, NO_AVX512, ROOT, export_all
 from tests.support.harness_tasks import write_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -33,7 +33,7 @@ def test_a_program_serves_the_files(smollm2, tmp_path, runtime, environment, pre
     assert report["model"]["peak_memory_bytes"] > 134e6, "the weights take a byte each"
 
 
-@pytest.mark.skipif(not HAS_VNNI, reason=NO_VNNI)
+@pytest.mark.skipif(not HAS_VNNI, reason=NO_AVX512)
 def test_tasks_in_vllm_are_those_of_our_engine_but_for_rounding(smollm2, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     results, _ = export_all(smollm2, {"w4a16": presets.resolve("w4a16")}, ("compressed_tensors",), tmp_path)

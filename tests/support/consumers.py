@@ -17,7 +17,8 @@ from quantcore.proof.verify import Proved
 
 ROOT = Path(__file__).parents[2]
 HAS_VNNI = "avx512_vnni" in Path("/proc/cpuinfo").read_text()
-NO_VNNI = "vLLM multiplies integers wrongly, or not at all, on processors without AVX-512 and VNNI"
+"""True if sums of int8 products do not saturate in the kernels of oneDNN and ONNX Runtime."""
+NO_AVX512 = "vLLM for processors without AVX-512 has no kernels for int4 weights and fp8 caches"
 TOLERANCE = 0.04
 """The allowed difference: gaps of 1 to 3 % on a few hundred tokens are noise.
 

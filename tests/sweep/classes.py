@@ -31,17 +31,29 @@ TASKS = {
 """Kind of model -> the part of the name of Transformers' mapping from model types to classes of that kind."""
 
 DEPTH, TOWER_DEPTH = 4, 3
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+CODES = {"<image>": 5, "<|visual token 000000|>": 6, "<|visual token 000001|>": 7, "<|extra_200|>": 8}
 SMALL: dict[str, dict[str, Any]] = {
+    "aya_vision": {"vision_config": {"num_attention_heads": 4, "hidden_size": 64}},
+    "chameleon": {"vocabulary_map": {"<image>": 5, "IMGIMGA": 6, "IMGIMGB": 7}},
+    "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": ROPE}}},
     "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "num_experts_per_tok": 2}
+    },
     "deepseek_v4": {"moe_intermediate_size": 32},
     "dots1": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dots3_note": {"per_layer_config": {"02": {"qk_nope_head_dim": 8}, "03": {"qk_nope_head_dim": 8}}},
+    "emu3": {"vocabulary_map": CODES, "vq_config": {"base_channels": 32}},
+    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {"mrope_section": [2, 2, 4]}}},
     "falcon_h1": {"mamba_n_heads": 2},
     "gemma3n": {"text_config": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}},
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
     "glm4_moe": {"hidden_size": 96},
     "hunyuan_vl": {"text_config": {"rope_parameters": {"mrope_section": [2, 2, 2, 2]}}},
     "inkling_mm_model": {"text_config": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}},
+    "janus": {"vq_config": {"base_channels": 32}},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [2, 1], "text_hidden_size": 64}},
     "qwen2_5_vl": {"vision_config": {"out_hidden_size": 512}},
     "step3p7": {"text_config": {"sliding_window": 16}},
     "xmod": {"default_language": "en_XX"},
