@@ -436,10 +436,7 @@ def _query(wanted: JobFilter) -> dict[str, Any]:
 
 
 def _inside(name: str) -> PurePosixPath:
-    """Return the relative path `name` if it stays in its folder. The service may send bytes, not choose places.
-
-    Raises BitfoundryError for any other path.
-    """
+    """Return the relative path `name`. Raises BitfoundryError for one that leaves its folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or "\0" in name:
         raise BitfoundryError(f"the service named an unsafe file: {name!r}")
