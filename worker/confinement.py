@@ -44,16 +44,18 @@ CACHES = {
 
 Kernels are code: each attempt has its own folders, so that no engine runs what another job left.
 """
+RULES_FILE = "landlock.json"
 ORIGINALS = "BITFOUNDRY_ORIGINALS_DIR"
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Rules for an engine, as real paths.
+    """Rules for an engine, as real paths; ``folder`` is that of its attempt.
 
     ``listed`` folders only show the names in them; ``files`` are the job's own files.
     """
 
+    folder: Path
     files: tuple[Path, ...]
     listed: tuple[Path, ...]
     read: tuple[Path, ...]
@@ -61,12 +63,16 @@ class Reach:
     variables: Mapping[str, str]
 
     def command(self, argv: Iterable[str]) -> list[str]:
-        """Return ``argv``, wrapped in Landlock where the kernel has it."""
+        """Return ``argv``, wrapped in Landlock where the kernel has it.
+
+        The rules lie in a file: thousands of them would be too long for an argument.
+        """
         if not landlock.abi():
             return list(argv)
         rules = {"list": self.listed, "read": self.read, "write": self.written}
-        rules_json = json.dumps({kind: [str(path) for path in paths] for kind, paths in rules.items()})
-        return [sys.executable, "-I", "-S", PROGRAM, rules_json, *argv]
+        file = self.folder / RULES_FILE
+        file.write_text(json.dumps({kind: [str(path) for path in paths] for kind, paths in rules.items()}))
+        return [sys.executable, "-I", "-S", PROGRAM, str(file), *argv]
 
     def environment(self) -> dict[str, str]:
         return {**self.variables, VARIABLE: json.dumps([str(path) for path in self.files])}
@@ -119,7 +125,7 @@ def reach_of(settings: Settings, folder: Path, task: Mapping[str, Any], *, with_
         **{name: str(scratch / kind) for name, kind in CACHES.items()},
     }
     files = tuple(path.resolve() for path in (*inputs, *written))
-    return Reach(files, tuple(listed), tuple(read), (*written, *devices), variables)
+    return Reach(folder, files, tuple(listed), tuple(read), (*written, *devices), variables)
 
 
 def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:

@@ -1,10 +1,11 @@
 """Runs a command that can reach only the given files: Landlock, Linux 5.19 and later. No torch.
 
-    python -I -S landlock.py '{"list": [...], "read": [...], "write": [...]}' COMMAND [ARGUMENT ...]
+    python -I -S landlock.py RULES_FILE COMMAND [ARGUMENT ...]
 
-The command and all that it starts may list folders, read (and run) and write files at and below these paths, and
-nothing else of any file system, even if their user may; nor can they look into other processes (/proc/<pid>/environ,
-ptrace). Missing paths are skipped. Uses only the standard library, because it is run by its path. See landlock(7).
+The rules are JSON, ``{"list": [...], "read": [...], "write": [...]}``, each with a list of paths. The command and all
+that it starts may list folders, read (and run) and write files at and below these paths, and nothing else of any file
+system, even if their user may; nor can they look into other processes (/proc/<pid>/environ, ptrace). Missing paths are
+skipped. Uses only the standard library, because it is run by its path. See landlock(7).
 """
 
 import ctypes
@@ -13,6 +14,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # of all architectures
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
@@ -86,5 +88,5 @@ def _call(number: int, *arguments: object) -> int:
 
 
 if __name__ == "__main__":
-    confine(json.loads(sys.argv[1]))
+    confine(json.loads(Path(sys.argv[1]).read_text("utf-8")))
     os.execvp(sys.argv[2], sys.argv[2:])

@@ -38,7 +38,7 @@ ALLOWED = {
         "quantcore.export.loading": 1,
         "quantcore.evaluation.baseline_cache": 2,
         "quantcore.serving.inside_env": 1,
-        "quantcore.runtime.landlock": 1,
+        "quantcore.runtime.landlock": 2,
         "quantcore.config.task": 1,
         "quantcore.cli.main": 1,
     },

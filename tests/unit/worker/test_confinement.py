@@ -18,7 +18,7 @@ from quantcore.checkpoint.opening import open_named
 from quantcore.errors import ModelError
 from quantcore.runtime import landlock
 from worker import confinement
-from worker.confinement import reach_of
+from worker.confinement import RULES_FILE, reach_of
 from worker.engine import Engine
 
 HAS_LANDLOCK = landlock.abi() > 0
@@ -128,6 +128,18 @@ def test_a_model_beside_the_data_folder(settings: Settings, tmp_path: Path, monk
         assert landlock.abi() == 0
 
 
+def test_thousands_of_files_beside_the_data_folder(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a rule, and an argument of a command has at most 128 KiB."""
+    for number in range(2000):
+        (tmp_path / f"model-{number:05}-of-02000.safetensors.of.a.folder.with.long.names").touch()
+    (tmp_path / "config.json").write_text("{}")
+    assert run(settings, tmp_path, monkeypatch, tmp_path)["models/m/config.json"] == "read"
+    rules = json.loads((settings.work_dir / "job_1.1" / RULES_FILE).read_text()) if HAS_LANDLOCK else {}
+    assert not HAS_LANDLOCK or len(rules["read"]) > 2000
+
+
 def test_what_a_snapshot_and_a_gguf_file_need(settings: Settings, tmp_path: Path) -> None:
     cache = tmp_path / "hub" / "models--a--b"
     snapshot = cache / "snapshots" / "abc"
@@ -185,6 +197,8 @@ def test_the_worker_says_which_protection_it_has(
 
 def test_it_fails_closed(tmp_path: Path) -> None:
     """Rules that cannot be understood start nothing."""
-    command = [sys.executable, "-I", "-S", landlock.__file__, '{"everything": ["/"]}', "/bin/echo", "started"]
+    rules = tmp_path / "rules.json"
+    rules.write_text('{"everything": ["/"]}')
+    command = [sys.executable, "-I", "-S", landlock.__file__, str(rules), "/bin/echo", "started"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode != 0 and "started" not in ended.stdout
