@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import quantcore
@@ -44,18 +45,16 @@ CACHES = {
 
 Kernels are code: each attempt has its own folders, so that no engine runs what another job left.
 """
-RULES_FILE = "landlock.json"
 ORIGINALS = "BITFOUNDRY_ORIGINALS_DIR"
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Rules for an engine, as real paths; ``folder`` is that of its attempt.
+    """Rules for an engine, as real paths.
 
     ``listed`` folders only show the names in them; ``files`` are the job's own files.
     """
 
-    folder: Path
     files: tuple[Path, ...]
     listed: tuple[Path, ...]
     read: tuple[Path, ...]
@@ -65,14 +64,15 @@ class Reach:
     def command(self, argv: Iterable[str]) -> list[str]:
         """Return ``argv``, wrapped in Landlock where the kernel has it.
 
-        The rules lie in a file: thousands of them would be too long for an argument.
+        The rules lie in a file, which the wrapper deletes: thousands of them would be too long for an argument. It is
+        a file of this start alone, where no engine can write: the nodes of a job may share the attempt's folder.
         """
         if not landlock.abi():
             return list(argv)
         rules = {"list": self.listed, "read": self.read, "write": self.written}
-        file = self.folder / RULES_FILE
-        file.write_text(json.dumps({kind: [str(path) for path in paths] for kind, paths in rules.items()}))
-        return [sys.executable, "-I", "-S", PROGRAM, str(file), *argv]
+        with NamedTemporaryFile("w", prefix="bitfoundry-rules-", suffix=".json", delete=False) as file:
+            json.dump({kind: [str(path) for path in paths] for kind, paths in rules.items()}, file)
+        return [sys.executable, "-I", "-S", PROGRAM, file.name, *argv]
 
     def environment(self) -> dict[str, str]:
         return {**self.variables, VARIABLE: json.dumps([str(path) for path in self.files])}
@@ -125,7 +125,7 @@ def reach_of(settings: Settings, folder: Path, task: Mapping[str, Any], *, with_
         **{name: str(scratch / kind) for name, kind in CACHES.items()},
     }
     files = tuple(path.resolve() for path in (*inputs, *written))
-    return Reach(folder, files, tuple(listed), tuple(read), (*written, *devices), variables)
+    return Reach(files, tuple(listed), tuple(read), (*written, *devices), variables)
 
 
 def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:

@@ -2,10 +2,11 @@
 
     python -I -S landlock.py RULES_FILE COMMAND [ARGUMENT ...]
 
-The rules are JSON, ``{"list": [...], "read": [...], "write": [...]}``, each with a list of paths. The command and all
-that it starts may list folders, read (and run) and write files at and below these paths, and nothing else of any file
-system, even if their user may; nor can they look into other processes (/proc/<pid>/environ, ptrace). Missing paths are
-skipped. Uses only the standard library, because it is run by its path. See landlock(7).
+The rules are JSON, ``{"list": [...], "read": [...], "write": [...]}``, each with a list of paths; their file is deleted
+once it is read. The command and all that it starts may list folders, read (and run) and write files at and below these
+paths, and nothing else of any file system, even if their user may; nor can they look into other processes
+(/proc/<pid>/environ, ptrace). Missing paths are skipped. Uses only the standard library, because it is run by its path.
+See landlock(7).
 """
 
 import ctypes
@@ -88,5 +89,7 @@ def _call(number: int, *arguments: object) -> int:
 
 
 if __name__ == "__main__":
-    confine(json.loads(Path(sys.argv[1]).read_text("utf-8")))
+    rules = Path(sys.argv[1]).read_text("utf-8")
+    Path(sys.argv[1]).unlink()
+    confine(json.loads(rules))
     os.execvp(sys.argv[2], sys.argv[2:])
