@@ -49,11 +49,9 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
                 continue
             experts = f"{match[1]}.experts"
             (_, a, b), (_, c, d) = gate_up.shape, down.shape
-            if match[2] == _INTERLEAVED:
-                parts[name] = dict(_matrices(name, gate_up, experts, ("gate_up_proj",)))
-                parts[down_name] = dict(_matrices(down_name, down, experts, ("down_proj",)))
-            elif (a, b) == (2 * d, c):
-                parts[name] = dict(_matrices(name, gate_up, experts, ("gate_proj", "up_proj")))
+            if (a, b) == (2 * d, c):
+                projections = ("gate_up_proj",) if match[2] == _INTERLEAVED else ("gate_proj", "up_proj")
+                parts[name] = dict(_matrices(name, gate_up, experts, projections))
                 parts[down_name] = dict(_matrices(down_name, down, experts, ("down_proj",)))
             elif (a, b) == (d, 2 * c) and f"{name}_bias" not in tensors:
                 parts[name] = dict(_halves(name, gate_up, experts, ("gate_proj", "up_proj")))

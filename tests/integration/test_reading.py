@@ -281,11 +281,15 @@ def test_other_algorithms_of_modelopt_are_refused(tmp_path):
     assert caught.value.code == "already_quantized" and "NVFP4 and FP8" in caught.value.hint
 
 
+def save_v4(folder: Path) -> None:
+    [v4] = [each for each in model_classes(("causal",)) if each.name == "DeepseekV4ForCausalLM"]
+    save(build(v4), folder)
+
+
 def test_deepseek_v4_is_read_as_it_is_published(tmp_path):
     """Its block scales are called ``scale``: read as plain numbers, the codes would be thousands of times too large."""
-    [v4] = [each for each in model_classes(("causal",)) if each.name == "DeepseekV4ForCausalLM"]
     model_dir = tmp_path / "model"
-    save(build(v4), model_dir)
+    save_v4(model_dir)
     floats = load_file(model_dir / "model.safetensors")
     expected = publish_as_v4(model_dir)
     model = read_model(model_dir)
@@ -304,8 +308,7 @@ def test_deepseek_v4_is_read_as_it_is_published(tmp_path):
 
 
 def test_codes_of_another_layout_under_the_name_of_fp4_are_refused(tmp_path):
-    [v4] = [each for each in model_classes(("causal",)) if each.name == "DeepseekV4ForCausalLM"]
-    save(build(v4), tmp_path)
+    save_v4(tmp_path)
     publish_as_v4(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     name = next(name for name in tensors if ".ffn.experts." in name and name.endswith(".scale"))
