@@ -3,7 +3,8 @@
 usage: check_transformers.py MODEL_DIR WINDOWS.json [gptqmodel] -> one line ``RESULT {json}``
 
 WINDOWS.json is a list of token id lists. With ``gptqmodel`` that package loads the checkpoint, on its plain torch
-kernels. ``layers`` are the classes of the modules that hold the weights of linear layers, with how many there are.
+kernels, and in float32 on a processor without AVX-512, where its products of bfloat16 take many times as long.
+``layers`` are the classes of the modules that hold the weights of linear layers, with how many there are.
 """
 
 import json
@@ -27,6 +28,8 @@ def main() -> None:
         from gptqmodel import BACKEND, GPTQModel
 
         model = GPTQModel.load(model_dir, device="cpu", backend=BACKEND.TORCH, dtype=torch.bfloat16).model
+        if torch.backends.cpu.get_cpu_capability() != "AVX512":
+            model.float()
     else:
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16, device_map="cpu")
     model.eval()

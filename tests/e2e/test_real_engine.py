@@ -99,6 +99,7 @@ def test_the_containers_health_check_is_satisfied(stack: LocalStack) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_cancel_ends_the_engine(stack: LocalStack, client: Client) -> None:
     job = client.submit(stack.home.parent / "model", config="w4a16", calibration=CALIBRATION)
     wait_until(stack, client, job, lambda job: job.state == "running")

@@ -85,6 +85,7 @@ def test_an_exporter(installed: Path, model: Path, tmp_path: Path) -> None:
     assert b"weight_codes" in header and b"weight_scale" in header
 
 
+@pytest.mark.slow
 def test_all_of_them_together(installed: Path, model: Path, tmp_path: Path) -> None:
     """One job with the dtype, the observer, the algorithm and the exporter of four packages."""
     weight = {"dtype": "pot4", "qscheme": "per_group", "group_size": 32, "observer_cls": "PerGroupTightObserver"}

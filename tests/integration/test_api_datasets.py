@@ -93,6 +93,7 @@ def test_statistics_say_what_is_odd(client: TestClient) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tokens_are_counted_for_a_model(client: TestClient, settings: Settings) -> None:
     model = tiny_model(settings.model_roots[0] / "tiny")
     dataset = made(upload(client))
@@ -108,6 +109,7 @@ def test_tokens_are_counted_for_a_model(client: TestClient, settings: Settings) 
     refused(client.get(address, params={"model": str(model)}), 422, "no_tokenizer")
 
 
+@pytest.mark.slow
 def test_tokens_for_a_model_on_the_hub(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with HubServer() as hub:
         template = "/{repo_id}/resolve/{revision}/{filename}"

@@ -103,6 +103,7 @@ def test_a_sign_in_ends_with_its_time(browser: TestClient, key: str, sessions: S
         assert session.scalar(select(func.count()).select_from(SignIn)) == 1  # the old one is gone
 
 
+@pytest.mark.slow
 def test_a_sign_in_ends_with_its_key(browser: TestClient, key: str) -> None:
     csrf = {"X-CSRF-Token": sign_in(browser, key)}
     key_id = key.split("_")[1]

@@ -59,6 +59,7 @@ def read_stream(answer: httpx2.Response) -> Iterator[tuple[int | None, str, dict
             message = {}
 
 
+@pytest.mark.slow
 def test_what_was_then_what_comes_then_the_end(server: Server, sessions: Sessions, submit: Submit) -> None:
     job_id, lease = start(sessions, submit)
     seen: list[tuple[int | None, str]] = []
@@ -130,6 +131,7 @@ def test_nothing_is_missed_however_fast_it_comes(server: Server, sessions: Sessi
     assert heard == [[*range(1, 124), None]] * 2
 
 
+@pytest.mark.slow
 def test_many_streams_share_one_question_a_tick(
     server: Server, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +162,7 @@ def test_many_streams_share_one_question_a_tick(
     assert heard == {job_id: ["state_changed"] * 3 + ["end"] for job_id, _ in leased}
 
 
+@pytest.mark.slow
 def test_streams_of_one_job_share_what_they_read(
     server: Server, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +283,7 @@ ENDS = {  # name of the key -> what ends its streams
 }
 
 
+@pytest.mark.slow
 def test_streams_end_with_what_opened_them(server: Server, sessions: Sessions, submit: Submit) -> None:
     """Of events and of the log, within five seconds; those of other keys go on."""
     job_id, lease = start(sessions, submit)
@@ -333,6 +337,7 @@ def test_streams_end_with_what_opened_them(server: Server, sessions: Sessions, s
     assert len(ended) == len(threads)
 
 
+@pytest.mark.slow
 def test_many_streams_of_many_keys_are_checked_together(
     server: Server, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ class Cutting(httpx2.BaseTransport):
         self._real.close()
 
 
+@pytest.mark.slow
 def test_a_download_that_breaks_off_goes_on_at_its_last_byte(
     server: Server, make_model: Callable[..., Path], start_worker: Callable[..., WorkerProcess],
     wait_for: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -99,6 +99,7 @@ def test_from_file_to_file(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_gone_before_its_job_starts(
     client: TestClient, settings: Settings, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job]
 ) -> None:

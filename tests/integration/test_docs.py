@@ -150,6 +150,7 @@ def test_the_table_of_formats():
     assert sorted(ORDER) == sorted(EXPORTERS)
 
 
+@pytest.mark.slow
 def test_the_python_of_the_page_of_formats(folder, monkeypatch, capsys):
     """As the page, without a shell and its interpreters."""
     monkeypatch.chdir(folder)

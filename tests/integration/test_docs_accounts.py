@@ -33,6 +33,7 @@ def receiver() -> Iterator[Receiver]:
         yield receiver
 
 
+@pytest.mark.slow
 def test_the_shell_about_accounts(server: Server, tmp_path: Path) -> None:
     printed = read_page("how-to/accounts.md", tmp_path, HUB_TOKEN="hf_secret", **server.environment).output
     assert len(re.findall(r"^bf_[0-9a-f]{12}_[\w-]{43}$", printed, flags=re.MULTILINE)) == 2
@@ -46,6 +47,7 @@ def test_the_shell_about_accounts(server: Server, tmp_path: Path) -> None:
     shell.close()
 
 
+@pytest.mark.slow
 def test_the_service_listens_as_the_page_says(settings: Settings, sessions: Any) -> None:
     [block] = [block for block in blocks_of("how-to/expose.md") if block.language == "console"]
     environment = os.environ | {
@@ -66,6 +68,7 @@ def test_the_tables() -> None:
     assert re.findall(r"^\| `([a-z:]+)` \| (?:see|submit|manage)", ACCOUNTS, flags=re.MULTILINE) == list(SCOPES)
 
 
+@pytest.mark.slow
 def test_the_page_about_webhooks(server: Server, receiver: Receiver, tmp_path: Path) -> None:
     reading = read_page("how-to/webhooks.md", tmp_path, show=("SECRET",), RECEIVER=receiver.url, **server.environment)
     assert "delivered" in reading.output

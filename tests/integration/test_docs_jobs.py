@@ -23,6 +23,7 @@ def test_the_table_of_states_is_the_map() -> None:
     assert shown == {state: [action for action, states in ACTIONS.items() if state in states] for state in State}
 
 
+@pytest.mark.slow
 def test_the_page(
     server: Server,
     make_model: Callable[..., Path],
@@ -45,6 +46,7 @@ def test_the_page(
     assert first["id"] == second["id"]
 
 
+@pytest.mark.slow
 def test_the_page_of_sweeps(
     server: Server,
     make_model: Callable[..., Path],
@@ -59,10 +61,12 @@ def test_the_page_of_sweeps(
     assert "'succeeded': 4" in said
 
 
+@pytest.mark.slow
 def test_the_page_of_retention(server: Server, tmp_path: Path) -> None:
     assert "20" in read_page("how-to/retention.md", tmp_path, **server.environment).output
 
 
+@pytest.mark.slow
 def test_the_page_of_operators(
     server: Server, start_worker: Callable[..., WorkerProcess], sessions: Sessions, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def test_every_code_of_the_publishing_modules_is_listed() -> None:
     assert codes - {"invalid_task"} <= set(re.findall(r"`([a-z_]+)`", PAGE))
 
 
+@pytest.mark.slow
 def test_the_examples(
     server: Server, hub: HubServer, make_model: Callable[..., Path], start_worker: Callable[..., WorkerProcess],
     tmp_path: Path, capsys: pytest.CaptureFixture[str],

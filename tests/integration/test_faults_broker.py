@@ -102,6 +102,7 @@ def test_a_broker_that_dies_and_comes_back(
     assert worker.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_message_ten_times_is_one_attempt(
     settings: Settings, sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker,
     wait_for: WaitFor, get_job: GetJob, broker_url: str,
@@ -121,6 +122,7 @@ def test_a_message_ten_times_is_one_attempt(
     assert outcomes(sessions, job_id) == ["succeeded"]
 
 
+@pytest.mark.slow
 def test_an_api_that_dies_before_the_message_is_sent(
     settings: Settings, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor,
     tmp_path: Path,

@@ -144,6 +144,7 @@ def test_a_server_that_is_stopped(own_postgres: Postgres, settings: Settings, tm
         assert ask("/healthz/ready")[0] == 200
 
 
+@pytest.mark.slow
 def test_a_worker_that_hears_nothing_ends_its_engine_in_time(own_postgres: Postgres, settings: Settings) -> None:
     """The heartbeat waits for an answer for longer than the lease lasts."""
     sessions = connect(own_postgres.url, answer_s=30)
@@ -196,6 +197,7 @@ def test_a_commit_whose_answer_is_lost(settings: Settings, sessions: Sessions, m
         assert session.scalars(select(Job.id)).all() == [second.json()["id"]]
 
 
+@pytest.mark.slow
 def test_a_finish_whose_answer_is_lost(
     settings: Settings, sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker,
     wait_for: WaitFor,

@@ -19,6 +19,7 @@ from quantcore.config import presets
 from tests.support.attempts import outcomes
 from tests.support.faults import ApiProcess, on_a_small_disk, seen_by
 from tests.support.models import tiny_model
+from tests.support.params import with_rare
 from tests.support.service import WorkerProcess, wait_for_empty, wait_gone
 
 MakeModel = Callable[..., Path]
@@ -28,6 +29,7 @@ WaitFor = Callable[..., Job]
 PHASES = ("resolve", "download", "plan", "quantize", "export", "verify")
 
 
+@pytest.mark.slow
 def test_a_cancel_in_every_phase(
     make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, sessions: Sessions,
     read_pids: Callable[..., list[list[int]]], settings: Settings, tmp_path: Path,
@@ -61,7 +63,7 @@ def test_a_drain_in_every_phase(
     assert outcomes(sessions, job_id) == ["drained"]
 
 
-@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("hours", with_rare([-1, 1], [-1]))
 def test_a_clock_that_is_wrong_moves_no_lease(
     hours: int, make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor,
     sessions: Sessions, tmp_path: Path,
@@ -100,6 +102,7 @@ def test_a_job_that_takes_every_worker_along(
     wait_for(submit(make_model("good")), "succeeded")
 
 
+@pytest.mark.slow
 def test_a_worker_without_room_on_its_disk(
     make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, settings: Settings,
     sessions: Sessions,
@@ -115,6 +118,7 @@ def test_a_worker_without_room_on_its_disk(
     assert worker.process.poll() is None
 
 
+@pytest.mark.slow
 def test_an_upload_that_does_not_fit_on_the_disk(settings: Settings, sessions: Sessions, tmp_path: Path) -> None:
     key = create_key(sessions, "k")
     prefix = on_a_small_disk(settings.data_dir, size="1m")

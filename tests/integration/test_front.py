@@ -156,6 +156,7 @@ def test_whoever_says_nothing_more_is_hung_up_on(said: str, server: Server, monk
     assert json.loads(last.partition(b"\r\n\r\n")[2])["code"] == "request_timeout"
 
 
+@pytest.mark.slow
 def test_drop_by_drop_is_too_slow(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then is no reason to wait for ever, neither for a head nor for a body."""
     monkeypatch.setattr(front, "HEAD_S", 1.0)
@@ -171,6 +172,7 @@ def test_drop_by_drop_is_too_slow(server: Server, monkeypatch: pytest.MonkeyPatc
             assert time.monotonic() < deadline
 
 
+@pytest.mark.slow
 def test_a_steady_body_may_take_its_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "BODY_S", 0.5)
     monkeypatch.setattr(front, "MIN_BODY_BYTES_PER_S", 1000)

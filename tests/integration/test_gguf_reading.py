@@ -102,6 +102,7 @@ def test_k_types_are_read(tmp_path, preset):
     assert all(torch.equal(open_source(found).read(name).bfloat16(), rounded[name]) for name in rounded)
 
 
+@pytest.mark.slow
 def test_it_is_quantized_anew_with_its_own_tokenizer(tmp_path):
     _, _, folder = written(tmp_path, "llama")
     reports = [

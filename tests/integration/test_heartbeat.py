@@ -71,6 +71,7 @@ def test_it_outlives_the_first_lease(sessions: Sessions, settings: Settings, lea
     wait_until(lambda: reap(sessions) == 1)  # nobody beats any more
 
 
+@pytest.mark.slow
 def test_it_ends_the_engine_before_the_lease_runs_out(settings: Settings, lease: Lease) -> None:
     nowhere = connect("postgresql+psycopg://nobody@/nothing?host=/nowhere")
     heard = Heard()

@@ -285,6 +285,7 @@ def test_what_names_no_token(client: TestClient, hub: HubServer, no_token: None,
     assert "another place" in moved.json()["detail"]
 
 
+@pytest.mark.slow
 def test_a_token_that_was_deleted_fails_the_job(
     client: TestClient, hub: HubServer, no_token: None, start_worker: Callable[..., WorkerProcess],
     wait_for: Callable[..., Job], tmp_path: Path,

@@ -85,6 +85,7 @@ def found_in(answer: dict[str, Any]) -> set[tuple[str, str]]:
     return {(each["kind"], each["path"]) for each in answer["findings"]}
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said_and_only_files_of_nobody_go(
     client: TestClient, sessions: Sessions, settings: Settings, make_artifact: Callable[[], Path]
 ) -> None:
@@ -216,6 +217,7 @@ def test_it_is_slow_and_ends_at_once(
         assert integrity.count(session)["damaged"] == 0, "half a check says nothing"
 
 
+@pytest.mark.slow
 def test_the_command_for_the_service_of_up(tmp_path: Path) -> None:
     """While it runs and while it does not: the database is found, or started for the command."""
     home = tmp_path / "home"

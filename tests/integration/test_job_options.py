@@ -118,6 +118,7 @@ def test_the_report_is_measured_as_it_was_asked_for(
     assert report["quality"]["num_tokens"] == 64 + 2 * 32 - 1 and report["samples"] is None
 
 
+@pytest.mark.slow
 def test_uploaded_text_is_a_file_for_the_engine(
     client: TestClient, model: Path, settings: Settings, start_worker: StartWorker, ended: Callable[..., Job]
 ) -> None:
@@ -144,6 +145,7 @@ def test_text_that_a_waiting_job_is_measured_on_stays(client: TestClient, model:
     assert client.delete(f"/v1/datasets/{dataset}").status_code == 204
 
 
+@pytest.mark.slow
 def test_text_on_the_hub_is_that_of_the_commit_at_the_submit(
     client: TestClient, model: Path, hub: HubServer, start_worker: StartWorker, ended: Callable[..., Job]
 ) -> None:

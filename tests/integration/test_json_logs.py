@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 from pydantic import SecretStr
 
 from api import json_log
@@ -22,6 +23,7 @@ def lines(log: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
 
 
+@pytest.mark.slow
 def test_a_request_and_a_job_are_named(
     settings: Settings, sessions: Sessions, make_model: Callable[..., Path], submit: Callable[..., str],
     start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., object], tmp_path: Path,

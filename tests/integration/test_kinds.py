@@ -19,6 +19,7 @@ from quantcore.model.kinds import Kind, declared_class
 from quantcore.model.skeleton import kind_of
 from quantcore.model.twin import build_twin
 from quantcore.pipeline import job
+from tests.support.params import with_rare
 from tests.support.tokenizers import save_byte_tokenizer
 
 NUM_WINDOWS, SEQ_LEN = 6, 32
@@ -120,7 +121,7 @@ def test_scores_are_compared(tmp_path, proof_in_this_process):
     assert measured["rank_agreement"]["value"] == pytest.approx((sum(order) / 2 + 1) / 2, abs=1e-6)
 
 
-@pytest.mark.parametrize("asked", ["mix", "tasks"])
+@pytest.mark.parametrize("asked", with_rare(["mix", "tasks"], ["tasks"]))
 def test_what_only_causal_models_have_is_refused(tmp_path, asked):
     configs = {name: presets.resolve(name).to_dict() for name in SCHEMES}
     mix = {"schemes": SCHEMES, "configs": configs, "max_bits": 6.0}

@@ -43,6 +43,7 @@ def pages_of(folder):
     return {name: (folder / name).read_text() for name in ("report.json", "report.html", "README.md")}
 
 
+@pytest.mark.slow
 def test_a_warning_of_the_fresh_process_is_in_everything_that_travels(model_dir, tmp_path, monkeypatch):
     """The process that verifies prints it before all else, and then is what it always is."""
     said = json.dumps({"kind": "warning", "code": "samples_failed", "message": "a word from the fresh process"})
@@ -72,6 +73,7 @@ def test_tasks_that_failed_are_named_with_the_reason(model_dir, tmp_path):
     assert "| `tiny_rolling` | failed | failed |" in pages["README.md"] and "## Warnings" in pages["README.md"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("failing_tasks", "proof_in_this_process")
 def test_the_exit_status_tells_of_tasks_that_failed(model_dir, tmp_path, capsys):
     """1, and the result is there; a job of the service has its result, with a warning."""

@@ -101,8 +101,7 @@ CASES = {
 }
 # What each shows, others show in part: biases and several schemes are those of the bfloat16 model below.
 STATIC_INPUTS = ("inputs", "int8 static")
-USUAL = ("4 bits", "inputs", "window")
-RARE = CASES.keys() - USUAL
+RARE = CASES.keys() - {"inputs"}
 
 
 def quantized(folder, name, exports=("onnx",), **options):
@@ -328,6 +327,7 @@ def test_a_model_without_keys_and_values_is_refused(tmp_path):
     assert caught.value.code == "not_traceable"
 
 
+@pytest.mark.slow
 def test_a_model_without_positions(artifact, proof_in_this_process):
     """ALiBi: positions are what the mask says."""
     folder = artifact("alibi")
@@ -342,6 +342,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_config_json_says_how_layers_are_quantized(artifact, proof_in_this_process):
     folder = artifact("mixed", dtype=torch.bfloat16)
     said = json.loads((folder / "config.json").read_text())["quantization_config"]

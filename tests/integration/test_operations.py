@@ -30,6 +30,7 @@ def wait_worker(client: TestClient, *, state: str = "ready", timeout_s: float = 
     return wait_until(workers, timeout_s=timeout_s)[0]
 
 
+@pytest.mark.slow
 def test_a_drained_worker_gives_its_job_back_and_rests(
     client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, sessions: Sessions,
     read_pids: Callable[..., list[list[int]]], tmp_path: Path,
@@ -62,6 +63,7 @@ def test_a_drained_worker_gives_its_job_back_and_rests(
     assert client.get(place).status_code == 404
 
 
+@pytest.mark.slow
 def test_the_commands_about_workers(
     server: Server, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

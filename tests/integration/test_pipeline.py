@@ -284,6 +284,7 @@ def test_the_plan_of_the_report_is_the_plan(artifacts, model_dir):
     assert report["summary"]["size_after_bytes"] == plan.size_after_bytes
 
 
+@pytest.mark.slow
 def test_command_line_runs_a_task_with_json_lines(model_dir, tmp_path, capfd):
     """In a process of its own; what it refuses is the same in this one."""
     file = tmp_path / "task.json"

@@ -203,6 +203,7 @@ def test_killed_at_a_step_it_is_taken_up_and_commits_once(
     assert done["revision"] == hub.repositories["org/tiny-int8"].history[0].sha
 
 
+@pytest.mark.slow
 def test_a_worker_that_sleeps_through_its_lease_adds_nothing(
     client: TestClient, hub: HubServer, make_model: Callable[..., Path], publication: Callable[..., dict[str, Any]],
     start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job], sessions: Sessions,
@@ -225,6 +226,7 @@ def test_a_worker_that_sleeps_through_its_lease_adds_nothing(
     assert_is_there(client, hub, job_id)
 
 
+@pytest.mark.slow
 def test_a_drained_worker_gives_it_back(
     client: TestClient, hub: HubServer, make_model: Callable[..., Path], publication: Callable[..., dict[str, Any]],
     start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],

@@ -50,7 +50,7 @@ CASES = {
 
 
 @pytest.mark.usefixtures("proof_in_this_process")
-@pytest.mark.parametrize("case", with_rare(CASES, ["rounded", "static", "gptq", "experts"]))
+@pytest.mark.parametrize("case", with_rare(CASES, ["rounded", "static", "gptq", "experts", "borrowed tokens"]))
 def test_as_many_ranks_as_you_like_give_the_same_bytes(tmp_path, case):
     """Also where windows do not divide among ranks, and where a rank has none (there are four chunks of them)."""
     model, given = CASES[case]
@@ -115,6 +115,7 @@ def test_ranks_solve_rows_of_one_layer(tmp_path, monkeypatch, case):
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("proof_in_this_process")
 def test_a_file_that_one_process_writes(tmp_path):
     """GGUF, beside a format that all write."""

@@ -135,6 +135,7 @@ def test_it_runs_by_itself_once_an_hour(
     assert len(ran) == 2
 
 
+@pytest.mark.slow
 def test_a_job_that_runs_keeps_its_folder(
     settings: Settings, sessions: Sessions, make_model: Callable[..., Path], submit: Submit,
     start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],

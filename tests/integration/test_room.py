@@ -58,6 +58,7 @@ def test_what_would_be_stored_is_refused(
         assert client.get("/healthz/ready").json()["disk"] == "ok"
 
 
+@pytest.mark.slow
 def test_a_worker_without_room_says_so_and_goes_on_by_itself(
     settings: Settings, sessions: Sessions, make_model: Callable[..., Path], submit: Callable[..., str],
     start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job], client: TestClient,
@@ -81,6 +82,7 @@ def test_a_worker_without_room_says_so_and_goes_on_by_itself(
     assert outcomes(sessions, job_id) == ["succeeded"]
 
 
+@pytest.mark.slow
 def test_an_engine_is_ended_before_it_takes_the_reserve(
     settings: Settings, sessions: Sessions, make_model: Callable[..., Path], submit: Callable[..., str],
     start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
@@ -97,6 +99,7 @@ def test_an_engine_is_ended_before_it_takes_the_reserve(
     wait_for(job_id, "succeeded")
 
 
+@pytest.mark.slow
 def test_a_read_only_disk_is_named(settings: Settings, sessions: Sessions, tmp_path: Path) -> None:
     settings.data_dir.mkdir()
     headers = {"Authorization": f"Bearer {create_key(sessions, 'k')}"}
@@ -121,6 +124,7 @@ def test_the_reserve_is_a_setting(reserved: int, fault: str | None, settings: Se
     assert 0 < disk.measure(settings).reserved_bytes <= min(2 << 30, total // 20)
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_killed_attempt_is_removed_while_workers_run(
     settings: Settings, make_model: Callable[..., Path], submit: Callable[..., str],
     start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],

@@ -314,6 +314,7 @@ def test_two_workers_do_it_together(
     wait_for_empty(settings.work_dir)
 
 
+@pytest.mark.slow
 def test_two_jobs_for_two_workers_on_three(
     make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor
 ) -> None:
@@ -361,6 +362,7 @@ def run_slowly(
     return job_id, run_as(sessions, job_id, two), pids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["leader", "node"])
 def test_kill_9_of_either(
     who: str, sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker,
@@ -411,6 +413,7 @@ def test_what_a_node_says_is_why_the_job_failed(
     assert job.attempt == 1
 
 
+@pytest.mark.slow
 def test_workers_that_share_no_disk(
     make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor, settings: Settings,
     tmp_path: Path,
@@ -433,6 +436,7 @@ def test_an_address_that_nobody_knows(
     assert "BITFOUNDRY_NODE_ADDRESS" in job.error["hint"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_come(
     sessions: Sessions, make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor,
     settings: Settings, get_job: GetJob,

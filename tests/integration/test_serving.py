@@ -103,10 +103,12 @@ def test_with_a_key_it_listens_and_wants_it(environment: dict[str, str], serve) 
         assert client.get("/v1/jobs", headers={"Authorization": f"Bearer {key}"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_on_loopback_it_needs_none(serve) -> None:
     assert httpx2.get(f"{serve('127.0.0.1')}/v1/jobs", trust_env=False).status_code == 401
 
 
+@pytest.mark.slow
 def test_several_processes_share_the_port_and_end_together(
     serve: Serve, started: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:

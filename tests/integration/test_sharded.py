@@ -29,10 +29,8 @@ MODELS = {
     "mixture": MIXTURE,
     "many experts": {**MIXTURE, "num_experts": 64, "num_local_experts": 64, "num_hidden_layers": 2},
 }
-QUICK = {
+CASES = {
     "scaled experts": ("mixture", config("w4a16", {"name": "rotation", "random_r1": True}, {"name": "awq"}, GPTQ)),
-}
-SLOW = {
     "scaled": ("dense", config("int8_static", {"name": "autosmoothquant"})),
     "scaled twice": ("dense", config("int8_dynamic", {"name": "smoothquant"}, {"name": "awq"})),
     "rotated": ("dense", config("mxfp4", {"name": "rotation"})),
@@ -46,7 +44,6 @@ SLOW = {
     "dynamic experts": ("mixture", config("int8_dynamic")),
     "borrowed tokens": ("many experts", config("w4a16", GPTQ)),
 }
-CASES = with_rare([*QUICK, *SLOW], SLOW)
 
 
 def read(folder, name):
@@ -60,11 +57,12 @@ def run(model_dir, output_dir, given, size, **more):
     return forked(lambda _: main(["run", str(file)]), size, output_dir.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("proof_in_this_process")
 @pytest.mark.parametrize("case", CASES)
 def test_slices_give_the_bytes_that_whole_blocks_give(tmp_path, case):
     """Also where rows do not divide among ranks, and where ranks have other numbers of windows, or none."""
-    model, given = {**QUICK, **SLOW}[case]
+    model, given = CASES[case]
     model_dir = tiny_model(tmp_path / "model", **MODELS[model])
     found = []
     for size in (1, 5):

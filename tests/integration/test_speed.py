@@ -74,6 +74,7 @@ def test_a_program_that_is_not_there(tmp_path: Path, runtime: str, python: str, 
     assert error.value.code == code and error.value.hint
 
 
+@pytest.mark.slow
 def test_what_the_program_says_of_a_model_that_it_cannot_read(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "nonsense"}')

@@ -14,26 +14,26 @@ CHOSEN = [
     "Kimi_K25ForConditionalGeneration",  # the tower's tensors are put together when they are loaded
     "LlavaForConditionalGeneration",
     "Gemma3nForCausalLM",  # four copies of the hidden states, and keys and values that blocks share
-    "Llama4ForCausalLM",  # stacks of transposed experts, which get scaled copies of all tokens
     "MambaForCausalLM",  # dt_proj is read, not called
-    "Qwen2_5_VLForConditionalGeneration",
-    "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
-    "MarianMTModel",  # its table of positions is computed, not stored
     "T5ForConditionalGeneration",  # blocks get the position bias that the first one returns
-    "WhisperForConditionalGeneration",  # its encoder hears silence
 ]
 RARE = [
     "Blip2ForConditionalGeneration",  # only the model inside reads text without an image
     "Florence2ForConditionalGeneration",  # an encoder and a decoder, listed as if it had none
     "InklingForConditionalGeneration",  # gate and up alternate in stacks of experts; shared experts stay one stack
     "KimiLinearForCausalLM",  # the kernels of its convolutions are put together when they are loaded
+    "Llama4ForCausalLM",  # stacks of transposed experts, which get scaled copies of all tokens
     "LongcatFlashForCausalLM",  # some experts are the identity
+    "MarianMTModel",  # its table of positions is computed, not stored
     "MiniMaxM3SparseForConditionalGeneration",  # gate and up become one layer
     "MllamaForConditionalGeneration",  # text skips the blocks that look at images
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
     "Step3p7ForConditionalGeneration",  # gate, up and down are three stacks
     "T5Gemma2ForConditionalGeneration",  # its encoder is a tower, its decoder reads one half of a window
+    "WhisperForConditionalGeneration",  # its encoder hears silence
 ]
 CLASSES = {
     each.name: each for each in model_classes(("causal", "image-text-to-text", "sequence-to-sequence", "speech"))

@@ -131,6 +131,7 @@ def test_files_that_cost_much_cost_only_their_sender(settings: Settings, session
         wait_until(lambda: not (readers(api) or list(settings.uploads_dir.iterdir())), timeout_s=ANSWER_S)
 
 
+@pytest.mark.slow
 def test_a_reader_ends_with_the_service(settings: Settings, sessions: Sessions, tmp_path: Path) -> None:
     key, slow = create_key(sessions, "a"), slow_file()
     with ApiProcess(settings, tmp_path / "api.log") as api, post_raw(api, key, "a.csv.gz", slow):

@@ -194,6 +194,7 @@ def test_two_processes_send_each_message_once(
 # receivers that are ill
 
 
+@pytest.mark.slow
 def test_what_fails_is_tried_again_later(
     client: TestClient, receiver: Receiver, sessions: Sessions, submit: Submit
 ) -> None:
@@ -219,6 +220,7 @@ def test_what_fails_is_tried_again_later(
     assert client.get(f"/v1/webhooks/{hook['id']}").json()["failing_since"] is None
 
 
+@pytest.mark.slow
 def test_it_is_given_up_after_ten_tries(client: TestClient, sessions: Sessions, submit: Submit) -> None:
     hook = subscribe(client, "http://127.0.0.1:9/")
     submit()
@@ -231,6 +233,7 @@ def test_it_is_given_up_after_ten_tries(client: TestClient, sessions: Sessions, 
     assert len(deliveries(client, hook)[0]["tries"]) == 10
 
 
+@pytest.mark.slow
 def test_a_webhook_that_fails_for_days_is_disabled(
     client: TestClient, receiver: Receiver, sessions: Sessions, submit: Submit
 ) -> None:
@@ -268,6 +271,7 @@ def test_gone_is_gone(client: TestClient, receiver: Receiver, submit: Submit) ->
     assert client.get(f"/v1/webhooks/{hook['id']}").json()["disabled_reason"] == "the receiver answered 410 Gone"
 
 
+@pytest.mark.slow
 def test_slow_receivers_keep_nobody_waiting(
     client: TestClient, receiver: Receiver, submit: Submit, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +295,7 @@ def test_slow_receivers_keep_nobody_waiting(
         assert (first["status"], first["error"]) == (None, "no answer within 2 s")
 
 
+@pytest.mark.slow
 def test_what_a_dead_process_was_sending_is_sent_again(
     client: TestClient, receiver: Receiver, sessions: Sessions, submit: Submit
 ) -> None:

@@ -22,6 +22,7 @@ from api.store.queue import events
 from api.store.tables.jobs import Artifact, Job, Outbox
 from tests.support.api import post
 from tests.support.attempts import outcomes
+from tests.support.params import with_rare
 from tests.support.service import WorkerProcess, is_alive, wait_for_empty, wait_gone
 from tests.support.waiting import give_time, wait_until
 
@@ -107,6 +108,7 @@ def test_kill_9_of_a_worker(
     assert third.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_too_long_writes_nothing(
     sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor,
     read_pids: ReadPids, tmp_path: Path,
@@ -129,7 +131,7 @@ def test_a_worker_that_was_stopped_too_long_writes_nothing(
     assert frozen.process.poll() is None  # and it goes on with its life
 
 
-@pytest.mark.parametrize("mode", ["slow", "ignores_sigterm"])
+@pytest.mark.parametrize("mode", with_rare(["slow", "ignores_sigterm"], ["slow"]))
 def test_cancel_ends_the_engine_and_all_it_started(
     mode: str, client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor,
     read_pids: ReadPids, tmp_path: Path, settings: Settings,
@@ -163,6 +165,7 @@ def test_drain_gives_the_job_back_uncharged(
     assert wait_for(job_id, "succeeded").attempt == 2
 
 
+@pytest.mark.slow
 def test_losing_every_connection_loses_no_job(
     client: TestClient, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor
 ) -> None:
@@ -196,6 +199,7 @@ def test_a_result_that_misses_a_limit_is_kept_apart(
     assert not (settings.artifacts_dir / job.id).exists()
 
 
+@pytest.mark.slow
 def test_failures_crashes_and_damaged_output(
     make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, sessions: Sessions,
     settings: Settings,
@@ -236,6 +240,7 @@ def test_failures_crashes_and_damaged_output(
     wait_for_empty(settings.work_dir)
 
 
+@pytest.mark.slow
 def test_a_job_of_a_newer_service_is_refused_not_misread(
     make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, sessions: Sessions,
     client: TestClient,
@@ -291,6 +296,7 @@ def test_losing_every_message_costs_a_poll(
         wait_for(job_id, "succeeded")
 
 
+@pytest.mark.slow
 def test_without_a_broker_jobs_are_taken_and_done(
     settings: Settings, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor
 ) -> None:
@@ -308,6 +314,7 @@ def test_without_a_broker_jobs_are_taken_and_done(
     assert worker.drain() == 0
 
 
+@pytest.mark.slow
 def test_the_workers_parent_leaves_torch_unloaded(
     make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor
 ) -> None:

@@ -12,6 +12,7 @@ from api.store.queue import events, workers
 from api.store.tables.jobs import Job
 from tests.support.api import post
 from tests.support.attempts import outcomes
+from tests.support.params import with_rare
 from tests.support.service import WorkerProcess, is_alive, wait_for_empty, wait_gone
 from tests.support.waiting import give_time, wait_until
 
@@ -21,7 +22,7 @@ WaitFor = Callable[..., Job]
 ReadPids = Callable[..., list[list[int]]]
 
 
-@pytest.mark.parametrize("mode", ["slow_once", "ignores_sigterm"])
+@pytest.mark.parametrize("mode", with_rare(["slow_once", "ignores_sigterm"], ["ignores_sigterm"]))
 def test_pause_ends_the_engine_and_resume_starts_it_again(
     mode: str, client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor,
     read_pids: ReadPids, tmp_path: Path, settings: Settings, sessions: Sessions,
@@ -46,6 +47,7 @@ def test_pause_ends_the_engine_and_resume_starts_it_again(
     assert outcomes(sessions, job_id) == ["paused", "succeeded"]
 
 
+@pytest.mark.slow
 def test_a_pause_of_a_job_whose_worker_dies_is_kept(
     client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, sessions: Sessions
 ) -> None:
@@ -61,7 +63,7 @@ def test_a_pause_of_a_job_whose_worker_dies_is_kept(
     assert outcomes(sessions, job_id) == ["lost", "succeeded"]
 
 
-@pytest.mark.parametrize("how", ["pause", "drain", "kill"])
+@pytest.mark.parametrize("how", with_rare(["pause", "drain", "kill"], ["drain", "kill"]))
 def test_an_attempt_finds_what_the_one_before_it_kept(
     how: str, client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor,
     settings: Settings, sessions: Sessions,
@@ -112,6 +114,7 @@ def wait_until_kept(settings: Settings) -> None:
     wait_until(lambda: list(settings.work_dir.glob("*/resume/kept")))
 
 
+@pytest.mark.slow
 def test_a_job_that_runs_too_long_is_ended(
     client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, read_pids: ReadPids,
     tmp_path: Path,

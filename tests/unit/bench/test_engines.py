@@ -251,6 +251,7 @@ def test_no_ratio_without_two_numbers() -> None:
     assert ratio(row(20.0), {"status": "failed"}, "quantize", "cpu_s") is None
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_leaves_a_row_with_its_words(tmp_path: Path) -> None:
     inputs = {"model_dir": tmp_path / "nowhere", "windows": tmp_path / "none"}
     found = measure(Cell(FLOAT, FLOAT, "none"), inputs, tmp_path, patience=10)

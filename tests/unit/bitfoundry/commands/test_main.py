@@ -280,6 +280,7 @@ def test_waiting_for_a_job_that_fails_is_status_1(fake: type[FakeClient], monkey
         assert cli.run(command) == 1
 
 
+@pytest.mark.slow
 def test_the_service_of_up_is_found(
     fake: type[FakeClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

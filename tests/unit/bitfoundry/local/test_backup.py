@@ -49,6 +49,7 @@ def run(*args: str | Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "bitfoundry", *map(str, args)], stdout=-1, stderr=-1)
 
 
+@pytest.mark.slow
 def test_a_stopped_stack_there_and_back(filled: Path, tmp_path: Path) -> None:
     file, there = tmp_path / "a.backup", filled.with_name("there")
     back_up(filled, file, say)
@@ -68,6 +69,7 @@ def test_a_stopped_stack_there_and_back(filled: Path, tmp_path: Path) -> None:
         back_up(filled, file, say)
 
 
+@pytest.mark.slow
 def test_a_damaged_backup_is_refused(filled: Path, tmp_path: Path) -> None:
     file, there = tmp_path / "a.backup", filled.with_name("there")
     back_up(filled, file, say)

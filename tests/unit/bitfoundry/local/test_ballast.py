@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.faults import on_a_small_disk
 
 FILL_AND_COME_BACK = """
@@ -73,6 +75,7 @@ def test_the_ballast_lets_it_start_on_a_full_disk(tmp_path: Path) -> None:
     assert "while the disk is full: True\nwith room: True\nballast: True\n" in said
 
 
+@pytest.mark.slow
 def test_without_a_ballast_it_starts_once_there_is_room(tmp_path: Path) -> None:
     said = run(tmp_path / "disk", "without")
     assert "while the disk is full: False\n" in said

@@ -85,6 +85,7 @@ def test_every_folder_is_private_and_no_port_is_open(home: Path) -> None:
         server.stop()
 
 
+@pytest.mark.slow
 def test_a_killed_parent_takes_the_server_with_it(home: Path) -> None:
     child = start_in_child(home)
     data = home / "postgres"
@@ -94,6 +95,7 @@ def test_a_killed_parent_takes_the_server_with_it(home: Path) -> None:
     assert module._servers_in(data) == []
 
 
+@pytest.mark.slow
 def test_a_killed_server_starts_again(home: Path) -> None:
     child = start_in_child(home)
     module._servers_in(home / "postgres")[0].send_signal(signal.SIGKILL)
@@ -104,6 +106,7 @@ def test_a_killed_server_starts_again(home: Path) -> None:
     server.stop()
 
 
+@pytest.mark.slow
 def test_a_server_that_was_told_to_end_does_not_wait_for_its_clients(home: Path) -> None:
     """SIGTERM is PostgreSQL's "smart" shutdown: it takes no new client, and waits for those it has for ever."""
     server = Postgres(home, durable=False)
@@ -127,6 +130,7 @@ def test_a_server_that_was_told_to_end_does_not_wait_for_its_clients(home: Path)
     server.stop()
 
 
+@pytest.mark.slow
 def test_a_server_that_lost_its_parent_is_ended_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bitfoundry.local.child._LIBC", None)  # as on macOS: no parent-death signal
     orphan = Postgres(home, durable=False)
@@ -141,6 +145,7 @@ def test_a_server_that_lost_its_parent_is_ended_first(home: Path, monkeypatch: p
     orphan.stop()
 
 
+@pytest.mark.slow
 def test_a_pid_file_that_names_a_stranger_does_no_harm(home: Path) -> None:
     """After a crash the number may belong to another program of the same account: PostgreSQL alone would give up."""
     server = Postgres(home, durable=False)
@@ -181,6 +186,7 @@ def test_half_an_initdb_is_thrown_away(home: Path) -> None:
     server.stop()
 
 
+@pytest.mark.slow
 def test_a_failed_start_shows_the_log_and_leaves_the_lock(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Postgres(home, durable=False)
     server.start()

@@ -19,6 +19,7 @@ from bitfoundry.client.connection import Connection
 from bitfoundry.client.service import Client
 from bitfoundry.errors import ApiError
 from bitfoundry.local.stack import LocalStack
+from tests.support.params import with_rare
 from tests.support.service import make_model
 from tests.support.waiting import wait_until
 
@@ -145,6 +146,7 @@ def test_up_serves_keeps_its_data_and_leaves_nothing(home: Path, up: Up) -> None
     assert status_of(second) == 0
 
 
+@pytest.mark.slow
 def test_a_killed_up_takes_everything_with_it_and_starts_again(home: Path, up: Up) -> None:
     first = up()
     processes = family(first)
@@ -157,6 +159,7 @@ def test_a_killed_up_takes_everything_with_it_and_starts_again(home: Path, up: U
         assert client.presets()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_comes_back(home: Path, up: Up) -> None:
     process = up()
 
@@ -175,7 +178,10 @@ def test_a_killed_worker_comes_back(home: Path, up: Up) -> None:
     assert len(workers()) == 1
 
 
-@pytest.mark.parametrize(("program", "part"), [("postgres", "database"), ("valkey-server", "broker")])
+@pytest.mark.parametrize(
+    ("program", "part"),
+    with_rare([("postgres", "database"), ("valkey-server", "broker")], [("valkey-server", "broker")]),
+)
 def test_a_killed_engine_comes_back(program: str, part: str, home: Path, up: Up) -> None:
     """With its data, and where the API and the worker look for it: they are not started again."""
     process = up()
@@ -198,12 +204,14 @@ def test_a_killed_engine_comes_back(program: str, part: str, home: Path, up: Up)
     assert said.count("ended (status -9): starting it again") == 1, said
 
 
+@pytest.mark.slow
 def test_an_up_that_a_script_runs_in_the_background_hears_interrupts(home: Path, up: Up) -> None:
     process = up(_ignore_interrupts)
     process.send_signal(signal.SIGINT)
     assert status_of(process) == 0
 
 
+@pytest.mark.slow
 def test_a_second_up_on_the_same_home_is_refused(home: Path, up: Up) -> None:
     up()
     command = [sys.executable, "-m", "bitfoundry", "up", "--home", str(home), "--port", "0"]
@@ -226,6 +234,7 @@ def test_a_taken_port_is_a_clear_error(home: Path) -> None:
     assert left_of([each for each in psutil.Process().children(recursive=True) if each not in before], 0) == []
 
 
+@pytest.mark.slow
 def test_a_failure_on_the_way_up_ends_what_had_started(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.delenv("BROKER_URL", raising=False)

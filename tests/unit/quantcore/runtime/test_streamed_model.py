@@ -253,6 +253,7 @@ def test_memory_does_not_grow_with_the_depth(tmp_path):
     assert sizes[-1] - sizes[0] < block_bytes, sizes
 
 
+@pytest.mark.slow
 def test_the_peak_is_that_of_this_process_alone():
     """A parent that held much memory before it started us does not count; what we hold for a moment does."""
     code = (
