@@ -249,6 +249,7 @@ class PresetConfig(RequestBody):
     exclude: tuple[str, ...] | None = None
     include: tuple[str, ...] = ()
     towers: str | None = None
+    drafts: str | None = None
     kv_cache: str | None = None
     algo_config: Any = None
 

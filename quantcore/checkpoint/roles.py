@@ -6,10 +6,10 @@ They are small, and their errors weigh more than their bytes: producers of quant
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from quantcore.checkpoint.blocks import is_of_tower
+from quantcore.checkpoint.blocks import Blocks, is_of_tower
 from quantcore.checkpoint.experts import find_moes, find_routers
 
 ROUTER = "router"
@@ -25,6 +25,7 @@ MIN_SIDE, MIN_WIDTH = 8, 64  # a layer with fewer inputs or outputs is tiny, in 
 DRAFT_PART = re.compile(r"(?:^|\.)((?:mtp|eagle)\w*)\.")
 """Pattern of the names inside a draft head; its group is the head's own name."""
 
+_DRAFT_JOINT = re.compile(r"\.(eh_proj|fc|input_proj|shared_head(\.\w+)?|\w*head|embed_tokens)$")
 _INDEXER = re.compile(r"indexer(\.\w+)*\.weights_proj$")
 _LATENT = re.compile(r"\.\w*latent_proj$")
 _PROJECTOR = re.compile(
@@ -56,6 +57,19 @@ def find_roles(shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
         elif is_wide and min(shape) < MIN_SIDE:  # Gemma 3n mixes its four copies of the states by such layers
             roles[module] = TINY
     return roles | dict.fromkeys(find_routers(shapes), ROUTER)
+
+
+def tensors_of_drafts(stored: Iterable[str], blocks: Blocks) -> list[str]:
+    """Return those of the ``stored`` tensors that belong to draft heads: behind the blocks, or called mtp or eagle."""
+    return [
+        name for name in stored
+        if DRAFT_PART.search(name) or ((block := blocks.number_of(name)) is not None and block >= len(blocks))
+    ]  # fmt: skip
+
+
+def is_inside_draft(module: str) -> bool:
+    """Return True for a layer in the block of a draft head; False for one that joins its inputs, and for its head."""
+    return _DRAFT_JOINT.search(module) is None
 
 
 def role_outside_blocks(module: str) -> str:

@@ -93,6 +93,8 @@ def show_evaluation(result: EvaluationResult) -> None:
     if both:
         table.add_row("kl mean", "", str(both.divergence.kl_mean))
         table.add_row("top1 agreement", "", str(both.divergence.top1_agreement))
+    if result.drafts is not None:
+        table.add_row("drafts accepted", f"{result.drafts.before or '–'}", str(result.drafts.after))
     out = Console()
     out.print(table)
     show_failed_tasks(result.failed_tasks)

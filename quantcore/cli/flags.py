@@ -189,6 +189,11 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
         "--quantize_towers",
         help=f"scheme of the encoders of images and sound: {', '.join(presets.TOWER_PRESETS)} (default: not quantized)",
     )
+    add(
+        "--quantize_drafts",
+        help=f"scheme of the heads for multi-token prediction: {', '.join(presets.DRAFT_PRESETS)} (default: not"
+        " quantized)",
+    )
     add("--strict", action="store_true", help="treat a pattern that matches no layer as an error instead of a warning")
     add("--group_size", type=int, help="group size of schemes with groups; -1 is the whole row (default: the scheme's)")
     _add_algorithms(flags)

@@ -39,8 +39,8 @@ EVALUATION_FLAGS = {
 }  # fmt: skip
 """The flag of each field whose value is passed on unchanged."""
 SCHEME_FLAGS = (
-    "quant_scheme", "group_size", "exclude_layers", "include_layers", "quantize_towers", "kv_cache_dtype",
-    "layer_quant_scheme", "preset_file", "strict",
+    "quant_scheme", "group_size", "exclude_layers", "include_layers", "quantize_towers", "quantize_drafts",
+    "kv_cache_dtype", "layer_quant_scheme", "preset_file", "strict",
 )  # fmt: skip
 EXPORT_FLAGS = ("model_export", "custom_mode", "export_weight_format")
 
@@ -141,7 +141,8 @@ def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, A
         if not options.quant_scheme.endswith(".json"):
             changes = {
                 "group_size": options.group_size, "exclude": options.exclude_layers, "include": options.include_layers,
-                "towers": options.quantize_towers, "kv_cache": options.kv_cache_dtype,
+                "towers": options.quantize_towers, "drafts": options.quantize_drafts,
+                "kv_cache": options.kv_cache_dtype,
             }  # fmt: skip
             changes = {name: value for name, value in changes.items() if value is not None}
             return {"preset": options.quant_scheme, **changes, **more}
@@ -168,6 +169,7 @@ def config_of_flags(options: argparse.Namespace) -> Config:
     config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
     config = replace(config, include=tuple(options.include_layers)) if options.include_layers else config
     config = presets.with_towers(config, options.quantize_towers) if options.quantize_towers else config
+    config = presets.with_drafts(config, options.quantize_drafts) if options.quantize_drafts else config
     config = replace(config, strict=True) if options.strict else config
     return _with_algorithms(config, options)
 

@@ -11,13 +11,14 @@ from quantcore.config.quantization import QSchemeType, QuantizationConfig, Quant
 from quantcore.config.spec import SUPER_BLOCK
 from quantcore.errors import ConfigError
 
-TOWERS = "tower_quant_config"
+TOWERS, DRAFTS = "tower_quant_config", "draft_quant_config"
 GROUP_SIZES = (16, 32, 64, 96, 128, 192, 256, 512)
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """A layer whose weight will be quantized. ``block`` is its decoder block, None outside them (lm_head, towers).
+    """A layer whose weight will be quantized. ``block`` is its decoder block, None outside them (lm_head, towers,
+    draft heads).
 
     ``shape`` is that of the weight as [out, in, *kernel], in whatever layout a module of class ``kind`` stores it.
     ``chosen_by`` names the entry of the Config that its config comes from.
@@ -34,6 +35,16 @@ class LayerPlan:
     def is_in_tower(self) -> bool:
         """True for a layer of an encoder of images or sound, which no text runs."""
         return self.chosen_by == TOWERS
+
+    @property
+    def is_in_draft(self) -> bool:
+        """True for a layer of a head for multi-token prediction, which only speculative decoding runs."""
+        return self.chosen_by == DRAFTS
+
+    @property
+    def is_beside(self) -> bool:
+        """True for a layer beside the language model: in a tower or in a draft head."""
+        return self.is_in_tower or self.is_in_draft
 
     @property
     def out_features(self) -> int:

@@ -171,8 +171,8 @@ KV_CACHE_LAYERS = ("*k_proj", "*v_proj")
 
 def resolve(
     name: str, *, group_size: int | None = None, exclude: tuple[str, ...] | None = None,
-    include: tuple[str, ...] = (), towers: str | None = None, kv_cache: str | None = None,
-    presets: Mapping[str, Preset] = PRESETS,
+    include: tuple[str, ...] = (), towers: str | None = None, drafts: str | None = None,
+    kv_cache: str | None = None, presets: Mapping[str, Preset] = PRESETS,
 ) -> Config:  # fmt: skip
     """Return the config of a preset (or of one of its aliases), with the usual changes applied.
 
@@ -188,6 +188,7 @@ def resolve(
         config = replace(config, exclude=exclude)
     config = replace(config, include=tuple(include)) if include else config
     config = with_towers(config, towers) if towers is not None else config
+    config = with_drafts(config, drafts) if drafts is not None else config
     return config if kv_cache is None else with_kv_cache(config, kv_cache)
 
 
@@ -225,6 +226,22 @@ def with_towers(config: Config, scheme: str) -> Config:
             "scheme of towers", scheme, TOWER_PRESETS, code="unknown_tower_scheme", field="/config/towers"
         )
     return replace(config, tower_quant_config=resolve(TOWER_PRESETS[scheme]).global_quant_config)
+
+
+DRAFT_PRESETS = {"fp8": "fp8_dynamic", "int8": "int8_dynamic", "int4": "w4a16_sym"}
+"""Scheme of draft heads -> the preset that says how their layers are quantized."""
+
+
+def with_drafts(config: Config, scheme: str) -> Config:
+    """Return ``config`` with the blocks of draft heads quantized as ``scheme`` (see DRAFT_PRESETS).
+
+    Raises ConfigError ``unknown_draft_scheme``.
+    """
+    if scheme not in DRAFT_PRESETS:
+        raise unknown_value(
+            "scheme of draft heads", scheme, DRAFT_PRESETS, code="unknown_draft_scheme", field="/config/drafts"
+        )
+    return replace(config, draft_quant_config=resolve(DRAFT_PRESETS[scheme]).global_quant_config)
 
 
 ATTENTION_SPECS = {"fp8": FP8}

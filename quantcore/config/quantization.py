@@ -134,8 +134,9 @@ class Config(Value):
     weights or inputs, these apply to layers that ``layer_quant_config`` does not name. ``softmax_quant_spec`` is for
     the attention probabilities (fp8 attention). ``include`` has patterns of layers to quantize although they are kept
     by default for their role, such as routers and gates of recurrences. ``tower_quant_config`` is for the layers in the
-    blocks of towers (encoders of images or sound), which are kept without it. ``strict``: a pattern or class that fits
-    no layer is an error instead of a warning.
+    blocks of towers (encoders of images or sound) and ``draft_quant_config`` for those of draft heads (multi-token
+    prediction); without it they are kept. ``strict``: a pattern or class that fits no layer is an error instead of a
+    warning.
     """
 
     global_quant_config: QuantizationConfig
@@ -147,6 +148,7 @@ class Config(Value):
     exclude: tuple[str, ...] = ()
     include: tuple[str, ...] = Field(default=(), exclude_if=not_)  # an empty one changes no digest of a config
     tower_quant_config: QuantizationConfig | None = Field(default=None, exclude_if=not_)
+    draft_quant_config: QuantizationConfig | None = Field(default=None, exclude_if=not_)
     algo_config: tuple[AlgoConfig, ...] = ()
     quant_mode: QuantizationMode = QuantizationMode.eager_mode
     strict: StrictBool = False
@@ -248,12 +250,14 @@ class Config(Value):
             raise ValueError(f"'{empty[0]}' has no output_tensors: they are what a KV cache holds")
         return table
 
-    @field_validator("tower_quant_config")
+    @field_validator("tower_quant_config", "draft_quant_config")
     @classmethod
-    def _need_no_data(cls, towers: QuantizationConfig | None) -> QuantizationConfig | None:
-        if towers is not None and (towers.weight is None or towers.needs_calibration or towers.output_tensors):
-            raise ValueError("calibration does not run towers: give weights, alone or with dynamic inputs")
-        return towers
+    def _need_no_data(cls, beside: QuantizationConfig | None) -> QuantizationConfig | None:
+        if beside is not None and (beside.weight is None or beside.needs_calibration or beside.output_tensors):
+            raise ValueError(
+                "calibration does not run towers and draft heads: give weights, alone or with dynamic inputs"
+            )
+        return beside
 
     @field_validator("algo_config")
     @classmethod

@@ -17,6 +17,7 @@ from quantcore.evaluation import harness
 from quantcore.evaluation.architecture import prove_twin
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.divergence import measure, summarize, summarize_both
+from quantcore.evaluation.drafts import Drafting, measure_drafts
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.provenance import environment, identity_of
 from quantcore.evaluation.quality import AbsoluteQuality, EvaluationResult, TaskResults
@@ -56,7 +57,7 @@ def evaluate(
     if original_path is not None:
         before = open_model(read_model(original_path), ranks), BaselineCache(identity_of(original_path), ranks)
     if ranks.is_first:
-        fields["quality"] = _quality(model, before, text, emit)
+        fields |= _measure(model, before, text, emit)
     if before is not None and evaluation.num_prompts:
         prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
         fields["samples"] = compare_samples(tokenizer, prompts_NT, before[0], model, before[1])
@@ -102,17 +103,23 @@ def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) 
         )
 
 
-def _quality(
+def _measure(
     model: EvaluatedModel, before: tuple[EvaluatedModel, BaselineCache] | None, text: EvaluationText, emit: Emit
-) -> AbsoluteQuality:
+) -> dict[str, Any]:
+    """Return ``quality``, and ``drafts`` if the model has draft layers that Transformers can run."""
     states = model.last_states(text, _block_progress(emit, model))
     if before is None:
-        with model.head() as logits:
-            return summarize(measure(logits, states, text), text)
-    original, cache = before
-    original_states = _original_states(original, cache, text, emit)
-    with model.head() as logits, original.head() as original_logits:
-        return summarize_both(measure(logits, states, text, (original_logits, original_states)), text)
+        with model.head() as head:
+            quality: AbsoluteQuality = summarize(measure(head, states, text), text)
+            drafts = measure_drafts(Drafting(model, head, states), None, text.ids_NT, emit)
+    else:
+        original, cache = before
+        original_states = _original_states(original, cache, text, emit)
+        with model.head() as head, original.head() as original_head:
+            quality = summarize_both(measure(head, states, text, (original_head, original_states)), text)
+            both = Drafting(model, head, states), Drafting(original, original_head, original_states)
+            drafts = measure_drafts(*both, text.ids_NT, emit)
+    return {"quality": quality} | ({} if drafts is None else {"drafts": drafts})
 
 
 def find_model(name: str, emit: Emit) -> Path:

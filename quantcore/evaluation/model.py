@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import MtpModel
 
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.checkpoint.blocks import find_blocks
@@ -48,6 +50,12 @@ class EvaluatedModel:
     stored: Model | None = None
     ranks: Ranks = ALONE
 
+    @cached_property
+    def draft_layers(self) -> frozenset[LayerPlan]:
+        """The quantized layers of draft heads, which the model itself does not run."""
+        names = set(self.streamed.draft_names)
+        return frozenset(layer for layer in self.layers if f"{layer.name}.weight" in names)
+
     def run(self, hidden: Hidden, told: Told, clipping: Clipping | None = None) -> None:
         """Take ``hidden`` through all blocks; ``clipping`` counts the values that static ranges clip."""
         for index in range(self.streamed.num_blocks):
@@ -79,6 +87,15 @@ class EvaluatedModel:
             yield logits
 
     @contextmanager
+    def draft(self) -> Iterator[MtpModel]:
+        """Hold the first layer for multi-token prediction in memory while this lasts; see ``StreamedModel.draft``."""
+        with self.streamed.draft() as draft:
+            found = {layer: draft.find_module(layer.name) for layer in self.draft_layers}
+            modules = {layer: module for layer, module in found.items() if module is not None}
+            with quantized_activations(modules, self.activations):
+                yield draft.model
+
+    @contextmanager
     def whole(self) -> Iterator[PreTrainedModel]:
         """Hold all weights in memory while this lasts, so that the model can generate."""
         if self.stored is not None and self.ranks.size > 1:
@@ -96,7 +113,7 @@ class EvaluatedModel:
             yield
 
     def _modules(self, layers: tuple[LayerPlan, ...]) -> dict[LayerPlan, nn.Module]:
-        return {layer: self.streamed.find_module(layer.name) for layer in layers}
+        return {layer: self.streamed.find_module(layer.name) for layer in layers if layer not in self.draft_layers}
 
 
 def open_model(model: Model, ranks: Ranks = ALONE) -> EvaluatedModel:

@@ -96,6 +96,23 @@ class Quality(AbsoluteQuality):
     divergence: Divergence
 
 
+class DraftQuality(Record):
+    """Share of the tokens drafted by the first layer for multi-token prediction that the model would choose as well.
+
+    ``before``: draft layer and model of the original; ``after``: both of the result. ``num_layers`` of the draft heads
+    are quantized.
+    """
+
+    before: Measure | None
+    after: Measure
+    num_layers: int
+
+    def __str__(self) -> str:
+        """Return the shares in a sentence."""
+        compared = "" if self.before is None else f", the original {self.before}"
+        return f"The model accepts {self.after} of the drafted tokens{compared}."
+
+
 class EncoderQuality(Record):
     """Distance of an encoder's outputs from the original's: embeddings of texts, or scores of them.
 
@@ -173,6 +190,7 @@ class EvaluationResult(Record):
     environment: dict[str, str]
     served_by: dict[str, str] = Field(default_factory=dict)
     quality: Quality | AbsoluteQuality | None = None
+    drafts: DraftQuality | None = None
     samples: tuple[Sample, ...] | None = None
     harness: TaskResults | dict[str, dict[str, Measure]] = Field(default_factory=dict)
     failed_tasks: dict[str, str] = Field(default_factory=dict)

@@ -6,6 +6,7 @@ Importing them needs no torch, so that a plan can be checked without it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from quantcore.config.layer_plan import LayerPlan
@@ -73,10 +74,10 @@ def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
         )
     for name in exports:
         exporter = EXPORTERS.get(name)
-        reasons = {reason: layer for layer in reversed(layers) if (reason := exporter.refuse(layer))}
+        reasons = {reason: layer for layer in reversed(layers) if (reason := _refuse(exporter, layer))}
         if reasons:
             reason, layer = next(iter(reasons.items()))
-            fitting = [other for other in EXPORTERS if not any(map(EXPORTERS.get(other).refuse, layers))]
+            fitting = [other for other in EXPORTERS if not any(map(partial(_refuse, EXPORTERS.get(other)), layers))]
             fitting.sort(key=holds_codes, reverse=True)
             raise ConfigError(
                 f"The {name} format cannot hold {layer.name} ({layer.scheme}): {reason}.",
@@ -87,6 +88,13 @@ def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
             )
         if isinstance(exporter, Uniform):
             _check_uniform(name, exporter, layers)
+
+
+def _refuse(exporter: Exporter, layer: LayerPlan) -> str | None:
+    """Return why the format cannot hold ``layer``; None if it can."""
+    if layer.is_in_draft and isinstance(exporter, Container):
+        return "it holds the model alone, without draft heads"
+    return exporter.refuse(layer)
 
 
 def _check_uniform(export: str, exporter: Uniform, layers: Sequence[LayerPlan]) -> None:

@@ -8,7 +8,7 @@ scales. Scales of the KV cache: ``self_attn.k_scale`` and ``self_attn.v_scale`` 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ from quantcore.export.exporter import (
     KV_SCALES,
     Exporter,
     Tensors,
+    draft_parts,
+    draft_pattern,
     draft_patterns,
     refuse_everywhere,
     stored_scale_dtype,
@@ -102,12 +104,13 @@ class CompressedTensorsExporter:
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any]:
+        drafts = draft_parts(layers)
         by_scheme: dict[QuantizationConfig, list[LayerPlan]] = {}
         for layer in layers:
             by_scheme.setdefault(replace(layer.config, output_tensors=None), []).append(layer)
         groups = {
             f"group_{index}": {
-                "targets": ["Linear"] if len(by_scheme) == 1 else [layer.name for layer in same_scheme],
+                "targets": ["Linear"] if len(by_scheme) == 1 else _target_list(same_scheme, drafts),
                 "weights": _args(same_scheme[0].weight, is_input=False),
                 "input_activations": _args(same_scheme[0].input_tensors, is_input=True),
                 "output_activations": None,
@@ -134,6 +137,12 @@ class CompressedTensorsExporter:
 
     def load_hint(self, path: str) -> str:
         return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')"
+
+
+def _target_list(layers: Sequence[LayerPlan], drafts: Mapping[str, LayerPlan]) -> list[str]:
+    """Return the names of ``layers``, and patterns of the ``drafts`` among them (see ``draft_patterns``)."""
+    own = [part for part, layer in drafts.items() if layer in layers]
+    return [*(layer.name for layer in layers), *(f"re:{draft_pattern(part)}" for part in own)]
 
 
 def _kv_scale(layer: LayerPlan) -> str:

@@ -228,20 +228,43 @@ _NUMBERED = re.compile(r"(.*?)(\w+)\.(\d+)\.")
 
 
 def draft_patterns(layers: Iterable[LayerPlan], kept: Iterable[str]) -> list[str]:
-    """Return regular expressions for the layers of draft heads among ``kept``: ``.*\\blayers\\.61\\..*``.
+    """Return regular expressions for the layers of draft heads that are ``kept`` whole: ``.*\\blayers\\.61\\..*``.
 
     Draft heads are the blocks behind those with ``layers``, and modules called mtp or eagle. Consumers build them with
     modules of other names inside (``layers.61.mtp_block.self_attn``), which no name of the checkpoint matches.
     """
+    layers = tuple(layers)
+    quantized, last = draft_parts(layers), _last_blocks(layers)
+    parts = dict.fromkeys(part for name in kept if (part := _draft_part(name, last)) is not None)
+    return [draft_pattern(part) for part in parts if part not in quantized]
+
+
+def draft_parts(layers: Iterable[LayerPlan]) -> dict[str, LayerPlan]:
+    """Return the draft heads that are quantized, as ``layers.61`` or ``mtp``, each with one of its layers."""
+    layers = tuple(layers)
+    last = _last_blocks(layers)
+    drafts = ((_draft_part(layer.name, last), layer) for layer in layers if layer.is_in_draft)
+    return {part: layer for part, layer in drafts if part is not None}
+
+
+def draft_pattern(part: str) -> str:
+    """Return the regular expression of all layers of the draft head ``part``."""
+    return rf".*\b{re.escape(part)}\..*"
+
+
+def _last_blocks(layers: Iterable[LayerPlan]) -> dict[tuple[str, str], int]:
+    """Return the number of the last block of each list that has ``layers`` of the language model or a tower."""
     last: dict[tuple[str, str], int] = {}
     for layer in layers:
-        if match := _NUMBERED.match(layer.name):
+        if not layer.is_in_draft and (match := _NUMBERED.match(layer.name)):
             last[match[1], match[2]] = max(int(match[3]), last.get((match[1], match[2]), 0))
-    parts = []
-    for name in kept:
-        match, draft = _NUMBERED.match(name), DRAFT_PART.search(name)
-        if draft is not None:
-            parts.append(draft[1])
-        elif match is not None and int(match[3]) > last.get((match[1], match[2]), int(match[3])):
-            parts.append(f"{match[2]}.{match[3]}")
-    return [rf".*\b{re.escape(part)}\..*" for part in dict.fromkeys(parts)]
+    return last
+
+
+def _draft_part(name: str, last: Mapping[tuple[str, str], int]) -> str | None:
+    match, draft = _NUMBERED.match(name), DRAFT_PART.search(name)
+    if draft is not None:
+        return draft[1]
+    if match is not None and int(match[3]) > last.get((match[1], match[2]), int(match[3])):
+        return f"{match[2]}.{match[3]}"
+    return None

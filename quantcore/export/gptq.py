@@ -22,6 +22,8 @@ from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
     Tensors,
+    draft_parts,
+    draft_pattern,
     draft_patterns,
     is_plain,
     refuse_activations,
@@ -100,10 +102,11 @@ class GptqExporter:
             **_numbers(usual),
             "desc_act": False,
             "checkpoint_format": "gptq" if self.version == 1 else "gptq_v2",
-            "lm_head": any(layer.block is None and not layer.is_in_tower for layer in layers),
+            "lm_head": any(layer.block is None and not layer.is_beside for layer in layers),
             "dynamic": others
             | {f"-:^{re.escape(name)}$": {} for name in kept}
-            | {f"-:{pattern}": {} for pattern in draft_patterns(layers, kept)},
+            | {f"-:{pattern}": {} for pattern in draft_patterns(layers, kept)}
+            | {f"+:{draft_pattern(part)}": _numbers(own) for part, own in draft_parts(layers).items()},
         }
 
     def matches(self, config: Mapping[str, Any]) -> bool:

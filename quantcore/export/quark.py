@@ -29,6 +29,7 @@ from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
     Tensors,
+    draft_parts,
     draft_patterns,
     is_plain,
     refuse_everywhere,
@@ -120,12 +121,18 @@ class QuarkExporter:
         usual = _usual_of_cache(config, layers)
         queries = {} if config.softmax_quant_spec is None else _queries(layers)
         cache = {pattern: _layer_dict(form) for pattern, form in usual.items()}
+        drafts = {f"*{part}.*": _layer_dict(_stored_form(layer)) for part, layer in draft_parts(layers).items()}
         return {
             "quant_method": "quark",
             "version": QUARK_VERSION,
             "quant_mode": "eager_mode",
             "global_quant_config": _layer_dict(of_all),
-            "layer_quant_config": self._layer_overrides(config, layers, of_all, usual, queries) | queries | cache,
+            "layer_quant_config": {
+                **self._layer_overrides(config, layers, of_all, usual, queries),
+                **queries,
+                **cache,
+                **drafts,
+            },
             "layer_type_quant_config": {},
             "kv_cache_quant_config": cache,
             "kv_cache_post_rope": False,

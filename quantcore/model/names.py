@@ -11,7 +11,7 @@ convolutions, may also be assembled from several tensors.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from transformers.core_model_loading import (
     Interleave,
     WeightConverter,
     WeightRenaming,
+    WeightTransform,
     dot_natural_key,
     rename_source_key,
 )
@@ -38,9 +39,12 @@ _PER_EXPERT = re.compile(r"\*\.([^.]+)\.weight$")  # in a source pattern: expert
 _ROLES = {"gate_up_proj": ("gate", "up"), "up_proj": ("up",), "down_proj": ("down",)}
 
 
-def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
+def place_tensors(
+    model: PreTrainedModel, stored: Iterable[str], transforms: Sequence[WeightTransform] | None = None
+) -> dict[str, str]:
     """Return the parameter or buffer of ``model`` (its experts split) that each of the ``stored`` tensors fills.
 
+    ``transforms`` replace those that Transformers has for the model's class.
     Tensors without a place in the model are left out, as in Transformers: masks, RoPE tables, blocks for multi-token
     prediction, and tensors whose values would have to be rearranged.
     """
@@ -48,7 +52,7 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
     fused = {name for name, module in model.named_modules() if is_fused(module)}
     placed: dict[str, str] = {}
     in_stacks: dict[str, list[str]] = {}
-    for name, renamed, pattern in _renamed(model, stored, state):
+    for name, renamed, pattern in _renamed(model, stored, state, transforms):
         if pattern is None and renamed in state:
             placed[name] = renamed
         elif expert := _EXPERT.match(name if pattern else renamed):
@@ -57,7 +61,7 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
                 placed[name] = ".".join((experts, *expert.groups()[1:]))
             elif own := _EXPERT.match(name):  # Step 3.7 has other names for a stack and for the module of the experts
                 in_stacks.setdefault(f"{own[1].rpartition('.')[0]}.{own[3]}.{own[4]}", []).append(name)
-    for stack, renamed, _ in _renamed(model, in_stacks, state):
+    for stack, renamed, _ in _renamed(model, in_stacks, state, transforms):
         experts = renamed.rpartition(".")[0]
         if experts in fused:
             placed |= {name: f"{experts}.{name.split('.experts.')[-1]}" for name in in_stacks[stack]}
@@ -169,10 +173,13 @@ def check_not_rearranged(
 
 
 def _renamed(
-    model: PreTrainedModel, stored: Iterable[str], state: dict[str, Any]
+    model: PreTrainedModel,
+    stored: Iterable[str],
+    state: dict[str, Any],
+    transforms: Sequence[WeightTransform] | None = None,
 ) -> Iterator[tuple[str, str, str | None]]:
     """Yield each stored tensor, its parameter, and the pattern if it fills that one only together with others."""
-    transforms = get_model_conversion_mapping(model)
+    transforms = get_model_conversion_mapping(model) if transforms is None else transforms
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     for name in sorted(stored, key=dot_natural_key):

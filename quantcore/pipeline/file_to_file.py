@@ -62,7 +62,7 @@ def round_files(
             emit(Progress("quantize", end, plan.num_blocks, "block", eta.after(end - first_block)))
             if end < plan.num_blocks:
                 savepoint.save(end, {}, writer.notes)
-        round_layers((*plan.layers_of(None), *plan.tower_layers), weights, writer)
+        round_layers((*plan.layers_of(None), *plan.layers_beside), weights, writer)
         writer.copy_the_rest()
         writer.finish()
     source_of = provenance(task, nothing_NT, nothing_NT) if ranks.is_first else {}

@@ -191,7 +191,7 @@ def quantize(
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", left_s, held_memory_bytes()))
             streams.save(savepoint, index + 1, writer.notes)
         quantize_head(model, plan, algorithms, streams, writer)
-        round_layers(plan.tower_layers, Weights(source, model.dtype, model.device), writer)
+        round_layers(plan.layers_beside, Weights(source, model.dtype, model.device), writer)
         writer.expected.original_states_NTH = baseline.last_states_NTH(streams.held_out)
         writer.copy_the_rest()
         writer.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,15 @@ from quantcore.checkpoint.blocks import Blocks, is_of_tower, natural_order
 from quantcore.checkpoint.experts import is_stack_of_experts
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.checkpoint.roles import DRAFT, SHARED, TOWER, find_roles, role_outside_blocks
+from quantcore.checkpoint.roles import DRAFT, SHARED, TOWER, find_roles, is_inside_draft, role_outside_blocks
 from quantcore.config.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
-from quantcore.config.layer_plan import TOWERS, LayerPlan
-from quantcore.config.quantization import Config
+from quantcore.config.layer_plan import DRAFTS, TOWERS, LayerPlan
+from quantcore.config.quantization import Config, QuantizationConfig
 from quantcore.errors import ConfigError
 
 _IN_LIST = re.compile(r"\.\d+\.")
+_BESIDE = {TOWER: TOWERS, DRAFT: DRAFTS}
+"""The field of the config that quantizes layers of a role outside of the language model."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def decide(
     layers, kept = [], []
     roles = find_roles({name: tensor.shape for name, tensor in tensors.items()})
     conv1d = {name for prefix in blocks.prefixes for name in find_conv1d(tensors, prefix)}
-    in_blocks, towers = [], config.tower_quant_config
+    in_blocks = []
     for name, tensor in sorted(tensors.items(), key=lambda item: natural_order(item[0])):
         module = name.removesuffix(".weight")
         block = blocks.number_of(name)
@@ -57,16 +59,17 @@ def decide(
         chosen, why = config.choose(module, kind, in_cache=is_running and holds_keys_or_values(module, tensors))
         if is_head(name) and chosen is not None:
             chosen, why = config.choose("lm_head", kind)  # under any name in the checkpoint
-        if block is None and not is_head(name):
-            role = role_outside_blocks(module)
-            if towers is None or role != TOWER or not _IN_LIST.search(module):
+        shape = tensor.shape[::-1] if kind == "Conv1D" else tensor.shape
+        if not is_running and (block is not None or not is_head(name)):
+            role = role_outside_blocks(module) if block is None else DRAFT
+            field = _BESIDE.get(role)
+            beside: QuantizationConfig | None = getattr(config, field) if field is not None else None
+            if field is None or beside is None or not _is_in_block(module, role):
                 kept.append(KeptTensor(module, role))
             elif module in roles or chosen is None:
                 kept.append(KeptTensor(module, roles.get(module, why)))
             else:
-                layers.append(LayerPlan(module, None, tensor.shape, towers, kind, TOWERS))
-        elif block is not None and block >= len(blocks):
-            kept.append(KeptTensor(module, DRAFT))
+                layers.append(LayerPlan(module, None, shape, beside, kind, field))
         elif module in roles and not config.names(module):
             kept.append(KeptTensor(module, roles[module]))
         elif chosen is None:
@@ -82,15 +85,8 @@ def decide(
         elif chosen.weight is None:
             kept.append(KeptTensor(module, f"{why} has no weight spec"))
         else:
-            shape = tensor.shape[::-1] if kind == "Conv1D" else tensor.shape
             layers.append(LayerPlan(module, block, shape, chosen, kind, why))
-    if towers is not None and not any(layer.is_in_tower for layer in layers):
-        raise ConfigError(
-            "The towers of this model are to be quantized, and no linear layer in blocks of a tower was found.",
-            code="no_towers",
-            hint="Leave the scheme of towers out.",
-            field="/tower_quant_config",
-        )
+    _check_found(config, layers)
     check_kv_cache(config, layers, in_blocks, model_config)
     check_whole_cache(layers, in_blocks, tensors)
     left = [entry.name for entry in kept if entry.is_layer]
@@ -103,6 +99,23 @@ def decide(
         tuple(kept),
         config.warn_of_unmatched(kinds),
     )
+
+
+def _is_in_block(module: str, role: str) -> bool:
+    """Return True for a layer in a block of a tower or a draft head, and not of what leads into or out of blocks."""
+    return _IN_LIST.search(module) is not None and (role != DRAFT or is_inside_draft(module))
+
+
+def _check_found(config: Config, layers: Sequence[LayerPlan]) -> None:
+    """Raise ConfigError if the config has a scheme for towers or for draft heads, and no layer gets it."""
+    for what, field, code in (("towers", TOWERS, "no_towers"), ("draft heads", DRAFTS, "no_drafts")):
+        if getattr(config, field) is not None and not any(layer.chosen_by == field for layer in layers):
+            raise ConfigError(
+                f"The {what} of this model are to be quantized, and no linear layer in blocks of {what} was found.",
+                code=code,
+                hint=f"Leave the scheme of {what} out.",
+                field=f"/{field}",
+            )
 
 
 def _kept_matrix(config: Config, name: str, tensor: TensorHeader) -> KeptTensor:

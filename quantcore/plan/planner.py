@@ -5,7 +5,7 @@ A job that cannot work is rejected here, before anything else happens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from quantcore.checkpoint.blocks import Blocks, find_blocks, natural_order, warn
 from quantcore.checkpoint.experts import is_stack_of_experts, is_stack_of_shared_experts, routing_of
 from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
+from quantcore.checkpoint.roles import tensors_of_drafts
 from quantcore.config.algorithms import RotationConfig
 from quantcore.config.job_spec import Evaluation
 from quantcore.config.layer_plan import LayerPlan, check_groups, check_super_blocks
@@ -114,12 +115,12 @@ class Plan:
 
     def layers_of(self, block: int | None) -> tuple[LayerPlan, ...]:
         """Return the planned layers of one decoder block, or those outside of blocks (None): the head."""
-        return tuple(layer for layer in self.layers if layer.block == block and not layer.is_in_tower)
+        return tuple(layer for layer in self.layers if layer.block == block and not layer.is_beside)
 
     @property
-    def tower_layers(self) -> tuple[LayerPlan, ...]:
-        """The planned layers of encoders of images or sound, which text does not run."""
-        return tuple(layer for layer in self.layers if layer.is_in_tower)
+    def layers_beside(self) -> tuple[LayerPlan, ...]:
+        """The planned layers of towers and draft heads, which calibration does not run."""
+        return tuple(layer for layer in self.layers if layer.is_beside)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -168,14 +169,10 @@ def make_plan(
         _check_shards(config, file2file)
     blocks = find_blocks(tensors, model_config)
     _check_architecture(config, tensors, blocks)
+    _check_rotation(config, tensors, blocks)
     layers, kept, unmatched = decide(config, model_config, tensors, blocks)
-    in_towers = [layer.name for layer in layers if layer.is_in_tower]
-    warnings += (*warn_of_other_parts(tensors, blocks, in_towers), *unmatched)
-    if in_towers:
-        warnings += (
-            f"{len(in_towers)} layers of towers are rounded without calibration. The evaluation reads text alone and"
-            " does not run them: compare answers about images or sound yourself.",
-        )
+    warnings += warn_of_other_parts(tensors, blocks, [layer.name for layer in layers if layer.is_beside])
+    warnings += (*unmatched, *_warn_of_layers_beside(layers))
     if not layers:
         raise ConfigError(
             "Nothing is left to quantize: every linear layer is excluded or has no weight spec.",
@@ -220,6 +217,16 @@ def make_plan(
         experts=_expected_tokens(model_config, calibration) if needs_calibration else None,
         warnings=warnings,
     )  # fmt: skip
+
+
+def _warn_of_layers_beside(layers: Sequence[LayerPlan]) -> Iterator[str]:
+    if num_layers := sum(layer.is_in_tower for layer in layers):
+        yield (
+            f"{num_layers} layers of towers are rounded without calibration. The evaluation reads text alone and"
+            " does not run them: compare answers about images or sound yourself."
+        )
+    if num_layers := sum(layer.is_in_draft for layer in layers):
+        yield f"{num_layers} layers of draft heads are rounded without calibration."
 
 
 def _expected_tokens(model_config: Mapping[str, Any], calibration: CalibrationConfig) -> dict[str, int] | None:
@@ -332,12 +339,28 @@ def _online(config: Config) -> list[str]:
     return [f"rotation {name}" for name in ("r3", "r4") if any(getattr(rotation, name) for rotation in rotations)]
 
 
+def _check_rotation(config: Config, tensors: Mapping[str, TensorHeader], blocks: Blocks) -> None:
+    """Raise ConfigError if the stream of a model with draft heads would be rotated: they read its hidden states."""
+    drafts = tensors_of_drafts(tensors, blocks)
+    if drafts and _rotates_stream(config):
+        raise ConfigError(
+            f"Rotating the stream (r1) changes the hidden states that the draft head of this model reads ('{drafts[0]}'"
+            " and others): the model would accept none of its tokens.",
+            code="cannot_rotate",
+            hint="Leave rotation out, or take only r2.",
+            field="/algo_config",
+        )
+
+
+def _rotates_stream(config: Config) -> bool:
+    return any(isinstance(step, RotationConfig) and step.r1 for step in config.algo_config)
+
+
 def _own_head(
     config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], blocks: Blocks
 ) -> dict[str, TensorHeader]:
     """Return the output projection that a rotated stream needs if the model shares the embedding's weight."""
-    rotates = any(isinstance(step, RotationConfig) and step.r1 for step in config.algo_config)
-    if not rotates or any(map(is_head, tensors)):
+    if not _rotates_stream(config) or any(map(is_head, tensors)):
         return {}
     rows = model_config.get("vocab_size")
     embeddings = [

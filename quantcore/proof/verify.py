@@ -37,9 +37,10 @@ from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.consumer import check_export, needed_bytes, unread
 from quantcore.evaluation.divergence import measure, summarize_both
+from quantcore.evaluation.drafts import Drafting, measure_drafts
 from quantcore.evaluation.encoders import compare_outputs
 from quantcore.evaluation.model import EvaluatedModel, open_model
-from quantcore.evaluation.quality import ConsumerCheck, EncoderQuality, Quality, Sample, TaskResults
+from quantcore.evaluation.quality import ConsumerCheck, DraftQuality, EncoderQuality, Quality, Sample, TaskResults
 from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress, Warned, parse
@@ -74,7 +75,8 @@ class Proof:
     back runs once, from the plan's main export: files whose tensors are all equal are the same model. So the rest is
     None for the other exports, and for ``file2file``: ``max_logit_difference`` (relative), ``clipping`` (the activation
     with the largest clipped share, and that share), and if an evaluation was requested ``quality`` (``encoder``, if the
-    model predicts no tokens), ``samples`` and ``harness``. ``failed_tasks`` has the reasons for missing results.
+    model predicts no tokens), ``drafts`` (if it has draft layers that Transformers can run), ``samples`` and
+    ``harness``. ``failed_tasks`` has the reasons for missing results.
     """
 
     export: str
@@ -85,6 +87,7 @@ class Proof:
     clipping: tuple[str, float] | None = None
     quality: Quality | None = None
     encoder: EncoderQuality | None = None
+    drafts: DraftQuality | None = None
     samples: tuple[Sample, ...] | None = None
     harness: TaskResults | None = None
     failed_tasks: dict[str, str] = field(default_factory=dict)
@@ -170,10 +173,13 @@ def run_model(
         if expected.original_states_NTH is None:
             return proof
         states = [state[None].to(streamed.device) for state in expected.original_states_NTH]
-        with open_model(original).head() as original_logits:
+        float_model = open_model(original)
+        with float_model.head() as original_logits:
             if streamed.kind.predicts_tokens:
                 measured = measure(logits, hidden.states, text, (original_logits, states))
-                proof = replace(proof, quality=summarize_both(measured, text))
+                both = Drafting(model, logits, hidden.states), Drafting(float_model, original_logits, states)
+                drafts = measure_drafts(*both, text.ids_NT, emit)
+                proof = replace(proof, quality=summarize_both(measured, text), drafts=drafts)
             else:
                 outputs = compare_outputs(streamed.kind, text, logits, hidden.states, original_logits, states)
                 proof = replace(proof, encoder=outputs)

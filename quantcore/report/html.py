@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from quantcore.charts.errors import HEIGHT, LEFT, WIDTH, error_chart, grid, height
-from quantcore.evaluation.quality import EncoderQuality, Quality, Sample, TaskResults
+from quantcore.evaluation.quality import DraftQuality, EncoderQuality, Quality, Sample, TaskResults
 from quantcore.report.values import ExportSummary, LayerError, Mix, MixScheme, Report, Summary
 
 _STYLE = """
@@ -35,7 +35,7 @@ def page(report: Report) -> str:
         f"<h1>{title}</h1>",
         _overview(report),
         _gates(report.summary),
-        _quality(report.quality) if report.encoder is None else _encoder(report.encoder),
+        _quality(report.quality, report.drafts) if report.encoder is None else _encoder(report.encoder),
         _tasks(report.harness, report.summary.failed_tasks),
         _mix(report.mix),
         _layers(report.layers),
@@ -95,13 +95,15 @@ def _encoder(encoder: EncoderQuality) -> str:
     return "<h2>Quality</h2>" + _table(caption, ("", ""), encoder.rows)
 
 
-def _quality(quality: Quality | None) -> str:
+def _quality(quality: Quality | None, drafts: DraftQuality | None) -> str:
     if quality is None:
         return "<h2>Quality</h2><p>No evaluation was requested.</p>"
     rows = [
         (name, str(before), str(after))
         for (name, before), (_, after) in zip(quality.before.rows, quality.after.rows, strict=True)
     ]
+    if drafts is not None:
+        rows.append(("drafted tokens that the model accepts, share", str(drafts.before or "–"), str(drafts.after)))
     divergence = quality.divergence
     distances = [
         ("ratio of token perplexities", str(quality.ratio)),

@@ -107,7 +107,7 @@ def build_report(
         evaluation=task.evaluation.model_dump(mode="json"),
         proof={name: _proof(proof) for name, proof in proofs.items()},
         quality=main.quality,
-        **_encoder(main),
+        **_of_some_kinds(main),
         samples=main.samples,
         harness=main.harness,
         layers=tuple(LayerError(**layer.to_dict()) for layer in outcome.layers),
@@ -139,8 +139,10 @@ def _quality_in_short(quality: Quality | None) -> dict[str, Any]:
     }
 
 
-def _encoder(main: Proof) -> dict[str, Any]:
-    return {} if main.encoder is None else {"encoder": main.encoder}
+def _of_some_kinds(main: Proof) -> dict[str, Any]:
+    """Return the results that only some kinds of models have."""
+    found = {"encoder": main.encoder, "drafts": main.drafts}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _expert_coverage(outcome: Outcome) -> dict[str, Any]:

@@ -11,7 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quantcore.config.job_spec import Gate
-from quantcore.evaluation.quality import ConsumerCheck, EncoderQuality, Number, Quality, Record, Sample, TaskResults
+from quantcore.evaluation.quality import (
+    ConsumerCheck,
+    DraftQuality,
+    EncoderQuality,
+    Number,
+    Quality,
+    Record,
+    Sample,
+    TaskResults,
+)
 from quantcore.proof.gate_result import GateResult
 
 SCHEMA_VERSION: Literal[2] = 2
@@ -231,6 +240,7 @@ class Report(Record):
     proof: dict[str, ExportProof]
     quality: Quality | None
     encoder: EncoderQuality | None = None
+    drafts: DraftQuality | None = None
     samples: tuple[Sample, ...] | None
     harness: TaskResults | None
     layers: Annotated[tuple[LayerError, ...], Field(min_length=1)]

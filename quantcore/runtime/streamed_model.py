@@ -22,7 +22,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.checkpoint.blocks import Blocks
+from quantcore.checkpoint.roles import tensors_of_drafts
 from quantcore.errors import ModelError
+from quantcore.model.drafts import FIRST, Draft, build_draft
 from quantcore.model.experts import experts_split, is_fused
 from quantcore.model.kinds import Kind, halves, inputs_of, language_model
 from quantcore.model.names import (
@@ -86,6 +88,7 @@ class StreamedModel:
         self.dtype = dtype
         self.model, self.kind = build_skeleton(raw_config, dtype), kind_of(raw_config)
         self.reader = language_model(self.model, self.kind)
+        self.draft_names = tensors_of_drafts(names, blocks)
         self._placed, self._assembled = place_converted(self.model, names, place_tensors(self.model, names))
         self._stored = {place: name for name, place in self._placed.items()}
         for place, source in self.model.all_tied_weights_keys.items():  # of a tied pair either may be stored
@@ -303,6 +306,24 @@ class StreamedModel:
             for index in range(self.num_blocks):
                 stack.enter_context(self.block(index))
             yield self.reader
+
+    @contextmanager
+    def draft(self) -> Iterator[Draft]:
+        """Yield the draft layers, with the weights of the first one in memory.
+
+        Embedding and output projection are the model's: they have their weights inside ``head``. Raises ModelError if
+        Transformers has no code for them, or if a tensor is missing.
+        """
+        draft = build_draft(self.reader, self.draft_names)
+        stored = {place: name for name, place in draft.placed.items()}
+        fused = [name for name, module in draft.layer.named_modules() if is_fused(module)]
+        single = [name for name in fused if f"{FIRST}{name}.down_proj" not in stored]
+        with experts_split(draft.layer, single, self._projections):
+            buffers = [(name, buffer) for name, buffer in draft.layer.named_buffers() if FIRST + name in stored]
+            for name, before in [*draft.layer.named_parameters(), *buffers]:
+                value = self._read(stored.get(FIRST + name, FIRST + name))
+                set_parameter(draft.layer, name, value.to(self.device, before.dtype))
+            yield draft
 
     def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
         """Return the modules in the block whose experts the checkpoint stores one by one."""

@@ -516,6 +516,8 @@ def test_a_preset_with_a_kv_cache_a_quark_config_and_the_schema(client: TestClie
     assert unknown.json()["errors"][0]["pointer"] == "#/config/kv_cache"
     towers = client.post("/v1/plans", json=body(model, config={"preset": "fp8", "towers": "int8"}))
     assert (towers.status_code, towers.json()["code"]) == (422, "no_towers")
+    drafts = client.post("/v1/plans", json=body(model, config={"preset": "fp8", "drafts": "int8"}))
+    assert (drafts.status_code, drafts.json()["code"]) == (422, "no_drafts")
     plan = client.post("/v1/plans", json=body(model, config={"preset": "fp8", "kv_cache": "fp8"})).json()
     assert plan["config"]["kv_cache_quant_config"]["*k_proj"]["output_tensors"]["dtype"] == "fp8_e4m3"
     jsonschema.Draft202012Validator(schema).validate(plan["config"])

@@ -326,6 +326,8 @@ REFUSED_FLAGS = {
     "unknown_kv_cache_scheme": ["--kv_cache_dtype", "fp9"],
     "unknown_tower_scheme": ["--quantize_towers", "int4"],
     "no_towers": ["--quantize_towers", "int8"],
+    "unknown_draft_scheme": ["--quantize_drafts", "int3"],
+    "no_drafts": ["--quantize_drafts", "int4"],
     "unknown_custom_mode": ["--custom_mode", "marlin"],
     "unknown_model_export": ["--model_export", "openvino"],
     "unknown_tasks": ["--tasks", "gsm8k_of_nobody"],

@@ -32,6 +32,7 @@ export type ProjectUsage = Schemas["ProjectUsage"];
 export type Report = Schemas["Report"];
 export type Summary = Schemas["Summary"];
 export type Quality = Schemas["Quality"];
+export type Drafts = Schemas["DraftQuality"];
 export type Measured = Schemas["Measure"];
 export type Gate = Schemas["GateResult"];
 export type List<T> = { data: T[] };

@@ -148,6 +148,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
             <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="preset default" />
             <Value {...props} pointer="/config/kv_cache" label="KV cache" placeholder="not quantized" />
             <Value {...props} pointer="/config/towers" label="Image and sound encoders" placeholder="not quantized" />
+            <Value {...props} pointer="/config/drafts" label="Draft heads (MTP)" placeholder="not quantized" />
             <Names
               {...props}
               pointer="/config/exclude"

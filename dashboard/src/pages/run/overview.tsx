@@ -2,6 +2,7 @@ import type { ReactNode } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import {
+  type Drafts,
   type Gate,
   type Job,
   type Measured,
@@ -119,7 +120,7 @@ function Proof({ report }: { report: Report }) {
           </tbody>
         </table>
       </div>
-      {report.quality && <Divergence quality={report.quality} />}
+      {report.quality && <Divergence quality={report.quality} drafts={report.drafts} />}
       {report.summary.gates && <Gates gates={report.summary.gates} />}
       {report.samples && <Samples samples={report.samples} />}
       <p className="sub">
@@ -134,7 +135,10 @@ function Proof({ report }: { report: Report }) {
 const withError = ({ value, stderr }: Measured, digits: number) =>
   `${formatNumber(value, digits)}${stderr ? ` ± ${formatNumber(stderr, 2)}` : ""}`;
 
-function Divergence({ quality: { before, after, divergence, num_tokens } }: { quality: Quality }) {
+const acceptance = ({ before, after }: Drafts) => `${before ? withError(before, 3) : "–"} → ${withError(after, 3)}`;
+
+function Divergence({ quality, drafts }: { quality: Quality; drafts?: Drafts | null }) {
+  const { before, after, divergence, num_tokens } = quality;
   return (
     <>
       <h3>Compared with the original on {formatNumber(num_tokens)} tokens</h3>
@@ -145,6 +149,7 @@ function Divergence({ quality: { before, after, divergence, num_tokens } }: { qu
           [LABELS.klMean, withError(divergence.kl_mean, 3)],
           ["KL divergence (99th percentile)", formatNumber(divergence.kl_p99, 3)],
           ["Top-1 agreement", withError(divergence.top1_agreement, 4)],
+          ...(drafts ? [["Drafted tokens accepted", acceptance(drafts)] as [string, string]] : []),
         ]}
       />
     </>

@@ -1,9 +1,10 @@
 """Draft heads that stay in high precision: named as consumers read them, who build them with other names inside."""
 
 import re
+from fnmatch import fnmatch
 
 from quantcore.config import presets
-from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.layer_plan import DRAFTS, LayerPlan
 from quantcore.export import EXPORTERS
 from quantcore.export.exporter import draft_patterns
 
@@ -30,6 +31,29 @@ def test_blocks_behind_the_others_and_modules_of_drafts_are_recognized():
 def test_blocks_that_are_excluded_and_towers_are_no_drafts():
     kept = ["model.layers.7.mlp.up_proj", "vision_tower.layers.70.fc1", "model.layers.0.mlp.gate", "lm_head"]
     assert draft_patterns(LAYERS, kept) == []
+
+
+def test_quantized_drafts_are_named_by_a_pattern_with_their_scheme():
+    """vLLM would else read their layers with the scheme of the model, or leave them out."""
+    own = presets.resolve("w4a16_sym", group_size=32).global_quant_config
+    draft = LayerPlan("model.layers.61.self_attn.q_a_proj", None, (64, 64), own, chosen_by=DRAFTS)
+    layers, kept = (*LAYERS, draft), KEPT[:3]
+    assert draft_patterns(layers, kept) == []
+    of = {name: EXPORTERS.get(name).quantization_config(W4, layers, kept) for name in ("compressed_tensors", "quark")}
+    groups = of["compressed_tensors"]["config_groups"].values()
+    [chosen] = [
+        group["weights"]["group_size"]
+        for group in groups
+        if any(target.startswith("re:") and re.match(target[3:], IN_VLLM) for target in group["targets"])
+    ]
+    assert chosen == 32 and of["compressed_tensors"]["ignore"] == [*kept]
+    [pattern] = [name for name in of["quark"]["layer_quant_config"] if fnmatch(IN_VLLM, name)]
+    assert of["quark"]["layer_quant_config"][pattern]["weight"]["group_size"] == 32
+    dynamic = EXPORTERS.get("gptq").quantization_config(W4, layers, kept)["dynamic"]
+    first = next(key for key in dynamic if re.match(key[2:], KEPT[2]))
+    assert first.startswith("-:")  # eh_proj is kept: GPTQModel takes the first pattern that matches
+    [pattern] = [key for key in dynamic if re.match(key[2:], IN_VLLM)]
+    assert pattern.startswith("+:") and dynamic[pattern]["group_size"] == 32
 
 
 def test_every_format_that_knows_patterns_has_them():
