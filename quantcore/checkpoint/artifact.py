@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.opening import MAX_SIDE_FILE_BYTES, open_file, read_bytes
-from quantcore.errors import ConfigError, GateError
+from quantcore.errors import ConfigError, GateError, ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +25,15 @@ MANIFEST = "MANIFEST.json"
 LICENSES = ("LICENSE*",)
 SIDE_FILES = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-    "*.model", "*.jinja", *LICENSES,
+    "*.model", "*.spm", "*.tiktoken", "*.jinja", "chat_template.json", "*processor*.json", "normalizer.json",
+    "modules.json", "*sentence*.json", *LICENSES,
 )  # fmt: skip
-"""Files that are copied with a model beside its weights and config.json, byte for byte."""
+"""Files that are copied with a model beside its weights and config.json, byte for byte.
+
+They are of the tokenizer, of processors of images and sound, and of sentence-transformers (see ``module_files``)."""
+MODULES = "modules.json"
+WITH_WEIGHTS = ("Dense", "LayerNorm", "CNN", "LSTM", "WeightedLayerPooling")
+"""Modules of sentence-transformers that have weights of their own."""
 
 
 @contextmanager
@@ -82,6 +88,39 @@ def side_files(folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str
     return sorted(path.name for path in files if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns))
 
 
+def module_files(folder: Path) -> list[str]:
+    """List the files of the steps that sentence-transformers runs behind the model, such as ``1_Pooling/config.json``.
+
+    ``modules.json`` names their folders; a model without it has none. Raises ModelError ``unreadable_modules`` for
+    another content, or if the weights of a step are not in safetensors.
+    """
+    if not (folder / MODULES).exists():
+        return []
+    try:
+        modules = [(str(module["path"]), str(module["type"])) for module in json.loads(read_bytes(folder / MODULES))]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unreadable("it is no list of modules with a path and a type") from error
+    found = []
+    for path, kind in modules:
+        if not path:
+            continue  # the model itself
+        if Path(path).name != path or path.startswith("."):
+            raise _unreadable(f"its path '{path[:100]}' is not the name of a folder beside it")
+        names = side_files(folder / path, ("config.json", "*.safetensors")) if (folder / path).is_dir() else []
+        if kind.rpartition(".")[2] in WITH_WEIGHTS and not any(name.endswith(".safetensors") for name in names):
+            raise _unreadable(f"the weights of the step '{path}' ({kind}) are not there as safetensors")
+        found += [f"{path}/{name}" for name in names]
+    return found
+
+
+def _unreadable(why: str) -> ModelError:
+    return ModelError(
+        f"{MODULES}, with which sentence-transformers loads this model, cannot be carried over: {why}.",
+        code="unreadable_modules",
+        hint=f"Give all files of the model, or remove {MODULES}: then the result is a plain Transformers model.",
+    )
+
+
 def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:
     """Copy tokenizer, chat template, generation config and license, or other ``patterns``; return the names copied.
 
@@ -91,8 +130,9 @@ def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = S
     gguf_file = find_gguf(model_dir)
     if gguf_file is not None:
         model_dir = gguf_file.parent
-    names = side_files(model_dir, patterns)
+    names = side_files(model_dir, patterns) + (module_files(model_dir) if patterns == SIDE_FILES else [])
     for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
         with open_file(model_dir / name, max_bytes=MAX_SIDE_FILE_BYTES) as source, (folder / name).open("wb") as copy:
             shutil.copyfileobj(source, copy)
     if gguf_file is not None and patterns == SIDE_FILES and "tokenizer.json" not in names:
@@ -108,7 +148,7 @@ def differing_side_files(model_dir: Path, folder: Path) -> list[str]:
         return []  # unpacked, not copied
     return [
         name
-        for name in side_files(model_dir)
+        for name in (*side_files(model_dir), *module_files(model_dir))
         if not (folder / name).is_file() or read_bytes(folder / name) != read_bytes(model_dir / name)
     ]
 

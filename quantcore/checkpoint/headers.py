@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.artifact import SIDE_FILES, side_files
+from quantcore.checkpoint.artifact import SIDE_FILES, module_files, side_files
 from quantcore.checkpoint.config_checks import check_config
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
@@ -68,7 +68,8 @@ def check_files(path: Path) -> None:
     refused = path
     try:
         is_folder = path.is_dir()
-        for name in side_files(path, (*SIDE_FILES, *MODEL_FILES)) if is_folder else [path.name]:
+        names = [*side_files(path, (*SIDE_FILES, *MODEL_FILES)), *module_files(path)] if is_folder else [path.name]
+        for name in names:
             refused = path / name if is_folder else path
             is_large = not is_folder or name.endswith(WEIGHTS)
             with suppress(FileNotFoundError):

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quantcore.checkpoint.artifact import SIDE_FILES, sha256
+from quantcore.checkpoint.artifact import MODULES, SIDE_FILES, sha256
 from quantcore.checkpoint.headers import (
     MAX_CONFIG_BYTES,
     MAX_HEADER_BYTES,
@@ -57,6 +57,7 @@ FIRST_BYTES = 100_000  # holds the whole header of nearly every file, so that on
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _MODEL_ID = re.compile(f"{_PART}/{_PART}")
 _SHA = re.compile(r"[0-9a-f]{40}")
+_OF_MODULE = re.compile(r"\d+_\w{1,50}/(config\.json|model\.safetensors)")  # see ``artifact.module_files``
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,10 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files in the root of a model's repository at one commit, by name, and the token that gives access to it."""
+    """The files in the root of a model's repository at one commit, by name, and the token that gives access to it.
+
+    The files of sentence-transformers' modules, such as ``1_Pooling/config.json``, are among them.
+    """
 
     model_id: str
     sha: str
@@ -200,7 +204,7 @@ def _list(model_id: str, revision: str, token: str | None = None) -> Listing:
             raise ValueError("the answer names no commit")
         files = {}
         for entry in info.siblings or ():
-            if _is_plain(entry.rfilename):
+            if _is_plain(entry.rfilename) or _OF_MODULE.fullmatch(entry.rfilename):
                 digest = entry.lfs.sha256 if entry.lfs else None
                 files[entry.rfilename] = RemoteFile(entry.size or 0, entry.blob_id or "", digest)
     return Listing(model_id, info.sha, files, token)
@@ -326,7 +330,8 @@ def _files_to_download(listing: Listing, index: bytes) -> list[str]:
     side = (name for name in listing.files if matches(name, SIDE_FILES) and not matches(name, PICKLES))
     card = (CARD,) if CARD in listing.files and listing.files[CARD].size <= MAX_FETCHED_CARD_BYTES else ()
     top = (name for name in (CONFIG, INDEX, *card) if name in listing.files)
-    return sorted({*top, *side, *_weights(listing, index)})
+    of_modules = filter(_OF_MODULE.fullmatch, listing.files if MODULES in listing.files else ())
+    return sorted({*top, *side, *of_modules, *_weights(listing, index)})
 
 
 def _weights(listing: Listing, index: bytes) -> list[str]:
@@ -334,7 +339,7 @@ def _weights(listing: Listing, index: bytes) -> list[str]:
 
     Index entries that are not files in the root are left out here; ``read_local`` rejects such an index.
     """
-    names = [name for name in listing.files if name.endswith(".safetensors")]
+    names = [name for name in listing.files if name.endswith(".safetensors") and _is_plain(name)]
     if INDEX not in listing.files:
         return sorted(names)
     try:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quantcore import ModelExporter, ModelQuantizer
 from quantcore.config import presets
-from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.layer_plan import DRAFTS, LayerPlan
 from quantcore.config.quantization import Config, parse_config
 from quantcore.export import EXPORTERS
 from quantcore.reading.dequantize import open_source
@@ -194,23 +194,27 @@ def test_vllm_decodes_nvfp4_of_modelopt_as_we_do(tmp_path):
         torch.testing.assert_close(source.read(name), weight, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("export", FORMATS)
-def test_vllm_leaves_draft_heads_in_high_precision(export, tmp_path):
+@pytest.mark.parametrize("drafts", [None, "int8"])
+@pytest.mark.parametrize("export", ["compressed_tensors", "quark"])
+def test_vllm_knows_how_draft_heads_are_stored(export, drafts, tmp_path):
     """It builds DeepSeek's draft with other names inside the block than the checkpoint has."""
-    config, kept = presets.resolve("w4a16"), ("lm_head", "model.layers.2.self_attn.q_proj", "model.layers.2.eh_proj")
-    layers = tuple(
-        LayerPlan(f"model.layers.{block}.self_attn.q_proj", block, (64, 64), config.global_quant_config)
-        for block in range(2)
-    )
-    drafts = ["model.layers.2.mtp_block.self_attn.q_proj", "model.layers.2.eh_proj"]
-    names = [*drafts, "model.layers.1.self_attn.q_proj", "model.layers.20.self_attn.q_proj"]
+    config, kept = presets.resolve("w4a16", drafts=drafts), ["lm_head", "model.layers.2.eh_proj"]
+    scheme, draft = config.global_quant_config, config.draft_quant_config
+    layers = [LayerPlan(f"model.layers.{block}.self_attn.q_proj", block, (64, 64), scheme) for block in range(2)]
+    if draft is None:
+        kept.append("model.layers.2.self_attn.q_proj")
+    else:
+        layers.append(LayerPlan("model.layers.2.self_attn.q_proj", None, (64, 64), draft, chosen_by=DRAFTS))
+    names = ["mtp_block.self_attn.q_proj", "eh_proj"]
+    names = [*(f"model.layers.2.{name}" for name in names), "model.layers.1.self_attn.q_proj"]
     (tmp_path / "names.json").write_text(json.dumps(names))
-    described = EXPORTERS.get(export).quantization_config(config, layers, kept)
+    described = EXPORTERS.get(export).quantization_config(config, tuple(layers), tuple(kept))
     (tmp_path / "config.json").write_text(json.dumps(described))
-    ignored = check("vllm", "check_ignored.py", tmp_path / "config.json", tmp_path / "names.json")
-    assert ignored == [True, True, False, False]
+    found = check("vllm", "check_schemes.py", tmp_path / "config.json", tmp_path / "names.json")
+    assert found == [None if drafts is None else 8, None, 4]
 
 
+@pytest.mark.skipif(not HAS_VNNI, reason=NO_AVX512)
 def test_vllm_takes_the_scales_of_the_kv_cache_from_both_formats(smollm2, tmp_path, agrees):
     config = presets.resolve("int8_dynamic", kv_cache="fp8")
     results, windows = export_all(smollm2, {"kv": config}, FORMATS, tmp_path)

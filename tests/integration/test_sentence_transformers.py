@@ -1,0 +1,73 @@
+"""What sentence-transformers adds to a model (pooling, dense steps, prompts) travels with it. The library decides."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from transformers import BertConfig, BertModel
+
+from quantcore.checkpoint.artifact import copy_side_files
+from quantcore.config import presets
+from quantcore.config.task import Task
+from quantcore.errors import ModelError
+from quantcore.pipeline import job
+from quantcore.reading.model import read_model
+from tests.support.tokenizers import save_byte_tokenizer
+
+TEXTS = ["A model is quantized.", "Nothing is lost.", "The files are read by another program."]
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128, architectures=["BertModel"],
+    )  # fmt: skip
+    BertModel(config).save_pretrained(tmp_path / "bert")
+    save_byte_tokenizer(tmp_path / "bert", of_encoder=True)
+    steps = [Transformer(str(tmp_path / "bert")), Pooling(64, pooling_mode="cls"), Dense(64, 32), Normalize()]
+    SentenceTransformer(modules=steps, device="cpu", prompts={"query": "query: "}).save(str(tmp_path / "model"))
+    return tmp_path / "model"
+
+
+def embed(folder, prompt=None):
+    return SentenceTransformer(str(folder), device="cpu").encode(TEXTS, prompt_name=prompt, convert_to_tensor=True)
+
+
+def test_embeddings_are_those_of_the_float_model_but_for_rounding(model_dir, tmp_path, proof_in_this_process):
+    task = {
+        "model_dir": str(model_dir), "output_dir": str(tmp_path / "out"), "export": ["fake_quantized"],
+        "config": presets.resolve("int8_weight_only").to_dict(), "gate": "fail",
+        "calibration": {"num_samples": 2, "seq_len": 32},
+        "evaluation": {"num_windows": 2, "seq_len": 32, "num_prompts": 0},
+    }  # fmt: skip
+    job.run(Task.model_validate(task), lambda event: None)
+    for prompt in (None, "query"):
+        ours, theirs = embed(tmp_path / "out", prompt), embed(model_dir, prompt)
+        assert ours.shape == (3, 32) and not torch.equal(ours, theirs)
+        assert (ours * theirs).sum(1).min() > 0.999
+    listed = {entry["path"] for entry in json.loads((tmp_path / "out" / "MANIFEST.json").read_text())["files"]}
+    assert {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"} <= listed
+    weights = tmp_path / "out" / "2_Dense" / "model.safetensors"
+    save_file({name: tensor * -1 for name, tensor in load_file(weights).items()}, weights)
+    assert (embed(tmp_path / "out") * embed(model_dir)).sum(1).max() < 0.5, "the dense step decides"
+
+
+def test_steps_that_cannot_be_carried_over_are_refused(model_dir, tmp_path):
+    (tmp_path / "artifact").mkdir()
+    (model_dir / "2_Dense" / "model.safetensors").rename(model_dir / "2_Dense" / "pytorch_model.bin")
+    modules = json.loads((model_dir / "modules.json").read_text())
+    outside = [{**module, "path": "../bert" if module["path"] == "1_Pooling" else module["path"]} for module in modules]
+    cases = {"as safetensors": modules, "not the name of a folder": outside, "no list of modules": {"1_Pooling": 2}}
+    for why, content in cases.items():
+        (model_dir / "modules.json").write_text(json.dumps(content))
+        for use in (read_model, lambda folder: copy_side_files(folder, tmp_path / "artifact")):
+            with pytest.raises(ModelError, match=why) as caught:
+                use(model_dir)
+            assert caught.value.code == "unreadable_modules"
+    (model_dir / "modules.json").unlink()
+    assert read_model(model_dir) and "modules.json" not in copy_side_files(model_dir, tmp_path / "artifact")
