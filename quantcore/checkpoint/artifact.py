@@ -133,7 +133,10 @@ def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = S
     names = side_files(model_dir, patterns) + (module_files(model_dir) if patterns == SIDE_FILES else [])
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
-        with open_file(model_dir / name, max_bytes=MAX_SIDE_FILE_BYTES) as source, (folder / name).open("wb") as copy:
+        with (
+            open_file(model_dir / name, root=model_dir, max_bytes=MAX_SIDE_FILE_BYTES) as source,
+            (folder / name).open("wb") as copy,
+        ):
             shutil.copyfileobj(source, copy)
     if gguf_file is not None and patterns == SIDE_FILES and "tokenizer.json" not in names:
         from quantcore.checkpoint.tokenizer import load_tokenizer
@@ -149,7 +152,7 @@ def differing_side_files(model_dir: Path, folder: Path) -> list[str]:
     return [
         name
         for name in (*side_files(model_dir), *module_files(model_dir))
-        if not (folder / name).is_file() or read_bytes(folder / name) != read_bytes(model_dir / name)
+        if not (folder / name).is_file() or read_bytes(folder / name) != read_bytes(model_dir / name, root=model_dir)
     ]
 
 

@@ -71,9 +71,9 @@ def check_files(path: Path) -> None:
         names = [*side_files(path, (*SIDE_FILES, *MODEL_FILES)), *module_files(path)] if is_folder else [path.name]
         for name in names:
             refused = path / name if is_folder else path
-            is_large = not is_folder or name.endswith(WEIGHTS)
+            limit = None if not is_folder or name.endswith(WEIGHTS) else MAX_SIDE_FILE_BYTES
             with suppress(FileNotFoundError):
-                open_file(refused, max_bytes=None if is_large else MAX_SIDE_FILE_BYTES).close()
+                open_file(refused, root=path if is_folder else None, max_bytes=limit).close()
     except PermissionError as error:
         uid = os.geteuid() if hasattr(os, "geteuid") else ""
         raise ModelError(

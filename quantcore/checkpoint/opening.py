@@ -63,7 +63,8 @@ def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = N
     if not any(real.is_relative_to(allowed) for allowed in (folder, *folders_beside(folder))):
         raise _unsafe(path, "is a link that leaves its folder", "Put the file itself in its place.")
     file = _open(real, path, max_bytes)
-    if real == folder / path.name and os.fstat(file.fileno()).st_nlink > 1:
+    is_own = real == Path(os.path.realpath(path.parent)) / path.name
+    if is_own and os.fstat(file.fileno()).st_nlink > 1:
         file.close()
         raise _unsafe(
             path, "is a hard link: the file has another name elsewhere",
@@ -77,9 +78,9 @@ def open_named(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
     return _open(resolved(path), path, max_bytes)
 
 
-def read_bytes(path: Path, max_bytes: int = MAX_SIDE_FILE_BYTES) -> bytes:
+def read_bytes(path: Path, max_bytes: int = MAX_SIDE_FILE_BYTES, *, root: Path | None = None) -> bytes:
     """Return the whole content of the file that ``open_file`` opens."""
-    with open_file(path, max_bytes=max_bytes) as file:
+    with open_file(path, root=root, max_bytes=max_bytes) as file:
         return file.read()
 
 

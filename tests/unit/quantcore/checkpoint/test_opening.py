@@ -54,6 +54,12 @@ def grow(name: str) -> Callable[[Path], object]:
     return make
 
 
+def lead_a_step_outside(model: Path) -> None:
+    (model.parent / "neighbour" / "config.json").write_text(SECRET)
+    (model / "modules.json").write_text('[{"path": "1_Pooling", "type": "models.Pooling"}]')
+    (model / "1_Pooling").symlink_to("../neighbour")
+
+
 HOSTILE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a licence that is the sealing key": ("unsafe_path", link("LICENSE", "{model}/../secret.key")),
     "a licence that is the environment": ("unsafe_path", link("LICENSE", "/proc/self/environ")),
@@ -61,6 +67,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a template of a neighbour": ("unsafe_path", link("chat.jinja", "../neighbour/template.jinja")),
     "a link to a link": ("unsafe_path", lambda m: (link("inner.txt", "../secret.key")(m),
                                                    link("LICENSE.txt", "inner.txt")(m))),
+    "a step of sentence-transformers": ("unsafe_path", lead_a_step_outside),
     "a link to itself": ("unsafe_path", link("LICENSE", "LICENSE")),
     "a device": ("unsafe_path", link("LICENSE", "/dev/zero")),
     "a pipe": ("unsafe_path", swap_for_pipe),
@@ -80,7 +87,7 @@ def test_nothing_outside_travels_with_a_model(model: Path, case: str) -> None:
         with pytest.raises(ModelError) as caught:
             use(model)
         assert caught.value.code == code, use
-    assert not [path for path in (model.parent / "artifact").iterdir() if SECRET in path.read_text()]
+    assert not [path for path in (model.parent / "artifact").rglob("*.*") if SECRET in path.read_text()]
 
 
 def test_links_that_stay_are_followed(model: Path) -> None:
@@ -100,10 +107,14 @@ def test_a_snapshot_of_the_hub_links_to_its_blobs(model: Path, tmp_path: Path) -
     for number, path in enumerate(sorted(model.iterdir())):
         path.rename(cache / "blobs" / str(number))
         (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    (cache / "blobs" / "step").write_text('{"pooling_mode": "cls"}')
+    (snapshot / "1_Pooling").mkdir()
+    (snapshot / "1_Pooling" / "config.json").symlink_to("../../../blobs/step")
+    (snapshot / "modules.json").write_text('[{"path": "1_Pooling", "type": "models.Pooling"}]')
     assert read_model(snapshot).headers.tensors
     assert inspect(snapshot).num_blocks == 3
     assert load_tokenizer(snapshot).vocab_size
-    assert "tokenizer.json" in copy_side_files(snapshot, tmp_path / "artifact")
+    assert {"tokenizer.json", "1_Pooling/config.json"} <= set(copy_side_files(snapshot, tmp_path / "artifact"))
     (snapshot / "LICENSE").symlink_to("../../../../secret.key")
     with pytest.raises(ModelError, match="leaves"):
         copy_side_files(snapshot, tmp_path / "artifact")

@@ -10,6 +10,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
+from quantcore.checkpoint.artifact import module_files
 from quantcore.checkpoint.headers import ModelHeaders, read_local
 from quantcore.cli import main as cli
 from quantcore.config.task import Task
@@ -283,6 +284,20 @@ def test_a_file_with_another_hash_is_refused_and_fetched_anew(server: HubServer,
     assert name in error.message
     server.tampered.clear()
     assert (hub.download("org/tiny", sha, lambda event: None) / name).read_bytes() == MODEL[name]
+
+
+def test_the_steps_of_sentence_transformers_are_downloaded(server: HubServer) -> None:
+    steps = {
+        "modules.json": b'[{"path": "", "type": "Transformer"}, {"path": "2_Dense", "type": "models.Dense"}]',
+        "2_Dense/config.json": b"{}",
+        "2_Dense/model.safetensors": safetensors("linear.weight"),
+    }
+    others = {"2_Dense/notes.md": b"x", "onnx/model.onnx": b"x", "onnx/config.json": b"{}"}
+    sha = server.add("org/tiny", MODEL | steps | others)
+    folder = hub.download("org/tiny", sha, lambda event: None)
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == {*MODEL, *steps}
+    assert hub.read_headers("org/tiny")[0] == read_local(folder)
+    assert module_files(folder) == ["2_Dense/config.json", "2_Dense/model.safetensors"]
 
 
 def test_a_file_damaged_in_the_cache_is_seen(server: HubServer) -> None:
