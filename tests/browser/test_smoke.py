@@ -90,6 +90,7 @@ def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalSta
     assert (job.name, job.labels) == ("from the page", {"team": "search"})
 
 
+@pytest.mark.slow
 def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     signed_in: Page, stack: LocalStack, client: Client, check_accessible: Callable[[Page], None]
 ) -> None:

@@ -37,6 +37,7 @@ def test_it_can_do_all_that_the_other_can() -> None:
             assert inspect.isasyncgenfunction(same) == iterates, name
 
 
+@pytest.mark.slow
 def test_a_job_from_the_request_to_the_download(
     server: Server, make_model: Callable[..., Path], start_worker: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_the_client_speaks_the_whole_contract(service: Client, make_model: MakeM
     assert service.sweep(sweep.id).jobs[0].is_final
 
 
+@pytest.mark.slow
 def test_events_and_logs_of_a_job_that_runs(service: Client, make_model: MakeModel, start_worker: StartWorker) -> None:
     job = service.submit(make_model(mode="steady", log="WARNING careful"), config="fp8")
     heard: list[int] = []

@@ -35,6 +35,7 @@ def test_every_code_of_the_table_is_one() -> None:
     assert [code for code in codes if f'"{code}"' not in source] == []
 
 
+@pytest.mark.slow
 def test_the_shell_and_the_python(
     server: Server,
     make_model: Callable[..., Path],

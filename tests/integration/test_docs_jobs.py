@@ -77,6 +77,7 @@ def test_the_page_of_operators(
     assert "bitfoundry_jobs" in (tmp_path / "metrics.txt").read_text()
 
 
+@pytest.mark.slow
 def test_the_page_of_the_command_line(
     server: Server, start_worker: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def older_schema(sessions: Sessions) -> Iterator[None]:
             session.execute(text("UPDATE alembic_version SET version_num = :new"), {"new": migrate.newest()})
 
 
+@pytest.mark.slow
 def test_what_is_well_and_what_is_not(
     look: Callable[..., Any], server: Server, sessions: Sessions, start_worker: Callable[..., WorkerProcess],
     wait_for: Callable[..., Any], submit: Callable[..., str], make_model: Callable[..., Any],

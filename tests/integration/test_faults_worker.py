@@ -63,6 +63,7 @@ def test_a_drain_in_every_phase(
     assert outcomes(sessions, job_id) == ["drained"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", with_rare([-1, 1], [-1]))
 def test_a_clock_that_is_wrong_moves_no_lease(
     hours: int, make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor,

@@ -176,6 +176,7 @@ def undisturbed(tmp_path_factory):
     return model_dir, weights_of(folder / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", with_rare([2, 3], [2]))
 def test_ranks_share_the_tensors(undisturbed, tmp_path, size):
     model_dir, expected = undisturbed
@@ -209,6 +210,7 @@ KILLS = {
 """By the number of ranks: which call is the last."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), with_rare([(1, 1), (1, 3), (3, 2)], [(1, 3)]))
 @pytest.mark.parametrize("kill", KILLS)
 def test_killed_it_goes_on_without_what_is_done(undisturbed, tmp_path, monkeypatch, kill, before, after):

@@ -59,6 +59,7 @@ def reap(sessions: Sessions) -> int:
         return leases.reap(session)
 
 
+@pytest.mark.slow
 def test_it_outlives_the_first_lease(sessions: Sessions, settings: Settings, lease: Lease) -> None:
     heard = Heard()
     short = settings.model_copy(update={"lease_s": 3, "heartbeat_s": 0.3})

@@ -66,6 +66,7 @@ def phases_of(events: list[dict[str, Any]]) -> list[str]:
     return [event["phase"] for event in events if event["kind"] == "phase_started"]
 
 
+@pytest.mark.slow
 def test_the_engine_measures_chooses_and_goes_on(
     undisturbed: tuple[Path, list[dict[str, Any]]], model_dir: Path
 ) -> None:
@@ -115,6 +116,7 @@ KILLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", with_rare(KILLS, ["in the first block"]))
 def test_killed_after_measuring_it_keeps_what_was_chosen(
     kill: str, undisturbed: tuple[Path, list[dict[str, Any]]], model_dir: Path, tmp_path: Path,

@@ -61,6 +61,7 @@ def lost_alone(
     return variance.mean().item() / 2
 
 
+@pytest.mark.slow
 def test_what_is_reckoned_is_what_each_layer_loses(
     model_dir: Path, tmp_path: Path, proof_in_this_process: None
 ) -> None:
@@ -140,6 +141,7 @@ def test_layers_may_stay_as_they_are_and_inputs_be_quantized(model_dir: Path) ->
     assert everything == 3 * 7 and parse_config(found["config"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["mixtral", "deepseek_v3"])
 def test_the_experts_of_a_mixture_are_one_unit(model_type: str, tmp_path: Path) -> None:
     folder = tiny_model(tmp_path / "model", model_type=model_type, **MIXTURES[model_type])

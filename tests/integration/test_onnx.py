@@ -220,6 +220,7 @@ def test_inputs_and_outputs_have_the_names_of_optimum(artifact, proof_in_this_pr
     assert list(outputs) == ["logits", *(f"present.{kind}" for kind in kinds)]
 
 
+@pytest.mark.slow
 def test_it_is_read_as_the_same_codes(tmp_path, proof_in_this_process):
     folder = quantized(tmp_path, "int8 static", ("onnx", "quark"), dtype=torch.bfloat16)
     (model, config), (other, other_config) = load(folder / "onnx"), load(folder / "quark")
@@ -235,6 +236,7 @@ def test_it_is_read_as_the_same_codes(tmp_path, proof_in_this_process):
     assert torch.equal(model(ids).logits, other(ids).logits)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_does_not_pass(artifact, tmp_path, proof_in_this_process, monkeypatch):
     """Bytes that change after they were written are seen by the proof, and a file that is cut by who reads it."""
     write_side_files = pipeline.write_side_files

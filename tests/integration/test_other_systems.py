@@ -53,6 +53,7 @@ assert devices.limit_threads() > 0 and 0 < devices.free_memory_bytes(devices.tor
     run(system, tmp_path, "-c", code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", with_rare(SYSTEMS, ["darwin"]))
 @pytest.mark.parametrize("export", with_rare(["quark", "gguf"], ["gguf"]))
 def test_a_model_is_quantized_and_proven(system, export, model, tmp_path):

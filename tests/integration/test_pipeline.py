@@ -262,6 +262,7 @@ def test_the_proof_sees_one_changed_byte(model_dir, tmp_path, monkeypatch, proof
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_proof_sees_other_logits(model_dir, tmp_path, monkeypatch):
     def tamper(task, folder, expected: Expectation, emit):
         expected.probe_logits[0, 3, 7] += 0.01 * expected.probe_logits.abs().max()

@@ -76,6 +76,7 @@ def test_as_many_ranks_as_you_like_give_the_same_bytes(tmp_path, case):
     assert "process 1" in (tmp_path / "on_2" / "report.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("proof_in_this_process")
 @pytest.mark.parametrize(
     "case", with_rare(["gptq", "compared", "static groups", "in order"], ["gptq", "static groups", "in order"])

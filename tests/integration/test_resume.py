@@ -79,6 +79,7 @@ def test_killed_anywhere_it_goes_on(undisturbed, tmp_path, monkeypatch, kill):
     assert (len(again) == NUM_BLOCKS) == (kill == "in the first block"), again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", with_rare([1000, 0, -1], [0, -1]))
 def test_a_damaged_state_is_seen_and_the_job_begins_anew(undisturbed, tmp_path, monkeypatch, place):
     model_dir, expected = undisturbed("dense")
@@ -100,6 +101,7 @@ def test_a_damaged_state_is_seen_and_the_job_begins_anew(undisturbed, tmp_path, 
     assert again == set(range(NUM_BLOCKS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", with_rare(MODELS, ["mixture"]))
 def test_it_goes_on_with_another_number_of_ranks(undisturbed, tmp_path, monkeypatch, name):
     model_dir, expected = undisturbed(name)

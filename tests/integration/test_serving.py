@@ -95,6 +95,7 @@ def test_a_revoked_key_is_none(environment: dict[str, str], sessions: Sessions) 
     assert run(environment, "serve", "--host", "0.0.0.0", "--port", "0").returncode == 1
 
 
+@pytest.mark.slow
 def test_with_a_key_it_listens_and_wants_it(environment: dict[str, str], serve) -> None:
     key = run(environment, "create-key", "first").stdout.strip()
     url = serve("0.0.0.0")

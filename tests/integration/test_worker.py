@@ -274,6 +274,7 @@ def test_a_message_wakes_the_worker_at_once(
     assert worker.drain() == 0
 
 
+@pytest.mark.slow
 def test_losing_every_message_costs_a_poll(
     settings: Settings, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor,
     broker_url: str, client: TestClient,

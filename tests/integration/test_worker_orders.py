@@ -130,6 +130,7 @@ def test_a_job_that_runs_too_long_is_ended(
     wait_gone(pids, timeout_s=20)  # by itself the engine would go on for two minutes
 
 
+@pytest.mark.slow
 def test_a_live_worker_is_known_until_it_leaves(
     client: TestClient, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, settings: Settings
 ) -> None:

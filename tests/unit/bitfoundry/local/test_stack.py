@@ -178,6 +178,7 @@ def test_a_killed_worker_comes_back(home: Path, up: Up) -> None:
     assert len(workers()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "part"),
     with_rare([("postgres", "database"), ("valkey-server", "broker")], [("valkey-server", "broker")]),

@@ -241,6 +241,7 @@ for index in range(5):
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_depth(tmp_path):
     """In a fresh process that loads block after block: freed weights go back to the system."""
     write_random_model(tmp_path / "model", num_blocks=5)
