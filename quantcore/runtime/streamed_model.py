@@ -10,7 +10,7 @@ the two tricks meet: the encoder's first block returns what its last one compute
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -253,7 +253,7 @@ class StreamedModel:
         if self._shards is not None:  # sharding cannot be undone: use a copy of the block that is dropped later
             self.model.set_submodule(self.block_name(index), deepcopy(kept))
         block = self.model.get_submodule(self.block_name(index))
-        with experts_split(block, self._fused_experts(block, index), self._projections):
+        with experts_split(block, _stored_singly(block, prefix, self._stored), self._projections):
             if self._shards is not None:
                 keeps = lambda name: self._keeps_float32(prefix + name)  # noqa: E731
                 shard(block, self._shards.ranks, self.device, keeps)
@@ -316,20 +316,12 @@ class StreamedModel:
         """
         draft = build_draft(self.reader, self.draft_names)
         stored = {place: name for name, place in draft.placed.items()}
-        fused = [name for name, module in draft.layer.named_modules() if is_fused(module)]
-        single = [name for name in fused if f"{FIRST}{name}.down_proj" not in stored]
-        with experts_split(draft.layer, single, self._projections):
+        with experts_split(draft.layer, _stored_singly(draft.layer, FIRST, stored), self._projections):
             buffers = [(name, buffer) for name, buffer in draft.layer.named_buffers() if FIRST + name in stored]
             for name, before in [*draft.layer.named_parameters(), *buffers]:
                 value = self._read(stored.get(FIRST + name, FIRST + name))
                 set_parameter(draft.layer, name, value.to(self.device, before.dtype))
             yield draft
-
-    def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
-        """Return the modules in the block whose experts the checkpoint stores one by one."""
-        start = self._places.prefix_of(index)
-        fused = [name for name, module in block.named_modules() if is_fused(module)]
-        return [name for name in fused if f"{start}{name}.down_proj" not in self._stored]
 
     @contextmanager
     def _outside_loaded(self, *, head: bool) -> Iterator[None]:
@@ -411,3 +403,12 @@ class StreamedModel:
         for name in names:
             parameter = module.get_parameter(name)
             set_parameter(module, name, torch.empty_like(parameter, device="meta"))
+
+
+def _stored_singly(block: nn.Module, start: str, stored: Container[str]) -> list[str]:
+    """Return the modules in a block whose experts the checkpoint stores one by one.
+
+    ``start`` is the block's name, and ``stored`` has the parameters that one stored tensor fills.
+    """
+    fused = [name for name, module in block.named_modules() if is_fused(module)]
+    return [name for name in fused if f"{start}{name}.down_proj" not in stored]

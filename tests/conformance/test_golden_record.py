@@ -32,7 +32,6 @@ def test_the_record_holds_every_cell(record):
     assert list(record) == golden_record.names()
 
 
-@pytest.mark.slow
 def test_usual_cells_write_the_same_files(record):
     assert golden_record.run(USUAL, num_ranks=1) == {name: record[name] for name in USUAL}
 

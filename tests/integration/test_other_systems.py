@@ -12,7 +12,6 @@ import pytest
 import quantcore
 from tests.support.models import tiny_model
 from tests.support.other_systems import folder_for
-from tests.support.params import with_rare
 
 ROOT = Path(__file__).parents[2]
 SYSTEMS = ("win32", "darwin")
@@ -45,7 +44,6 @@ for name in {modules}:
     importlib.import_module(name)
 import bitfoundry.commands.main, bitfoundry.client.service
 from quantcore.runtime import devices
-from tests.support.params import with_rare
 assert devices.sys.platform == {system!r}
 del devices.os.environ["OMP_NUM_THREADS"]
 assert devices.limit_threads() > 0 and 0 < devices.free_memory_bytes(devices.torch.device("cpu")) < 1 << 50
@@ -54,8 +52,8 @@ assert devices.limit_threads() > 0 and 0 < devices.free_memory_bytes(devices.tor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("system", with_rare(SYSTEMS, ["darwin"]))
-@pytest.mark.parametrize("export", with_rare(["quark", "gguf"], ["gguf"]))
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("export", ["quark", "gguf"])
 def test_a_model_is_quantized_and_proven(system, export, model, tmp_path):
     (tmp_path / "out").mkdir()  # a folder that exists and is empty may be given
     scheme = {"quark": "fp8", "gguf": "gguf_q8_0"}[export]

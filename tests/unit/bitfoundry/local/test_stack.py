@@ -19,7 +19,6 @@ from bitfoundry.client.connection import Connection
 from bitfoundry.client.service import Client
 from bitfoundry.errors import ApiError
 from bitfoundry.local.stack import LocalStack
-from tests.support.params import with_rare
 from tests.support.service import make_model
 from tests.support.waiting import wait_until
 
@@ -179,10 +178,7 @@ def test_a_killed_worker_comes_back(home: Path, up: Up) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "part"),
-    with_rare([("postgres", "database"), ("valkey-server", "broker")], [("valkey-server", "broker")]),
-)
+@pytest.mark.parametrize(("program", "part"), [("postgres", "database"), ("valkey-server", "broker")])
 def test_a_killed_engine_comes_back(program: str, part: str, home: Path, up: Up) -> None:
     """With its data, and where the API and the worker look for it: they are not started again."""
     process = up()
