@@ -173,13 +173,15 @@ BAD: dict[str, tuple[str, bytes, int, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_file_is_refused_and_nothing_is_kept(client: TestClient, settings: Settings, case: str) -> None:
-    name, content, status, code = BAD[case]
-    problem = refused(upload(client, name=name, content=content), status, code)
-    assert str(settings.data_dir) not in json.dumps(problem)
-    assert stored(settings) == []
-    assert client.get("/v1/datasets").json()["data"] == []
+def test_a_bad_file_is_refused_and_nothing_is_kept(
+    subtests: pytest.Subtests, client: TestClient, settings: Settings
+) -> None:
+    for case, (name, content, status, code) in BAD.items():
+        with subtests.test(case):
+            problem = refused(upload(client, name=name, content=content), status, code)
+            assert str(settings.data_dir) not in json.dumps(problem)
+            assert stored(settings) == []
+            assert client.get("/v1/datasets").json()["data"] == []
 
 
 def test_a_column_that_is_not_there_lists_those_that_are(client: TestClient) -> None:

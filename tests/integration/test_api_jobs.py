@@ -286,32 +286,32 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
 def test_bad_requests_are_told_what_is_wrong(
-    case: str, client: TestClient, make_model: MakeModel, sessions: Sessions
+    subtests: pytest.Subtests, client: TestClient, make_model: MakeModel, sessions: Sessions
 ) -> None:
-    changes, code, pointer = REFUSED[case]
     model = make_model()
     (model.parent / "link").symlink_to("/usr")
-    request = body(model, **fill_in(changes, str(model.parent)))
-    for path in ("/v1/jobs", "/v1/plans"):
-        if path == "/v1/plans" and changes.keys() & {"name", "labels", "max_shard_size", "gate", "evaluation"}:
-            continue
-        answer = client.post(path, json=request)
-        assert answer.status_code == 422, answer.text
-        assert answer.headers["content-type"] == "application/problem+json"
-        problem = answer.json()
-        assert problem["code"] == code, problem
-        assert problem["type"] == f"urn:bitfoundry:error:{code}"
-        assert (problem["status"], problem["instance"]) == (422, path)
-        assert problem["request_id"] == answer.headers["x-request-id"]
-        assert problem["detail"]
-        if pointer is not None:
-            assert [error["pointer"] for error in problem["errors"]] == [pointer]
-        assert "hf_secret" not in answer.text
-        assert "Traceback" not in answer.text
-    with sessions.begin() as session:
-        assert session.scalar(text("SELECT count(*) FROM job")) == 0
+    for case, (changes, code, pointer) in REFUSED.items():
+        with subtests.test(case):
+            request = body(model, **fill_in(changes, str(model.parent)))
+            for path in ("/v1/jobs", "/v1/plans"):
+                if path == "/v1/plans" and changes.keys() & {"name", "labels", "max_shard_size", "gate", "evaluation"}:
+                    continue
+                answer = client.post(path, json=request)
+                assert answer.status_code == 422, answer.text
+                assert answer.headers["content-type"] == "application/problem+json"
+                problem = answer.json()
+                assert problem["code"] == code, problem
+                assert problem["type"] == f"urn:bitfoundry:error:{code}"
+                assert (problem["status"], problem["instance"]) == (422, path)
+                assert problem["request_id"] == answer.headers["x-request-id"]
+                assert problem["detail"]
+                if pointer is not None:
+                    assert [error["pointer"] for error in problem["errors"]] == [pointer]
+                assert "hf_secret" not in answer.text
+                assert "Traceback" not in answer.text
+            with sessions.begin() as session:
+                assert session.scalar(text("SELECT count(*) FROM job")) == 0
 
 
 def fill_in(value: Any, root: str) -> Any:
@@ -396,25 +396,26 @@ def test_list_filters_by_state(client: TestClient, submit: Callable[..., str], s
     assert ids("state=failed") == []
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "limit=0",
-        "limit=1000000000",
-        "limit=x",
-        "state=dreaming",
-        "cursor=abc",
-        "cursor=",
-        "cursor=" + "9" * 600,
-        "cursor=WyIyMDI2IiwgImpvYl8iLCBbXV0",
-        "cursor=bnVsbA",
-        "cursor=%00",
-    ],
+BAD_QUERIES = (
+    "limit=0",
+    "limit=1000000000",
+    "limit=x",
+    "state=dreaming",
+    "cursor=abc",
+    "cursor=",
+    "cursor=" + "9" * 600,
+    "cursor=WyIyMDI2IiwgImpvYl8iLCBbXV0",
+    "cursor=bnVsbA",
+    "cursor=%00",
 )
-def test_bad_list_queries(query: str, client: TestClient) -> None:
-    answer = client.get(f"/v1/jobs?{query}")
-    assert answer.status_code == 422, answer.text
-    assert answer.json()["code"] in ("invalid_request", "invalid_cursor")
+
+
+def test_bad_list_queries(subtests: pytest.Subtests, client: TestClient) -> None:
+    for query in BAD_QUERIES:
+        with subtests.test(query):
+            answer = client.get(f"/v1/jobs?{query}")
+            assert answer.status_code == 422, answer.text
+            assert answer.json()["code"] in ("invalid_request", "invalid_cursor")
 
 
 def test_a_cursor_belongs_to_its_filter(client: TestClient, submit: Callable[..., str]) -> None:

@@ -56,28 +56,29 @@ def test_the_openapi_document_names_every_route(client: TestClient) -> None:
     assert {path.replace("{path:path}", "{path}") for path in leaves(app.routes)} <= documented
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "",
-        "Bearer",
-        "Bearer ",
-        "Bearer x",
-        "Basic {key}",
-        "{key}",
-        "Bearer {key}x",
-        "Bearer bf_{id}_" + "A" * 43,
-        "Bearer bf_000000000000_{secret}",
-        "Bearer {key} {key}",
-        "Bearer bf_{id}_",
-        "Bearer é",
-    ],
+NO_KEYS = (
+    "",
+    "Bearer",
+    "Bearer ",
+    "Bearer x",
+    "Basic {key}",
+    "{key}",
+    "Bearer {key}x",
+    "Bearer bf_{id}_" + "A" * 43,
+    "Bearer bf_000000000000_{secret}",
+    "Bearer {key} {key}",
+    "Bearer bf_{id}_",
+    "Bearer é",
 )
-def test_keys_that_are_not_keys(header: str, client: TestClient, sessions: Sessions) -> None:
+
+
+def test_keys_that_are_not_keys(subtests: pytest.Subtests, client: TestClient, sessions: Sessions) -> None:
     key = create_key(sessions, "k")
     _, key_id, secret = key.split("_", 2)
-    value = header.format(key=key, id=key_id, secret=secret)
-    assert client.get("/v1/presets", headers={"Authorization": value.encode()}).status_code == 401
+    for header in NO_KEYS:
+        with subtests.test(header):
+            value = header.format(key=key, id=key_id, secret=secret)
+            assert client.get("/v1/presets", headers={"Authorization": value.encode()}).status_code == 401
 
 
 def test_revoked_and_expired_keys(client: TestClient, sessions: Sessions) -> None:

@@ -60,12 +60,13 @@ PLANS: dict[str, tuple[dict[str, Any], int, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", PLANS)
-def test_plans_that_cannot_be(case: str, client: TestClient, make_model: MakeModel) -> None:
-    changes, status, code = PLANS[case]
-    answer = client.post("/v1/plans", json=body(make_model(), **changes))
-    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
+def test_plans_that_cannot_be(subtests: pytest.Subtests, client: TestClient, make_model: MakeModel) -> None:
+    model = make_model()
+    for case, (changes, status, code) in PLANS.items():
+        with subtests.test(case):
+            answer = client.post("/v1/plans", json=body(model, **changes))
+            assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+            assert answer.headers["content-type"] == "application/problem+json"
 
 
 def test_a_glob_that_would_take_for_ever_as_a_regular_expression(client: TestClient, make_model: MakeModel) -> None:
@@ -109,16 +110,18 @@ REQUESTS: dict[str, tuple[str, str, dict[str, str], bytes | None, int, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REQUESTS)
-def test_requests_that_cannot_be(case: str, client: TestClient, sessions: Sessions, submit: Callable[..., str]) -> None:
-    method, path, headers, content, status, code = REQUESTS[case]
+def test_requests_that_cannot_be(
+    subtests: pytest.Subtests, client: TestClient, sessions: Sessions, submit: Callable[..., str]
+) -> None:
     jobs = {"ended": submit(), "waiting": submit()}
     with sessions.begin() as session:
         control.cancel(session, jobs["ended"])
-    sent = {"Content-Type": "application/json"} | headers if content is not None else headers
-    answer = client.request(method, path.format(**jobs), headers=sent, content=content)
-    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
+    for case, (method, path, headers, content, status, code) in REQUESTS.items():
+        with subtests.test(case):
+            sent = {"Content-Type": "application/json"} | headers if content is not None else headers
+            answer = client.request(method, path.format(**jobs), headers=sent, content=content)
+            assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+            assert answer.headers["content-type"] == "application/problem+json"
 
 
 def test_another_projects_job_a_scope_and_a_key_that_comes_twice(

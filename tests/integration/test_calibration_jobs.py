@@ -134,32 +134,33 @@ def test_a_split_that_a_dataset_on_the_hub_has_not(
     assert "train_sft" in row.error["hint"]
 
 
-@pytest.mark.parametrize(
-    ("calibration", "status", "code", "pointer"),
-    [
-        ({"source": "org/nothing"}, 422, "hub_not_found", "#/calibration/source"),
-        ({"source": "org/set", "revision": "nowhere"}, 422, "hub_revision_not_found", "#/calibration/revision"),
-        ({"source": "not a name"}, 422, "invalid_dataset_name", "#/calibration/source"),
-        ({"source": "../../etc/passwd"}, 422, "invalid_dataset_name", "#/calibration/source"),
-        ({"source": "https://example.org/a"}, 422, "invalid_dataset_name", "#/calibration/source"),
-        ({"source": "/etc/passwd"}, 422, "path_not_allowed", "#/calibration/source"),
-        ({"source": "{model}/config.bin"}, 422, "calibration_not_found", "#/calibration/source"),
-        ({"source": "{model}/model.safetensors"}, 422, "unsupported_format", "#/calibration/source"),
-        ({"source": "{model}/config.json", "split": "train"}, 422, "invalid_request", "#/calibration"),
-        ({"column": "text"}, 422, "invalid_request", "#/calibration"),
-        ({"source": "org/set", "script": True}, 422, "unknown_field", "#/calibration/script"),
-    ],
+REFUSED: tuple[tuple[dict[str, Any], int, str, str], ...] = (
+    ({"source": "org/nothing"}, 422, "hub_not_found", "#/calibration/source"),
+    ({"source": "org/set", "revision": "nowhere"}, 422, "hub_revision_not_found", "#/calibration/revision"),
+    ({"source": "not a name"}, 422, "invalid_dataset_name", "#/calibration/source"),
+    ({"source": "../../etc/passwd"}, 422, "invalid_dataset_name", "#/calibration/source"),
+    ({"source": "https://example.org/a"}, 422, "invalid_dataset_name", "#/calibration/source"),
+    ({"source": "/etc/passwd"}, 422, "path_not_allowed", "#/calibration/source"),
+    ({"source": "{model}/config.bin"}, 422, "calibration_not_found", "#/calibration/source"),
+    ({"source": "{model}/model.safetensors"}, 422, "unsupported_format", "#/calibration/source"),
+    ({"source": "{model}/config.json", "split": "train"}, 422, "invalid_request", "#/calibration"),
+    ({"column": "text"}, 422, "invalid_request", "#/calibration"),
+    ({"source": "org/set", "script": True}, 422, "unknown_field", "#/calibration/script"),
 )
+
+
 def test_what_cannot_work_is_refused_at_once(
-    client: TestClient, model: Path, hub: HubServer, calibration: dict[str, Any], status: int, code: str, pointer: str
+    subtests: pytest.Subtests, client: TestClient, model: Path, hub: HubServer
 ) -> None:
     hub.add("datasets/org/set", {"train.jsonl": b'{"text": "a"}\n'})
-    if "source" in calibration:
-        calibration = calibration | {"source": calibration["source"].format(model=model)}
-    answer = client.post("/v1/jobs", json=body(model, **calibration))
-    problem = answer.json()
-    assert (answer.status_code, problem["code"]) == (status, code), problem
-    assert problem["errors"][0]["pointer"] == pointer
+    for calibration, status, code, pointer in REFUSED:
+        with subtests.test(str(calibration)):
+            if "source" in calibration:
+                calibration = calibration | {"source": calibration["source"].format(model=model)}
+            answer = client.post("/v1/jobs", json=body(model, **calibration))
+            problem = answer.json()
+            assert (answer.status_code, problem["code"]) == (status, code), problem
+            assert problem["errors"][0]["pointer"] == pointer
 
 
 def test_a_hub_that_is_away_is_a_matter_of_time(client: TestClient, model: Path, hub: HubServer) -> None:

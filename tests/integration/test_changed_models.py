@@ -1,5 +1,6 @@
 """A model's folder that changes, or goes, while its job runs: the job fails and says why, and hands out nothing."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from quantcore.errors import ModelError
 from quantcore.events import Event, PhaseStarted, Progress
 from quantcore.pipeline.job import run
 from tests.support.models import tiny_model
+from tests.support.params import with_rare
 from tests.support.service import REAL_ENGINE, WorkerProcess
 
 
@@ -57,11 +59,11 @@ def is_proving(event: Event) -> bool:
     return isinstance(event, Progress) and event.phase == "verify" and event.done == 1
 
 
+RARE = [(harm, "in the proof") for harm in HARM if harm != "bytes in its place"]
 MOMENTS = {"after the plan": is_reading, "in the blocks": is_quantizing, "in the proof": is_proving}
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize(("harm", "moment"), with_rare(itertools.product(HARM, MOMENTS), RARE))
 def test_a_model_that_changes_while_its_job_runs(tmp_path: Path, harm: str, moment: str) -> None:
     model = tiny_model(tmp_path / "model")
     seen: list[Event] = []

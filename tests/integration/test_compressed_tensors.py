@@ -78,6 +78,7 @@ RARE = (
     "int2",
     "int8_groups",
     "fp8_weight_only",
+    "mxfp6_e2m3",
 )
 
 
@@ -149,7 +150,7 @@ def test_schemes_side_by_side_with_a_cache_and_a_layer_left_out(odd_model, tmp_p
     assert_loads_as(tmp_path / "out", path, report["summary"]["perplexity_after"], 0.05, nvfp4)
 
 
-@pytest.mark.parametrize("algorithm", ["rtn", "gptq", "awq+gptq"])
+@pytest.mark.parametrize("algorithm", with_rare(["rtn", "gptq", "awq+gptq"], ["gptq"]))
 def test_layers_that_vllm_computes_in_one_product_have_one_global_scale(
     odd_model, tmp_path, proof_in_this_process, algorithm
 ):

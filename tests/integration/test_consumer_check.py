@@ -20,6 +20,7 @@ from quantcore.pipeline import twin_export
 from quantcore.plan.planner import Plan
 from quantcore.proof import verify as proof
 from tests.support.models import MIXTURES, SHAPE, tiny_model
+from tests.support.params import with_rare
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 
@@ -220,7 +221,7 @@ def too_large(monkeypatch):
     monkeypatch.setattr(Plan, "allows_check", False)
 
 
-@pytest.mark.parametrize("preset", ["w4a16_sym", "int8", "fp8_dynamic"])
+@pytest.mark.parametrize("preset", with_rare(["w4a16_sym", "int8", "fp8_dynamic"], ["fp8_dynamic"]))
 @pytest.mark.parametrize("model_type", ["gpt_neox", "gemma3"])
 def test_of_a_model_that_does_not_fit_a_twin_is_read(model_type, preset, tmp_path, too_large):
     model_dir = model_of(tmp_path / "model", model_type)

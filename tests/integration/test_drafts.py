@@ -22,6 +22,7 @@ from quantcore.pipeline import job
 from quantcore.reading.model import read_model
 from tests.support.drafts import CONFIGS, NUM_BLOCKS, save_with_draft
 from tests.support.models import tiny_model
+from tests.support.params import with_rare
 from tests.support.proofs import proving_here
 
 NUM_WINDOWS, SEQ_LEN = 4, 64
@@ -106,7 +107,7 @@ def test_they_stay_as_they_are_unless_asked_for(model_dir, tmp_path):
     assert report["drafts"]["num_layers"] == 0 and report["drafts"]["before"] != report["drafts"]["after"]
 
 
-@pytest.mark.parametrize("scheme", presets.DRAFT_PRESETS)
+@pytest.mark.parametrize("scheme", with_rare(presets.DRAFT_PRESETS, ["int8"]))
 def test_codes_are_read_back_and_measured_alone(scheme, mellum, tmp_path):
     report, _ = quantize(mellum, tmp_path / "out", group_size=32, drafts=scheme, export=("compressed_tensors",))
     evaluation = EvaluationConfig(num_windows=NUM_WINDOWS, seq_len=SEQ_LEN, num_prompts=0)

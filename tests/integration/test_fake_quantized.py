@@ -207,7 +207,9 @@ def test_alone_it_is_a_measure_of_the_weights(llama, tmp_path, proof_in_this_pro
     assert not plan.needs_calibration and plan.size_after_bytes == plan.size_before_bytes
 
 
-@pytest.mark.parametrize("export", [("quark", "fake_quantized"), ("fake_quantized", "quark")])
+@pytest.mark.parametrize(
+    "export", [("quark", "fake_quantized"), pytest.param(("fake_quantized", "quark"), marks=pytest.mark.slow)]
+)
 def test_beside_another_format_that_one_is_measured(llama, tmp_path, export, proof_in_this_process):
     config = presets.resolve("fp8")
     report = run(task(llama, tmp_path / "out", config, export), lambda event: None).to_dict()
@@ -249,7 +251,7 @@ def test_norms_stay_in_the_dtype_that_they_are_stored_in(tmp_path, algorithm, pr
 BIASES = {"gpt2": 3 * 4, "gpt_oss": 3 * (4 + 4 * 2), "gptj": 3 * 2 + 1}
 
 
-@pytest.mark.parametrize("model_type", BIASES)
+@pytest.mark.parametrize("model_type", with_rare(BIASES, ["gptj"]))
 def test_biases_are_rounded_where_the_config_says_so(tmp_path, model_type, proof_in_this_process):
     """That of GPT-J's head, too."""
     overrides = {"rotary_dim": 8, "tie_word_embeddings": False} if model_type == "gptj" else MODELS[model_type]

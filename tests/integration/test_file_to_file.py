@@ -67,7 +67,9 @@ def weights_of(folder):
     }
 
 
-@pytest.mark.parametrize("case", with_rare(CASES, ["mxfp4 with dynamic inputs", "transposed weights", "head and all"]))
+@pytest.mark.parametrize(
+    "case", with_rare(CASES, ["mxfp4 with dynamic inputs", "transposed weights", "head and all", "experts"])
+)
 def test_the_bytes_are_those_of_the_pipeline(tmp_path, case):
     model, given, exports = CASES[case]
     model_dir = tiny_model(tmp_path / "model", model_type=model, max_shard_size="200KB", **MODELS[model])

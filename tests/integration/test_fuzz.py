@@ -15,6 +15,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 from api.store.engine import Sessions
 from api.store.queue import control
 from tests.support.api import OPEN_ROUTES
+from tests.support.params import with_rare
 from tests.support.service import Server
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance]
@@ -71,7 +72,7 @@ def fuzz(operation: Any, mode: GenerationMode, server: Server, key: str | None, 
 
 
 @pytest.mark.parametrize("num_examples", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-@pytest.mark.parametrize("with_key", [True, False])
+@pytest.mark.parametrize("with_key", with_rare([True, False], [True]))
 def test_no_answer_is_a_5xx(
     with_key: bool, num_examples: int, service: Server, sessions: Sessions, submit: Callable[..., str]
 ) -> None:

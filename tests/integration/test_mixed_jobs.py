@@ -96,6 +96,7 @@ def test_the_engine_measures_chooses_and_goes_on(
     assert '\\"mix\\"' not in again and "sensitivity" not in again, "what was chosen is not chosen again"
 
 
+@pytest.mark.slow
 def test_algorithms_are_applied_on_top(
     undisturbed: tuple[Path, list[dict[str, Any]]], model_dir: Path, tmp_path: Path, proof_in_this_process: None
 ) -> None:

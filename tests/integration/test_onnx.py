@@ -203,6 +203,7 @@ def test_a_bfloat16_model_keeps_its_tensors(artifact, proof_in_this_process):
     assert (logits - wanted).abs().max() <= MOVED_CODES * wanted.abs().max()
 
 
+@pytest.mark.slow
 def test_inputs_and_outputs_have_the_names_of_optimum(artifact, proof_in_this_process):
     graph = onnx.load(artifact("4 bits") / FILE_NAME, load_external_data=False).graph
 

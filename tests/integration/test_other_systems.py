@@ -12,6 +12,7 @@ import pytest
 import quantcore
 from tests.support.models import tiny_model
 from tests.support.other_systems import folder_for
+from tests.support.params import with_rare
 
 ROOT = Path(__file__).parents[2]
 SYSTEMS = ("win32", "darwin")
@@ -33,7 +34,7 @@ def run(system, folder, *arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", with_rare(SYSTEMS, ["win32"]))
 def test_every_module_of_the_engine_can_be_imported(system, tmp_path):
     modules = [
         one.name for one in pkgutil.walk_packages(quantcore.__path__, "quantcore.") if "__main__" not in one.name

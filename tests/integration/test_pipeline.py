@@ -341,7 +341,7 @@ REFUSED_FLAGS = {
 }
 
 
-@pytest.mark.parametrize("code", REFUSED_FLAGS)
+@pytest.mark.parametrize("code", with_rare(REFUSED_FLAGS, ["unknown_tasks"]))  # lists the tasks of lm_eval
 def test_command_line_refuses_with_a_code_and_no_traceback(model_dir, tmp_path, code, capfd):
     arguments = ["--model_dir", str(model_dir), "--output_dir", str(tmp_path / "out"), "--seq_len", "64"]
     arguments += [*REFUSED_FLAGS[code], "--json"]

@@ -19,7 +19,7 @@ from bitfoundry.commands import main as cli
 from quantcore.hub.pull import pull
 from tests.support.hub_server import TOKEN, HubServer
 from tests.support.models import tiny_model
-from tests.support.params import with_rare
+from tests.support.params import with_usual
 from tests.support.service import REAL_ENGINE, Server, WorkerProcess, is_alive, wait_gone
 from tests.support.waiting import wait_until
 
@@ -176,10 +176,9 @@ STEPS = {
     "the commit is looked at": (TREE, False, 1),
 }
 KILLS = [(step, who) for step in STEPS for who in ("child", "worker")]
-USUAL = (("a file is under way", "child"), ("the commit is made", "worker"))
 
 
-@pytest.mark.parametrize(("step", "who"), with_rare(KILLS, [kill for kill in KILLS if kill not in USUAL]))
+@pytest.mark.parametrize(("step", "who"), with_usual(KILLS, [("a file is under way", "child")]))
 def test_killed_at_a_step_it_is_taken_up_and_commits_once(
     client: TestClient, hub: HubServer, succeeded: str, publication: Callable[..., dict[str, Any]],
     start_worker: Callable[..., WorkerProcess], step: str, who: str,

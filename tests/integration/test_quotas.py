@@ -126,6 +126,7 @@ def test_without_a_limit_of_its_own_a_project_has_the_default(client: TestClient
     assert refused_for(make_webhook(client), "max_webhooks")
 
 
+@pytest.mark.slow
 def test_streams_of_all_processes_count_together(
     server: Server, settings: Settings, sessions: Sessions, submit: Callable[..., str]
 ) -> None:

@@ -23,7 +23,7 @@ from quantcore.reading.model import read_model
 from tests.support.deepseek_v4 import publish_as_v4
 from tests.support.modelopt import publish_as_nvfp4
 from tests.support.models import MIXTURES, VOCAB_SIZE, tiny_model
-from tests.support.params import with_rare
+from tests.support.params import with_rare, with_usual
 from tests.support.reading import measured, quantize
 from tests.sweep.classes import build, model_classes, save
 
@@ -69,9 +69,11 @@ CASES = {
     "onnx": ("w4a16", "int8_static", "mixed", "kv"),
 }
 ALL = [(export, name) for export, names in CASES.items() for name in names]
-RARE = [
-    ("onnx", name) for name in ("w4a16", "int8_static", "kv", "mixed")
-]  # a graph takes long to trace; see test_onnx
+USUAL = [  # two or three of each format; a graph takes long to trace: see test_onnx
+    ("quark", "w4a16"), ("quark", "kv"), ("compressed_tensors", "w4a16_sym"), ("compressed_tensors", "mxfp4"),
+    ("compressed_tensors", "blocks"), ("fp8", "kv"), ("gptq", "mixed"), ("gptq_v2", "w4a16"), ("awq", "w4a16"),
+    ("bitsandbytes", "nf4_double_quant"),
+]  # fmt: skip
 CONFIGS = {
     "kv": presets.resolve("fp8", kv_cache="fp8"),
     "mixed": MIXED,
@@ -99,7 +101,7 @@ def test_every_format_with_codes_can_be_read():
     assert readable == {*CASES, "gguf"} == set(filter(holds_codes, EXPORTERS))  # gguf: see test_gguf_reading
 
 
-@pytest.mark.parametrize(("export", "name"), with_rare(ALL, RARE))
+@pytest.mark.parametrize(("export", "name"), with_usual(ALL, USUAL))
 def test_what_was_written_is_found_again(float_model, export, name, tmp_path):
     """The same floats as the rounded ones, and in memory the same model as the job had."""
     report = quantize(float_model, tmp_path / "out", config_of(name), export, "fake_quantized")
@@ -130,7 +132,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", with_usual(CHAINS, ["w4a16", "kv", "mixed"]))
 def test_converted_is_the_same_as_written(float_model, name, tmp_path):
     chain = CHAINS[name]
     quantize(float_model, tmp_path / "out", config_of(name), *dict.fromkeys(chain))
@@ -171,7 +173,7 @@ def odd_mixture(tmp_path_factory):
     return tiny_model(folder, model_type="qwen2_moe", qkv_bias=True, **odd)
 
 
-@pytest.mark.parametrize("export", ODD_MIXTURES)
+@pytest.mark.parametrize("export", with_usual(ODD_MIXTURES, ["quark", "compressed_tensors", "gptq"]))
 def test_an_odd_mixture_of_experts_in_every_format(odd_mixture, export, tmp_path):
     """Layers left out, another scheme beside the first: what is loaded computes what the job measured.
 
@@ -188,7 +190,9 @@ def test_an_odd_mixture_of_experts_in_every_format(odd_mixture, export, tmp_path
     assert found.choose("model.layers.1.mlp.shared_expert.up_proj", "Linear")[0] is not None
 
 
-@pytest.mark.parametrize(("export", "other"), [("awq", "quark"), ("gptq", "compressed_tensors")])
+@pytest.mark.parametrize(
+    ("export", "other"), with_rare([("awq", "quark"), ("gptq", "compressed_tensors")], [("awq", "quark")])
+)
 def test_an_odd_mixture_of_experts_is_converted(odd_mixture, export, other, tmp_path):
     report = quantize(odd_mixture, tmp_path / "out", replace(ODD_MIXTURES[export], exclude=LEFT_OUT), export)
     convert(tmp_path / "out", tmp_path / "converted", other, lambda event: None)

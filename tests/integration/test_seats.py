@@ -21,6 +21,7 @@ from api.store.tables.jobs import Attempt, Job, Worker
 from api.store.tables.seats import Seat, SeatState
 from quantcore.config import presets
 from tests.support.attempts import AWorker, StartHere, outcomes, run_as
+from tests.support.params import with_rare
 from tests.support.service import STUB_ENGINE, WorkerProcess, is_alive, wait_for_empty, wait_gone
 from tests.support.waiting import wait_until
 
@@ -328,7 +329,7 @@ def test_two_jobs_for_two_workers_on_three(
         assert job.attempt == 1
 
 
-@pytest.mark.parametrize("how", ["cancel", "pause", "drain", "node drained"])
+@pytest.mark.parametrize("how", with_rare(["cancel", "pause", "drain", "node drained"], ["pause", "drain"]))
 def test_when_it_is_stopped_all_nodes_end(
     how: str, sessions: Sessions, make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor,
     read_pids: ReadPids, settings: Settings, tmp_path: Path,

@@ -76,7 +76,9 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait(20)
 
 
-@pytest.mark.parametrize("host", with_rare(["0.0.0.0", "::", "192.0.2.1", "example.org"], ["::", "192.0.2.1"]))
+@pytest.mark.parametrize(
+    "host", with_rare(["0.0.0.0", "::", "192.0.2.1", "example.org"], ["::", "192.0.2.1", "example.org"])
+)
 def test_nobody_listens_in_the_open_before_there_is_a_key(host: str, environment: dict[str, str]) -> None:
     refused = run(environment, "serve", "--host", host, "--port", "0")
     assert refused.returncode == 1

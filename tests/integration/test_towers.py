@@ -11,6 +11,7 @@ from quantcore.config import presets
 from quantcore.config.task import Task
 from quantcore.errors import ConfigError
 from quantcore.pipeline import job
+from tests.support.params import with_rare
 from tests.support.proofs import proving_here
 from tests.sweep.classes import build, model_classes, save
 
@@ -74,7 +75,7 @@ def difference(got, expected):
     return ((got - expected).norm() / expected.norm()).item()
 
 
-@pytest.mark.parametrize("towers", presets.TOWER_PRESETS)
+@pytest.mark.parametrize("towers", with_rare(presets.TOWER_PRESETS, ["fp8"]))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_transformers_sees_an_image_through_the_quantized_tower(name, towers, saved, tmp_path):
     report = quantize(saved(name), tmp_path / "out", towers=towers)

@@ -383,26 +383,27 @@ def test_old_deliveries_are_forgotten(
 # where nothing may go
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://example.org/",
-        "https://127.0.0.1/",
-        "https://localhost/",
-        "https://169.254.169.254/latest/meta-data/",
-        "https://2130706433/",
-        "https://[::1]/",
-        "https://10.0.0.1/",
-        "file:///etc/passwd",
-        "https://u:p@example.org/",
-    ],
+FORBIDDEN = (
+    "http://example.org/",
+    "https://127.0.0.1/",
+    "https://localhost/",
+    "https://169.254.169.254/latest/meta-data/",
+    "https://2130706433/",
+    "https://[::1]/",
+    "https://10.0.0.1/",
+    "file:///etc/passwd",
+    "https://u:p@example.org/",
 )
-def test_a_webhook_that_may_not_be(url: str, settings: Settings, sessions: Sessions) -> None:
+
+
+def test_a_webhook_that_may_not_be(subtests: pytest.Subtests, settings: Settings, sessions: Sessions) -> None:
     strict = settings.model_copy(update={"webhook_networks": ()})
     with TestClient(create_app(strict), headers={"Authorization": f"Bearer {create_key(sessions, 'k')}"}) as client:
-        answer = client.post("/v1/webhooks", json={"url": url, "event_types": ["job.queued"]})
-    assert (answer.status_code, answer.json()["code"]) == (422, "webhook_url_not_allowed")
-    assert answer.json()["errors"][0]["pointer"] == "#/url"
+        for url in FORBIDDEN:
+            with subtests.test(url):
+                answer = client.post("/v1/webhooks", json={"url": url, "event_types": ["job.queued"]})
+                assert (answer.status_code, answer.json()["code"]) == (422, "webhook_url_not_allowed")
+                assert answer.json()["errors"][0]["pointer"] == "#/url"
 
 
 def test_a_name_that_changes_its_meaning(

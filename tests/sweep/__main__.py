@@ -72,10 +72,10 @@ def main() -> None:
         rows.append(row)
         verdicts = {way: outcome.verdict for way, outcome in row.outcomes.items()}
         print(f"{number}/{len(classes)} {row.model_class}: {row.not_built or verdicts}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    if options.table:
-        write_table(rows, options.table)
+        if options.json:  # written anew after each row, so that a sweep that is cut short leaves what it has
+            options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        if options.table:
+            write_table(rows, options.table)
 
 
 if __name__ == "__main__":

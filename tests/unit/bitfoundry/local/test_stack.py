@@ -115,6 +115,7 @@ def connections(process: psutil.Process) -> list[Any]:
     return []
 
 
+@pytest.mark.slow
 def test_up_serves_keeps_its_data_and_leaves_nothing(home: Path, up: Up) -> None:
     first = up()
     processes = family(first)

@@ -12,7 +12,7 @@ import torch
 
 from quantcore.formats import FORMATS, CodebookFormat, FloatFormat, IntFormat, tables
 from quantcore.formats.floats import decode_e8m0, encode_e8m0
-from tests.support.params import with_rare
+from tests.support.params import with_rare, with_usual
 
 NAMES = (
     "int2 int3 int4 int5 int6 int8 int16 uint2 uint4 uint5 uint8 uint16 float16 bfloat16 fp8_e4m3 fp8_e4m3fnuz "
@@ -236,7 +236,7 @@ def test_e8m0_like_ml_dtypes():
     assert torch.equal(encode_e8m0(positive), expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", with_usual(NAMES, ["int4", "fp8_e4m3", "fp4", "nf4", "bfloat16"]))
 def test_torch_can_trace_every_format(name):
     """In one graph, without a branch on data; tables made while tracing do not stay behind."""
     fmt = FORMATS[name]

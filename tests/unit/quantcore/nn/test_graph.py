@@ -122,7 +122,10 @@ def language_model(model_type, **options):
 
 @pytest.mark.parametrize(
     ("model_type", "options", "num_layers"),
-    [("llama", {"tie_word_embeddings": False}, 22), ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4}, 12)],
+    [
+        pytest.param("llama", {"tie_word_embeddings": False}, 22, marks=pytest.mark.slow),
+        ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4}, 12),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*bos_token_id")
 def test_a_language_model_has_the_numbers_of_eager_mode(model_type, options, num_layers):
@@ -207,6 +210,7 @@ def test_refusals_teach():
 
 
 UINT4 = QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=16, symmetric=False)
+STATIC = QuantizationSpec(dtype="int8", symmetric=False)
 ALGORITHMS = {
     "smooth": (SmoothQuantConfig(alpha=0.5),),
     "awq, gptq": (AWQConfig(), GPTQConfig()),
@@ -215,7 +219,10 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("inputs", [None, QuantizationSpec(dtype="int8", symmetric=False)], ids=["weights", "static"])
+@pytest.mark.parametrize(
+    "inputs",
+    [pytest.param(None, id="weights", marks=pytest.mark.slow), pytest.param(STATIC, id="static")],
+)
 def test_algorithms_give_the_numbers_of_eager_mode(name, inputs):
     """They work on decoder blocks, so on a copy of the model before it is traced."""
     batches = [torch.randint(0, 512, (2, 24), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]

@@ -19,6 +19,7 @@ from quantcore.plan.capacity import distinct_blocks, plan_for
 from quantcore.plan.hardware import GB, Hardware, parse_hardware
 from quantcore.plan.planner import make_plan
 from quantcore.plan.shapes_of_config import tensors_of
+from tests.support.params import with_rare
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 LONG = CalibrationConfig(num_samples=512, seq_len=2048)
@@ -87,7 +88,12 @@ def golden(name, devices, nodes, scheme):
     return plan(name, on(devices, nodes), "w4a16" if algorithms else scheme, *algorithms)
 
 
-@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: " ".join(map(str, case)))
+SLOW = [(case,) for case in GOLDEN if case[0] == DEEPSEEK and case[1:] != ("8x80GB", 1, "gptq")]
+
+
+@pytest.mark.parametrize(
+    ("case",), with_rare([(case,) for case in GOLDEN], SLOW), ids=lambda case: " ".join(map(str, case))
+)
 def test_golden(case):
     found = golden(*case)
     got = (found.chosen.executor, found.fits, round(found.chosen.num_bytes / GB, 1))
