@@ -210,7 +210,7 @@ def test_refusals_teach():
 
 
 UINT4 = QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=16, symmetric=False)
-STATIC = QuantizationSpec(dtype="int8", symmetric=False)
+INT8_INPUTS = QuantizationSpec(dtype="int8", symmetric=False)
 ALGORITHMS = {
     "smooth": (SmoothQuantConfig(alpha=0.5),),
     "awq, gptq": (AWQConfig(), GPTQConfig()),
@@ -221,7 +221,7 @@ ALGORITHMS = {
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize(
     "inputs",
-    [pytest.param(None, id="weights", marks=pytest.mark.slow), pytest.param(STATIC, id="static")],
+    [pytest.param(None, id="weights", marks=pytest.mark.slow), pytest.param(INT8_INPUTS, id="static")],
 )
 def test_algorithms_give_the_numbers_of_eager_mode(name, inputs):
     """They work on decoder blocks, so on a copy of the model before it is traced."""
