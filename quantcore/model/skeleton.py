@@ -63,6 +63,10 @@ def without_untrusted(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+EXTRA_OUTPUTS = ("output_router_logits", "output_hidden_states", "output_attentions")
+"""Settings of config.json by which a model returns, and computes losses of, more than its logits."""
+
+
 def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     """Return an evaluation-mode model, with its towers, whose parameters use no memory. Raises ModelError."""
     from accelerate import init_empty_weights
@@ -79,6 +83,10 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
             hint="Check config.json.",
         ) from error
     model.config.use_cache = False
+    for part in (model.config, model.config.get_text_config(decoder=True)):
+        for name in EXTRA_OUTPUTS:
+            if getattr(part, name, False):  # a checkpoint of a training run may ask for them
+                setattr(part, name, False)
     model.train(False).requires_grad_(False)
     return model
 

@@ -1,5 +1,6 @@
 """The streamed model gives the logits that Transformers gives with the whole model in memory."""
 
+import json
 import os
 import subprocess
 import sys
@@ -72,6 +73,16 @@ def assert_same_logits(folder, dtype=torch.float32):
 def test_same_logits_as_the_whole_model(name, tmp_path):
     overrides = {"model_type": name.removesuffix("_untied"), **ARCHITECTURES[name]}
     assert_same_logits(tiny_model(tmp_path / "model", dtype=torch.float32, **overrides))
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "llama"])
+def test_a_config_that_asks_for_more_than_logits_is_run_all_the_same(name, tmp_path):
+    """Fine-tuned mixtures often keep output_router_logits; Transformers would then compute a loss of them."""
+    overrides = {"model_type": name, **ARCHITECTURES[name]}
+    folder = tiny_model(tmp_path / "model", dtype=torch.float32, output_hidden_states=True, **overrides)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"output_router_logits": True}))
+    assert_same_logits(folder)
 
 
 @pytest.mark.parametrize(("name", "prefix"), [("gpt2", "transformer."), ("llama", "model."), ("bloom", "transformer.")])
