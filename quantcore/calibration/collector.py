@@ -16,6 +16,7 @@ from torch import nn
 from quantcore.calibration.lending import are_lent
 from quantcore.calibration.reduction import Node, Span, Sums, Tree, root_at
 from quantcore.calibration.stats import Needs, Stats
+from quantcore.model.experts import routed_tokens
 from quantcore.runtime.ranks import spread
 from quantcore.runtime.shards import counts
 
@@ -39,7 +40,7 @@ class StatsCollector:
         self._next_chunk = span.chunks.start
         self._window = self._next_window = span.windows.start
         self._seen: dict[int, tuple[ReferenceType[torch.Tensor], str]] = {}
-        self._reference: dict[str, torch.Tensor] = {}
+        self._reference: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}  # inputs, and routed_tokens
         self._is_reference = False
         self._weights: torch.Tensor | None = None
         self._num_begun: int | None = None  # windows that run together
@@ -108,7 +109,7 @@ class StatsCollector:
             if not counts(inputs[0]):
                 return
             if self._is_reference:
-                self._reference[name] = inputs[0]
+                self._reference[name] = inputs[0], routed_tokens()
             else:
                 self._add(name, inputs[0])
 
@@ -119,12 +120,11 @@ class StatsCollector:
             self._same_as.setdefault(name, self._seen[id(x)][1])
             return
         first = self._same_as.setdefault(name, name)
-        reference = None if are_lent() else self._reference.get(name)
+        reference = None if are_lent() else self._reference_of(name, x)
         num = self._num_begun if x.ndim > 2 else None
         sequences = x.reshape(-1, *x.shape[-2:]) if num is None else x.reshape(num, -1, x.shape[-1])
-        if reference is None or reference.shape != x.shape:  # an expert may get other tokens
-            references = [None] * len(sequences)
-        else:
+        references: list[torch.Tensor | None] = [None] * len(sequences)
+        if reference is not None:
             references = list(reference.reshape_as(sequences))
         weights: list[torch.Tensor | None] = [None] * len(sequences)
         if self._weights is not None and self._weights.shape == x.shape[:-1]:  # an expert gets some of the tokens
@@ -133,6 +133,21 @@ class StatsCollector:
             sums = self._sums_of(self._window + number, first, x)
             sums.add(sequence, other, weight_T, self._sample_a_window, self._num_windows, is_lent=are_lent())
         self._seen[id(x)] = (ref(x), first)
+
+    def _reference_of(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
+        """Return what the float model has in place of ``x``, token by token; None if its layer saw nothing alike.
+
+        A router may send other tokens to an expert than in the float model. Those have no counterpart: they stand for
+        themselves, so that nothing is corrected for them.
+        """
+        reference, their_tokens = self._reference.get(name, (None, None))
+        tokens = routed_tokens()
+        if reference is None or tokens is None or their_tokens is None:
+            return reference if reference is not None and reference.shape == x.shape else None
+        matched = x.clone()
+        mine, theirs = torch.where(tokens[:, None] == their_tokens)
+        matched[mine] = reference[theirs]
+        return matched
 
     def _sums_of(self, window: int, name: str, x: torch.Tensor) -> Sums:
         chunk = self._span.chunk_of(window)

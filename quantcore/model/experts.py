@@ -13,11 +13,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import nn
+
+_ROUTED: ContextVar[torch.Tensor | None] = ContextVar("routed", default=None)
+
+
+def routed_tokens() -> torch.Tensor | None:
+    """Return the numbers [N] of the tokens that the running expert was given, in the order of its input [N, H].
+
+    None outside of an expert, and for tokens that the router did not send there.
+    """
+    return _ROUTED.get()
 
 
 @dataclass(frozen=True)
@@ -89,17 +100,29 @@ class SplitExperts(nn.Module):
             result = torch.zeros_like(hidden_states)
             [row] = hidden_states.any(dim=-1).nonzero(as_tuple=True)
             number = torch.div(row * self.num_experts, len(hidden_states), rounding_mode="floor")
-            result[row] = self(hidden_states[row], number[:, None], hidden_states.new_ones(len(row), 1))
+            result[row] = self._route(hidden_states[row], number[:, None], hidden_states.new_ones(len(row), 1), row)
             return result
-        result = torch.zeros_like(hidden_states, dtype=torch.promote_types(hidden_states.dtype, torch.float32))
-        chosen_KT = top_k_index.T
+        return self._route(hidden_states, top_k_index, top_k_weights)
+
+    def _route(
+        self,
+        x_TH: torch.Tensor,
+        index_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        numbers_T: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the weighted sum of each token's experts; ``numbers_T``: see ``routed_tokens``."""
+        result = torch.zeros_like(x_TH, dtype=torch.promote_types(x_TH.dtype, torch.float32))
+        chosen_KT = index_TK.T
         for index in range(self.num_experts) if self.runs_all else torch.unique(chosen_KT).tolist():
             position, token = torch.where(chosen_KT == index)
-            x_NH = hidden_states[token]
+            x_NH = x_TH[token]
+            before = _ROUTED.set(token if numbers_T is None else numbers_T[token])
             output = self.run_expert(index, x_NH) if index < self.num_experts else x_NH  # LongCat: the identity
-            output = output * top_k_weights[token, position, None]
+            _ROUTED.reset(before)
+            output = output * weights_TK[token, position, None]
             result.index_add_(0, token, output.to(result.dtype))
-        return result.to(hidden_states.dtype)
+        return result.to(x_TH.dtype)
 
     def run_expert(self, index: int, x_TH: torch.Tensor) -> torch.Tensor:
         """Return the output of one expert for hidden states [T, H], before any weight of a router."""

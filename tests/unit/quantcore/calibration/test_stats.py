@@ -14,6 +14,7 @@ from torch import nn
 from quantcore.calibration.collector import StatsCollector, token_weights
 from quantcore.calibration.reduction import Span, Sums, Tree, root_at
 from quantcore.calibration.stats import Needs
+from quantcore.model.experts import ProjectionNames, SplitExperts
 from quantcore.runtime.ranks import Ranks
 from tests.support.params import with_rare
 
@@ -238,3 +239,41 @@ def collector_of(block, windows, span):
             collector.begin(torch.ones_like(windows[window]))
             block(windows[window])
     return collector
+
+
+class Routed(nn.Module):
+    """Sends the tokens whose first feature is positive to expert 0, the others to expert 1."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        fused = nn.Module()
+        fused.gate_up_proj = nn.Parameter(torch.randn(2, 8, 6))
+        fused.down_proj = nn.Parameter(torch.randn(2, 6, 4))
+        fused.act_fn = nn.SiLU()
+        self.experts = SplitExperts(fused, ProjectionNames())
+
+    def forward(self, x_TH):
+        return self.experts(x_TH, (x_TH[:, :1] <= 0).long(), x_TH.new_ones(len(x_TH), 1))
+
+
+def test_the_tokens_of_an_expert_are_compared_with_themselves():
+    """Routers send other tokens to it behind quantized layers, and sometimes as many: those are no pairs."""
+    block = Routed()
+    floats = torch.randn(6, 6)
+    floats[:, 0] = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])
+    x_TH = floats + 0.1 * torch.randn(6, 6)
+    x_TH[:, 0] = torch.tensor([-1.0, 1.0, 1.0, 1.0, -1.0, -1.0])  # tokens 0 and 3 change places
+    modules = {name: part for name, part in block.named_modules() if isinstance(part, nn.Linear)}
+    collector = StatsCollector(modules, ALL, Span(1))
+    with torch.no_grad(), collector.watching():
+        collector.begin(x_TH[None])
+        with collector.reference():
+            block(floats)
+        block(x_TH)
+    stats = collector.stats()
+    for index, same, alone in ((0, [1, 2], 3), (1, [4, 5], 0)):
+        seen = stats[f"experts.{index}.gate_proj"]
+        shift_II = (floats[same] - x_TH[same]).T @ x_TH[same] / 3  # nothing for the one without a counterpart
+        torch.testing.assert_close(seen.shift_II.float(), shift_II, rtol=1e-4, atol=1e-5)
+        assert seen.num_tokens == 3 and seen.largest_I[0] == x_TH[[*same, alone], 0].abs().max()
