@@ -17,7 +17,7 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: help setup ui openapi docs screenshots demo test test-all check lint format up consumers bench bench-dashboard bench-engines bench-formats bench-scale bench-service clean
+.PHONY: help setup ui openapi docs screenshots demo test test-all check lint format up consumers bench bench-dashboard bench-engines bench-formats bench-recipes bench-scale bench-service clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -97,6 +97,9 @@ bench: $(STAMP)  ## memory and time of the engine, printed and kept under bench/
 
 bench-dashboard: $(UI)  ## is the page fluid with 5,000 jobs and 2,000 layers? kept under bench/results
 	@$(BIN)/python -m bench.dashboard $(ARGS)
+
+bench-recipes: $(STAMP)  ## what each chain of algorithms gains on the models in MODELS, measured on the text TEXT (hours)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.recipes $(MODELS) --text $(TEXT) $(ARGS)
 
 bench-scale: $(STAMP)  ## peak memory against the size of the model, 0.5 to 4 GB (an hour)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.scale $(ARGS)

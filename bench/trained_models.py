@@ -92,14 +92,15 @@ def train(config: PretrainedConfig, stream: torch.Tensor, num_steps: int, name: 
         tokens = torch.stack([stream[start : start + SEQ_LEN + 1] for start in starts.tolist()])
         output = model(input_ids=tokens[:, :-1])
         loss = functional.cross_entropy(output.logits.flatten(0, 1), tokens[:, 1:].flatten())
-        (loss + getattr(config, "router_aux_loss_coef", 0) * getattr(output, "aux_loss", 0)).backward()
+        loss = loss + getattr(config, "router_aux_loss_coef", 0) * getattr(output, "aux_loss", 0)
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
         if step % 20 == 0 or step == num_steps - 1:
             print(f"{name} {step}/{num_steps}: loss {loss:.3f}, {time.monotonic() - started:.0f} s", flush=True)
-    return model.eval()
+    return model
 
 
 def main() -> None:
@@ -117,7 +118,7 @@ def main() -> None:
         if not (options.folder / family).exists():
             model = train(config, stream, options.steps or num_steps, family)
             tokenizer.save_pretrained(options.folder / family)
-            model.to(torch.bfloat16).save_pretrained(options.folder / family)
+            model.bfloat16().save_pretrained(options.folder / family)
 
 
 if __name__ == "__main__":

@@ -14,18 +14,23 @@ from api.http.strict_json import StrictJsonRoute
 from api.jobs import models, service
 from api.jobs.schemas import ModelRef, PlanCreate
 from quantcore.config.quantization import json_schema
+from quantcore.config.recipes import EFFORTS, Effort, recipe
 from quantcore.export import formats_for
 
 router = APIRouter(tags=["catalog"], route_class=StrictJsonRoute)
 
 
 class PresetOut(BaseModel):
-    """A named scheme, the config that it stands for, and the formats that can hold it."""
+    """A named scheme, the config that it stands for, the algorithms of each effort, and the formats that can hold it.
+
+    ``needs_calibration``: whether the scheme alone does, without algorithms.
+    """
 
     name: str
     title: str
     aliases: list[str]
     needs_calibration: bool
+    recipes: dict[Effort, list[dict[str, Any]]]
     exports: list[str]
     config: dict[str, Any]
 
@@ -46,6 +51,9 @@ def list_presets(_: Reader, context: ContextDep) -> PresetList:
                 title=preset.title,
                 aliases=list(preset.aliases),
                 needs_calibration=preset.needs_calibration,
+                recipes={
+                    effort: [algorithm.to_dict() for algorithm in recipe([preset.config], effort)] for effort in EFFORTS
+                },
                 exports=formats_for(preset.config),
                 config=preset.config.to_dict(),
             )

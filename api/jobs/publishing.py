@@ -108,4 +108,4 @@ def _plan(job_id: str, checked: Checked | None, caller: Caller, context: Context
 
 
 def _cannot(error: CannotPublish) -> Problem:
-    return Problem(409, error.code, error.message)
+    return Problem(409, error.code, error.message, hint=error.hint)

@@ -30,6 +30,7 @@ from api.store.states import State
 from api.store.tables.jobs import Artifact, Job
 from api.store.tables.publications import Publication, PublicationState
 from quantcore.config.job_spec import JobOptions, JobSpec, MixConfig
+from quantcore.config.recipes import Effort
 from quantcore.errors import ConfigError
 from quantcore.hub.download import is_model_id
 from quantcore.hub.target import Target
@@ -103,6 +104,13 @@ class JobRequest(JobOptions):
     model: ModelRef
     config: dict[str, Any] = Field(default={}, examples=[{"preset": "w4a16"}])
     mix: MixConfig | None = None
+    effort: Annotated[
+        Effort | None,
+        Field(
+            description="The algorithms that are recommended for the scheme: `fast` rounds to nearest, `best` takes"
+            " what pays. By default `balanced` for a preset, unless `algo_config` is given."
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _has_a_scheme(self) -> Self:
@@ -151,6 +159,9 @@ class PublishTo(Target):
     model_config = ConfigDict(json_schema_extra={"examples": [examples.PUBLISH]})
 
     hub_token: Annotated[str, Field(pattern=TOKEN_NAME)] | None = None
+    force: Annotated[
+        StrictBool, Field(description="Publish also a result whose verdict is `degraded` or `broken`.")
+    ] = False
 
 
 class JobCreate(JobRequest):

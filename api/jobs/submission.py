@@ -106,6 +106,8 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         "priority": original.priority,
         "limits": {"max_runtime_s": original.max_runtime_s, "max_pending_s": original.max_pending_s},
     }
+    if changes.get("effort") and "config" not in changes:  # it replaces the algorithms of the original
+        fields["config"] = fields["config"] | {"algo_config": []}
     try:
         return JobCreate.model_validate(fields | changes)
     except ValidationError as error:

@@ -38,7 +38,7 @@ def check(asked: PublishTo, context: Context, caller: Caller) -> Checked:
     """
     if asked.to is not None:
         url = context.settings.find_output(asked.to)
-        return Checked({"to": url}, url, None)
+        return Checked({"to": url, "force": asked.force}, url, None)
     name = asked.hub_token
     if name is None:
         raise PublishError(

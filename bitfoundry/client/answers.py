@@ -108,6 +108,16 @@ class ExportSummary(Answer):
     load: str
 
 
+class Verdict(Answer):
+    """How far the result's predictions are from the original's.
+
+    `level` is faithful, good, degraded or broken, and `reason` the measurement that keeps it from a better one.
+    """
+
+    level: str
+    reason: str
+
+
 class JobSummary(Mapped):
     """The figures of a job that has succeeded. Sizes are in bytes; perplexities are None if they were not measured."""
 
@@ -117,6 +127,7 @@ class JobSummary(Mapped):
     perplexity_after: float | None = None
     perplexity_ratio: float | None = None
     kl_mean: float | None = None
+    verdict: Verdict | None = None
     worst_layer: WorstLayer
     num_layers_quantized: int = 0
     num_layers_kept: int = 0

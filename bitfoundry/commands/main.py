@@ -167,13 +167,15 @@ def doctor(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJ
 @with_client
 def presets(client: Client, as_json: AsJson = False) -> None:
     """List the presets of the service."""
+    from quantcore.config.recipes import DEFAULT_EFFORT, algorithms_text
+
     rows = client.presets()
     if as_json:
         terminal.print_json(rows)
         return
     for preset in rows:
-        calibrated = " (needs calibration)" if preset.get("needs_calibration") else ""
-        line = Text.assemble((f"{preset['name']:28}", "bold"), preset["title"], (calibrated, "dim"))
+        chain = algorithms_text({"algo_config": preset["recipes"][DEFAULT_EFFORT]})
+        line = Text.assemble((f"{preset['name']:28}", "bold"), preset["title"], (f" ({chain})", "dim"))
         terminal.out.print(line, soft_wrap=True)
 
 

@@ -46,6 +46,9 @@ def push(
     path_in_repo: Annotated[
         str | None, typer.Option("--path_in_repo", "--path-in-repo", help="Folder in the repository.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Publish also a result whose verdict is degraded or broken.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry_run", "--dry-run", help="Check everything and show what would be pushed.")
     ] = False,
@@ -65,6 +68,7 @@ def push(
         "create_pr": create_pr or None,
         "commit_message": commit_message,
         "path_in_repo": path_in_repo,
+        "force": force or None,
     }
     target = {name: value for name, value in fields.items() if value is not None}
     if target and not repo and not to:

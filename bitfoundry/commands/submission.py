@@ -19,6 +19,7 @@ from bitfoundry.commands.options import connect, evaluation_of, key_value, show_
 from bitfoundry.errors import BitfoundryError
 from quantcore.cli.flags import BUDGETS, Flags, add_budget, add_job
 from quantcore.cli.from_flags import request_of
+from quantcore.config.recipes import algorithms_text
 from quantcore.errors import QuantError
 
 OLDER_NAMES = {
@@ -196,6 +197,7 @@ def _patch(client: Client, job_id: str, changes: dict[str, Any]) -> dict[str, An
 def _show_plan(plan: Plan) -> None:
     size = f"{terminal.megabytes(plan.size_before_bytes)} → {terminal.megabytes(plan.size_after_bytes)}"
     terminal.out.print(f"{plan.model_type}: {plan.num_blocks} blocks, {plan.num_layers} layers to quantize")
+    terminal.out.print(f"algorithms: {algorithms_text(plan.config)}")
     terminal.out.print(f"size {size}, peak {terminal.megabytes(plan.peak_memory_bytes)}, {plan.executor}")
     if plan.experts is not None and "tokens_per_expert" in plan.experts:
         numbers = plan.experts["num_experts"], plan.experts["tokens_per_expert"]

@@ -335,6 +335,7 @@ def summary_rows(summary: JobSummary) -> dict[str, str]:
         perplexity = f"{before:.2f} → {after:.2f}\n{100 * (after / before - 1):+.1f} %"
     worst = summary.worst_layer
     return {
+        **({"verdict": summary.verdict.level} if summary.verdict else {}),
         "size": f"{megabytes(summary.size_before_bytes)} → {megabytes(summary.size_after_bytes)}",
         "perplexity": perplexity,
         "worst layer": f"{_short_lines(worst.name)}\nrelative error {worst.relative_error:.4f}",

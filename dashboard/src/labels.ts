@@ -13,6 +13,13 @@ export const LABELS = {
   runTimeout: "Run timeout",
 } as const;
 
+/** What each value of a job's `effort` means. */
+export const EFFORT_TEXTS = {
+  fast: "Fast: rounds to nearest, no data",
+  balanced: "Balanced (default)",
+  best: "Best: takes what pays",
+} as const;
+
 /** What each value of a job's `gate` does when a limit is exceeded. */
 export const GATE_TEXTS: Record<string, string> = { warn: "Warn", fail: "Fail the job", off: "Off" };
 

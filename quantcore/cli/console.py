@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantcore import events
+from quantcore.config.recipes import algorithms_text
 from quantcore.errors import QuantError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def show_report(report: Report, output_dir: str) -> None:
     planned = _mega(summary.planned_peak_memory_bytes)
     rows = [
         ("size", f"{_mega(summary.size_before_bytes)} -> {_mega(summary.size_after_bytes)}"),
+        ("algorithms", algorithms_text(report.config)),
         ("worst layer", f"{worst.name} (relative error {worst.relative_error:.4f}, {worst.sqnr_db:.1f} dB)"),
         ("time", f"{summary.total_s:.1f} s"),
         ("peak memory", f"{_mega(summary.peak_memory_bytes)} (planned: {planned})"),
@@ -65,6 +67,8 @@ def show_report(report: Report, output_dir: str) -> None:
     if before is not None and after is not None and ratio is not None:
         text = f"{before:.3f} -> {after:.3f} ({100 * (ratio - 1):+.2f} %)"
         rows.insert(1, ("perplexity", text))
+    if summary.verdict is not None:
+        rows.insert(0, ("verdict", str(summary.verdict)))
     rows += [(f"check, {name}", str(proof.consumer_check)) for name, proof in report.proof.items()]
     for name, text in rows:
         table.add_row(f"[bold]{name}[/]", Text(text))
@@ -93,6 +97,8 @@ def show_evaluation(result: EvaluationResult) -> None:
     if both:
         table.add_row("kl mean", "", str(both.divergence.kl_mean))
         table.add_row("top1 agreement", "", str(both.divergence.top1_agreement))
+    if result.verdict is not None:
+        table.add_row("verdict", "", str(result.verdict))
     if result.drafts is not None:
         table.add_row("drafts accepted", f"{result.drafts.before or '–'}", str(result.drafts.after))
     out = Console()

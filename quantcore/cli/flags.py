@@ -19,6 +19,7 @@ from quantcore.config.job_spec import JobOptions
 from quantcore.config.quantization import (
     CalibrationConfig,
 )
+from quantcore.config.recipes import DEFAULT_EFFORT, EFFORTS
 from quantcore.config.task import EvaluationConfig
 from quantcore.export import EXPORTERS
 from quantcore.serving.stopwatch import RUNTIMES
@@ -299,8 +300,16 @@ def add_budget(flags: argparse.ArgumentParser, *, required: bool) -> None:
 def _add_algorithms(flags: argparse.ArgumentParser) -> None:
     add = flags.add_argument_group("algorithms").add_argument
     add(
+        "--effort",
+        choices=EFFORTS,
+        help="use the algorithms that are recommended for the scheme: fast rounds to nearest and needs no data, best"
+        f" takes what pays (default: {DEFAULT_EFFORT} for a preset, unless algorithms are named; none for AMD Quark's"
+        " names and for config files)",
+    )
+    add(
         "--quant_algo",
-        help=f"comma-separated algorithms: {', '.join(algorithm_names())} (default: none, round to nearest)",
+        help=f"comma-separated algorithms: {', '.join(algorithm_names())}; or none, to round to nearest (default: as"
+        " --effort says)",
     )
     add(
         "--pre_quantization_optimization",

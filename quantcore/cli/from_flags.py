@@ -22,6 +22,7 @@ from quantcore.config.quantization import (
     parse_config,
 )
 from quantcore.config.quark import read_config
+from quantcore.config.recipes import conflicting_effort, with_recipe
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.config.values import config_error
 from quantcore.errors import ConfigError, unknown_value
@@ -109,7 +110,8 @@ def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
 
     They come from the flags in ``given`` alone: the service fills in its own defaults. Raises ConfigError.
     """
-    body: dict[str, Any] = {name: getattr(options, name) for name in plain_options() if name in given}
+    plain = (*plain_options(), "effort")
+    body: dict[str, Any] = {name: getattr(options, name) for name in plain if name in given}
     if config := _config_request(options, given):
         body["config"] = config
     if given & {"schemes", *BUDGETS}:
@@ -128,13 +130,13 @@ def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
 
 def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
     """Return the config of a request; it names the preset where possible, so that lists can show it."""
-    scheme, algorithms = given & {*SCHEME_FLAGS}, [algorithm.to_dict() for algorithm in _chain(options)]
+    scheme, chain = given & {*SCHEME_FLAGS}, _chain(options)
     if scheme and "quant_scheme" not in given:
         raise ConfigError(
             f"--{min(scheme)} changes a scheme, but no scheme is given.", code="config_required",
             hint="Choose one: --quant_scheme w4a16 (see `bitfoundry presets`).", field="/config",
         )  # fmt: skip
-    more = {"algo_config": algorithms} if algorithms else {}
+    more = {} if chain is None else {"algo_config": [algorithm.to_dict() for algorithm in chain]}
     if not scheme:
         return more
     if scheme <= {*SCHEME_FLAGS} - {"layer_quant_scheme", "preset_file", "strict"}:
@@ -171,7 +173,10 @@ def config_of_flags(options: argparse.Namespace) -> Config:
     config = presets.with_towers(config, options.quantize_towers) if options.quantize_towers else config
     config = presets.with_drafts(config, options.quantize_drafts) if options.quantize_drafts else config
     config = replace(config, strict=True) if options.strict else config
-    return _with_algorithms(config, options)
+    config = _with_algorithms(config, options)
+    preset = None if _chain(options) is not None else options.quant_scheme
+    file2file = getattr(options, "file2file", False)  # a plan for hardware chooses that by itself
+    return with_recipe(config, options.effort, preset=preset, file2file=file2file)
 
 
 def _read_json(file: str) -> dict[str, Any]:
@@ -217,6 +222,11 @@ def _with_layer_schemes(
 def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
     """Return ``config`` with the algorithms of the flags, if they name any."""
     chain = _chain(options)
+    if chain is not None and options.effort is not None:
+        raise conflicting_effort(
+            f"The effort '{options.effort}' chooses the algorithms, and --quant_algo or"
+            " --pre_quantization_optimization names them."
+        )
     if chain and config.algo_config:
         raise ConfigError(
             f"{options.quant_scheme} already sets algorithms.",
@@ -224,13 +234,19 @@ def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
             hint="Change its algo_config, or remove --quant_algo and --pre_quantization_optimization.",
             field="/algo_config",
         )
-    return parse_config({**config.to_dict(), "algo_config": chain}) if chain else config
+    return config if chain is None else parse_config({**config.to_dict(), "algo_config": chain})
 
 
-def _chain(options: argparse.Namespace) -> list[Any]:
-    """Return the algorithms of the flags: --pre_quantization_optimization in order, then --quant_algo."""
+def _chain(options: argparse.Namespace) -> list[Any] | None:
+    """Return the algorithms of the flags: --pre_quantization_optimization in order, then --quant_algo.
+
+    None if no flag says anything about algorithms; --quant_algo none is an empty list.
+    """
     before = options.pre_quantization_optimization
-    after = [name.strip() for name in options.quant_algo.split(",")] if options.quant_algo else []
+    if not (before or options.quant_algo or options.quant_algo_config_file):
+        return None
+    named = options.quant_algo if options.quant_algo and options.quant_algo.strip() != "none" else ""
+    after = [name.strip() for name in named.split(",")] if named else []
     _one_of("pre_quantization_optimization", before, QUANT_ALGOS)
     _one_of("quant_algo", after, QUANT_ALGOS)
     files = _algorithm_files(options.quant_algo_config_file)

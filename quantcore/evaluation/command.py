@@ -20,9 +20,10 @@ from quantcore.evaluation.divergence import measure, summarize, summarize_both
 from quantcore.evaluation.drafts import Drafting, measure_drafts
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.provenance import environment, identity_of
-from quantcore.evaluation.quality import AbsoluteQuality, EvaluationResult, TaskResults
+from quantcore.evaluation.quality import AbsoluteQuality, EvaluationResult, Quality, TaskResults
 from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
 from quantcore.evaluation.text import EvaluationText, of_windows, read_text
+from quantcore.evaluation.verdict import judge_quality
 from quantcore.events import Emit, Eta, PhaseStarted, Progress, silence
 from quantcore.hub import download as hub
 from quantcore.reading.model import read_model
@@ -65,6 +66,8 @@ def evaluate(
         fields["harness"], failed_tasks = _run_tasks(evaluation, tokenizer, model, before)
     else:
         failed_tasks = {}
+    if isinstance(quality := fields.get("quality"), Quality):
+        fields["verdict"] = judge_quality(quality, fields.get("harness"))
     return EvaluationResult(
         model=model_name, against=against, environment=environment(), failed_tasks=failed_tasks, **fields
     )

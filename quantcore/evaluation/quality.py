@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, WithJsonSchema, model_serializer
 
@@ -179,6 +179,20 @@ class ConsumerCheck(Record):
         return f"{self.consumer} reads {what}; its logits differ by {self.logit_difference:.1e} of their norm."
 
 
+Level = Literal["faithful", "good", "degraded", "broken"]
+
+
+class Verdict(Record):
+    """The level of a result, and ``reason``: the measurement that keeps it from a better one."""
+
+    level: Level
+    reason: str
+
+    def __str__(self) -> str:
+        """Return the verdict in a sentence."""
+        return f"{self.level}: {self.reason}"
+
+
 class EvaluationResult(Record):
     """Result of ``bitfoundry evaluate``: measurements of an existing model, alone or beside its original.
 
@@ -190,6 +204,7 @@ class EvaluationResult(Record):
     environment: dict[str, str]
     served_by: dict[str, str] = Field(default_factory=dict)
     quality: Quality | AbsoluteQuality | None = None
+    verdict: Verdict | None = None
     drafts: DraftQuality | None = None
     samples: tuple[Sample, ...] | None = None
     harness: TaskResults | dict[str, dict[str, Measure]] = Field(default_factory=dict)

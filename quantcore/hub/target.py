@@ -41,7 +41,7 @@ class Target(BaseModel):
         if (self.repo_id is None) == (self.to is None):
             raise _invalid("give either `repo_id` (a repository on the Hub) or `to` (a URL)")
         if self.to is not None:
-            if self.model_fields_set - {"to", "hub_token"}:
+            if self.model_fields_set - {"to", "hub_token", "force"}:
                 raise _invalid("with `to` goes nothing else: the other fields are for the Hub")
             check_url(self.to)
             return self

@@ -112,12 +112,17 @@ def _measured(report: Report) -> str:
             f" calibration tokens or more; the fewest are {report.experts.fewest_tokens}."
         )
     return (
-        "## Measured\n\n" + _table(rows) + f"\n\nOn {quality.num_tokens} held-out tokens"
+        f"## Measured\n\n{_verdict(report)}" + _table(rows) + f"\n\nOn {quality.num_tokens} held-out tokens"
         f" ({quality.num_windows} windows of {quality.seq_len}), ± one standard error. Compared with the original's"
         f" predictions: mean KL divergence {divergence.kl_mean} nats per token, 99th percentile"
         f" {divergence.kl_p99:.4g}; top-1 agreement {divergence.top1_agreement}.{experts}"
         + ("" if report.drafts is None else f" {report.drafts}")
     )
+
+
+def _verdict(report: Report) -> str:
+    verdict = report.summary.verdict
+    return f"Verdict: **{verdict.level}** ({escape(verdict.reason)}).\n\n" if verdict else ""
 
 
 def _warnings(report: Report) -> str:

@@ -63,6 +63,7 @@ def _overview(report: Report) -> str:
     before, after = summary.size_before_bytes, summary.size_after_bytes
     phases = summary.memory_by_phase.rows if summary.memory_by_phase else []
     rows = [
+        *([("Verdict", str(summary.verdict))] if summary.verdict else []),
         ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({after / before:.1%})"),
         ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} kept"),
         ("Worst layer", f"{worst.name}: relative error {worst.relative_error:.4f}, {worst.sqnr_db:.1f} dB"),

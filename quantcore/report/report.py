@@ -16,6 +16,7 @@ from quantcore.checkpoint.artifact import write_json
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.task import Task
 from quantcore.evaluation.quality import Quality
+from quantcore.evaluation.verdict import judge_quality
 from quantcore.events import Warned
 from quantcore.export.loading import load_lines
 from quantcore.plan.planner import Plan
@@ -87,6 +88,7 @@ def build_report(
             size_before_bytes=plan.size_before_bytes,
             size_after_bytes=plan.size_after_bytes,
             **_quality_in_short(main.quality),
+            verdict=None if main.quality is None else judge_quality(main.quality, main.harness),
             worst_layer=_worst_layer(outcome),
             num_layers_quantized=len(plan.layers),
             num_layers_kept=sum(entry.is_layer for entry in plan.kept),

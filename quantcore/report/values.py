@@ -20,6 +20,7 @@ from quantcore.evaluation.quality import (
     Record,
     Sample,
     TaskResults,
+    Verdict,
 )
 from quantcore.proof.gate_result import GateResult
 
@@ -91,6 +92,7 @@ class Summary(Record):
     perplexity_after: Number | None
     perplexity_ratio: Number | None
     kl_mean: Number | None
+    verdict: Verdict | None = None
     worst_layer: WorstLayer
     num_layers_quantized: int
     num_layers_kept: int

@@ -42,9 +42,9 @@ ALLOWED = {
     "migrations": {"api.store"},
     "bitfoundry": set(),
     "bitfoundry.local.stack": {"api.store.migrate", "api.store.vault", "api.http.security"},
-    "bitfoundry.commands.main": {"quantcore.cli.main"},
+    "bitfoundry.commands.main": {"quantcore.cli.main", "quantcore.config.recipes"},
     "bitfoundry.commands.terminal": {"quantcore.events"},
-    "bitfoundry.commands.submission": {"quantcore.cli", "quantcore.errors"},
+    "bitfoundry.commands.submission": {"quantcore.cli", "quantcore.config.recipes", "quantcore.errors"},
     "bitfoundry.commands.doctor": {"quantcore.runtime.landlock"},
     "bitfoundry.commands.publish": {"quantcore.cli.main"},
 }

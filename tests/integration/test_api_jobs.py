@@ -12,6 +12,8 @@ from sqlalchemy import text
 from api.store.engine import Sessions
 from api.store.queue import leases
 from api.store.queue.events import NewEvent
+from quantcore.config import presets
+from quantcore.config.recipes import recipe
 from tests.support.api import body
 from tests.support.service import write_safetensors
 
@@ -485,23 +487,55 @@ def test_cancel_waiting_running_and_final(client: TestClient, submit: Callable[.
 
 
 def test_plans_and_presets(client: TestClient, make_model: MakeModel, sessions: Sessions) -> None:
-    presets = {preset["name"]: preset for preset in client.get("/v1/presets").json()["data"]}
-    assert {"int8_dynamic", "fp8", "w4a16"} <= presets.keys()
-    assert presets["fp8"]["needs_calibration"] is True
+    rows = {preset["name"]: preset for preset in client.get("/v1/presets").json()["data"]}
+    assert {"int8_dynamic", "fp8", "w4a16"} <= rows.keys()
+    assert rows["fp8"]["needs_calibration"] is True
     model = make_model()
-    usable = {name for name, preset in presets.items() if preset["exports"] != ["fake_quantized"]}
+    usable = {name for name, preset in rows.items() if preset["exports"] != ["fake_quantized"]}
     assert {"mxfp4", "nvfp4", "int4_fp8", "fp8", "nf4"} <= usable and "mxint8" not in usable
-    assert presets["fp8"]["exports"] == ["compressed_tensors", "fp8", "onnx", "quark", "fake_quantized"]
+    assert rows["fp8"]["exports"] == ["compressed_tensors", "fp8", "onnx", "quark", "fake_quantized"]
     for name in usable - {"uint4_wo_128", "int4_wo_128", "fp8_block"}:  # the model is narrower
-        export = presets[name]["exports"][:1]
+        export = rows[name]["exports"][:1]
         answer = client.post("/v1/plans", json=body(model, config={"preset": name}, export=export))
         assert answer.status_code == 200, answer.text
         plan = answer.json()
         assert plan["num_layers"] == 2
         assert plan["size_after_bytes"] < plan["size_before_bytes"]
-        assert plan["config"] == presets[name]["config"]
+        assert plan["config"] == rows[name]["config"] | {"algo_config": rows[name]["recipes"]["balanced"]}
     with sessions.begin() as session:
         assert session.scalar(text("SELECT count(*) FROM job")) == 0
+
+
+def test_an_effort_chooses_the_algorithms_of_a_scheme(client: TestClient, make_model: MakeModel) -> None:
+    model, whole = make_model(), presets.resolve("w4a16").to_dict()
+    gptq = {"algo_config": [{"name": "gptq"}]}
+
+    def algorithms(**asked: Any) -> list[str]:
+        answer = client.post("/v1/plans", json=body(model, **asked))
+        assert answer.status_code == 200, answer.text
+        return [algorithm["name"] for algorithm in answer.json()["config"]["algo_config"]]
+
+    balanced = [algorithm.name for algorithm in recipe([presets.resolve("w4a16")], "balanced")]
+    assert balanced and algorithms(config={"preset": "w4a16"}) == balanced
+    assert algorithms(config=whole, effort="balanced") == balanced
+    assert algorithms(config={"preset": "w4a16"}, effort="fast") == []
+    assert algorithms(config={"preset": "w4a16", "algo_config": []}) == []
+    assert algorithms(config={"preset": "w4a16", **gptq}) == ["gptq"]
+    assert algorithms(config=whole) == []
+    assert algorithms(config={"preset": "w_uint4_per_group_asym"}) == []  # AMD Quark's names mean the scheme alone
+    assert algorithms(config={"preset": "w4a16"}, file2file=True) == []
+    mix = {"schemes": ["w4a16", "int8_weight_only"], "max_bits": 6}
+    assert algorithms(mix=mix, config={}) == [] and algorithms(mix=mix, config={}, effort="balanced") == balanced
+    for asked in ({"config": {"preset": "w4a16", **gptq}}, {"config": {"preset": "w4a16"}, "file2file": True}):
+        problem = client.post("/v1/jobs", json=body(model, effort="best", **asked)).json()
+        assert (problem["code"], problem["errors"][0]["pointer"]) == ("conflicting_effort", "#/effort")
+
+
+def test_a_clone_with_an_effort_has_its_algorithms(client: TestClient, make_model: MakeModel) -> None:
+    config = {"preset": "w4a16", "algo_config": [{"name": "rtn"}]}
+    job = client.post("/v1/jobs", json=body(make_model(), config=config)).json()
+    clone = client.post(f"/v1/jobs/{job['id']}/clone", json={"effort": "fast"}).json()
+    assert clone["config"] == job["config"] | {"algo_config": []}
 
 
 def test_a_preset_with_a_kv_cache_a_quark_config_and_the_schema(client: TestClient, make_model: MakeModel) -> None:

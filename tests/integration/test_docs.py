@@ -18,6 +18,7 @@ from quantcore.cli.plan_command import parser as planning_parser
 from quantcore.config.algorithms import NAMES, config_of, load_quant_algo_config_from_file
 from quantcore.config.presets import PRESETS
 from quantcore.config.quantization import parse_config
+from quantcore.config.recipes import recipe
 from quantcore.export import EXPORTERS, formats_for, holds_codes
 from quantcore.serving.stopwatch import RUNTIMES
 from tests.support.docs import DOCS, blocks_of, read_page
@@ -63,7 +64,7 @@ def test_the_page_of_algorithms(folder):
     assert [algorithm["name"] for algorithm in names["report"].config["algo_config"]] == ["awq", "rtn"]
     assert names["model"].model.layers[0].mlp.up_proj.frozen
     made = {path.parent.name for path in folder.glob("**/report.json")}
-    assert made == {"out", "smooth", "half", "out-python", "rounded", "both"}
+    assert made == {"fast", "balanced", "out", "smooth", "half", "out-python", "rounded", "both"}
 
 
 def test_the_commands_of_the_page_of_algorithms(folder, monkeypatch):
@@ -79,6 +80,8 @@ def test_the_commands_of_the_page_of_algorithms(folder, monkeypatch):
         task = task_of(parser().parse_args(flags))
         chosen[task.output_dir.name] = ([each.name for each in task.config.algo_config], task.export)
     assert chosen == {
+        "fast": ([], ("quark",)),
+        "balanced": (["gptq"], ("quark",)),
         "out": (["awq", "rtn"], ("quark",)),
         "smooth": (["rotation", "smoothquant"], ("quark",)),
         "half": (["smoothquant"], ("quark",)),
@@ -204,8 +207,12 @@ def test_the_table_of_presets():
         formats = [name for name in formats_for(preset.config) if holds_codes(name)]
         aliases = ", ".join(f"`{alias}`" for alias in preset.aliases)
         calibrated = "yes" if preset.needs_calibration else ""
+        chains = [
+            ", ".join(f"`{algorithm.name}`" for algorithm in recipe([preset.config], effort))
+            for effort in ("balanced", "best")
+        ]
         held = ", ".join(formats) or "`fake_quantized` alone"
-        expected.append([f"`{preset.name}`", preset.title, calibrated, held, aliases])
+        expected.append([f"`{preset.name}`", preset.title, calibrated, *chains, held, aliases])
     assert rows == expected
 
 

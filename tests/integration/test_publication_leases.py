@@ -22,14 +22,14 @@ MAY_PASS = Failure("hub_unreachable", "x", retryable=True, max_failures=3)
 
 @pytest.fixture
 def succeed(sessions: Sessions, submit: Callable[..., str]) -> Callable[..., str]:
-    """``succeed(publish=...)``: the id of a job that has succeeded."""
+    """``succeed(publish=..., summary=...)``: the id of a job that has succeeded."""
 
-    def succeed(publish: dict[str, Any] | None = None) -> str:
+    def succeed(publish: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> str:
         job_id = submit(publish=publish)
         with sessions.begin() as session:
             lease = leases.claim(session, worker="w", lease_s=60)
             assert lease and lease.job_id == job_id
-            leases.succeed(session, lease, manifest_sha256="0" * 64, path="/x", num_bytes=1, summary={})
+            leases.succeed(session, lease, manifest_sha256="0" * 64, path="/x", num_bytes=1, summary=summary or {})
         return job_id
 
     return succeed
@@ -234,3 +234,47 @@ def test_a_deleted_job_takes_its_publication_along(sessions: Sessions, succeed: 
         jobs.delete(session, job)
     with pytest.raises(LeaseLost), sessions.begin() as session:
         publication_leases.succeed(session, lease, revision="r", url="u")
+
+
+def verdict(level: str) -> dict[str, Any]:
+    return {"verdict": {"level": level, "reason": "the KL divergence is large"}}
+
+
+@pytest.mark.parametrize("level", ["degraded", "broken"])
+def test_a_poor_result_is_published_on_request_alone(
+    level: str, sessions: Sessions, succeed: Callable[..., str]
+) -> None:
+    job_id = succeed(summary=verdict(level))
+    with pytest.raises(CannotPublish, match=f"The result is {level}: the KL divergence is large") as refusal:
+        ask(sessions, job_id, TARGET)
+    assert refusal.value.code == "poor_result" and "--force" in refusal.value.hint
+    assert claim(sessions) is None
+    publication_id = ask(sessions, job_id, TARGET | {"force": True})
+    lease = must_claim(sessions)
+    assert lease.publication_id == publication_id and find(sessions, publication_id).target == {"repo_id": "org/name"}
+
+
+def test_a_poor_result_that_was_to_be_published_says_why_it_was_not(
+    sessions: Sessions, succeed: Callable[..., str]
+) -> None:
+    job_id = succeed(TARGET, verdict("degraded"))
+    with sessions.begin() as session:
+        held = publications.find_last(session, [job_id])[job_id]
+        assert (held.state, held.error["code"]) == ("failed", "poor_result") and held.finished_at
+    assert claim(sessions) is None
+    with pytest.raises(CannotPublish) as refusal:
+        ask(sessions, job_id, None)  # a retry changes nothing about the result
+    assert refusal.value.code == "poor_result"
+    ask(sessions, job_id, TARGET | {"force": True})
+    assert claim(sessions) is not None
+
+
+@pytest.mark.parametrize("summary", [verdict("good"), verdict("faithful"), {"verdict": None}, {}])
+def test_other_results_are_published(summary: dict[str, Any], sessions: Sessions, succeed: Callable[..., str]) -> None:
+    succeed(TARGET, summary)
+    assert claim(sessions) is not None
+
+
+def test_a_poor_result_that_was_to_be_published_in_any_case_is(sessions: Sessions, succeed: Callable[..., str]) -> None:
+    succeed(TARGET | {"force": True}, verdict("broken"))
+    assert claim(sessions) is not None

@@ -26,13 +26,14 @@ from api.store.tables.publications import OPEN, Publication, PublicationState
 class CannotPublish(Exception):
     """The job cannot be published.
 
-    ``code``: ``not_ready`` (no artifact yet), ``publication_in_progress``, ``nothing_to_retry``.
+    ``code``: ``not_ready`` (no artifact yet), ``publication_in_progress``, ``nothing_to_retry``, ``poor_result``.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.hint = hint
 
 
 def ask(session: Session, job: Job, asked: dict[str, Any] | None) -> Publication:
@@ -46,7 +47,10 @@ def ask(session: Session, job: Job, asked: dict[str, Any] | None) -> Publication
     if last is not None and last.state in OPEN:
         raise CannotPublish("publication_in_progress", f"The artifact is on its way already: {last.id}.")
     if asked is not None:
+        _check_verdict(job, asked)
         return _add(session, job, asked)
+    if last is not None and (last.error or {}).get("code") == "poor_result":
+        _check_verdict(job, {})
     if last is None or last.state != PublicationState.FAILED:
         raise CannotPublish("nothing_to_retry", "No publication of this job has failed: say where it is to go.")
     last.failure_count = last.lost_count = 0
@@ -58,9 +62,34 @@ def ask(session: Session, job: Job, asked: dict[str, Any] | None) -> Publication
 
 
 def ask_with_success(session: Session, job: Job) -> None:
-    """Add the publication that the job was submitted with, in the transaction of its success."""
-    if job.publish is not None:
-        _add(session, job, job.publish)
+    """Add the publication that the job was submitted with, in the transaction of its success.
+
+    That of a result with a poor verdict has failed at once, unless it was to be published in any case.
+    """
+    if job.publish is None:
+        return
+    publication = _add(session, job, job.publish)
+    try:
+        _check_verdict(job, job.publish)
+    except CannotPublish as error:
+        publication.error = {"code": error.code, "message": error.message, "hint": error.hint, "retryable": False}
+        publication.finished_at = func.clock_timestamp()
+        move(session, job, publication, PublicationState.FAILED, error=publication.error)
+
+
+POOR = ("degraded", "broken")
+"""Verdicts of results that are published only on request (see ``quantcore.evaluation.quality.Verdict``)."""
+
+
+def _check_verdict(job: Job, asked: dict[str, Any]) -> None:
+    """Raise CannotPublish ``poor_result`` for a result that is much worse than its original, unless forced."""
+    verdict = (job.summary or {}).get("verdict") or {}
+    if verdict.get("level") in POOR and not asked.get("force"):
+        raise CannotPublish(
+            "poor_result",
+            f"The result is {verdict['level']}: {verdict['reason']}.",
+            "Try --effort best or a scheme with more bits; or publish it as it is with --force (force: true).",
+        )
 
 
 def find_last(session: Session, job_ids: Sequence[str]) -> dict[str, Publication]:
@@ -84,7 +113,7 @@ def is_open(session: Session, job_id: str) -> bool:
 
 
 def _add(session: Session, job: Job, request: dict[str, Any]) -> Publication:
-    target = {name: value for name, value in request.items() if name != "hub_token"}
+    target = {name: value for name, value in request.items() if name not in ("hub_token", "force")}
     publication = Publication(
         id=new_id("pub"),
         job_id=job.id,

@@ -1,4 +1,4 @@
-import { type Job, type Progress, progressOf, summaryOf } from "../api/types";
+import { type Job, type Progress, progressOf, type Summary, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatPercent } from "../format";
 import { Bar } from "../ui/basics";
 
@@ -52,6 +52,19 @@ export function SizeChange({ job }: { job: Job }) {
   );
 }
 
+/** The level of a result, and what keeps it from a better one; marked by a sign and a word, not by colour alone. */
+export function VerdictText({ verdict: { level, reason } }: { verdict: NonNullable<Summary["verdict"]> }) {
+  const isFine = level === "faithful" || level === "good";
+  return (
+    <>
+      <strong className={isFine ? undefined : "error"}>
+        {isFine ? "✓" : "✕"} {level}
+      </strong>
+      <div className="sub">{reason}</div>
+    </>
+  );
+}
+
 export function PerplexityChange({ job }: { job: Job }) {
   const summary = summaryOf(job);
   if (summary?.perplexity_before == null || summary.perplexity_after == null) return <>–</>;
@@ -59,7 +72,12 @@ export function PerplexityChange({ job }: { job: Job }) {
   return (
     <>
       {summary.perplexity_before.toFixed(digits)} → {summary.perplexity_after.toFixed(digits)}
-      {summary.perplexity_ratio !== null && <div className="sub">{formatPercent(summary.perplexity_ratio - 1, 2)}</div>}
+      {summary.perplexity_ratio !== null && (
+        <div className="sub">
+          {formatPercent(summary.perplexity_ratio - 1, 2)}
+          {summary.verdict && ` · ${summary.verdict.level}`}
+        </div>
+      )}
     </>
   );
 }

@@ -13,6 +13,7 @@ export interface Target {
   path_in_repo?: string;
   hub_token?: string;
   to?: string;
+  force?: boolean;
 }
 
 export const HUB_TARGET: Target = { repo_id: "", private: true };
@@ -48,7 +49,7 @@ export function TargetFields({ target, onChange, errorAt = () => undefined }: Pr
               required
               placeholder="s3://bucket/models/name"
               value={target.to}
-              onChange={(event) => onChange({ to: event.target.value.trim() })}
+              onChange={(event) => onChange({ ...target, to: event.target.value.trim() })}
             />
           )}
         </Field>
@@ -111,6 +112,16 @@ export function TargetFields({ target, onChange, errorAt = () => undefined }: Pr
           </div>
         </>
       )}
+      <div className="choices">
+        <label>
+          <input
+            type="checkbox"
+            checked={target.force ?? false}
+            onChange={(event) => set("force", event.target.checked)}
+          />{" "}
+          Publish also if the verdict is degraded or broken
+        </label>
+      </div>
     </>
   );
 }

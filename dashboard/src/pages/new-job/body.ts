@@ -47,6 +47,7 @@ export interface Body {
   /** Left out for a mix, or holds its algorithms only. */
   config?: Record<string, unknown>;
   mix?: Mix;
+  effort?: string;
   calibration?: Calibration;
   export?: string[];
   name?: string;
@@ -60,6 +61,9 @@ export interface Body {
   shard_blocks?: boolean;
   publish?: Target;
 }
+
+export type Effort = "fast" | "balanced" | "best";
+const EFFORTS: Effort[] = ["balanced", "fast", "best"];
 
 export const START: Body = { model: { path: "" }, config: { preset: "w4a16" }, export: ["quark"] };
 
@@ -103,6 +107,23 @@ export const presetOf = (body: Body) => (typeof body.config?.preset === "string"
 /** Whether the config is an unchanged preset. */
 export const isPlainPreset = (body: Body) => presetOf(body) !== null && Object.keys(body.config ?? {}).length === 1;
 
+/** The names of the algorithms that the config sets beside its preset, if it sets any. */
+export const algorithmsOf = (body: Body) =>
+  (body.config?.algo_config as { name: string }[] | undefined)?.map(({ name }) => name);
+
+/** Set the algorithms by their names; an empty text leaves them to the effort, and "none" is no algorithm. */
+export function withAlgorithms(body: Body, text: string): Body {
+  const names = text
+    .split(",")
+    .map((each) => each.trim())
+    .filter(Boolean);
+  const { algo_config: _, ...config } = body.config ?? {};
+  if (!names.length) return { ...body, config };
+  const chain = names.join() === "none" ? [] : names.map((name) => ({ name }));
+  const { effort: __, ...rest } = body;
+  return { ...rest, config: { ...config, algo_config: chain } };
+}
+
 /** The initial value of each kind of budget. */
 export const BUDGETS = { max_size: "90MB", max_bits: 5, max_divergence: 0.02 } as const;
 export type Budget = keyof typeof BUDGETS;
@@ -125,10 +146,16 @@ export function withPreset(body: Body, preset: Preset): Body {
   return { ...body, config: { preset: preset.name }, export: kept.length ? kept : best ? [best] : [] };
 }
 
+/** The whole config that a preset stands for with the algorithms of an effort. */
+export const configOf = (preset: Preset, effort: Effort) => ({
+  ...preset.config,
+  algo_config: preset.recipes[effort],
+});
+
 /** The request that clones a job. An unchanged preset is given by name; the publish target is not copied. */
 export function bodyOf(job: Job, presets: Preset[]): Body {
   const preset = presets.find((each) => each.name === job.preset || each.aliases.includes(job.preset ?? ""));
-  const isPlain = preset && differences(preset.config, job.config).length === 0;
+  const effort = preset && EFFORTS.find((each) => differences(configOf(preset, each), job.config).length === 0);
   const { sha, ...model } = job.model as ModelRef & { sha?: string };
   if (sha) model.revision = sha;
   const limits = Object.fromEntries(Object.entries(job.limits).filter(([, value]) => value !== null));
@@ -140,7 +167,8 @@ export function bodyOf(job: Job, presets: Preset[]): Body {
     model,
     ...(job.mix
       ? { ...besideMix, mix: job.mix as unknown as Mix }
-      : { config: isPlain ? { preset: preset.name } : job.config }),
+      : { config: effort ? { preset: preset.name } : job.config }),
+    ...(effort && effort !== "balanced" && !job.mix ? { effort } : {}),
     calibration: job.calibration as Calibration,
     export: job.export,
     ...(job.name ? { name: job.name } : {}),

@@ -5,11 +5,23 @@ import type { HubToken, List, Preset } from "../../api/types";
 import { COLUMN_PLACEHOLDER, LABELS } from "../../labels";
 import { Field } from "../../ui/basics";
 import { HUB_TARGET, type Target, TargetFields } from "../target-fields";
-import { labelsText, presetOf, readLabels, START_MIX, withMix, withPreset, withValue } from "./body";
+import {
+  type Body,
+  configOf,
+  type Effort,
+  labelsText,
+  presetOf,
+  readLabels,
+  START_MIX,
+  withMix,
+  withPreset,
+  withValue,
+} from "./body";
 import { Names, type Props, Scoped, Value } from "./fields";
 import { Inspect } from "./inspect";
 import { MeasureFields } from "./measure-fields";
 import { MixFields } from "./mix-fields";
+import { RecipeFields } from "./recipe-fields";
 import type { Schema } from "./schema";
 import { SchemaForm } from "./schema-form";
 import { TextFields } from "./text-fields";
@@ -145,6 +157,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
             )}
           </Field>
           <div className="fields">
+            {preset && <RecipeFields {...props} preset={preset} />}
             <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="preset default" />
             <Value {...props} pointer="/config/kv_cache" label="KV cache" placeholder="not quantized" />
             <Value {...props} pointer="/config/towers" label="Image and sound encoders" placeholder="not quantized" />
@@ -163,7 +176,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
             />
           </div>
           {preset && (
-            <button type="button" className="small" onClick={() => onChange({ ...body, config: preset.config })}>
+            <button type="button" className="small" onClick={() => onChange(advanced(body, preset))}>
               Advanced settings
             </button>
           )}
@@ -222,6 +235,12 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
       </p>
     </fieldset>
   );
+}
+
+/** The preset's whole config, with the algorithms that are named or those of the effort. */
+function advanced({ effort, ...body }: Body, preset: Preset): Body {
+  const config = configOf(preset, (effort ?? "balanced") as Effort);
+  return { ...body, config: { ...config, algo_config: body.config?.algo_config ?? config.algo_config } };
 }
 
 function CalibrationFields(props: Props) {

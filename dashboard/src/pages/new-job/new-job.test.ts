@@ -1,6 +1,7 @@
 import { expect, it } from "vitest";
 import type { Job, Preset } from "../../api/types";
 import {
+  algorithmsOf,
   type Body,
   bodyOf,
   budgetOf,
@@ -9,6 +10,7 @@ import {
   readLabels,
   START_MIX,
   valueAt,
+  withAlgorithms,
   withBudget,
   withMix,
   withPreset,
@@ -37,11 +39,13 @@ it("another preset keeps the formats that can hold it, and has one at least", ()
 });
 
 it("clones a job: the commit that it had, and its preset by name unless something was changed", () => {
-  const presets = [{ name: "fp8", aliases: ["f"], config: { a: 1 } }] as unknown as Preset[];
+  const gptq = [{ name: "gptq" }];
+  const recipes = { fast: [], balanced: gptq, best: [{ name: "gptaq" }] };
+  const presets = [{ name: "fp8", aliases: ["f"], config: { a: 1 }, recipes }] as unknown as Preset[];
   const job = {
     model: { id: "org/m", revision: "main", sha: "c0ffee" },
     preset: "f",
-    config: { a: 1 },
+    config: { a: 1, algo_config: gptq },
     calibration: {},
     export: ["quark"],
     name: null,
@@ -61,7 +65,9 @@ it("clones a job: the commit that it had, and its preset by name unless somethin
     limits: { max_runtime_s: 60 },
   });
   expect(bodyOf({ ...job, config: { a: 2 } }, presets).config).toEqual({ a: 2 });
+  expect(bodyOf({ ...job, config: { a: 1 } }, presets)).toMatchObject({ config: { preset: "fp8" }, effort: "fast" });
   const cloned = bodyOf(job, presets);
+  expect(cloned).not.toHaveProperty("effort");
   for (const name of ["name", "file2file", "shard_blocks", "publish"]) expect(cloned).not.toHaveProperty(name);
   expect(cloned).toMatchObject({ gate: "fail", evaluation: { num_windows: 3 } });
   expect(cloned.evaluation).not.toHaveProperty("tasks");
@@ -110,6 +116,18 @@ it("clones and snippets hold a mix", () => {
   expect(asCommand(cloned, ORIGIN)).not.toContain("--quant_scheme");
   expect(asCommand(better, ORIGIN)).toContain("bitfoundry submit /m --quant_scheme config.json");
   expect(asPython(cloned, ORIGIN)).toContain('mix={"schemes": ["w4a16", "keep"], "max_size": "90MB"},');
+});
+
+it("algorithms are named, or none, or those of the effort", () => {
+  const best = { ...BODY, effort: "best" };
+  const named = withAlgorithms(best, "smoothquant, gptq");
+  expect(named.config).toEqual({ preset: "fp8", algo_config: [{ name: "smoothquant" }, { name: "gptq" }] });
+  expect(named).not.toHaveProperty("effort");
+  expect(algorithmsOf(named)).toEqual(["smoothquant", "gptq"]);
+  expect(withAlgorithms(best, "none").config).toEqual({ preset: "fp8", algo_config: [] });
+  expect(withAlgorithms(named, " ")).toEqual(BODY);
+  expect(algorithmsOf(BODY)).toBeUndefined();
+  expect(asCommand(best, ORIGIN)).toContain("--effort best");
 });
 
 it("another source drops the settings of the previous one", () => {

@@ -42,6 +42,7 @@ export function asCommand(body: Body, origin: string): string {
   };
   if (body.mix) add("--schemes", body.mix.schemes.join(","));
   for (const name of Object.keys(BUDGETS) as Budget[]) add(`--${name}`, body.mix?.[name]);
+  add("--effort", body.effort);
   for (const name of body.export ?? []) add("--model_export", name);
   for (const [field, option] of OPTIONS) add(option, body.calibration?.[field]);
   add("--name", body.name);

@@ -15,6 +15,7 @@ import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../
 import { LABELS } from "../../labels";
 import { Link } from "../../router";
 import { Empty, Facts, scrollable } from "../../ui/basics";
+import { VerdictText } from "../job-progress";
 import { type EventLog, latestLayers } from "./event-log";
 import { LayersCard } from "./layers-card";
 import { MemoryCard } from "./memory";
@@ -47,6 +48,9 @@ function Result({ job: { id, publication }, summary }: { job: Job; summary: Summ
     <section className="card" aria-label="Result">
       <Facts
         facts={[
+          ...(summary.verdict
+            ? [["Verdict", <VerdictText key="verdict" verdict={summary.verdict} />] as [string, ReactNode]]
+            : []),
           [
             "Size",
             `${formatBytes(summary.size_before_bytes)} → ${formatBytes(summary.size_after_bytes)} (${formatPercent(summary.size_after_bytes / summary.size_before_bytes - 1, 0)})`,

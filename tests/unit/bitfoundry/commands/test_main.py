@@ -96,7 +96,7 @@ class FakeClient:
                 "summary": Summary(total=3, by_state={"queued": 3, "failed": 0}),
                 "delete": None,
                 **dict.fromkeys(("submit_sweep", "sweep", "cancel_sweep"), SWEEP),
-                "presets": [{"name": "fp8", "title": "eight bits", "needs_calibration": True}],
+                "presets": [{"name": "fp8", "title": "eight bits", "recipes": {"balanced": [{"name": "gptq"}]}}],
                 "artifacts": [ArtifactFile(path="a", bytes=1, sha256="0")],
                 "download": args[1] if len(args) > 1 else None,
                 "plan": PLAN,

@@ -9,7 +9,9 @@ from quantcore.cli.flags import parser
 from quantcore.cli.from_flags import task_of
 from quantcore.config import presets
 from quantcore.config.algorithms import AWQConfig, GPTQConfig, RotationConfig, SmoothQuantConfig
+from quantcore.config.presets import resolve
 from quantcore.config.quantization import parse_size
+from quantcore.config.recipes import recipe
 from quantcore.errors import ConfigError
 
 
@@ -60,8 +62,19 @@ def test_a_size_is_written_as_for_transformers(tmp_path):
         assert refusal.value.code == "invalid_max_shard_size" and "5GB, 500MB" in refusal.value.hint
 
 
-def test_no_flag_is_no_algorithm(tmp_path):
-    assert chain(tmp_path) == ()
+def test_without_a_flag_a_preset_has_its_recipe(tmp_path):
+    assert chain(tmp_path, "--quant_scheme", "w4a16") == recipe([resolve("w4a16")], "balanced") != ()
+    assert chain(tmp_path, "--quant_scheme", "w4a16", "--effort", "best") == recipe([resolve("w4a16")], "best")
+    for flags in (["--quant_algo", "none"], ["--effort", "fast"], ["--file2file_quantization"]):
+        assert chain(tmp_path, "--quant_scheme", "w4a16", *flags) == ()
+    assert chain(tmp_path, "--quant_scheme", "w_uint4_per_group_asym") == ()
+
+
+def test_an_effort_goes_with_no_algorithms(tmp_path):
+    for flags in (["--quant_algo", "gptq"], ["--quant_algo", "none"], ["--pre_quantization_optimization", "awq"]):
+        with pytest.raises(ConfigError) as refusal:
+            chain(tmp_path, "--quant_scheme", "w4a16", "--effort", "best", *flags)
+        assert refusal.value.code == "conflicting_effort"
 
 
 def test_what_comes_before_comes_before(tmp_path):

@@ -1,0 +1,50 @@
+import { useState } from "react";
+import type { Preset } from "../../api/types";
+import { EFFORT_TEXTS } from "../../labels";
+import { Field } from "../../ui/basics";
+import { algorithmsOf, type Effort, withAlgorithms, withValue } from "./body";
+import type { Props } from "./fields";
+
+/** The algorithms of a preset: those that are recommended for an effort, or a chain of one's own. */
+export function RecipeFields(props: Props & { preset: Preset }) {
+  const { body, onChange, errorAt, preset } = props;
+  const own = algorithmsOf(body);
+  const [text, setText] = useState(own?.join(", ") ?? "");
+  const effort = (body.effort ?? "balanced") as Effort;
+  const chain = preset.recipes[effort]?.map(({ name }) => String(name)).join(", ");
+  return (
+    <>
+      <Field label="Effort" error={errorAt("/effort")}>
+        {(field) => (
+          <select
+            {...field}
+            value={effort}
+            disabled={own !== undefined}
+            onChange={({ target: { value } }) =>
+              onChange(withValue(body, "/effort", value === "balanced" ? undefined : value))
+            }
+          >
+            {Object.entries(EFFORT_TEXTS).map(([name, title]) => (
+              <option key={name} value={name}>
+                {title}
+              </option>
+            ))}
+          </select>
+        )}
+      </Field>
+      <Field label="Algorithms" hint="Names separated by commas, or none." error={errorAt("/config/algo_config")}>
+        {(field) => (
+          <input
+            {...field}
+            placeholder={chain || "none: rounds to nearest"}
+            value={text}
+            onChange={({ target: { value } }) => {
+              setText(value);
+              onChange(withAlgorithms(body, value));
+            }}
+          />
+        )}
+      </Field>
+    </>
+  );
+}

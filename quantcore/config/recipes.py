@@ -1,0 +1,96 @@
+"""The algorithms that are recommended for a scheme, by effort: a preset's recipe. No torch.
+
+``fast`` rounds to nearest: it needs no data and takes seconds. ``balanced`` is the default of every preset, and
+``best`` takes what pays, whatever it costs. The chains were chosen from measurements on several families of models
+(docs/benchmarks.md, ``make bench-recipes``). AMD Quark's names of schemes (``w_uint4_per_group_asym``) mean the scheme
+alone, as they do there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+from quantcore.config.algorithms import config_of
+from quantcore.config.presets import PRESETS
+from quantcore.config.quantization import Config, QuantizationConfig, learns_from_data
+from quantcore.errors import ConfigError
+from quantcore.formats import IntFormat
+
+Effort = Literal["fast", "balanced", "best"]
+EFFORTS: tuple[Effort, ...] = get_args(Effort)
+DEFAULT_EFFORT: Effort = "balanced"
+
+_CHAINS: dict[str, dict[Effort, str]] = {
+    "static integers": {"fast": "", "balanced": "smoothquant,gptq", "best": "smoothquant,gptaq"},
+    "few bits": {"fast": "", "balanced": "gptq", "best": "gptaq"},
+    "eight bits": {"fast": "", "balanced": "", "best": "gptaq"},
+}
+"""Kind of scheme -> the chain of each effort. The first kind that a layer of a config has applies to all of them."""
+
+
+def recipe(configs: Iterable[Config], effort: Effort) -> tuple[Any, ...]:
+    """Return the algorithms that are recommended for the schemes of one or more configs, with default options."""
+    kind = _kind(configs)
+    chain = "" if kind is None else _CHAINS[kind][effort]
+    return tuple(config_of(name) for name in chain.split(",") if name)
+
+
+def with_recipe(
+    config: Config, effort: Effort | None, *, preset: str | None, file2file: bool = False, mixed: Iterable[Config] = ()
+) -> Config:  # fmt: skip
+    """Return ``config`` with the recipe of ``effort``; by default balanced for a ``preset`` that says no algorithm.
+
+    ``preset``: the name that the scheme was asked for by, None for a config. ``mixed``: the schemes that a mix chooses
+    from, beside which ``config`` has none. From file to file no model runs, so the default is fast there. Raises
+    ConfigError ``conflicting_effort`` for an effort beside algorithms, and for one that has to run the model beside
+    ``file2file``.
+    """
+    if effort is None:
+        effort = DEFAULT_EFFORT if preset in PRESETS and not file2file and not config.algo_config else None
+        return config if effort is None else replace(config, algo_config=recipe([config], effort))
+    chain = recipe(list(mixed) or [config], effort)
+    if config.algo_config:
+        raise conflicting_effort(f"The effort '{effort}' chooses the algorithms, and the config names its own.")
+    if file2file and chain:
+        names = ", ".join(algorithm.name for algorithm in chain)
+        raise conflicting_effort(f"The effort '{effort}' runs the model for {names}, and file2file runs none.")
+    return replace(config, algo_config=chain)
+
+
+def algorithms_text(config: Mapping[str, Any]) -> str:
+    """Return the algorithms of a config, as JSON data, in words: ``smoothquant, gptaq``."""
+    names = [algorithm["name"] for algorithm in config.get("algo_config", ())]
+    return ", ".join("smoothquant" if name == "smooth" else name for name in names) or "none (rounds to nearest)"
+
+
+def conflicting_effort(message: str) -> ConfigError:
+    """Return the error for an effort beside something that excludes it."""
+    return ConfigError(message, code="conflicting_effort", hint="Leave one of them out.", field="/effort")
+
+
+def _kind(configs: Iterable[Config]) -> str | None:
+    """Return the kind of the scheme that loses most: see ``_CHAINS``. None for configs that only cast.
+
+    Static ranges of integer activations lose most, because they clip outliers or round everything else coarsely. Those
+    of floats lose about as much as weights of few bits.
+    """
+    layers = [
+        layer for config in configs for layer in _layers(config)
+        if layer.weight is not None and layer.weight.format.scaled
+    ]  # fmt: skip
+    inputs = [layer.input_tensors for layer in layers if layer.input_tensors is not None]
+    static = [spec for spec in inputs if learns_from_data(spec)]
+    if any(isinstance(spec.format, IntFormat) for spec in static):
+        return "static integers"
+    weights = [layer.weight for layer in layers if layer.weight is not None]
+    if static or any(spec.format.bits < 8 for spec in (*inputs, *weights)):
+        return "few bits"
+    return "eight bits" if layers else None
+
+
+def _layers(config: Config) -> Iterator[QuantizationConfig]:
+    yield config.global_quant_config
+    yield from config.layer_quant_config.values()
+    yield from config.layer_type_quant_config.values()

@@ -1,0 +1,47 @@
+"""The algorithms that are recommended for a scheme: what each kind of scheme gets, and what an effort excludes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from quantcore.config import presets
+from quantcore.config.algorithms import GPTQConfig
+from quantcore.config.quantization import Config, QuantizationConfig, QuantizationSpec
+from quantcore.config.recipes import EFFORTS, algorithms_text, recipe, with_recipe
+from quantcore.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_fast_needs_no_data_and_the_others_are_chains_that_a_config_takes(name: str) -> None:
+    config = presets.resolve(name)
+    assert recipe([config], "fast") == ()
+    for effort in EFFORTS:
+        assert replace(config, algo_config=recipe([config], effort)).algo_config == recipe([config], effort)
+
+
+def test_the_scheme_that_loses_most_decides() -> None:
+    four, static, eight = (presets.resolve(name) for name in ("w4a16", "int8_static", "int8_weight_only"))
+    for few, most in (([eight, four], four), ([four, static], static)):
+        assert recipe(few, "balanced") == recipe([most], "balanced") != recipe([few[0]], "balanced")
+    layers = replace(eight, layer_quant_config={"*.o_proj": four.global_quant_config})
+    assert recipe([layers], "balanced") == recipe([four], "balanced")
+
+
+def test_a_cast_has_nothing_to_choose() -> None:
+    cast = Config(global_quant_config=QuantizationConfig(weight=QuantizationSpec(dtype="bfloat16")))
+    assert all(recipe([cast], effort) == () for effort in EFFORTS)
+
+
+def test_what_says_its_own_algorithms_keeps_them() -> None:
+    own = replace(presets.resolve("w4a16"), algo_config=(GPTQConfig(damp_percent=0.05),))
+    assert with_recipe(own, None, preset="w4a16") is own
+    with pytest.raises(ConfigError, match="names its own") as refusal:
+        with_recipe(own, "best", preset="w4a16")
+    assert (refusal.value.code, refusal.value.field) == ("conflicting_effort", "/effort")
+
+
+def test_in_words() -> None:
+    assert algorithms_text({"algo_config": [{"name": "smooth"}, {"name": "gptq"}]}) == "smoothquant, gptq"
+    assert algorithms_text({}) == algorithms_text({"algo_config": []}) == "none (rounds to nearest)"
