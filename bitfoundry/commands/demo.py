@@ -1,4 +1,4 @@
-"""`bitfoundry demo`: a real model is quantized with three presets by the real stack, over HTTP."""
+"""`bitfoundry demo`: a real model is quantized with two presets by the real stack, over HTTP."""
 
 import io
 import re
@@ -15,10 +15,16 @@ from bitfoundry.commands import terminal
 from bitfoundry.local import demo_model
 from bitfoundry.local.stack import LocalStack
 
-PRESETS = ("int8_dynamic", "fp8", "w4a16")
+PRESETS = ("int8_dynamic", "w4a16")
 CALIBRATION = {"source": "builtin", "num_samples": 32, "seq_len": 512}
 EXPORTS = ("quark", "compressed_tensors")
 POLL_S = 1.0
+NEXT = """\
+What to do next:
+  the dashboard, with these jobs   bitfoundry up
+  a model of yours                 bitfoundry quantize --model_dir MODEL --output_dir OUT --quant_scheme w4a16
+  a better result, in more time    the same with --effort best
+  how good a result is             bitfoundry evaluate OUT --against MODEL"""
 PICTURE_WIDTH = 124  # columns: no line of the demo is longer
 
 
@@ -42,7 +48,8 @@ class Demo:
         self._show(terminal.results_table(jobs))
         for job in jobs:
             self._show_loading(job, stack.home)
-        self._show(Text(f"{time.monotonic() - started:.0f} s in total. Run `bitfoundry up` to see these jobs again."))
+        self._show(Text(f"{time.monotonic() - started:.0f} s in total."))
+        self._show(Text(NEXT))
         return jobs
 
     def save_picture(self, path: Path) -> None:

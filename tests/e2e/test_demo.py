@@ -28,8 +28,15 @@ def test_the_demo_runs_shows_and_leaves_nothing_running(
         assert (link / "quark" / "config.json").is_file()
         show.save_picture(tmp_path / "demo.svg")
     said = capsys.readouterr()
-    for part in ("perplexity", "worst layer", "peak memory", f"import_model_from_safetensors(None, '{link}/quark')"):
+    for part in (
+        "verdict",
+        "perplexity",
+        "worst layer",
+        "peak memory",
+        f"import_model_from_safetensors(None, '{link}/quark')",
+    ):
         assert part in said.out, part
+    assert "What to do next" in said.out and "--effort best" in said.out
     assert "POST /v1/jobs, preset fp8 → 202 job_" in said.err
     picture = (tmp_path / "demo.svg").read_text()
     assert picture.startswith("<svg")
