@@ -31,7 +31,7 @@ from quantcore.errors import ConfigError, QuantError
 from quantcore.mixed_precision import schemes
 from quantcore.plan.capacity import Capacity, capacity
 from quantcore.plan.hardware import parse_hardware
-from quantcore.plan.job import plan_job
+from quantcore.plan.job import fitted, plan_job
 from quantcore.plan.planner import Plan
 
 _BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanCreate.model_fields})
@@ -74,6 +74,7 @@ def make_plan(
         preset, spec = _spec_of(request, known_presets(context.settings.presets_file))
         spec = spec.model_copy(update={"calibration": locate(spec.calibration)})
         model, headers = (read or models.reader(context, caller))(request.model)
+        spec = fitted(spec, headers.config)
         resolved = _plan_of(spec, headers)
         evaluation = calibration.locate_evaluation(spec.evaluation, locate)
     except QuantError as error:

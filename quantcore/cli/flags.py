@@ -243,7 +243,7 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
     add("--eval_dataset_column", help="column with the text or the chat messages (default: text, else messages)")
     add("--eval_stride", type=_positive, help="stride between evaluation windows, in tokens (default: no overlap)")
     add("--num_eval_data", type=_positive, default=usual.num_windows, help="number of evaluation windows (default: 12)")
-    add("--eval_seq_len", type=_positive, default=usual.seq_len, help="tokens per evaluation window (default: 512)")
+    add("--eval_seq_len", type=_positive, help=f"tokens per evaluation window (default: {_length(usual.seq_len)})")
 
 
 def add_speed(flags: argparse.ArgumentParser) -> None:
@@ -273,6 +273,10 @@ def add_mix(flags: argparse.ArgumentParser) -> None:
         help=f"format whose sizes count: {', '.join(MODEL_EXPORTS)} (default: hf_format)",
     )
     _add_calibration(flags)
+
+
+def _length(seq_len: int) -> str:
+    return f"{seq_len}, or as many as the model reads"
 
 
 BUDGETS = ("max_size", "max_bits", "max_divergence")
@@ -333,7 +337,7 @@ def _add_calibration(flags: argparse.ArgumentParser) -> None:
     add = flags.add_argument_group("calibration").add_argument
     shown = "(default: %(default)s)"
     add("--num_calib_data", type=_positive, default=usual.num_samples, help=f"calibration samples {shown}")
-    add("--seq_len", type=_positive, default=usual.seq_len, help=f"tokens per sample {shown}")
+    add("--seq_len", type=_positive, help=f"tokens per sample (default: {_length(usual.seq_len)})")
     add(
         "--dataset",
         default="builtin",

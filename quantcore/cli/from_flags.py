@@ -67,7 +67,13 @@ def _without_windows(options: argparse.Namespace) -> EvaluationConfig:
 
 def calibration_of(options: argparse.Namespace) -> CalibrationConfig:
     """Return the source and the amount of calibration text."""
-    return CalibrationConfig(**{field: getattr(options, flag) for field, flag in CALIBRATION_FLAGS.items()})
+    return CalibrationConfig(**_set(options, CALIBRATION_FLAGS))
+
+
+def _set(options: argparse.Namespace, flags: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of the flags that have one, by field."""
+    values = {field: getattr(options, flag) for field, flag in flags.items()}
+    return {field: value for field, value in values.items() if value is not None}
 
 
 def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
@@ -290,7 +296,7 @@ def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
     try:
         return EvaluationConfig.model_validate(
             {
-                **{field: getattr(options, flag) for field, flag in EVALUATION_FLAGS.items()},
+                **_set(options, EVALUATION_FLAGS),
                 "tasks": _names(options.tasks),
                 "include_path": Path(options.include_path).absolute() if options.include_path else None,
             }

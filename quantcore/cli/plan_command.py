@@ -17,6 +17,7 @@ from quantcore.cli.from_flags import calibration_of, config_of_flags, exports_of
 from quantcore.hub import download as hub
 from quantcore.plan.capacity import Capacity, plan_for
 from quantcore.plan.hardware import GB, parse_hardware
+from quantcore.plan.job import fitted_text
 from quantcore.plan.shapes_of_config import tensors_of
 from quantcore.reading.model import read_model
 
@@ -46,7 +47,8 @@ def answer(options: argparse.Namespace) -> Capacity:
     hardware = parse_hardware(options.devices, options.nodes, options.host_memory, options.disk)
     headers = read_outline(options.model)
     return plan_for(
-        hardware, config_of_flags(options), headers.config, headers.tensors, calibration=calibration_of(options),
+        hardware, config_of_flags(options), headers.config, headers.tensors,
+        calibration=fitted_text(calibration_of(options), headers.config),
         exports=exports_of(options), warnings=headers.warnings,
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ from quantcore.pipeline.baseline import Baseline
 from quantcore.pipeline.file_to_file import Weights, round_files, round_layers
 from quantcore.pipeline.streams import JobStreams
 from quantcore.pipeline.writer import ResultWriter, write_side_files
-from quantcore.plan.job import plan_job, without_layers
+from quantcore.plan.job import fitted, plan_job, without_layers
 from quantcore.plan.planner import FILE_TO_FILE, Plan
 from quantcore.proof.expectation import Expectation, probe_logits
 from quantcore.proof.judging import Outcome, judge_result, tell_gates
@@ -82,6 +82,7 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, warnings: list[Wa
     model = read_model(task.model_folder)
     seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
     headers = model.headers
+    task = fitted(task, headers.config)
     emit(PhaseStarted("plan"))
     if not task.file2file:
         _check_kind(task, kind_of(headers.config))

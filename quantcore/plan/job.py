@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quantcore.checkpoint.headers import ModelHeaders
-from quantcore.config.job_spec import JobSpec
+from quantcore.config.job_spec import Evaluation, JobSpec
+from quantcore.config.quantization import CalibrationConfig
 from quantcore.plan.planner import Plan, make_plan
 
 Spec = TypeVar("Spec", bound=JobSpec)
+Text = TypeVar("Text", CalibrationConfig, Evaluation)
 
 
 def plan_job(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = None) -> Plan:
@@ -26,6 +28,20 @@ def plan_job(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = 
         evaluation=spec.evaluation, file2file=spec.file2file, shard_blocks=spec.shard_blocks,
         warnings=headers.warnings, num_schemes=num_schemes,
     )  # fmt: skip
+
+
+def fitted(spec: Spec, model_config: Mapping[str, Any]) -> Spec:
+    """Return ``spec`` whose windows are no longer than the model's context, where their length was not given."""
+    parts = {part: getattr(spec, part) for part in ("calibration", "evaluation")}
+    return spec.model_copy(update={part: fitted_text(text, model_config) for part, text in parts.items()})
+
+
+def fitted_text(text: Text, model_config: Mapping[str, Any]) -> Text:
+    """Return a calibration or an evaluation whose default ``seq_len`` fits the model's context."""
+    longest = model_config.get("max_position_embeddings")
+    if "seq_len" in text.model_fields_set or not isinstance(longest, int) or not 32 <= longest < text.seq_len:
+        return text
+    return text.model_copy(update={"seq_len": longest})
 
 
 def without_layers(spec: Spec, headers: ModelHeaders, names: Collection[str]) -> tuple[Spec, list[str]]:

@@ -70,9 +70,14 @@ def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalSta
     expect(plan.get_by_role("alert")).to_be_visible()  # there is no such model
     expect(page.get_by_role("button", name="Start job")).to_be_disabled()
     page.get_by_role("textbox", name="Path on the server").fill(str(stack.home.parent / "model"))
+    expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()  # the default length fits the model's 256 tokens
+    page.get_by_label("Calibration Sequence length").fill("512")
     expect(page.get_by_text("seq_len is 512, but the model reads at most 256").first).to_be_visible()
     page.get_by_label("Calibration Sequence length").fill("64")
     expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()
+    expect(page.get_by_placeholder("gptq", exact=True)).to_be_visible()  # the algorithms of the balanced effort
+    page.get_by_label("Effort").select_option(label="Fast: rounds to nearest, no data")
+    expect(page.get_by_placeholder("none: rounds to nearest")).to_be_visible()
     page.get_by_label("Name", exact=True).fill("from the page")
     page.get_by_label("Labels").fill("team=search")
     page.get_by_role("tab", name="Code").click()
@@ -88,6 +93,7 @@ def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalSta
     expect(page.get_by_role("row").filter(has_text="from the page")).to_contain_text("local")  # its owner
     (job,) = client.list(states=["cancelled"])
     assert (job.name, job.labels) == ("from the page", {"team": "search"})
+    assert job.config["algo_config"] == []
 
 
 @pytest.mark.slow

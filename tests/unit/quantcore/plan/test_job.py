@@ -1,33 +1,28 @@
-"""A plan of a job, and a job without some layers."""
+"""A job's windows fit the model's context where their length was not given."""
 
-from quantcore.checkpoint.headers import ModelHeaders, read_local
+from __future__ import annotations
+
+import pytest
+
 from quantcore.config import presets
-from quantcore.config.job_spec import NO_SCHEME, JobSpec, MixConfig
-from quantcore.config.quantization import CalibrationConfig, Config
-from quantcore.mixed_precision.schemes import resolve
-from quantcore.plan.job import plan_job, without_layers
-from tests.support.models import tiny_model
-
-SHORT = CalibrationConfig(seq_len=64)
+from quantcore.config.job_spec import Evaluation, JobSpec
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.plan.job import fitted
 
 
-def headers_of(folder) -> ModelHeaders:
-    return read_local(tiny_model(folder))
+def lengths(longest: int | None, **parts: CalibrationConfig | Evaluation) -> tuple[int, int]:
+    """The lengths of a job's windows for a model that reads ``longest`` tokens."""
+    spec = JobSpec(config=presets.resolve("fp8"), **parts)
+    found = fitted(spec, {"max_position_embeddings": longest})
+    return found.calibration.seq_len, found.evaluation.seq_len
 
 
-def test_planned_layers_are_excluded_by_name_and_shown_by_pattern(tmp_path):
-    headers, spec = headers_of(tmp_path), JobSpec(config=presets.resolve("int8_dynamic"), calibration=SHORT)
-    names = ["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "lm_head", "no.layer"]
-    less, patterns = without_layers(spec, headers, names)
-    assert patterns == ["model.layers.*.mlp.up_proj"]  # lm_head is excluded already
-    assert less.config.exclude == (*spec.config.exclude, *names[:2])
-    kept = {tensor.name: tensor.reason for tensor in plan_job(less, headers).kept}
-    assert kept["model.layers.1.mlp.up_proj"] == "excluded by 'model.layers.1.mlp.up_proj'"
-    assert without_layers(spec, headers, []) == (spec, [])
+@pytest.mark.parametrize(("longest", "wanted"), [(256, 256), (512, 512), (8192, 512), (None, 512), (16, 512)])
+def test_defaults_are_cut_down_to_the_context(longest: int | None, wanted: int) -> None:
+    assert lengths(longest) == (wanted, wanted)
+    assert lengths(longest, calibration=CalibrationConfig(num_samples=4)) == (wanted, wanted)
 
 
-def test_a_mix_keeps_all_its_layers(tmp_path):
-    headers = headers_of(tmp_path)
-    mix = resolve(MixConfig(schemes=("w4a16", "fp8"), max_bits=5))
-    mixed = JobSpec(config=Config(NO_SCHEME), mix=mix, calibration=SHORT)
-    assert without_layers(mixed, headers, ["model.layers.0.mlp.up_proj"]) == (mixed, [])
+def test_a_length_that_was_given_stays_and_is_judged_by_the_plan() -> None:
+    assert lengths(256, calibration=CalibrationConfig(seq_len=512)) == (512, 256)
+    assert lengths(256, evaluation=Evaluation(seq_len=512)) == (256, 512)
