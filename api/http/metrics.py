@@ -85,6 +85,8 @@ class _Snapshot:
         ended = "that ended within the last hour"
         numbers = {name: number for name, (number, _) in measured.phase_s.items()}
         seconds = {name: total for name, (_, total) in measured.phase_s.items()}
+        about = "Verdicts on the results of jobs that succeeded within the last hour; none: not measured."
+        yield _labelled("bitfoundry_verdicts", about, "verdict", measured.verdicts)
         yield _labelled("bitfoundry_phase_runs", f"Phases done, of jobs {ended}.", "phase", numbers)
         yield _labelled("bitfoundry_phase_seconds", f"Seconds in phases done, of jobs {ended}.", "phase", seconds)
 

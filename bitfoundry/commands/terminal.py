@@ -144,10 +144,12 @@ def mix_text(mix: MixSummary | None) -> str:
 
 
 def progress_text(job: Job) -> str:
-    """Return 'quantize: block 12 of 30, 40 s left', as far as known; for a waiting job, the reason."""
+    """Return 'quantize: block 12 of 30, 40 s left', as far as known; the reason why it waits, or the verdict."""
     progress = job.progress
     if job.waiting_reason:
         return job.waiting_reason
+    if job.summary is not None and job.summary.verdict is not None:
+        return job.summary.verdict.level
     if job.is_final or progress is None or progress.phase != job.phase:
         return "" if job.is_final else job.phase or ""
     left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"

@@ -108,7 +108,8 @@ def test_metrics(client: TestClient, make_model: MakeModel, sessions: Sessions) 
         lease = leases.claim(session, worker="w", lease_s=60)
         done = leases.claim(session, worker="w", lease_s=90)
         assert lease and done
-        leases.succeed(session, done, manifest_sha256="m", path="/p", num_bytes=1, summary={})
+        summary = {"verdict": {"level": "good", "reason": "r"}}
+        leases.succeed(session, done, manifest_sha256="m", path="/p", num_bytes=1, summary=summary)
     phase = '{"name": "quantize", "state": "done", "started_at": "2026-01-01T00:00:00Z"}'
     with sessions.begin() as session:
         session.execute(text("UPDATE job SET run_at = run_at - interval '100 s' WHERE id = :id"), {"id": ids[2]})
@@ -121,6 +122,11 @@ def test_metrics(client: TestClient, make_model: MakeModel, sessions: Sessions) 
     assert 0 < found["bitfoundry_lease_left_seconds"] <= 60
     assert found['bitfoundry_phase_seconds{phase="quantize"}'] == 7
     assert found['bitfoundry_phase_runs{phase="quantize"}'] == 1
+    assert {name: value for name, value in found.items() if "verdicts" in name} == {
+        'bitfoundry_verdicts{verdict="good"}': 1
+    }
+    events = client.get(f"/v1/jobs/{done.job_id}/events").json()["data"]
+    assert events[-1]["data"]["verdict"] == "good"  # as in the message of its webhook
     assert found['bitfoundry_workers{state="ready"}'] == 0
 
 

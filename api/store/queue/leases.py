@@ -300,7 +300,9 @@ def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[
     session.execute(delete(Seat).where(Seat.job_id == job.id))  # their workers learn from it that the attempt is over
     ended = update(Attempt).where(Attempt.job_id == job.id, Attempt.ended_at.is_(None))
     session.execute(ended.values(ended_at=func.clock_timestamp(), outcome=outcome, error=error))
-    more = {"error": error} if error else {}
+    more: dict[str, Any] = {"error": error} if error else {}
+    if state == State.SUCCEEDED and (verdict := (job.summary or {}).get("verdict")):
+        more["verdict"] = verdict["level"]
     events.announce(session, job, state, attempt=job.attempt, outcome=outcome, **more)
     job.used_runtime_s = Job.used_runtime_s + _running_s()
     job.phases = phases.leave(job.phases, phases.DONE if state == State.SUCCEEDED else phases.STOPPED, _now(session))

@@ -25,6 +25,14 @@ _PHASES = text(
     GROUP BY 1 ORDER BY 1
     """
 )
+_VERDICTS = text(
+    """
+    SELECT coalesce(summary -> 'verdict' ->> 'level', 'none'), count(*)
+    FROM job
+    WHERE finished_at > clock_timestamp() - interval '1 hour' AND state = 'succeeded'
+    GROUP BY 1 ORDER BY 1
+    """
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class Measures:
     workers: dict[str, int]
     beat_age_s: float
     phase_s: dict[str, tuple[int, float]]
+    verdicts: dict[str, int]  # of the jobs that succeeded within the last hour
     integrity: dict[str, int]  # findings by kind
     devices: dict[tuple[str, str, str], dict[str, int]]  # (worker, its number there, name) -> {total, used} bytes
 
@@ -77,6 +86,7 @@ def measure(session: Session) -> Measures:
         beat_age_s=_age_s(session, select(_oldest(Worker.beat_at))),
         devices=_devices(session),
         phase_s={name: (number, float(total)) for name, number, total in session.execute(_PHASES)},
+        verdicts={row[0]: row[1] for row in session.execute(_VERDICTS)},
     )
 
 
