@@ -118,8 +118,10 @@ class SplitExperts(nn.Module):
             position, token = torch.where(chosen_KT == index)
             x_NH = x_TH[token]
             before = _ROUTED.set(token if numbers_T is None else numbers_T[token])
-            output = self.run_expert(index, x_NH) if index < self.num_experts else x_NH  # LongCat: the identity
-            _ROUTED.reset(before)
+            try:
+                output = self.run_expert(index, x_NH) if index < self.num_experts else x_NH  # LongCat: the identity
+            finally:
+                _ROUTED.reset(before)
             output = output * weights_TK[token, position, None]
             result.index_add_(0, token, output.to(result.dtype))
         return result.to(x_TH.dtype)
