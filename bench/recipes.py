@@ -90,7 +90,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     models = list(dict.fromkeys(row["model"] for row in rows))
     lines = [f"| preset | algorithms | {' | '.join(models)} |", "|---|---|" + "---:|" * len(models)]
     by_cell = {(row["model"], row["preset"], row["chain"]): row for row in rows}
-    for preset, chain in dict.fromkeys((row["preset"], row["chain"]) for row in rows):
+    order = list(dict.fromkeys(row["preset"] for row in rows))
+    found_cells = dict.fromkeys((row["preset"], row["chain"]) for row in rows)
+    for preset, chain in sorted(found_cells, key=lambda cell: order.index(cell[0])):
         found = [by_cell.get((model, preset, chain)) for model in models]
         lines.append(f"| `{preset}` | {chain or 'none'} | {' | '.join(map(_cell, found))} |")
     return "\n".join(lines) + "\n"

@@ -180,10 +180,6 @@ def provenance(seen: Evidence) -> Iterator[GateResult]:
     yield _row("G12", "provenance", len(seen.missing_provenance), 0, detail)
 
 
-def determinism(seen: Evidence) -> Iterator[GateResult]:
-    yield _skipped("G13", "determinism", "reproduce.sh makes the same weights again; the project's tests run it")
-
-
 def size(seen: Evidence) -> Iterator[GateResult]:
     if not seen.sizes:
         yield _skipped("G14", "size", "the format keeps more than tensors in its files")
@@ -193,14 +189,9 @@ def size(seen: Evidence) -> Iterator[GateResult]:
     yield _row("G14", "size", share, SIZE_SHARE, f"{name}: {seen.sizes[name][0]} bytes, {seen.sizes[name][1]} planned")
 
 
-def external_reader(seen: Evidence) -> Iterator[GateResult]:
-    detail = "docs/reference/compatibility.md lists the programs that read files of this format"
-    yield _skipped("G15", "external_reader", detail)
-
-
 GATES: tuple[Callable[[Evidence], Iterator[GateResult]], ...] = (
     finite_numbers, calibration_coverage, layer_error, fallbacks, clipping, folding, round_trip, quality, generation,
-    side_files, overlap, provenance, determinism, size, external_reader,
+    side_files, overlap, provenance, size,
 )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_a_good_model_passes(preset, model_dir, tmp_path, proof_in_this_process)
     report = run(job(model_dir, tmp_path / "out", preset, "fail"), lambda event: None).to_dict()
     assert {row["status"] for row in report["summary"]["gates"]} <= {"pass", "skipped"}
     assert [row["gate"] for row in report["summary"]["gates"] if row["status"] == "skipped"] == (
-        ["G3", "G6", "G13", "G15"] if preset == "fp8" else ["G2", "G3", "G5", "G6", "G11", "G13", "G15"]
+        ["G3", "G6"] if preset == "fp8" else ["G2", "G3", "G5", "G6", "G11"]
     )
 
 
@@ -216,11 +216,11 @@ def test_each_gate_sees_its_own_fault(name, evidence):
 
 
 def test_every_gate_has_a_fault_above(evidence):
-    assert {row.name for row in gates.judge(evidence)} - BAD.keys() == {"determinism", "external_reader"}
+    assert {row.name for row in gates.judge(evidence)} <= BAD.keys()
     assert [row.gate for row in gates.judge(evidence)] == sorted(
         (row.gate for row in gates.judge(evidence)), key=lambda gate: int(gate[1:])
     )
-    assert {row.gate for row in gates.judge(evidence)} == {f"G{number}" for number in range(1, 16)}
+    assert {row.gate for row in gates.judge(evidence)} == {f"G{number}" for number in (*range(1, 13), 14)}
 
 
 def test_chance_is_no_failure(evidence):
