@@ -1,13 +1,38 @@
-"""A job's windows fit the model's context where their length was not given."""
-
-from __future__ import annotations
+"""A plan of a job, a job without some layers, and windows that fit the model's context."""
 
 import pytest
 
+from quantcore.checkpoint.headers import ModelHeaders, read_local
 from quantcore.config import presets
-from quantcore.config.job_spec import Evaluation, JobSpec
-from quantcore.config.quantization import CalibrationConfig
-from quantcore.plan.job import fitted
+from quantcore.config.job_spec import NO_SCHEME, Evaluation, JobSpec, MixConfig
+from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.mixed_precision.schemes import resolve
+from quantcore.plan.job import fitted, plan_job, without_layers
+from tests.support.models import tiny_model
+
+SHORT = CalibrationConfig(seq_len=64)
+
+
+def headers_of(folder) -> ModelHeaders:
+    return read_local(tiny_model(folder))
+
+
+def test_planned_layers_are_excluded_by_name_and_shown_by_pattern(tmp_path):
+    headers, spec = headers_of(tmp_path), JobSpec(config=presets.resolve("int8_dynamic"), calibration=SHORT)
+    names = ["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "lm_head", "no.layer"]
+    less, patterns = without_layers(spec, headers, names)
+    assert patterns == ["model.layers.*.mlp.up_proj"]  # lm_head is excluded already
+    assert less.config.exclude == (*spec.config.exclude, *names[:2])
+    kept = {tensor.name: tensor.reason for tensor in plan_job(less, headers).kept}
+    assert kept["model.layers.1.mlp.up_proj"] == "excluded by 'model.layers.1.mlp.up_proj'"
+    assert without_layers(spec, headers, []) == (spec, [])
+
+
+def test_a_mix_keeps_all_its_layers(tmp_path):
+    headers = headers_of(tmp_path)
+    mix = resolve(MixConfig(schemes=("w4a16", "fp8"), max_bits=5))
+    mixed = JobSpec(config=Config(NO_SCHEME), mix=mix, calibration=SHORT)
+    assert without_layers(mixed, headers, ["model.layers.0.mlp.up_proj"]) == (mixed, [])
 
 
 def lengths(longest: int | None, **parts: CalibrationConfig | Evaluation) -> tuple[int, int]:
