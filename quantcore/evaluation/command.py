@@ -61,7 +61,7 @@ def evaluate(
         fields |= _measure(model, before, text, emit)
     if before is not None and evaluation.num_prompts:
         prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
-        fields["samples"] = compare_samples(tokenizer, prompts_NT, before[0], model, before[1])
+        fields["samples"] = compare_samples(tokenizer, prompts_NT, before[0], model, before[1], emit)
     if evaluation.tasks and not vllm_python:
         fields["harness"], failed_tasks = _run_tasks(evaluation, tokenizer, model, before)
     else:

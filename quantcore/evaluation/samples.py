@@ -8,6 +8,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.quality import Sample
+from quantcore.events import Emit, Progress
 from quantcore.runtime.matmul import matmul_precision
 
 PROMPT_LEN = 24
@@ -16,15 +17,15 @@ NEW_TOKENS = 16
 
 def compare_samples(
     tokenizer: PreTrainedTokenizerBase, prompts_NT: torch.Tensor, original: EvaluatedModel, quantized: EvaluatedModel,
-    baselines: BaselineCache,
+    baselines: BaselineCache, emit: Emit,
 ) -> tuple[Sample, ...]:  # fmt: skip
-    """Continue prompts [N, T] with both models."""
+    """Continue prompts [N, T] with both models, one after the other."""
     eos = tokenizer.eos_token_id
     settings = {"prompts": prompts_NT.tolist(), "new_tokens": NEW_TOKENS, "eos": eos}
-    rows = [
-        baselines.value(settings, lambda: continue_prompts(original, prompts_NT, eos)),
-        continue_prompts(quantized, prompts_NT, eos),
-    ]
+    emit(Progress("verify", 1, 2, "samples of model"))
+    before_NT = baselines.value(settings, lambda: continue_prompts(original, prompts_NT, eos))
+    emit(Progress("verify", 2, 2, "samples of model"))
+    after_NT = continue_prompts(quantized, prompts_NT, eos)
 
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids))
@@ -37,7 +38,7 @@ def compare_samples(
             original_is_degenerate=is_degenerate(before),
             quantized_is_degenerate=is_degenerate(after),
         )
-        for prompt, before, after in zip(prompts_NT.tolist(), *rows, strict=True)
+        for prompt, before, after in zip(prompts_NT.tolist(), before_NT, after_NT, strict=True)
     )
 
 

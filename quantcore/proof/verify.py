@@ -200,7 +200,7 @@ def run_whole(
     elif evaluation.num_prompts and may_be_whole(plan, plan.allows_whole):
         with failure_as_warning("samples_failed", "Both models were to continue some texts", emit):
             prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
-            samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, baselines)
+            samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, baselines, emit)
             proof = replace(proof, samples=samples)
     elif evaluation.num_prompts:
         emit(Warned("samples_left_out", why_no_samples(plan)))
