@@ -25,7 +25,7 @@ from quantcore.config import presets
 
 CHAINS: dict[str, tuple[str, ...]] = {
     "weights": ("", "gptq", "gptaq"),
-    "static": ("", "smoothquant", "smoothquant,gptq", "smoothquant,gptaq"),
+    "static": ("", "gptq", "smoothquant", "smoothquant,gptq", "smoothquant,gptaq"),
     "dynamic": ("", "gptaq", "smoothquant,gptaq", "rotation,gptaq"),
 }
 """Kind of scheme -> the chains to measure, as ``--quant_algo`` takes them."""

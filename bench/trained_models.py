@@ -3,7 +3,8 @@
 Random weights say nothing about a default: their outputs are noise, and no direction of an input matters more than
 another. These models are trained on the source of Python's standard library, which every machine has, until they
 predict it well; the rest of the machine's text (``builtin``, WikiText) is for calibration and held-out measurements.
-Each takes some minutes of one core. A family that exists in FOLDER already is not trained again.
+Each takes a quarter of an hour of two cores or more (``--steps``: less). A family that exists in FOLDER already is not
+trained again.
 """
 
 from __future__ import annotations

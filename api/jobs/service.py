@@ -26,7 +26,7 @@ from quantcore.config.job_spec import JobOptions, JobSpec
 from quantcore.config.presets import Preset
 from quantcore.config.quantization import CalibrationConfig, Config, parse_config
 from quantcore.config.quark import read_config
-from quantcore.config.recipes import conflicting_effort, with_recipe
+from quantcore.config.recipes import with_recipe
 from quantcore.errors import ConfigError, QuantError
 from quantcore.mixed_precision import schemes
 from quantcore.plan.capacity import Capacity, capacity
@@ -88,8 +88,6 @@ def _spec_of(request: JobRequest, presets_by_name: Mapping[str, Preset]) -> tupl
     mix = None if request.mix is None else schemes.resolve(request.mix, presets_by_name)
     asked = request.config if mix is None else _beside_mix(request.config)
     preset, config = _parse_config(asked, presets_by_name)
-    if request.effort is not None and asked.get("algo_config"):
-        raise conflicting_effort(f"The effort '{request.effort}' chooses the algorithms, and algo_config names them.")
     by_default = None if "algo_config" in asked or mix is not None else preset
     mixed = () if mix is None else mix.configs.values()
     config = with_recipe(config, request.effort, preset=by_default, file2file=request.file2file, mixed=mixed)

@@ -179,10 +179,11 @@ def config_of_flags(options: argparse.Namespace) -> Config:
     config = presets.with_towers(config, options.quantize_towers) if options.quantize_towers else config
     config = presets.with_drafts(config, options.quantize_drafts) if options.quantize_drafts else config
     config = replace(config, strict=True) if options.strict else config
-    config = _with_algorithms(config, options)
-    preset = None if _chain(options) is not None else options.quant_scheme
+    chain = _chain(options)
+    if chain is not None:
+        return _with_algorithms(config, chain, options)
     file2file = getattr(options, "file2file", False)  # a plan for hardware chooses that by itself
-    return with_recipe(config, options.effort, preset=preset, file2file=file2file)
+    return with_recipe(config, options.effort, preset=options.quant_scheme, file2file=file2file)
 
 
 def _read_json(file: str) -> dict[str, Any]:
@@ -225,10 +226,9 @@ def _with_layer_schemes(
     return {**layers, **config.layer_quant_config}
 
 
-def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
-    """Return ``config`` with the algorithms of the flags, if they name any."""
-    chain = _chain(options)
-    if chain is not None and options.effort is not None:
+def _with_algorithms(config: Config, chain: list[Any], options: argparse.Namespace) -> Config:
+    """Return ``config`` with the algorithms of the flags."""
+    if options.effort is not None:
         raise conflicting_effort(
             f"The effort '{options.effort}' chooses the algorithms, and --quant_algo or"
             " --pre_quantization_optimization names them."
@@ -240,7 +240,7 @@ def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
             hint="Change its algo_config, or remove --quant_algo and --pre_quantization_optimization.",
             field="/algo_config",
         )
-    return config if chain is None else parse_config({**config.to_dict(), "algo_config": chain})
+    return parse_config({**config.to_dict(), "algo_config": chain})
 
 
 def _chain(options: argparse.Namespace) -> list[Any] | None:

@@ -74,7 +74,7 @@ def _kind(configs: Iterable[Config]) -> str | None:
     """Return the kind of the scheme that loses most: see ``_CHAINS``. None for configs that only cast.
 
     Static ranges of integer activations lose most, because they clip outliers or round everything else coarsely. Those
-    of floats lose about as much as weights of few bits.
+    of floats lose less, and gain from the same solver as few bits.
     """
     layers = [
         layer for config in configs for layer in _layers(config)

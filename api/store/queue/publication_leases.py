@@ -20,7 +20,7 @@ from api.store.queue import events, jobs, logs, outbox
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import MAX_BACKOFF_S, MAX_LOST, Failure, LeaseLost, Order
 from api.store.queue.logs import NewLine
-from api.store.queue.publications import move
+from api.store.queue.publications import give_up, move
 from api.store.tables.jobs import FENCE, Artifact, Job
 from api.store.tables.publications import Publication, PublicationState
 
@@ -189,8 +189,7 @@ def _wait(session: Session, job: Job, publication: Publication, failure: Failure
 
 def _give_up(session: Session, job: Job, publication: Publication, failure: Failure) -> None:
     _let_go(publication)
-    publication.error, publication.finished_at = failure.to_dict(), func.clock_timestamp()
-    move(session, job, publication, PublicationState.FAILED, error=publication.error)
+    give_up(session, job, publication, failure.to_dict())
 
 
 def _let_go(publication: Publication) -> None:

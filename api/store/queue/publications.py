@@ -72,9 +72,8 @@ def ask_with_success(session: Session, job: Job) -> None:
     try:
         _check_verdict(job, job.publish)
     except CannotPublish as error:
-        publication.error = {"code": error.code, "message": error.message, "hint": error.hint, "retryable": False}
-        publication.finished_at = func.clock_timestamp()
-        move(session, job, publication, PublicationState.FAILED, error=publication.error)
+        reason = {"code": error.code, "message": error.message, "hint": error.hint, "retryable": False}
+        give_up(session, job, publication, reason)
 
 
 POOR = ("degraded", "broken")
@@ -127,6 +126,12 @@ def _add(session: Session, job: Job, request: dict[str, Any]) -> Publication:
     move(session, job, publication, PublicationState.PENDING)
     outbox.wake(session)
     return publication
+
+
+def give_up(session: Session, job: Job, publication: Publication, error: dict[str, Any]) -> None:
+    """End a publication that has failed for good."""
+    publication.error, publication.finished_at = error, func.clock_timestamp()
+    move(session, job, publication, PublicationState.FAILED, error=error)
 
 
 def move(session: Session, job: Job, publication: Publication, state: PublicationState, **more: Any) -> None:

@@ -1,6 +1,7 @@
 // The request for a job, shared by the form, the JSON tab, the plan and the code snippets.
 import type { Job, Preset } from "../../api/types";
 import { differences } from "../../diff";
+import type { EFFORT_TEXTS } from "../../labels";
 import type { Target } from "../target-fields";
 
 export interface ModelRef {
@@ -47,7 +48,7 @@ export interface Body {
   /** Left out for a mix, or holds its algorithms only. */
   config?: Record<string, unknown>;
   mix?: Mix;
-  effort?: string;
+  effort?: Effort;
   calibration?: Calibration;
   export?: string[];
   name?: string;
@@ -62,8 +63,11 @@ export interface Body {
   publish?: Target;
 }
 
-export type Effort = "fast" | "balanced" | "best";
+export type Effort = keyof typeof EFFORT_TEXTS;
 const EFFORTS: Effort[] = ["balanced", "fast", "best"];
+
+/** The effort of a job with a preset and no algorithms of its own. */
+export const effortOf = (body: Body) => body.effort ?? "balanced";
 
 export const START: Body = { model: { path: "" }, config: { preset: "w4a16" }, export: ["quark"] };
 

@@ -8,7 +8,7 @@ import { HUB_TARGET, type Target, TargetFields } from "../target-fields";
 import {
   type Body,
   configOf,
-  type Effort,
+  effortOf,
   labelsText,
   presetOf,
   readLabels,
@@ -157,7 +157,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
             )}
           </Field>
           <div className="fields">
-            {preset && <RecipeFields {...props} preset={preset} />}
+            {preset && <RecipeFields key={preset.name} {...props} preset={preset} />}
             <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="preset default" />
             <Value {...props} pointer="/config/kv_cache" label="KV cache" placeholder="not quantized" />
             <Value {...props} pointer="/config/towers" label="Image and sound encoders" placeholder="not quantized" />
@@ -238,9 +238,10 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
 }
 
 /** The preset's whole config, with the algorithms that are named or those of the effort. */
-function advanced({ effort, ...body }: Body, preset: Preset): Body {
-  const config = configOf(preset, (effort ?? "balanced") as Effort);
-  return { ...body, config: { ...config, algo_config: body.config?.algo_config ?? config.algo_config } };
+function advanced(body: Body, preset: Preset): Body {
+  const { effort: _, ...rest } = body;
+  const config = configOf(preset, effortOf(body));
+  return { ...rest, config: { ...config, algo_config: body.config?.algo_config ?? config.algo_config } };
 }
 
 function CalibrationFields(props: Props) {

@@ -119,7 +119,7 @@ it("clones and snippets hold a mix", () => {
 });
 
 it("algorithms are named, or none, or those of the effort", () => {
-  const best = { ...BODY, effort: "best" };
+  const best: Body = { ...BODY, effort: "best" };
   const named = withAlgorithms(best, "smoothquant, gptq");
   expect(named.config).toEqual({ preset: "fp8", algo_config: [{ name: "smoothquant" }, { name: "gptq" }] });
   expect(named).not.toHaveProperty("effort");

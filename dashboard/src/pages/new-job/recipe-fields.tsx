@@ -2,7 +2,7 @@ import { useState } from "react";
 import type { Preset } from "../../api/types";
 import { EFFORT_TEXTS } from "../../labels";
 import { Field } from "../../ui/basics";
-import { algorithmsOf, type Effort, withAlgorithms, withValue } from "./body";
+import { algorithmsOf, effortOf, withAlgorithms, withValue } from "./body";
 import type { Props } from "./fields";
 
 /** The algorithms of a preset: those that are recommended for an effort, or a chain of one's own. */
@@ -10,7 +10,7 @@ export function RecipeFields(props: Props & { preset: Preset }) {
   const { body, onChange, errorAt, preset } = props;
   const own = algorithmsOf(body);
   const [text, setText] = useState(own?.join(", ") ?? "");
-  const effort = (body.effort ?? "balanced") as Effort;
+  const effort = effortOf(body);
   const chain = preset.recipes[effort]?.map(({ name }) => String(name)).join(", ");
   return (
     <>
