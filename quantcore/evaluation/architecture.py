@@ -182,6 +182,7 @@ def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as folder, quiet():
             twin.save_pretrained(folder)
             ours = open_model(read_model(Path(folder)))
+            twin.train(False).to(ours.streamed.device)
             with _calls(twin) as called:
                 measured = differences(twin, ours, windows_NT)
             return {"differences": measured, "uncalled": _uncalled(twin, ours.streamed, called)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -20,16 +20,14 @@ class IntFormat:
     name: str
     bits: int
     signed: bool
+    min: int = field(init=False, repr=False, compare=False)
+    max: int = field(init=False, repr=False, compare=False)
     scaled: ClassVar[bool] = True
     zero_point_ok: ClassVar[bool] = True
 
-    @property
-    def min(self) -> int:
-        return -(1 << (self.bits - 1)) if self.signed else 0
-
-    @property
-    def max(self) -> int:
-        return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
+    def __post_init__(self) -> None:  # not properties: torch.compile can't shift by a number that it keeps open
+        object.__setattr__(self, "min", -(1 << (self.bits - 1)) if self.signed else 0)
+        object.__setattr__(self, "max", (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1)
 
     @property
     def storage(self) -> str:

@@ -48,10 +48,15 @@ class QParams:
     global_scale: torch.Tensor | None = None
     nested: NestedScales | None = None
 
+    def flattened(self) -> QParams:
+        """Return the parameters of the groups of all rows one after another, each [N]."""
+        zero_point = None if self.zero_point is None else self.zero_point.reshape(-1)
+        return QParams(self.scale.reshape(-1), zero_point, self.global_scale)
+
     def of_groups(self, which: slice) -> QParams:
-        """Return the parameters of a slice of the groups, counted through all rows, each [N]."""
-        zero_point = None if self.zero_point is None else self.zero_point.reshape(-1)[which]
-        return QParams(self.scale.reshape(-1)[which], zero_point, self.global_scale)
+        """Return some of the groups of ``flattened`` parameters, as views."""
+        zero_point = None if self.zero_point is None else self.zero_point[which]
+        return QParams(self.scale[which], zero_point, self.global_scale)
 
     @property
     def zero_point_or_zeros(self) -> torch.Tensor:
@@ -189,9 +194,10 @@ def _in_tiles(
     rows, groups, size = x_RGS.shape
     x_NS, result_NS = x_RGS.reshape(-1, size), torch.empty(rows * groups, size, dtype=dtype)
     step = max(1, CACHED_VALUES // size)
+    flat = None if params is None else params.flattened()  # once: that of a transposed scale is a copy
     for start in range(0, rows * groups, step):
         tile = slice(start, start + step)
-        own = None if params is None else params.of_groups(tile)
+        own = None if flat is None else flat.of_groups(tile)
         for column in range(0, size, CACHED_VALUES):
             columns = slice(column, column + CACHED_VALUES)
             result_NS[tile, columns] = compute(x_NS[tile, columns], own)

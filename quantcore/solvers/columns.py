@@ -78,6 +78,7 @@ class Grid:
         self._zero_JO = None if table.zero_JO is None else table.zero_JO.float()
         zeros = [None] * len(scale_JO) if self._zero_JO is None else self._zero_JO.unbind()
         steps = self._step_JO.unbind()
+        self._group_index_K = torch.tensor(group_K, device=scale_JO.device)  # not copied from the host at each use
         self._params_J = [GroupParams(*params) for params in zip(scale_JO.unbind(), steps, zeros, strict=True)]
 
     def put(self, start: int, params_O: QParams) -> None:
@@ -95,7 +96,7 @@ class Grid:
 
     def params(self, start: int, end: int) -> GroupParams:
         """Return the parameters of some inputs, [K, O]."""
-        groups = self._group_K[start:end]
+        groups = self._group_index_K[start:end]
         zero = None if self._zero_JO is None else self._zero_JO[groups]
         return GroupParams(self.table.scale_JO[groups], self._step_JO[groups], zero)
 

@@ -1,8 +1,8 @@
 """The innermost loop of ``columns`` for accelerators, compiled by torch.compile to one kernel for several inputs.
 
 There every operation on a few thousand numbers is a launch that takes longer than its work (on GPUs the kernel is
-Triton's). It has not been run on an accelerator yet; a test compiles it for the CPU. If it cannot be compiled, the loop
-runs operation by operation, as on CPUs.
+Triton's). Compiling takes half a minute on an H100, so it is done once for any number of outputs; a test compiles it
+for the CPU. If it cannot be compiled, the loop runs operation by operation, as on CPUs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def round_in_turn(
 @cache
 def _compiled() -> Callable[..., Pair]:
     """Compile the loop when it is first needed: the compiler takes seconds to load."""
-    return torch.compile(_one_by_one)
+    return torch.compile(_one_by_one, dynamic=True)
 
 
 def _one_by_one(

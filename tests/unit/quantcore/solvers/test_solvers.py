@@ -338,6 +338,9 @@ class TestGPTQ:
         assert len(done) >= 2 * 96 / ONE_BY_ONE and all(pair is not None for pair in done)
         assert (wanted.codes != found.codes).double().mean() < 0.005
         assert cost_of(found, weight, stats).sum() < 1.01 * cost_of(wanted, weight, stats).sum()
+        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        solve("gptq", weight[: len(weight) // 2].clone(), SPECS[name], stats)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled  # for any number of outputs
 
     def test_what_cannot_be_compiled_runs_as_it_is(self, monkeypatch, caplog):
         def fail(*_):
