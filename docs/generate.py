@@ -164,7 +164,7 @@ def own_command(command: str) -> Iterator[str]:
     yield table(("option", "meaning"), rows)
 
 
-WITH_OWN_FLAGS = ("submit", "plan", "clone", "quantize", "mix", "convert", "evaluate", "speed", "compare")
+WITH_OWN_FLAGS = ("submit", "plan", "clone", "quantize", "auto", "mix", "convert", "evaluate", "speed", "compare")
 
 
 def service_command(path: str, command: click.Command) -> Iterator[str]:

@@ -55,6 +55,7 @@ JOB: dict[str, Any] = {
     "preset": "w4a16",
     "config": {"global_quant_config": {"weight": {"dtype": "uint4", "qscheme": "per_group", "group_size": 128}}},
     "mix": None,
+    "goal": None,
     "calibration": {"source": "builtin", "num_samples": 32, "seq_len": 512, "seed": 0},
     "export": ["compressed_tensors"],
     "max_shard_size": "5GB",

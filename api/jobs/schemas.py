@@ -99,6 +99,7 @@ class JobRequest(JobOptions):
     ``config`` is {preset, group_size?, exclude?, kv_cache?, algo_config?}, a whole config in the engine's names (``GET
     /v1/config-schema``), or the ``quantization_config`` of a checkpoint of AMD Quark. ``mix``: the scheme of each
     layer is chosen when the job runs; then ``config`` may be left out, or hold ``algo_config`` and nothing else.
+    ``goal``: scheme, algorithms and format are all chosen by measuring candidates; then none of them is given.
     """
 
     model: ModelRef
@@ -114,11 +115,11 @@ class JobRequest(JobOptions):
 
     @model_validator(mode="after")
     def _has_a_scheme(self) -> Self:
-        if self.mix is None and "config" not in self.model_fields_set:
+        if self.mix is None and self.goal is None and "config" not in self.model_fields_set:
             raise ConfigError(
                 "The request names no scheme.",
                 code="config_required",
-                hint='Give a config, as {"preset": "w4a16"}, or a mix.',
+                hint='Give a config, as {"preset": "w4a16"}, a mix, or a goal.',
                 field="/config",
             )
         return self

@@ -22,12 +22,14 @@ from api.store.manifest import Manifest, ManifestFile
 from api.store.tables.jobs import Artifact
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import presets
-from quantcore.config.job_spec import JobOptions, JobSpec
+from quantcore.config.job_spec import NO_SCHEME, JobOptions, JobSpec, conflicting_goal
 from quantcore.config.presets import Preset
 from quantcore.config.quantization import CalibrationConfig, Config, parse_config
 from quantcore.config.quark import read_config
 from quantcore.config.recipes import with_recipe
 from quantcore.errors import ConfigError, QuantError
+from quantcore.goal.fitting import fit, upper_bound
+from quantcore.goal.runtimes import MENUS
 from quantcore.mixed_precision import schemes
 from quantcore.plan.capacity import Capacity, capacity
 from quantcore.plan.hardware import parse_hardware
@@ -53,7 +55,8 @@ class Planned:
         spec = self.spec
         answer = self.plan.to_dict() | {"config": spec.config.to_dict(), "preset": self.preset}
         answer["evaluation"] = spec.evaluation.model_dump(mode="json", exclude_none=True)
-        more = {"mix": spec.mix and spec.mix.asked, "publish": self.publish}
+        goal = spec.goal and spec.goal.model_dump(mode="json", exclude_none=True)
+        more = {"mix": spec.mix and spec.mix.asked, "goal": goal, "publish": self.publish}
         return answer | {name: value for name, value in more.items() if value}
 
 
@@ -85,6 +88,8 @@ def make_plan(
 
 def _spec_of(request: JobRequest, presets_by_name: Mapping[str, Preset]) -> tuple[str | None, JobSpec]:
     """Return the preset that the request names, if any, and the JobSpec that it means."""
+    if request.goal is not None:
+        return None, _spec_of_goal(request)
     mix = None if request.mix is None else schemes.resolve(request.mix, presets_by_name)
     asked = request.config if mix is None else _beside_mix(request.config)
     preset, config = _parse_config(asked, presets_by_name)
@@ -95,7 +100,22 @@ def _spec_of(request: JobRequest, presets_by_name: Mapping[str, Preset]) -> tupl
     return preset, JobSpec(config=config, mix=mix, **options)
 
 
+def _spec_of_goal(request: JobRequest) -> JobSpec:
+    """Return the JobSpec of a request with a goal. Raises ConfigError for what the goal is there to choose."""
+    assert request.goal is not None
+    own = {"config": request.config, "mix": request.mix, "effort": request.effort}
+    if conflict := next((name for name, value in own.items() if value), None):
+        raise conflicting_goal(conflict)
+    options = {name: getattr(request, name) for name in JobOptions.model_fields}
+    export = MENUS[request.goal.runtime].export
+    if "export" in request.model_fields_set and request.export != (export,):
+        raise conflicting_goal("export")
+    return JobSpec(config=Config(global_quant_config=NO_SCHEME), **options | {"export": (export,)})
+
+
 def _plan_of(spec: JobSpec, headers: ModelHeaders) -> Plan:
+    if spec.goal is not None:
+        return upper_bound(fit(spec.goal, headers, spec.calibration, spec.export))
     mix = spec.mix
     if mix is None:
         return plan_job(spec, headers)

@@ -106,7 +106,9 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         "priority": original.priority,
         "limits": {"max_runtime_s": original.max_runtime_s, "max_pending_s": original.max_pending_s},
     }
-    if changes.get("effort") and "config" not in changes:  # it replaces the algorithms of the original
+    if fields.get("goal"):  # it chose both, and will choose again
+        fields = {name: value for name, value in fields.items() if name not in ("config", "export")}
+    elif changes.get("effort") and "config" not in changes:  # it replaces the algorithms of the original
         fields["config"] = fields["config"] | {"algo_config": []}
     try:
         return JobCreate.model_validate(fields | changes)

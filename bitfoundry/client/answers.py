@@ -162,6 +162,7 @@ class Job(Answer):
     config: dict[str, Any]
     preset: str | None = None
     mix: dict[str, Any] | None = None
+    goal: dict[str, Any] | None = None
     calibration: dict[str, Any] = {}
     export: list[str] = []
     evaluation: dict[str, Any] = {}
@@ -294,6 +295,7 @@ class Plan(Mapped):
     config: dict[str, Any]
     preset: str | None = None
     mix: dict[str, Any] | None = None
+    goal: dict[str, Any] | None = None
     calibration: dict[str, Any]
     evaluation: dict[str, Any] = {}
     needs_calibration: bool

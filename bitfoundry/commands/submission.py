@@ -19,6 +19,7 @@ from bitfoundry.commands.options import connect, evaluation_of, key_value, show_
 from bitfoundry.errors import BitfoundryError
 from quantcore.cli.flags import BUDGETS, Flags, add_budget, add_job
 from quantcore.cli.from_flags import request_of
+from quantcore.cli.goal_flags import GOAL_FLAGS, add_goal
 from quantcore.config.recipes import algorithms_text
 from quantcore.errors import QuantError
 
@@ -126,6 +127,7 @@ def _add_queue(flags: Flags) -> None:
 def _add_job(flags: Flags) -> None:
     add_job(flags)
     add_budget(flags, required=False)
+    add_goal(flags, is_alone=False)
     flags.add_argument("--evaluation", action="append", default=[], metavar="NAME=VALUE",
                        help="evaluation setting by its API name, e.g. num_prompts=0; repeatable")  # fmt: skip
     add = flags.add_argument_group("service").add_argument
@@ -149,16 +151,23 @@ def _parse(flags: Flags, arguments: list[str]) -> tuple[Any, set[str]]:
 
 def _request(flags: Flags, options: Any, flag_names: set[str], *, needs_scheme: bool = True) -> dict[str, Any]:
     """Return the job's request. Raises BitfoundryError, or exits with status 2, for flags that do not fit together."""
-    if (budgets := flag_names & {*BUDGETS}) and "schemes" not in flag_names:
+    has_goal = bool(flag_names & {*GOAL_FLAGS})
+    budgets = flag_names & {*BUDGETS} - ({"max_size"} if has_goal else set())
+    if budgets and "schemes" not in flag_names:
         flags.error(f"--{min(budgets)} needs --schemes")
+    if has_goal and "schemes" in flag_names:
+        flags.error("--schemes mixes schemes for one budget, and --runtime and --device let the job choose them")
     try:
         body = request_of(options, flag_names)
     except QuantError as error:
         raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
     if settings := evaluation_of(options.evaluation):
         body["evaluation"] = body.get("evaluation", {}) | settings
-    if needs_scheme and "mix" not in body and not {"preset", "global_quant_config"} & body.get("config", {}).keys():
-        flags.error("choose a scheme: --quant_scheme w4a16 (see `bitfoundry presets`)")
+    has_scheme = {"mix", "goal"} & body.keys() or {"preset", "global_quant_config"} & body.get("config", {}).keys()
+    if needs_scheme and not has_scheme:
+        flags.error(
+            "choose a scheme, --quant_scheme w4a16 (see `bitfoundry presets`), or a goal, --runtime and --device"
+        )
     return body
 
 

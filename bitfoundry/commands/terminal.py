@@ -132,7 +132,9 @@ def _shortened(text: str, width: int) -> str:
 
 
 def scheme_of(job: Job) -> str:
-    """Return the preset's name; for a mix, its schemes."""
+    """Return the preset's name; for a mix its schemes, for a goal the runtime and the device."""
+    if job.goal:
+        return f"auto for {job.goal['runtime']} on {job.goal['device']}"
     return job.preset or (f"mix of {', '.join(job.mix['schemes'])}" if job.mix else "custom")
 
 

@@ -198,7 +198,7 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
     add("--strict", action="store_true", help="treat a pattern that matches no layer as an error instead of a warning")
     add("--group_size", type=int, help="group size of schemes with groups; -1 is the whole row (default: the scheme's)")
     _add_algorithms(flags)
-    _add_calibration(flags)
+    add_calibration(flags)
     add = flags.add_argument_group("export").add_argument
     add("--custom_mode", default="quark", help=f"layout of hf_format: {', '.join(CUSTOM_MODES)} (default: quark)")
     add(
@@ -272,7 +272,7 @@ def add_mix(flags: argparse.ArgumentParser) -> None:
         default="hf_format",
         help=f"format whose sizes count: {', '.join(MODEL_EXPORTS)} (default: hf_format)",
     )
-    _add_calibration(flags)
+    add_calibration(flags)
 
 
 def _length(seq_len: int) -> str:
@@ -332,7 +332,7 @@ def _add_algorithms(flags: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_calibration(flags: argparse.ArgumentParser) -> None:
+def add_calibration(flags: argparse.ArgumentParser) -> None:
     usual = CalibrationConfig()
     add = flags.add_argument_group("calibration").add_argument
     shown = "(default: %(default)s)"

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from quantcore.cli.flags import BUDGETS, CUSTOM_MODES, MODEL_EXPORTS, NODES, QUANT_ALGOS, WEIGHT_FORMATS, plain_options
+from quantcore.cli.goal_flags import GOAL_FLAGS, goal_of
 from quantcore.config import presets
 from quantcore.config.algorithms import config_of, load_quant_algo_config_from_file
 from quantcore.config.job_spec import MixConfig
@@ -49,7 +50,7 @@ EXPORT_FLAGS = ("model_export", "custom_mode", "export_weight_format")
 def task_of(options: argparse.Namespace) -> Task:
     """Return the Task of the flags. Raises ConfigError for an unknown value, with the list of the known ones."""
     return Task(
-        **_model(options),
+        **model_of(options),
         output_dir=Path(options.output_dir).absolute(),
         resume_dir=Path(options.resume_dir).absolute() if options.resume_dir else None,
         config=config_of_flags(options),
@@ -99,7 +100,7 @@ def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hf_format if name == "hf_format" else name for name in names))
 
 
-def _model(options: argparse.Namespace) -> dict[str, Any]:
+def model_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields for the model: an existing folder, or a Hub id at its current commit, as in Quark's script."""
     folder = Path(options.model_dir)
     if folder.exists() or not is_model_id(options.model_dir):
@@ -120,7 +121,9 @@ def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
     body: dict[str, Any] = {name: getattr(options, name) for name in plain if name in given}
     if config := _config_request(options, given):
         body["config"] = config
-    if given & {"schemes", *BUDGETS}:
+    if given & {*GOAL_FLAGS}:
+        body["goal"] = goal_of(options).model_dump(mode="json", exclude_defaults=True)
+    elif given & {"schemes", *BUDGETS}:
         body["mix"] = _mix_config(options).model_dump(mode="json", exclude_none=True)
     for field, flags in (("calibration", CALIBRATION_FLAGS), ("evaluation", EVALUATION_FLAGS)):
         if part := {name: getattr(options, flag) for name, flag in flags.items() if flag in given}:

@@ -1,12 +1,13 @@
 """The engine's command line.
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
-quantization script of AMD Quark. ``convert`` writes a quantized model in another format, ``evaluate`` measures a
-model, ``speed`` times a program that serves it, ``compare`` shows several results. ``mix`` chooses the scheme of each
-layer for a size or a quality. ``plan`` shows the resources that a job would need. ``presets`` and ``schema`` print the
-possible schemes, ``pull`` fetches a model from the Hub. Four subcommands are for programs: ``run TASK.json`` (started
-by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (the
-content of an uploaded data file), ``publish`` (uploads an artifact; the task is on standard input).
+quantization script of AMD Quark. ``auto`` chooses the scheme for a goal, ``mix`` that of each layer for a size or a
+quality. ``convert`` writes a quantized model in another format, ``evaluate`` measures a model, ``speed`` times a
+program that serves it, ``compare`` shows several results. ``plan`` shows the resources that a job would need.
+``presets`` and ``schema`` print the possible schemes, ``pull`` fetches a model from the Hub. Four subcommands are for
+programs: ``run TASK.json`` (started by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh
+process), ``examine FILE`` (the content of an uploaded data file), ``publish`` (uploads an artifact; the task is on
+standard input).
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "evaluate": _evaluate,
         "compare": _compare,
         "speed": _speed,
+        "auto": _auto,
         "mix": _mix,
         "plan": _plan,
         "pull": _pull,
@@ -331,8 +333,20 @@ def _schema(arguments: list[str]) -> int:
     return 0
 
 
+def _auto(arguments: list[str]) -> int:
+    """Run ``auto MODEL --runtime R --device D``: quantize for a goal."""
+    from quantcore.cli import auto
+
+    options = auto.parser().parse_args(arguments)
+    return _run_here(options, auto.task_of)
+
+
 def _quantize(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
+    return _run_here(parser().parse_args(arguments), task_of)
+
+
+def _run_here(options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task]) -> int:
+    """Run the task of the flags in this process, or as one of the ranks that torchrun started, and show the report."""
 
     def work(emit: Emit) -> Report | None:
         return _pipeline(task_of(options), emit)
@@ -393,13 +407,14 @@ def _saying_nothing(work: Callable[[Emit], object]) -> Callable[[Emit], None]:
 
 
 def _pipeline(task: Task, emit: Emit) -> Report | None:
+    from quantcore.goal.run import run_goal
     from quantcore.pipeline.job import run
     from quantcore.runtime.devices import limit_threads
     from quantcore.runtime.ranks import joined
 
     limit_threads()
     with joined() as ranks:
-        return run(task, emit, ranks)
+        return run(task, emit, ranks) if task.goal is None else run_goal(task, emit, ranks)
 
 
 def _reporting(work: Callable[[Emit], object], emit: Emit) -> int:

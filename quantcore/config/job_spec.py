@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
 
+from quantcore.config.goal import Goal
 from quantcore.config.quantization import (
     DEFAULT_SHARD_SIZE,
     CalibrationConfig,
@@ -28,6 +29,7 @@ Gate = Literal["off", "warn", "fail"]
 GATES: tuple[Gate, ...] = get_args(Gate)
 TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$")]
 ExportName = Annotated[str, Field(min_length=1, max_length=100)]
+DEFAULT_EXPORTS = ("quark",)
 
 
 class Evaluation(TextSource):
@@ -136,7 +138,7 @@ class JobOptions(Settings):
     """The options that a request and a JobSpec share: they decide the result beside the model and the scheme."""
 
     calibration: CalibrationConfig = CalibrationConfig()
-    export: Annotated[tuple[ExportName, ...], Field(max_length=16)] = ("quark",)
+    export: Annotated[tuple[ExportName, ...], Field(max_length=16)] = DEFAULT_EXPORTS
     evaluation: Evaluation = Evaluation()
     gate: Annotated[Gate, Field(description="What a missed quality limit means: off, warn, or fail.")] = "warn"
     max_shard_size: Annotated[
@@ -160,6 +162,7 @@ class JobOptions(Settings):
             "sharded where a device has too little memory for a whole one."
         ),
     ] = None
+    goal: Goal | None = None
     nodes: Annotated[
         StrictInt,
         Field(ge=1, le=64, description="Number of workers that do the job together. They must share a disk."),
@@ -181,6 +184,7 @@ class JobSpec(JobOptions):
     """The full specification of a job except its model: config, mix and ``JobOptions``, with all defaults set.
 
     With a ``mix`` the scheme of each layer is chosen when the job runs; then ``config`` holds the algorithms alone.
+    With a ``goal`` everything about the scheme is chosen then, and ``config`` holds nothing.
     """
 
     config: Config
@@ -190,6 +194,8 @@ class JobSpec(JobOptions):
     def _mix_alone_chooses(self) -> Self:
         if self.mix is not None:
             check_mix(self.config, file2file=self.file2file)
+        if self.goal is not None:
+            check_goal(self)
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,6 +219,26 @@ def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
             hint="Leave one of them out.",
             field="/evaluation/tasks",
         )
+
+
+def check_goal(spec: JobSpec) -> None:
+    """Raise ConfigError ``conflicting_goal`` for a job that says itself what its goal is there to choose."""
+    own = {
+        "config": spec.config != Config(global_quant_config=NO_SCHEME), "mix": spec.mix is not None,
+        "file2file": spec.file2file, "evaluation": spec.evaluation.num_windows == 0,
+    }  # fmt: skip
+    if conflict := next((name for name, is_own in own.items() if is_own), None):
+        raise conflicting_goal(conflict)
+
+
+def conflicting_goal(name: str) -> ConfigError:
+    """Return the error for a field that stands beside a goal and decides what the goal is there to choose."""
+    return ConfigError(
+        f"A goal chooses scheme, algorithms and format by measuring, and '{name}' decides on its own.",
+        code="conflicting_goal",
+        hint=f"Leave out {name}, or the goal.",
+        field=f"/{name}",
+    )
 
 
 def check_mix(config: Config, *, file2file: bool) -> None:

@@ -88,12 +88,12 @@ def choose(
 
     plans = plan_each(request, plan_of)
     configs = {name: config for name, (config, _) in plans.items()}
-    windows_NT, text = _texts(model.folder, calibration)
+    windows_NT, text = read_texts(model.folder, calibration)
     emit(PhaseStarted("sensitivity"))
     with tempfile.TemporaryDirectory(prefix="bitfoundry-mix-", dir=work_dir) as scratch:
         sensitivity = Sensitivity(open_model(model), windows_NT, plans, Path(scratch), emit)
-        units = _units(model, plans, sensitivity.losses(calibration.seed), may_keep=KEEP in request.schemes)
-        bytes_outside = _bytes_outside(plans, units)
+        units = units_of(model, plans, sensitivity.losses(calibration.seed), may_keep=KEEP in request.schemes)
+        bytes_outside = bytes_outside_of(plans, units)
         trial = Trial(model, sensitivity, text, emit)
 
         def quality(chosen: Mix) -> Quality:
@@ -105,12 +105,12 @@ def choose(
     return {
         "asked": request.asked,
         "config": config_of(chosen, units, configs).to_dict(),
-        "mix": _described(chosen, units, bytes_outside) | {"measured": measured.to_dict()},
+        "mix": describe(chosen, units, bytes_outside) | {"measured": measured.to_dict()},
         "uniform": {
-            name: _described(Mix(tuple(_option(unit, name) for unit in units)), units, bytes_outside)
+            name: describe(Mix(tuple(_option(unit, name) for unit in units)), units, bytes_outside)
             for name in request.schemes
         },
-        "frontier": [_described(candidate, units, bytes_outside) for candidate in mixes(units)],
+        "frontier": [describe(candidate, units, bytes_outside) for candidate in mixes(units)],
         "units": [
             {
                 "block": unit.block,
@@ -123,7 +123,7 @@ def choose(
     }
 
 
-def _texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor, EvaluationText]:
+def read_texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor, EvaluationText]:
     tokenizer = load_tokenizer(path)
     windows = token_windows(
         calibration,
@@ -136,7 +136,7 @@ def _texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor, Ev
     return windows.calibration_NT, of_windows(windows.held_out_NT, tokenizer)
 
 
-def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> list[Unit]:
+def units_of(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> list[Unit]:
     """Return the units with their options, each with its size in the file."""
     tensors = model.headers.tensors
     planned = {name: {layer.name: layer for layer in plan.layers} for name, (_, plan) in plans.items()}
@@ -157,7 +157,7 @@ def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> lis
     return units
 
 
-def _bytes_outside(plans: Plans, units: Sequence[Unit]) -> int:
+def bytes_outside_of(plans: Plans, units: Sequence[Unit]) -> int:
     """Return the bytes that belong to no unit: embeddings, norms, the head."""
     scheme, (_, first) = next(iter(plans.items()))
     return first.size_after_bytes - sum(_option(unit, scheme).num_bytes for unit in units)
@@ -224,7 +224,7 @@ def _divergence(quality: Quality) -> float:
     return value
 
 
-def _described(mix: Mix, units: Sequence[Unit], bytes_outside: int) -> dict[str, Any]:
+def describe(mix: Mix, units: Sequence[Unit], bytes_outside: int) -> dict[str, Any]:
     """Return a mix as JSON.
 
     ``bits`` is the mean of a weight of the mixed layers, ``loss`` the estimate in nats a token.

@@ -9,7 +9,7 @@ from typing import Any
 
 from quantcore.charts.errors import HEIGHT, LEFT, WIDTH, error_chart, grid, height
 from quantcore.evaluation.quality import DraftQuality, EncoderQuality, Quality, Sample, TaskResults
-from quantcore.report.values import ExportSummary, LayerError, Mix, MixScheme, Report, Summary
+from quantcore.report.values import ExportSummary, GoalResult, LayerError, Mix, MixScheme, Report, Summary
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--faint:#57606a;--line:#d0d7de;--mark:#0b5fb0;--pass:#116329;
@@ -34,6 +34,7 @@ def page(report: Report) -> str:
     sections = [
         f"<h1>{title}</h1>",
         _overview(report),
+        "" if report.goal is None else _goal(report.goal),
         _gates(report.summary),
         _quality(report.quality, report.drafts) if report.encoder is None else _encoder(report.encoder),
         _tasks(report.harness, report.summary.failed_tasks),
@@ -75,6 +76,20 @@ def _overview(report: Report) -> str:
         *((f"Other programs: {name}", str(proof.consumer_check)) for name, proof in report.proof.items()),
     ]
     return _table("", ("", ""), [(f"<b>{escape(name)}</b>", escape(text)) for name, text in rows])
+
+
+def _goal(goal: GoalResult) -> str:
+    asked = ", ".join(f"{name} {value}" for name, value in goal.asked.items())
+    rows = [
+        (
+            f"{trial.size_bytes / 1e6:.1f} MB", escape(", ".join(f"{n} {name}" for name, n in trial.layers.items())),
+            escape(trial.algorithms), str(trial.kl), f"{trial.recovery:.2%}", "chosen" if trial.is_chosen else "",
+        )
+        for trial in goal.trials
+    ]  # fmt: skip
+    heads = ("size", "layers", "algorithms", "KL divergence", "recovery, at worst", "")
+    advice = "".join(f"<li>{escape(line)}</li>" for line in goal.advice)
+    return f"<h2>Goal</h2><p>{escape(goal.why)}.</p>" + _table(escape(asked), heads, rows) + f"<ul>{advice}</ul>"
 
 
 def _gates(summary: Summary) -> str:

@@ -15,6 +15,7 @@ from quantcore.evaluation.quality import (
     ConsumerCheck,
     DraftQuality,
     EncoderQuality,
+    Measure,
     Number,
     Quality,
     Record,
@@ -181,6 +182,44 @@ class Mix(Record):
     frontier: Annotated[tuple[MixScheme, ...], Field(min_length=1)]
 
 
+class GoalPoint(Record):
+    """A size that a mix of the schemes can have, and the recovery to expect there."""
+
+    size_bytes: int
+    recovery: Number
+
+
+class GoalTrial(GoalPoint):
+    """A candidate that was quantized and measured.
+
+    ``recovery`` is exp(-KL) at the unfavourable end of the 95 % interval of ``kl``. ``layers``: number of layers by
+    scheme.
+    """
+
+    kl: Measure
+    layers: dict[str, int]
+    algorithms: str
+    verdict: Verdict | None
+    seconds: Number
+    is_chosen: bool
+
+
+class GoalResult(Record):
+    """What was asked for instead of a scheme, what was tried, and why this result was chosen."""
+
+    asked: dict[str, Any]
+    max_bytes: Annotated[
+        int | None, Field(description="Limit of all weights: by size, or memory left by the KV cache.")
+    ]
+    kv_cache: Annotated[str | None, Field(description="Scheme of the KV cache; null: 16 bits.")]
+    cache_bytes: Annotated[int, Field(description="Upper bound on the KV cache of the context in that scheme.")]
+    is_met: bool
+    why: str
+    advice: tuple[str, ...]
+    trials: Annotated[tuple[GoalTrial, ...], Field(min_length=1)]
+    frontier: tuple[GoalPoint, ...]
+
+
 class ExportProof(Record):
     """The result of reading one export back."""
 
@@ -237,6 +276,7 @@ class Report(Record):
     model: SourceModel
     config: dict[str, Any]
     mix: Mix | None = None
+    goal: GoalResult | None = None
     calibration: dict[str, Any]
     evaluation: dict[str, Any]
     proof: dict[str, ExportProof]

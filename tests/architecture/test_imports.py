@@ -18,6 +18,8 @@ ALLOWED = {
         "quantcore.plan.planner",
         "quantcore.plan.job",
         "quantcore.mixed_precision.schemes",
+        "quantcore.goal.fitting",
+        "quantcore.goal.runtimes",
         "quantcore.plan.hardware",
         "quantcore.plan.capacity",
         "quantcore.plan.inspection",

@@ -32,6 +32,7 @@ ALLOWED = {
         "quantcore.checkpoint.sink": 1,
         "quantcore.proof.judging": 1,
         "quantcore.blockwise.savepoint": 5,
+        "quantcore.goal.run": 1,
         "quantcore.proof.expectation": 2,
     },
     "a file of the engine's own": {

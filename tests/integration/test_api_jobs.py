@@ -54,6 +54,7 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
         "evaluation": {"num_windows": 12, "seq_len": 512, "num_prompts": 4, "tasks": [], "batch_size": 8},
         "file2file": False,
         "mix": None,
+        "goal": None,
         "shard_blocks": None,
         "publish": None,
         "publication": None,

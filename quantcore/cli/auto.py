@@ -1,0 +1,41 @@
+"""``bitfoundry auto MODEL --runtime vllm --device 24GB``: the best result for a place, a size and a quality."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from quantcore.cli.flags import Flags, add_calibration, add_evaluation
+from quantcore.cli.from_flags import calibration_of, evaluation_of, model_of
+from quantcore.cli.goal_flags import add_goal, goal_of
+from quantcore.config.job_spec import NO_SCHEME
+from quantcore.config.quantization import Config
+from quantcore.config.task import Task
+
+
+def parser() -> argparse.ArgumentParser:
+    flags = Flags(
+        prog="bitfoundry auto",
+        description="Quantize a model for a goal: say where it will run, how large it may be and how good it must be. "
+        "Candidates are quantized and measured until the smallest one that is good enough is found.",
+        epilog="The same command continues a search that was stopped.",
+    )
+    flags.add_argument("model_dir", metavar="MODEL", help="folder, GGUF file, or model on the Hub: org/name")
+    flags.add_argument("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
+    flags.add_argument("--output_dir", required=True, help="folder to create")
+    add_goal(flags, is_alone=True)
+    add_calibration(flags)
+    add_evaluation(flags)
+    flags.add_argument(
+        "--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar"
+    )
+    return flags
+
+
+def task_of(options: argparse.Namespace) -> Task:
+    """Return the Task of the flags of ``auto``."""
+    return Task(
+        **model_of(options), output_dir=Path(options.output_dir).absolute(),
+        config=Config(global_quant_config=NO_SCHEME), goal=goal_of(options), calibration=calibration_of(options),
+        evaluation=evaluation_of(options),
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""Which schemes a goal chooses from, and how large the result may be: known from the model's headers. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from quantcore.checkpoint.headers import ModelHeaders
+from quantcore.config.goal import Goal
+from quantcore.config.job_spec import DEFAULT_EXPORTS, KEEP, MixConfig, ResolvedMix, conflicting_goal
+from quantcore.config.presets import with_kv_cache
+from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.errors import ConfigError
+from quantcore.goal.runtimes import MENUS, kv_cache_bytes, kv_cache_scheme, schemes_for, weight_limit_bytes
+from quantcore.mixed_precision.schemes import Plans, plan_each, resolve
+from quantcore.plan.planner import Plan, make_plan
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The plan of each scheme alone, in the format ``export``; the KV cache; and the limit of all weights.
+
+    ``kv_cache`` is the scheme of the cache (None: 16 bits), ``cache_bytes`` its size. ``max_bytes`` is None if any size
+    fits.
+    """
+
+    export: str
+    plans: Plans
+    kv_cache: str | None
+    cache_bytes: int
+    max_bytes: int | None
+
+    @property
+    def smallest_bytes(self) -> int:
+        return min(plan.size_after_bytes for _, plan in self.plans.values())
+
+
+def fit(goal: Goal, headers: ModelHeaders, calibration: CalibrationConfig, exports: Sequence[str]) -> Fit:
+    """Plan the schemes of a goal. The KV cache is quantized if nothing fits otherwise and the runtime can do it.
+
+    ``exports`` are the formats of the job: the default, or the one that the goal's runtime reads. Raises ConfigError
+    ``goal_too_small`` if nothing fits, and ``conflicting_goal`` for other formats.
+    """
+    if tuple(exports) not in ((MENUS[goal.runtime].export,), DEFAULT_EXPORTS):
+        raise conflicting_goal("export")
+    cache_bytes = kv_cache_bytes(headers.config, goal.context)
+    found = _fit(goal, headers, calibration, None, cache_bytes)
+    scheme = kv_cache_scheme(goal)
+    if not _fits(found) and scheme is not None:
+        found = _fit(goal, headers, calibration, scheme, cache_bytes // 2)
+    if not _fits(found):
+        raise ConfigError(
+            f"The smallest result for {goal.runtime} has {megabytes(found.smallest_bytes)}, and the limit of "
+            f"{goal.max_size or goal.device} is {megabytes(max(0, found.max_bytes or 0))}, beside a KV cache of "
+            f"{megabytes(found.cache_bytes)} for {goal.context} tokens.",
+            code="goal_too_small",
+            hint="Allow more (max_size, device), a shorter context, or another runtime.",
+            field="/goal",
+        )
+    return found
+
+
+def upper_bound(found: Fit) -> Plan:
+    """Return the plan before anything is measured: that of the largest scheme, at most of the size that fits."""
+    name, (_, dearest) = max(found.plans.items(), key=lambda item: item[1][1].size_after_bytes)
+    return replace(
+        dearest,
+        size_after_bytes=min(dearest.size_after_bytes, found.max_bytes or dearest.size_after_bytes),
+        footprint=max((plan for _, plan in found.plans.values()), key=lambda plan: plan.peak_memory_bytes).footprint,
+        warnings=(
+            *dearest.warnings,
+            f"The scheme of each layer is chosen from {', '.join(found.plans)} by measuring candidates when the job "
+            f"runs. Planned is what it may take at most: {name} for all layers.",
+        ),
+    )
+
+
+def megabytes(size: int) -> str:
+    """Return a size as text: ``94.1 MB``, ``4.20 GB``."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _fit(
+    goal: Goal, headers: ModelHeaders, calibration: CalibrationConfig, kv_cache: str | None, cache_bytes: int
+) -> Fit:
+    names, export = schemes_for(goal), MENUS[goal.runtime].export
+    request = resolve(MixConfig(schemes=names if len(names) > 1 else (*names, KEEP), max_bits=32.0))
+    configs = dict(request.configs)
+    if kv_cache is not None:
+        configs = {name: with_kv_cache(config, kv_cache) for name, config in configs.items()}
+
+    def plan_of(config: Config) -> Plan:
+        return make_plan(
+            config, headers.config, headers.tensors, calibration=calibration, exports=(export,), num_schemes=len(names)
+        )
+
+    schemes = ResolvedMix(**request.model_dump(exclude={"configs"}), configs=configs)
+    max_bytes = weight_limit_bytes(goal, cache_bytes)
+    return Fit(export, plan_each(schemes, plan_of), kv_cache, cache_bytes, max_bytes)
+
+
+def _fits(found: Fit) -> bool:
+    return found.max_bytes is None or found.smallest_bytes <= found.max_bytes

@@ -1,0 +1,296 @@
+"""``bitfoundry auto``: quantizes candidates until one is measured to meet the goal, and keeps that one.
+
+One pass over the float model estimates what the rounding of every layer costs in each scheme that the runtime computes
+on the device (``mixed_precision.sensitivity``). The best mix of every size is a candidate. ``find_smallest`` chooses
+the few that are quantized as whole jobs, with their algorithms, proof and measurement. Only the best result so far is
+kept on disk. A search that was stopped continues: what was measured before is read, not repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quantcore.blockwise.savepoint import fingerprint
+from quantcore.checkpoint.artifact import building, seal
+from quantcore.config.quantization import Config
+from quantcore.config.recipes import DEFAULT_EFFORT, Effort, algorithms_text, recipe
+from quantcore.config.task import Task, read_task
+from quantcore.errors import ConfigError
+from quantcore.evaluation.model import open_model
+from quantcore.evaluation.verdict import DEVIATIONS
+from quantcore.events import Completed, Emit, PhaseStarted, Progress, silence
+from quantcore.goal.fitting import fit, megabytes
+from quantcore.goal.search import Point, find_smallest, predict
+from quantcore.hub.download import fetch
+from quantcore.mixed_precision.choice import Mix, Option, Unit, mixes
+from quantcore.mixed_precision.command import bytes_outside_of, config_of, read_texts, units_of
+from quantcore.mixed_precision.sensitivity import Sensitivity
+from quantcore.model.kinds import Kind
+from quantcore.model.skeleton import kind_of
+from quantcore.pipeline import job
+from quantcore.plan.job import fitted
+from quantcore.proof.judging import tell_gates
+from quantcore.reading.model import Model, read_model
+from quantcore.report.compare import read_report
+from quantcore.report.report import write_report
+from quantcore.report.values import GoalPoint, GoalResult, GoalTrial, Report
+from quantcore.runtime.ranks import ALONE, Ranks
+
+MAX_TRIALS = 5
+SHOWN_POINTS = 24
+"""Number of sizes that the report's frontier shows."""
+ADVICE_STEPS = (1.1, 1.25, 0.9, 0.75)
+"""Sizes, relative to the chosen one, for which the report says what to expect."""
+
+
+def run_goal(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
+    """Run the search for ``task.goal``, and move the chosen result to ``output_dir``; else as ``pipeline.job.run``.
+
+    Raises ConfigError ``goal_too_small`` if nothing fits, and the errors of a job.
+    """
+    assert task.goal is not None
+    emit = emit if ranks.is_first else silence
+    emit(PhaseStarted("resolve"))
+    task = ranks.share(fetch(task, emit) if ranks.is_first else task)
+    model = read_model(task.model_folder)
+    task = fitted(task, model.headers.config).model_copy(update={"token_on_stdin": False})
+    work_dir = task.resume_dir or task.output_dir.with_name(f".{task.output_dir.name}.auto")
+    emit(PhaseStarted("plan"))
+    search = _Search(task, model, work_dir, emit, ranks)
+    with ExitStack() as stack:
+        folder = stack.enter_context(building(task.output_dir, work_dir)) if ranks.is_first else work_dir
+        ranks.wait()
+        search.run()
+        if not ranks.is_first:
+            return None
+        report = search.finish(folder)
+        tell_gates(task, list(report.summary.gates), emit)
+    emit(Completed(report.summary.to_dict()))
+    return report
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A trial as it is remembered: its row of the report, whose ``is_chosen`` is not decided yet, and its folder."""
+
+    row: GoalTrial
+    folder: Path
+
+    @property
+    def loss(self) -> float:
+        """The KL divergence at the unfavourable end of its interval."""
+        return -math.log(self.row.recovery)
+
+
+@dataclass
+class _Search:
+    """The search of one task: its candidates and what was measured so far."""
+
+    task: Task
+    model: Model
+    work_dir: Path
+    emit: Emit
+    ranks: Ranks
+    started: float = field(default_factory=time.monotonic)
+    tried: list[_Tried] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        assert self.task.goal is not None
+        self.goal = self.task.goal
+        _check_kind(self.model.headers.config)
+        self.fit = fit(self.goal, self.model.headers, self.task.calibration, self.task.export)
+
+    def run(self) -> None:
+        """Measure candidates until the search ends."""
+        units, outside = self._units()
+        configs = {name: config for name, (config, _) in self.fit.plans.items()}
+        frontier = [
+            mix for mix in mixes(units) if self.fit.max_bytes is None or mix.num_bytes + outside <= self.fit.max_bytes
+        ]
+        self.frontier = frontier or [mixes(units)[0]]
+        self.points = [Point(mix.num_bytes + outside, mix.loss) for mix in self.frontier]
+        most = self.goal.max_divergence
+        measure = partial(self._measure, units, configs)
+        last = len(self.points) - 1
+        if most is None:
+            self.measured = {last: measure("best", last)}
+            return
+        found = find_smallest(self.points, most, partial(measure, DEFAULT_EFFORT), MAX_TRIALS, self._may_go_on)
+        if min(found.values()) > most and last in found and self._may_go_on():
+            found[last] = min(found[last], measure("best", last))
+        self.measured = found
+
+    def finish(self, folder: Path) -> Report:
+        """Move the chosen trial into ``folder``, and add the search to its report."""
+        chosen = self._best()
+        for path in chosen.folder.iterdir():
+            path.replace(folder / path.name)
+        report = read_report(folder).model_copy(update={"goal": self._result(chosen)})
+        done = read_task(self.work_dir / f"{chosen.folder.name}.task.json")
+        write_report(done.model_copy(update={"output_dir": self.task.output_dir}), folder, report)
+        seal(folder)
+        return report
+
+    def _units(self) -> tuple[list[Unit], int]:
+        """Return the units with the bytes and the loss of each scheme, and the bytes outside of them."""
+
+        def find() -> dict[str, Any]:
+            windows_NT, _ = read_texts(self.model.folder, self.task.calibration)
+            self.emit(PhaseStarted("sensitivity"))
+            with tempfile.TemporaryDirectory(prefix="sensitivity-", dir=self.work_dir) as scratch:
+                sensitivity = Sensitivity(open_model(self.model), windows_NT, self.fit.plans, Path(scratch), self.emit)
+                losses = sensitivity.losses(self.task.calibration.seed)
+            units = units_of(self.model, self.fit.plans, losses, may_keep=False)
+            return {"units": [asdict(unit) for unit in units], "outside": bytes_outside_of(self.fit.plans, units)}
+
+        known = self._once(f"units-{_digest(self._identity())}", find)
+        units = [
+            Unit(**{**unit, "layers": tuple(unit["layers"]), "options": tuple(Option(**o) for o in unit["options"])})
+            for unit in known["units"]
+        ]
+        return units, known["outside"]
+
+    def _measure(self, units: Sequence[Unit], configs: dict[str, Config], effort: Effort, index: int) -> float:
+        """Quantize the candidate ``index`` as a job; return the KL divergence at its interval's unfavourable end."""
+        mix = self.frontier[index]
+        config = config_of(mix, units, configs)
+        config = replace(config, algo_config=recipe([config], effort))
+        name = f"trial-{_digest([self._identity(), config.to_dict()])}"
+        trial = self.task.model_copy(
+            update={
+                "goal": None, "config": config, "export": (self.fit.export,), "output_dir": self.work_dir / name,
+                "resume_dir": self.work_dir / f"resume-{name}", "gate": "off" if self.task.gate == "off" else "warn",
+            }
+        )  # fmt: skip
+        self.emit(PhaseStarted("trial"))
+        self.emit(Progress("trial", len(self.tried), MAX_TRIALS, "candidate"))
+        row = GoalTrial.model_validate(self._once(name, partial(self._run_trial, trial, mix, units)))
+        self.tried.append(_Tried(row, self.work_dir / name))
+        self._drop_all_but(self._best())
+        return self.tried[-1].loss
+
+    def _run_trial(self, trial: Task, mix: Mix, units: Sequence[Unit]) -> dict[str, Any]:
+        began = time.monotonic()
+        shutil.rmtree(trial.output_dir, ignore_errors=True)  # from a stop between the job's end and its note
+        report = job.run(trial, _without_end(self.emit), self.ranks)
+        if report is None:
+            return {}
+        assert report.quality is not None and trial.output_dir.is_dir()
+        (self.work_dir / f"{trial.output_dir.name}.task.json").write_text(trial.model_dump_json(), "utf-8")
+        kl, layers = report.quality.divergence.kl_mean, Counter[str]()
+        for unit, option in zip(units, mix.chosen, strict=True):
+            layers[option.scheme] += len(unit.layers)
+        worst = math.inf if kl.value is None else kl.value + DEVIATIONS * (kl.stderr or 0.0)
+        return GoalTrial(
+            size_bytes=report.summary.size_after_bytes, recovery=math.exp(-worst), kl=kl, layers=dict(layers),
+            algorithms=algorithms_text(report.config), verdict=report.summary.verdict,
+            seconds=round(time.monotonic() - began, 1), is_chosen=False,
+        ).to_dict()  # fmt: skip
+
+    def _once(self, name: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the JSON data that ``find`` gives on the first rank, or gave in an earlier run of this search.
+
+        A trial runs on all ranks. It counts as done only while its folder may still be needed: see ``_best``.
+        """
+        note = self.work_dir / f"{name}.json"
+        before = json.loads(note.read_text("utf-8")) if self.ranks.is_first and note.exists() else None
+        if before := self.ranks.share(before):
+            return dict(before)
+        found = find() if self.ranks.is_first or name.startswith("trial") else {}
+        if self.ranks.is_first:
+            unfinished = note.with_suffix(".partial")
+            unfinished.write_text(json.dumps(found), "utf-8")
+            unfinished.replace(note)
+        return self.ranks.share(found)
+
+    def _best(self) -> _Tried:
+        """Return the smallest trial that meets the goal; if none does, the one that loses least."""
+        most = self.goal.max_divergence
+        good = [trial for trial in self.tried if most is not None and trial.loss <= most]
+        return min(good, key=lambda trial: trial.row.size_bytes) if good else min(self.tried, key=lambda t: t.loss)
+
+    def _drop_all_but(self, best: _Tried) -> None:
+        if self.ranks.is_first:
+            for trial in self.tried:
+                if trial.folder != best.folder:
+                    shutil.rmtree(trial.folder, ignore_errors=True)
+
+    def _may_go_on(self) -> bool:
+        """Return whether another trial, as long as the longest, ends in time."""
+        longest = max((trial.row.seconds for trial in self.tried), default=0.0)
+        limit = self.goal.max_time_s
+        return self.ranks.share(limit is None or time.monotonic() - self.started + longest <= limit)
+
+    def _identity(self) -> list[Any]:
+        """Return what decides estimates and trials beside a candidate's config. Another goal may share it."""
+        task = self.task.model_copy(update={"goal": None, "export": (self.fit.export,)})
+        return [fingerprint(task), {name: config.to_dict() for name, (config, _) in self.fit.plans.items()}]
+
+    def _result(self, chosen: _Tried) -> GoalResult:
+        most = self.goal.max_divergence
+        is_met = most is None or chosen.loss <= most
+        expected = [math.exp(-predict(self.points, self.measured, index)) for index in range(len(self.points))]
+        step = max(1, len(self.points) // SHOWN_POINTS)
+        return GoalResult(
+            asked=self.goal.model_dump(mode="json", exclude_none=True),
+            max_bytes=self.fit.max_bytes, kv_cache=self.fit.kv_cache, cache_bytes=self.fit.cache_bytes, is_met=is_met,
+            why=self._why(chosen, is_met=is_met), advice=tuple(self._advice(chosen, expected)),
+            trials=tuple(trial.row.model_copy(update={"is_chosen": trial is chosen}) for trial in self.tried),
+            frontier=tuple(
+                GoalPoint(size_bytes=self.points[index].num_bytes, recovery=expected[index])
+                for index in sorted({*range(0, len(self.points), step), len(self.points) - 1})
+            ),
+        )  # fmt: skip
+
+    def _why(self, chosen: _Tried, *, is_met: bool) -> str:
+        size, kept = megabytes(chosen.row.size_bytes), f"{100 * chosen.row.recovery:.2f} %"
+        if self.goal.min_recovery == "best":
+            return f"the best result that fits: it keeps at least {kept} in {size}"
+        wanted = f"{100 * self.goal.min_recovery:g} %"
+        if is_met:
+            return f"the smallest of {len(self.tried)} measured results that keeps {wanted}: {kept} in {size}"
+        return f"nothing that fits was measured to keep {wanted}; this is the best: {kept} in {size}"
+
+    def _advice(self, chosen: _Tried, expected: Sequence[float]) -> Iterator[str]:
+        """Yield what other sizes would give, as far as they fit and are clearly better or smaller."""
+        told = {chosen.row.size_bytes}
+        for share in ADVICE_STEPS:
+            wanted = share * chosen.row.size_bytes
+            index = min(range(len(self.points)), key=lambda i: abs(self.points[i].num_bytes - wanted))
+            size = self.points[index].num_bytes
+            if abs(size - wanted) < 0.05 * wanted and size not in told:
+                told.add(size)
+                change = 100 * (size / chosen.row.size_bytes - 1)
+                yield f"{megabytes(size)} ({change:+.0f} %): expect {100 * expected[index]:.1f} %"
+
+
+def _check_kind(model_config: dict[str, Any]) -> None:
+    kind = kind_of(model_config)
+    if kind is not Kind.causal:
+        raise ConfigError(
+            f"This model is of the kind '{kind}', and a goal can only be searched for causal language models.",
+            code="unsupported_config",
+            hint="Choose a scheme by hand (--quant_scheme).",
+            field="/goal",
+        )
+
+
+def _without_end(emit: Emit) -> Emit:
+    """Return an ``emit`` that leaves out the end of a trial: the job goes on."""
+    return lambda event: None if isinstance(event, Completed) else emit(event)
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -1,0 +1,155 @@
+"""Goals on a tiny random model: the search measures whole jobs, keeps the best, and goes on after a stop."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from quantcore.checkpoint.artifact import sha256
+from quantcore.config.goal import Goal
+from quantcore.config.job_spec import NO_SCHEME
+from quantcore.config.quantization import Config
+from quantcore.config.target_devices import DEVICES, Device
+from quantcore.config.task import Task
+from quantcore.errors import ConfigError
+from quantcore.events import Completed, Event, PhaseStarted
+from quantcore.goal import run as search
+from quantcore.goal.runtimes import USABLE_SHARE, kv_cache_bytes
+from quantcore.pipeline import job
+from quantcore.report.values import GoalResult, Report
+from tests.support.models import tiny_model
+from tests.support.proofs import proving_here
+
+CONTEXT = 1 << 16
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("auto") / "model")
+
+
+def task_for(model: Path, output_dir: Path, **fields: Any) -> Task:
+    return Task(
+        model_dir=model, output_dir=output_dir, config=Config(global_quant_config=NO_SCHEME),
+        goal=Goal.model_validate({"runtime": "vllm", "device": "24GB"} | fields),
+        calibration={"num_samples": 8, "seq_len": 64}, evaluation={"num_windows": 4, "seq_len": 64, "num_prompts": 0},
+    )  # fmt: skip
+
+
+def find(task: Task) -> tuple[GoalResult, Report, list[Event]]:
+    events: list[Event] = []
+    with proving_here():
+        report = search.run_goal(task, events.append)
+    assert report is not None and report.goal is not None
+    return report.goal, report, events
+
+
+def test_the_smallest_that_is_good_enough_is_kept_and_others_are_not(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    best, *_ = find(task_for(model, tmp_path / "best", min_recovery="best"))
+    [only] = best.trials
+    assert best.is_met and only.layers.keys() == {"int8_weight_only"} and only.algorithms == "gptaq"
+    wanted = 1 - 2 * (1 - only.recovery)  # between the best that there is and 4 bits everywhere
+    result, report, events = find(task_for(model, out, min_recovery=wanted))
+
+    assert result.is_met and f"{100 * wanted:g} %" in result.why
+    [chosen] = [trial for trial in result.trials if trial.is_chosen]
+    assert chosen.recovery >= wanted and chosen.size_bytes < only.size_bytes
+    assert all(t.size_bytes > chosen.size_bytes for t in result.trials if t is not chosen and t.recovery >= wanted)
+    assert report.quality is not None and chosen.kl == report.quality.divergence.kl_mean
+    assert report.summary.size_after_bytes == chosen.size_bytes
+    assert [point.size_bytes for point in result.frontier] == sorted({point.size_bytes for point in result.frontier})
+
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    manifest = {entry["path"]: entry["sha256"] for entry in json.loads((out / "MANIFEST.json").read_text())["files"]}
+    assert manifest == {path.name: sha256(path) for path in out.iterdir() if path.name != "MANIFEST.json"}
+    assert Report.model_validate_json((out / "report.json").read_text()).goal == result
+    assert sum(isinstance(event, Completed) for event in events) == 1
+    phases = [event.phase for event in events if isinstance(event, PhaseStarted)]
+    assert phases.count("sensitivity") == 1 and phases.count("trial") == len(result.trials)
+
+
+def test_transformers_loads_what_was_chosen_for_it(model: Path, tmp_path: Path) -> None:
+    _, report, _ = find(task_for(model, tmp_path / "out", runtime="transformers", min_recovery=0.5))
+    quantized = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokens = torch.arange(32)[None]
+    with torch.no_grad():
+        logits = quantized(tokens).logits.log_softmax(-1)
+        before = AutoModelForCausalLM.from_pretrained(model)(tokens).logits.log_softmax(-1)
+    loss = (before.exp() * (before - logits)).sum(-1).mean()
+    assert report.quality is not None
+    assert 0 < float(loss) < 10 * (report.quality.divergence.kl_mean.value or 0)
+
+
+def test_if_nothing_is_good_enough_the_best_is_kept_and_said_so(model: Path, tmp_path: Path) -> None:
+    result, _, _ = find(task_for(model, tmp_path / "out", min_recovery=0.999999))
+    assert not result.is_met and "nothing that fits" in result.why
+    assert [trial.algorithms for trial in result.trials] == ["none (rounds to nearest)", "gptaq"]
+
+
+def test_it_goes_on_where_it_was_stopped(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_for(model, tmp_path / "out", min_recovery=0.999999)
+    run, ran = job.run, []
+
+    def stopped(*given: Any) -> Report | None:
+        ran.append(given[0].config.algo_config)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return run(*given)
+
+    monkeypatch.setattr(job, "run", stopped)
+    with proving_here(), pytest.raises(KeyboardInterrupt):
+        search.run_goal(task, lambda event: None)
+    assert not (tmp_path / "out").exists() and (tmp_path / ".out.auto").is_dir()
+    _, _, events = find(task)
+    assert [bool(algorithms) for algorithms in ran] == [False, True, True]
+    assert PhaseStarted("sensitivity") not in events
+
+
+def test_the_kv_cache_is_quantized_where_nothing_fits_otherwise(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = kv_cache_bytes(json.loads((model / "config.json").read_text()), CONTEXT)
+    room = (cache * 0.75 + 10**6) / USABLE_SHARE  # for half the cache and the weights, not for all of the cache
+    monkeypatch.setitem(DEVICES, "small", Device("small GPU", round(room), frozenset({"w4", "w8", "fp8"})))
+    result, report, _ = find(task_for(model, tmp_path / "out", device="small", context=CONTEXT, min_recovery=0.5))
+    assert (result.kv_cache, result.cache_bytes) == ("fp8", cache // 2)
+    assert report.config["kv_cache_quant_config"]
+    with pytest.raises(ConfigError) as refused:
+        find(task_for(model, tmp_path / "no", device="small", context=2 * CONTEXT))
+    assert refused.value.code == "goal_too_small" and "KV cache" in refused.value.message
+    assert "shorter context" in refused.value.hint
+    assert not (tmp_path / ".no.auto").exists()
+
+
+def auto(model: Path, output_dir: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bitfoundry", "auto", str(model), "--output_dir", str(output_dir), *flags]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--runtime", "vllm", "--device", "h1000"], "h100"),
+        (["--runtime", "vllm", "--device", "h100", "--min_recovery", "110%"], "Write 99% or 0.99"),
+        (["--runtime", "vllm"], "--device"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be(model: Path, tmp_path: Path, flags: list[str], words: str) -> None:
+    refused = auto(model, tmp_path / "out", *flags)
+    assert refused.returncode != 0 and words in refused.stderr and "Traceback" not in refused.stderr, refused.stderr
+
+
+@pytest.mark.slow
+def test_the_command_says_what_it_found(model: Path, tmp_path: Path) -> None:
+    text = ["--num_calib_data", "8", "--seq_len", "64", "--num_eval_data", "4", "--eval_seq_len", "64"]
+    goal = ["--runtime", "llama_cpp", "--device", "cpu", "--min_recovery", "best"]
+    done = auto(model, tmp_path / "out", *goal, *text)
+    assert done.returncode == 0, done.stderr
+    assert "the best result that fits" in done.stdout
+    assert json.loads((tmp_path / "out/report.json").read_text())["goal"]["asked"]["runtime"] == "llama_cpp"
