@@ -4,6 +4,7 @@ export const LABELS = {
   evaluation: "Evaluation",
   execution: "Execution",
   exports: "Export formats",
+  goal: "Goal",
   klMean: "KL divergence (mean)",
   mix: "Mixed precision",
   peakMemory: "Peak memory",
@@ -19,6 +20,23 @@ export const EFFORT_TEXTS = {
   balanced: "Balanced (default)",
   best: "Best: takes what pays",
 } as const;
+
+/** The programs that a result can be meant for. */
+export const RUNTIME_TEXTS: Record<string, string> = {
+  vllm: "vLLM",
+  transformers: "Transformers",
+  llama_cpp: "llama.cpp",
+  onnx: "ONNX Runtime",
+};
+
+/** What a goal can ask for, by the value of its `min_recovery`; the empty one is the service's default. */
+export const RECOVERY_TEXTS: Record<string, string> = {
+  "": "98 %: faithful (default)",
+  "0.95": "95 %: smaller",
+  "0.99": "99 %",
+  "0.995": "99.5 %",
+  best: "The best that fits",
+};
 
 /** What each value of a job's `gate` does when a limit is exceeded. */
 export const GATE_TEXTS: Record<string, string> = { warn: "Warn", fail: "Fail the job", off: "Off" };

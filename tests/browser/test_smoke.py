@@ -71,6 +71,15 @@ def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalSta
     expect(page.get_by_role("button", name="Start job")).to_be_disabled()
     page.get_by_role("textbox", name="Path on the server").fill(str(stack.home.parent / "model"))
     expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()  # the default length fits the model's 256 tokens
+    expect(plan.get_by_text("is chosen from w4a16, int8_weight_only")).to_be_visible()  # for the usual goal
+    page.get_by_label("Device").fill("h1000")
+    expect(page.get_by_text("'h1000'").first).to_be_visible()
+    page.get_by_label("Device").fill("h100")
+    page.get_by_label("How good must it be?").select_option(label="The best that fits")
+    page.get_by_role("tab", name="Code").click()
+    expect(page.get_by_label("Command-line snippet")).to_contain_text("--device h100")
+    page.get_by_role("tab", name="Form").click()
+    page.get_by_label("Uniform").check()
     page.get_by_label("Calibration Sequence length").fill("512")
     expect(page.get_by_text("seq_len is 512, but the model reads at most 256").first).to_be_visible()
     page.get_by_label("Calibration Sequence length").fill("64")
@@ -104,6 +113,7 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     page.goto("/ui/jobs/new")
     page.get_by_role("textbox", name="Path on the server").fill(str(stack.home.parent / "model"))
     page.get_by_label("Calibration Sequence length").fill("64")
+    page.get_by_label("Uniform").check()
     page.get_by_label("Name", exact=True).fill("measured")
     page.get_by_label("Quality gate").select_option(label="Fail the job")
     page.get_by_label("Evaluation text").select_option(label="Built-in prose")
@@ -138,7 +148,7 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     asked = job.model_dump()
     measured = {"source": "builtin", "num_windows": 3, "seq_len": 64, "stride": 32, "num_prompts": 4, "batch_size": 8}
     assert asked["evaluation"] == measured | {"tasks": ["gsm8k", "piqa"], "limit": 10}
-    assert (asked["gate"], asked["publish"], asked["file2file"]) == ("fail", {"to": target}, False)
+    assert (asked["gate"], asked["publish"], asked["file2file"]) == ("fail", {"to": target, "force": False}, False)
     page.get_by_role("tab", name="Config").click()
     expect(page.get_by_text("tasks gsm8k,piqa")).to_be_visible()
     page.goto(f"/ui/jobs/new?from={job.id}")

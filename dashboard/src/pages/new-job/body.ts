@@ -43,9 +43,20 @@ export interface Mix {
   max_divergence?: number;
 }
 
+export interface Goal {
+  runtime: string;
+  device?: string;
+  max_size?: string | number;
+  min_recovery?: number | string;
+  context?: number;
+  max_time_s?: number;
+}
+
 export interface Body {
   model: ModelRef;
-  /** Left out for a mix, or holds its algorithms only. */
+  /** Chooses scheme, algorithms and format: none of them is given beside it. */
+  goal?: Goal;
+  /** Left out for a goal and for a mix, or holds the algorithms of a mix only. */
   config?: Record<string, unknown>;
   mix?: Mix;
   effort?: Effort;
@@ -69,7 +80,9 @@ const EFFORTS: Effort[] = ["balanced", "fast", "best"];
 /** The effort of a job with a preset and no algorithms of its own. */
 export const effortOf = (body: Body) => body.effort ?? "balanced";
 
-export const START: Body = { model: { path: "" }, config: { preset: "w4a16" }, export: ["quark"] };
+export const START_GOAL: Goal = { runtime: "vllm", device: "24GB" };
+export const START_SCHEME = { config: { preset: "w4a16" }, export: ["quark"] };
+export const START: Body = { model: { path: "" }, goal: START_GOAL };
 
 /** `body` with `value` at the pointer. Empty values are left out: the service fills in its defaults. */
 export function withValue(body: Body, pointer: string, value: unknown): Body {
@@ -133,10 +146,20 @@ export const BUDGETS = { max_size: "90MB", max_bits: 5, max_divergence: 0.02 } a
 export type Budget = keyof typeof BUDGETS;
 export const START_MIX: Mix = { schemes: ["w4a16", "int8_weight_only"], max_bits: BUDGETS.max_bits };
 
+/** Switch to a goal, which chooses everything about the scheme. */
+export function withGoal({ config: _, mix: __, effort: ___, export: ____, file2file: _____, ...rest }: Body): Body {
+  return { ...rest, goal: START_GOAL };
+}
+
+/** The value of `min_recovery` for a choice of the form. */
+export const recoveryOf = (text: string) => (text === "" ? undefined : text === "best" ? text : Number(text));
+
 /** Switch to mixed precision, keeping the algorithms of the config, or back to the default config without a mix. */
-export function withMix({ config, mix: _, ...rest }: Body, mix: Mix | undefined): Body {
-  if (!mix) return { ...rest, config: START.config };
-  return { ...rest, ...(config?.algo_config ? { config: { algo_config: config.algo_config } } : {}), mix };
+export function withMix({ config, mix: _, goal: __, ...rest }: Body, mix: Mix | undefined): Body {
+  const formats = { export: rest.export ?? START_SCHEME.export };
+  if (!mix) return { ...rest, ...formats, config: START_SCHEME.config };
+  const algorithms = config?.algo_config ? { config: { algo_config: config.algo_config } } : {};
+  return { ...rest, ...formats, ...algorithms, mix };
 }
 
 /** The mix with this budget only: exactly one of the three is set. */
@@ -167,14 +190,19 @@ export function bodyOf(job: Job, presets: Preset[]): Body {
   const evaluation = { ...measured, ...(tasks?.length ? { tasks } : {}) };
   const { algo_config: algorithms } = job.config as { algo_config?: unknown[] };
   const besideMix = algorithms?.length ? { config: { algo_config: algorithms } } : {};
+  const goal = Object.fromEntries(Object.entries(job.goal ?? {}).filter(([, value]) => value !== null));
   return {
     model,
-    ...(job.mix
-      ? { ...besideMix, mix: job.mix as unknown as Mix }
-      : { config: effort ? { preset: preset.name } : job.config }),
-    ...(effort && effort !== "balanced" && !job.mix ? { effort } : {}),
+    ...(job.goal
+      ? { goal: goal as unknown as Goal }
+      : {
+          ...(job.mix
+            ? { ...besideMix, mix: job.mix as unknown as Mix }
+            : { config: effort ? { preset: preset.name } : job.config }),
+          ...(effort && effort !== "balanced" && !job.mix ? { effort } : {}),
+          export: job.export,
+        }),
     calibration: job.calibration as Calibration,
-    export: job.export,
     ...(job.name ? { name: job.name } : {}),
     ...(Object.keys(job.labels).length ? { labels: job.labels } : {}),
     priority: job.priority,

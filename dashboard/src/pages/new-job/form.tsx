@@ -13,11 +13,13 @@ import {
   presetOf,
   readLabels,
   START_MIX,
+  withGoal,
   withMix,
   withPreset,
   withValue,
 } from "./body";
 import { Names, type Props, Scoped, Value } from "./fields";
+import { GoalFields } from "./goal-fields";
 import { Inspect } from "./inspect";
 import { MeasureFields } from "./measure-fields";
 import { MixFields } from "./mix-fields";
@@ -114,23 +116,28 @@ function ModelFields(props: Props) {
 function SchemeFields(props: Props & { presets: Preset[] }) {
   const { body, onChange, presets, errorAt } = props;
   const preset = presets.find((each) => each.name === presetOf(body) || each.aliases.includes(presetOf(body) ?? ""));
-  const isOwn = !body.mix && presetOf(body) === null;
+  const isOwn = !body.goal && !body.mix && presetOf(body) === null;
   const schema = useQuery(isOwn ? "config-schema" : null, (signal) => get<Schema>("/v1/config-schema", {}, signal));
   const exports = preset?.exports ?? [...new Set(presets.flatMap((each) => each.exports))].sort();
   const choose = (name: string) => {
     const next = presets.find((each) => each.name === name);
     if (next) onChange(withPreset(body, next));
   };
-  const toggle = (name: string) => {
-    const now = body.export ?? [];
-    onChange({ ...body, export: now.includes(name) ? now.filter((each) => each !== name) : [...now, name] });
-  };
   return (
     <fieldset>
       <legend>Scheme</legend>
       <div className="choices field">
         <label>
-          <input type="radio" name="schemes" checked={!body.mix} onChange={() => onChange(withMix(body, undefined))} />{" "}
+          <input type="radio" name="schemes" checked={!!body.goal} onChange={() => onChange(withGoal(body))} /> For a{" "}
+          {LABELS.goal.toLowerCase()}
+        </label>
+        <label>
+          <input
+            type="radio"
+            name="schemes"
+            checked={!body.mix && !body.goal}
+            onChange={() => onChange(withMix(body, undefined))}
+          />{" "}
           Uniform
         </label>
         <label>
@@ -138,8 +145,9 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
           {LABELS.mix} (chosen automatically)
         </label>
       </div>
+      {body.goal && <GoalFields {...props} goal={body.goal} />}
       {body.mix && <MixFields {...props} mix={body.mix} />}
-      {!isOwn && !body.mix && (
+      {!isOwn && !body.mix && !body.goal && (
         <>
           <Field label="Preset" hint={preset?.title} error={errorAt("/config/preset") ?? errorAt("/config")}>
             {(own) => (
@@ -205,6 +213,20 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
           )}
         </>
       )}
+      {!body.goal && <Formats {...props} exports={exports} />}
+    </fieldset>
+  );
+}
+
+/** The export formats that hold the scheme, and whether weights go from file to file. */
+function Formats({ exports, ...props }: Props & { exports: string[] }) {
+  const { body, onChange, errorAt } = props;
+  const toggle = (name: string) => {
+    const now = body.export ?? [];
+    onChange({ ...body, export: now.includes(name) ? now.filter((each) => each !== name) : [...now, name] });
+  };
+  return (
+    <>
       <fieldset className="choices" aria-describedby="exports-error">
         <legend>{LABELS.exports}</legend>
         {exports.map((name) => (
@@ -233,7 +255,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
           ? `✕ ${errorAt("/file2file")}`
           : "For data-free schemes: any architecture, without running or evaluating the model."}
       </p>
-    </fieldset>
+    </>
   );
 }
 

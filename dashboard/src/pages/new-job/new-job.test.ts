@@ -8,10 +8,14 @@ import {
   labelsText,
   presetOf,
   readLabels,
+  recoveryOf,
+  START_GOAL,
   START_MIX,
+  START_SCHEME,
   valueAt,
   withAlgorithms,
   withBudget,
+  withGoal,
   withMix,
   withPreset,
   withSource,
@@ -218,4 +222,34 @@ it("reads the config's schema into controls", () => {
   });
   expect(controlOf({ type: "array", prefixItems: [] }, root)).toEqual({ kind: "json" });
   expect(controlOf({ type: "array", items: { type: "string" } }, root)).toEqual({ kind: "texts" });
+});
+
+it("a goal takes the place of everything that it chooses, and a clone asks for it again", () => {
+  const mixed: Body = { model: { path: "/m" }, mix: START_MIX, effort: "best", export: ["gguf"], name: "n" };
+  expect(withGoal(mixed)).toEqual({ model: { path: "/m" }, goal: START_GOAL, name: "n" });
+  expect(withMix(withGoal(mixed), undefined)).toEqual({ model: { path: "/m" }, name: "n", ...START_SCHEME });
+  expect([recoveryOf(""), recoveryOf("0.99"), recoveryOf("best")]).toEqual([undefined, 0.99, "best"]);
+  const job = {
+    model: { path: "/m" },
+    goal: { runtime: "vllm", device: "cpu", max_size: null },
+    config: {},
+    limits: {},
+  };
+  const cloned = bodyOf({ ...job, labels: {}, evaluation: {}, export: ["compressed_tensors"] } as unknown as Job, []);
+  expect(cloned.goal).toEqual({ runtime: "vllm", device: "cpu" });
+  for (const name of ["config", "export", "effort"]) expect(cloned).not.toHaveProperty(name);
+});
+
+it("shows the flags of a goal", () => {
+  const goal = { runtime: "vllm", device: "24GB", max_size: "4GB", min_recovery: 0.99, context: 4096, max_time_s: 60 };
+  const command = asCommand({ model: { path: "/m" }, goal }, ORIGIN);
+  const flags = [
+    "--runtime vllm",
+    "--device 24GB",
+    "--max_size 4GB",
+    "--min_recovery 0.99",
+    "--context 4096",
+    "--time 60s",
+  ];
+  for (const flag of flags) expect(command).toContain(flag);
 });

@@ -1,5 +1,5 @@
 // The request as code: curl, command line, Python.
-import { type Body, BUDGETS, type Budget, type Calibration, isPlainPreset, presetOf } from "./body";
+import { type Body, BUDGETS, type Budget, type Calibration, type Goal, isPlainPreset, presetOf } from "./body";
 
 /** Quote a text for a POSIX shell. */
 export const quoted = (text: string) => (/^[\w./:@%+=,-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
@@ -23,6 +23,14 @@ const OPTIONS: [keyof Calibration, string][] = [
   ["seed", "--seed"],
 ];
 
+const GOAL_OPTIONS: [keyof Goal, string][] = [
+  ["runtime", "--runtime"],
+  ["device", "--device"],
+  ["max_size", "--max_size"],
+  ["min_recovery", "--min_recovery"],
+  ["context", "--context"],
+];
+
 const asFile = (name: string, content: unknown) => `cat > ${name} <<'JSON'\n${JSON.stringify(content, null, 2)}\nJSON`;
 
 /** The command line. A config that is not a plain preset, and a target with settings, are written to files first. */
@@ -40,6 +48,8 @@ export function asCommand(body: Body, origin: string): string {
   const add = (option: string, value: unknown) => {
     if (value !== undefined && value !== "") parts.push(`${option} ${quoted(String(value))}`);
   };
+  for (const [name, option] of GOAL_OPTIONS) add(option, body.goal?.[name]);
+  if (body.goal?.max_time_s) add("--time", `${body.goal.max_time_s}s`);
   if (body.mix) add("--schemes", body.mix.schemes.join(","));
   for (const name of Object.keys(BUDGETS) as Budget[]) add(`--${name}`, body.mix?.[name]);
   add("--effort", body.effort);

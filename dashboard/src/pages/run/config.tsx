@@ -14,6 +14,7 @@ export function ConfigTab({ job }: { job: Job }) {
         <Facts
           facts={[
             ["Model", factsText(job.model)],
+            ...(job.goal ? [[LABELS.goal, factsText(job.goal)] as [string, string]] : []),
             ...(job.mix ? [[LABELS.mix, factsText(job.mix)] as [string, string]] : []),
             [LABELS.exports, job.export.join(", ")],
             ["Calibration", factsText(job.calibration)],
