@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -22,18 +21,26 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from quantcore.checkpoint.opening import unchanging
-from quantcore.cli.explain import explained
 from quantcore.cli.flags import Flags, add_evaluation, add_mix, add_speed, parser
 from quantcore.cli.from_flags import evaluation_of, mix_of, task_of
+from quantcore.cli.running import (
+    is_first_rank,
+    pipeline,
+    proof_standing_by,
+    rank,
+    reporting,
+    run_here,
+    saying_nothing,
+    shown,
+    verify,
+)
 from quantcore.config import presets
 from quantcore.config.quantization import json_schema
-from quantcore.config.task import Task, read_task
-from quantcore.errors import QuantError, RankError
+from quantcore.config.task import read_task
+from quantcore.errors import QuantError
 from quantcore.evaluation.quality import EvaluationResult, Record
 from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
-from quantcore.report.values import Report, Summary
 from quantcore.runtime.parent import end_with_parent
 
 T = TypeVar("T")
@@ -48,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _stop)
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
-        "verify": _verify,
+        "verify": verify,
         "examine": _examine,
         "publish": _publish,
         "convert": _convert,
@@ -71,16 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _rank() -> int | None:
-    """Return the rank of this process among those that torchrun started; None without torchrun."""
-    return int(os.environ["RANK"]) if "RANK" in os.environ else None
-
-
-def _is_first_rank() -> bool:
-    """Return True on the first rank, and without torchrun."""
-    return not _rank()
-
-
 def _stop(signum: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt on SIGTERM, as Ctrl-C does, so that half-written folders are removed."""
     raise KeyboardInterrupt
@@ -91,34 +88,16 @@ def _run(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m quantcore run TASK.json", file=sys.stderr)
         return 2
-    if _rank() is not None:
+    if rank() is not None:
         end_with_parent()  # joining the other ranks does so too, but seconds later
+
     # A failed task of the evaluation is in the report, and the job has its result: that is no failure here.
-    work = _saying_nothing(lambda emit: _pipeline(read_task(Path(arguments[0])), emit))
-    return _reporting(work, print_json_lines())
+    def work(emit: Emit) -> None:
+        task = read_task(Path(arguments[0]))
+        with proof_standing_by():
+            pipeline(task, emit)
 
-
-def _verify(arguments: list[str]) -> int:
-    """Run ``verify FOLDER EXPECTED``: compare the files in FOLDER with the pipeline's notes in EXPECTED."""
-    if len(arguments) != 2:
-        print("usage: python -m quantcore verify FOLDER EXPECTED", file=sys.stderr)
-        return 2
-
-    def verify(emit: Emit) -> None:
-        from quantcore.pipeline.twin_export import export_twin
-        from quantcore.proof.verify import STAMPS, peak_line, proof_line, prove_all
-        from quantcore.runtime.devices import limit_threads
-
-        limit_threads()
-        folder, scratch = map(Path, arguments)
-        task = read_task(scratch / "task.json")
-        with unchanging(task.model_folder, json.loads((scratch / STAMPS).read_text("utf-8"))) as seen:
-            for proof in prove_all(task, folder, scratch, emit, export_twin):
-                seen.check()
-                print(proof_line(proof), flush=True)
-        print(peak_line(), flush=True)
-
-    return _reporting(verify, print_json_lines())
+    return reporting(work, print_json_lines())
 
 
 def _examine(arguments: list[str]) -> int:
@@ -148,8 +127,8 @@ def _convert(arguments: list[str]) -> int:
         return convert(options.model_dir, options.output_dir, options.to, emit)
 
     if options.json:
-        return _reporting(work, print_json_lines())
-    return _shown(
+        return reporting(work, print_json_lines())
+    return shown(
         work, lambda done: print(f"Converted {done['num_layers']} layers to {done['to']}: {options.output_dir}")
     )
 
@@ -172,11 +151,11 @@ def _evaluate(arguments: list[str]) -> int:
         with joined() as ranks:
             return evaluate(*inputs, vllm_python=options.vllm, ranks=ranks)
 
-    if not _is_first_rank():
-        return _reporting(_saying_nothing(work), print_json_lines(sys.stderr))
+    if not is_first_rank():
+        return reporting(saying_nothing(work), print_json_lines(sys.stderr))
     from quantcore.cli.console import show_evaluation
 
-    return _shown(work, _print_json if options.json else show_evaluation)
+    return shown(work, _print_json if options.json else show_evaluation)
 
 
 def _speed(arguments: list[str]) -> int:
@@ -193,7 +172,7 @@ def _speed(arguments: list[str]) -> int:
 
     from quantcore.cli.console import show_speed
 
-    return _shown(work, _print_json if options.json else show_speed)
+    return shown(work, _print_json if options.json else show_speed)
 
 
 def _compare(arguments: list[str]) -> int:
@@ -238,7 +217,7 @@ def _mix(arguments: list[str]) -> int:
 
     from quantcore.cli.console import show_mix
 
-    return _shown(work, _print_json if options.json else show_mix)
+    return shown(work, _print_json if options.json else show_mix)
 
 
 def _plan(arguments: list[str]) -> int:
@@ -280,7 +259,7 @@ def _publish(arguments: list[str]) -> int:
 
             emit(push(task, token, emit))
 
-    return _reporting(publish, print_json_lines())
+    return reporting(publish, print_json_lines())
 
 
 def _pull(arguments: list[str]) -> int:
@@ -304,8 +283,8 @@ def _pull(arguments: list[str]) -> int:
         return pull(options.model_id, options.revision, options.output_dir, emit)
 
     if options.json:
-        return _reporting(lambda emit: emit(Completed(work(emit))), print_json_lines())
-    return _shown(
+        return reporting(lambda emit: emit(Completed(work(emit))), print_json_lines())
+    return shown(
         work,
         lambda done: print(f"Downloaded and verified: {done['num_files']} files of {done['sha']} in {done['folder']}"),
     )
@@ -338,30 +317,11 @@ def _auto(arguments: list[str]) -> int:
     from quantcore.cli import auto
 
     options = auto.parser().parse_args(arguments)
-    return _run_here(options, auto.task_of)
+    return run_here(options, auto.task_of)
 
 
 def _quantize(arguments: list[str]) -> int:
-    return _run_here(parser().parse_args(arguments), task_of)
-
-
-def _run_here(options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task]) -> int:
-    """Run the task of the flags in this process, or as one of the ranks that torchrun started, and show the report."""
-
-    def work(emit: Emit) -> Report | None:
-        return _pipeline(task_of(options), emit)
-
-    if options.json:
-        return _reporting(work, print_json_lines())
-    if not _is_first_rank():
-        return _reporting(work, print_json_lines(sys.stderr))
-    from quantcore.cli.console import show_report
-
-    def show(report: Report | None) -> None:
-        assert report is not None  # this is the first rank
-        show_report(report, options.output_dir)
-
-    return _shown(work, show)
+    return run_here(parser().parse_args(arguments), task_of)
 
 
 def _of_a_model(command: str, description: str) -> argparse.ArgumentParser:
@@ -375,55 +335,3 @@ def _of_a_model(command: str, description: str) -> argparse.ArgumentParser:
 
 def _print_json(result: object) -> None:
     print(json.dumps(result.to_dict() if isinstance(result, Record) else result, indent=2))
-
-
-def _shown(work: Callable[[Emit], T], show: Callable[[T], object]) -> int:
-    """Run ``work`` under a progress bar, then ``show`` its result; a QuantError is explained and gives status 1."""
-    from quantcore.cli.console import explain, progress_display
-
-    try:
-        with progress_display() as emit, explained(emit) as noting:
-            done = work(noting)
-        show(done)
-        return _status_of(done)
-    except QuantError as error:
-        explain(error)
-        return 1
-
-
-def _status_of(done: object) -> int:
-    """Return 1 if tasks of the evaluation failed, which a report and the result of ``evaluate`` name; else 0."""
-    measured = done.summary if isinstance(done, Report) else done
-    return int(isinstance(measured, Summary | EvaluationResult) and bool(measured.failed_tasks))
-
-
-def _saying_nothing(work: Callable[[Emit], object]) -> Callable[[Emit], None]:
-    """Return ``work`` without its result, so that the result does not decide the exit status."""
-
-    def alone(emit: Emit) -> None:
-        work(emit)
-
-    return alone
-
-
-def _pipeline(task: Task, emit: Emit) -> Report | None:
-    from quantcore.goal.run import run_goal
-    from quantcore.pipeline.job import run
-    from quantcore.runtime.devices import limit_threads
-    from quantcore.runtime.ranks import joined
-
-    limit_threads()
-    with joined() as ranks:
-        return run(task, emit, ranks) if task.goal is None else run_goal(task, emit, ranks)
-
-
-def _reporting(work: Callable[[Emit], object], emit: Emit) -> int:
-    """Run ``work``; a QuantError becomes the last event and status 1. Only the first rank reports a lost rank."""
-    try:
-        with explained(emit) as noting:
-            return _status_of(work(noting))
-    except QuantError as error:
-        if isinstance(error, RankError) and not _is_first_rank():
-            return 1
-        emit(Failed(error.code, error.message, error.hint, error.retryable, _rank(), error.block))
-        return 1

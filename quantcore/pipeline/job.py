@@ -47,8 +47,9 @@ from quantcore.pipeline.writer import ResultWriter, write_side_files
 from quantcore.plan.job import fitted, plan_job, without_layers
 from quantcore.plan.planner import FILE_TO_FILE, Plan
 from quantcore.proof.expectation import Expectation, probe_logits
+from quantcore.proof.fresh_process import prove_in_fresh_process
 from quantcore.proof.judging import Outcome, judge_result, tell_gates
-from quantcore.proof.verify import may_be_whole, prove_in_fresh_process
+from quantcore.proof.verify import may_be_whole
 from quantcore.reading.dequantize import open_source
 from quantcore.reading.model import Model, read_model
 from quantcore.report.report import Peaks, build_report, write_report

@@ -6,32 +6,27 @@ perplexity on held-out text is measured on what was read back.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from pydantic import TypeAdapter
 
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.artifact import digest
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.checkpoint.opening import seen_so_far
 from quantcore.checkpoint.source import TORCH_DTYPES, Source, TensorSource
 from quantcore.checkpoint.tokenizer import load_tokenizer
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import ScaleType
 from quantcore.config.task import Task
-from quantcore.errors import ModelError, NumericsError, ProofError, QuantError, reason_of
+from quantcore.errors import NumericsError, ProofError, QuantError, reason_of
 from quantcore.evaluation import harness
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.clipping import Clipping
@@ -43,7 +38,7 @@ from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.quality import ConsumerCheck, DraftQuality, EncoderQuality, Quality, Sample, TaskResults
 from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
 from quantcore.evaluation.text import EvaluationText
-from quantcore.events import Emit, Eta, Progress, Warned, parse
+from quantcore.events import Emit, Eta, Progress, Warned
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.model.kinds import Kind
 from quantcore.numerics.qtensor import QLayer, is_finite
@@ -55,12 +50,10 @@ from quantcore.runtime.devices import (
     default_device,
     free_memory_bytes,
     held_memory_bytes,
-    peak_memory_bytes,
     release_freed_memory,
 )
 from quantcore.runtime.streamed_model import StreamedModel
 
-STAMPS = "stamps.json"
 FREE_PARTS = 8
 """A whole model may take 1/8 of the free memory of an accelerator: other jobs may run there as well."""
 LOGIT_TOLERANCE = 1e-3
@@ -95,17 +88,6 @@ class Proof:
     @property
     def perplexity(self) -> float | None:
         return None if self.quality is None else self.quality.after.token_perplexity.value
-
-
-_PROOF = TypeAdapter(Proof)
-
-
-@dataclass(frozen=True)
-class Proved:
-    """Answer of the fresh process: the proof of each export, and its peak memory."""
-
-    proofs: dict[str, Proof]
-    peak_memory_bytes: int
 
 
 class Twin(Protocol):
@@ -396,53 +378,3 @@ def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) 
             hint="Please report this: the artifact is not handed out.",
         )
     return problems
-
-
-def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> Proved:
-    """Run ``python -m quantcore verify`` on ``folder`` and relay its events.
-
-    Raises ProofError with its message, and ModelError ``model_changed`` (see ``opening.unchanging``).
-    """
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".proof-") as scratch:
-        expected.save(Path(scratch))
-        (Path(scratch) / "task.json").write_text(task.model_dump_json(), "utf-8")
-        (Path(scratch) / STAMPS).write_text(json.dumps(seen_so_far()), "utf-8")
-        command = [sys.executable, "-m", "quantcore", "verify", str(folder), scratch]
-        proofs: dict[str, Proof] = {}
-        peak = 0
-        failure: dict[str, Any] = {}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    data = json.loads(line)
-                    if data["kind"] == "proof":
-                        proofs[data["proof"]["export"]] = _PROOF.validate_python(data["proof"])
-                    elif data["kind"] == "failed":
-                        failure = data
-                    elif data["kind"] == "peak_memory":
-                        peak = data["bytes"]
-                    else:
-                        emit(parse(data))
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode != 0 or failure:
-            kind = ModelError if failure.get("code") == "model_changed" else ProofError
-            raise kind(
-                failure.get("message", f"The proof process ended with status {process.returncode}."),
-                code=failure.get("code", "proof_crashed"),
-                hint=failure.get("hint", "See the log above."),
-                retryable=not failure,
-            )
-    return Proved(proofs, peak)
-
-
-def proof_line(proof: Proof) -> str:
-    """Return the JSON line in which the fresh process reports one export."""
-    return json.dumps({"kind": "proof", "proof": _PROOF.dump_python(proof, mode="json")})
-
-
-def peak_line() -> str:
-    """Return the JSON line in which the fresh process reports its peak memory at its end."""
-    return json.dumps({"kind": "peak_memory", "bytes": peak_memory_bytes()})

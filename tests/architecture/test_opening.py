@@ -41,8 +41,9 @@ ALLOWED = {
         "quantcore.serving.inside_env": 1,
         "quantcore.runtime.landlock": 2,
         "quantcore.config.task": 1,
-        "quantcore.cli.main": 1,
+        "quantcore.cli.running": 1,
     },
+    "pipes to a process of the engine's own": {"quantcore.proof.standby": 3},
     "what was just downloaded, or is checked on its way": {
         "quantcore.hub.download": 3,
         "quantcore.hub.pull": 1,

@@ -11,7 +11,8 @@ import pytest
 
 def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> Any:
     from quantcore.pipeline.twin_export import export_twin
-    from quantcore.proof.verify import Proved, prove_all
+    from quantcore.proof.fresh_process import Proved
+    from quantcore.proof.verify import prove_all
     from quantcore.runtime.devices import peak_memory_bytes
 
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:

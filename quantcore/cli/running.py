@@ -1,0 +1,156 @@
+"""How commands run their work: as one of several ranks, under a progress bar or with JSON lines; and the proof."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from quantcore.checkpoint.opening import unchanging
+from quantcore.cli.explain import explained
+from quantcore.config.task import Task, read_task
+from quantcore.errors import QuantError, RankError
+from quantcore.evaluation.quality import EvaluationResult
+from quantcore.events import Emit, Failed, print_json_lines, silence
+from quantcore.report.values import Report, Summary
+
+T = TypeVar("T")
+ENGINE = ("quantcore.pipeline.job", "quantcore.pipeline.twin_export", "transformers.modeling_utils")
+"""The modules that a job and its proof take seconds to load."""
+
+
+def rank() -> int | None:
+    """Return the rank of this process among those that torchrun started; None without torchrun."""
+    return int(os.environ["RANK"]) if "RANK" in os.environ else None
+
+
+def is_first_rank() -> bool:
+    """Return True on the first rank, and without torchrun."""
+    return not rank()
+
+
+def run_here(options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task]) -> int:
+    """Run the task of the flags in this process, or as one of the ranks that torchrun started, and show the report."""
+    from quantcore.cli.console import explain, show_report
+
+    if options.json or not is_first_rank():
+
+        def work(emit: Emit) -> Report | None:
+            task = task_of(options)
+            with proof_standing_by():
+                return pipeline(task, emit)
+
+        return reporting(work, print_json_lines(sys.stdout if options.json else sys.stderr))
+
+    def show(report: Report | None) -> None:
+        assert report is not None  # this is the first rank
+        show_report(report, options.output_dir)
+
+    with ExitStack() as stack:
+        try:
+            with explained(silence):
+                task = task_of(options)
+                stack.enter_context(proof_standing_by())  # before the progress bar, which has a thread
+        except QuantError as error:
+            explain(error)
+            return 1
+        return shown(lambda emit: pipeline(task, emit), show)
+
+
+def shown(work: Callable[[Emit], T], show: Callable[[T], object]) -> int:
+    """Run ``work`` under a progress bar, then ``show`` its result; a QuantError is explained and gives status 1."""
+    from quantcore.cli.console import explain, progress_display
+
+    try:
+        with progress_display() as emit, explained(emit) as noting:
+            done = work(noting)
+        show(done)
+        return status_of(done)
+    except QuantError as error:
+        explain(error)
+        return 1
+
+
+def status_of(done: object) -> int:
+    """Return 1 if tasks of the evaluation failed, which a report and the result of ``evaluate`` name; else 0."""
+    measured = done.summary if isinstance(done, Report) else done
+    return int(isinstance(measured, Summary | EvaluationResult) and bool(measured.failed_tasks))
+
+
+def saying_nothing(work: Callable[[Emit], object]) -> Callable[[Emit], None]:
+    """Return ``work`` without its result, so that the result does not decide the exit status."""
+
+    def alone(emit: Emit) -> None:
+        work(emit)
+
+    return alone
+
+
+@contextmanager
+def proof_standing_by() -> Iterator[None]:
+    """Load the engine, and keep a process waiting that verifies the result (see ``proof.standby``).
+
+    Not in a program that has used torch before: its threads would be missing in a fork.
+    """
+    if not is_first_rank() or "torch" in sys.modules:
+        yield
+        return
+    for name in ENGINE:
+        importlib.import_module(name)
+    from quantcore.proof.standby import standing_by
+
+    with standing_by(verify):
+        yield
+
+
+def verify(arguments: Sequence[str]) -> int:
+    """Run ``verify FOLDER EXPECTED``: compare the files in FOLDER with the pipeline's notes in EXPECTED."""
+    if len(arguments) != 2:
+        print("usage: python -m quantcore verify FOLDER EXPECTED", file=sys.stderr)
+        return 2
+
+    def work(emit: Emit) -> None:
+        from quantcore.pipeline.twin_export import export_twin
+        from quantcore.proof.fresh_process import STAMPS, peak_line, proof_line
+        from quantcore.proof.verify import prove_all
+        from quantcore.runtime.devices import limit_threads
+
+        limit_threads()
+        folder, scratch = map(Path, arguments)
+        task = read_task(scratch / "task.json")
+        with unchanging(task.model_folder, json.loads((scratch / STAMPS).read_text("utf-8"))) as seen:
+            for proof in prove_all(task, folder, scratch, emit, export_twin):
+                seen.check()
+                print(proof_line(proof), flush=True)
+        print(peak_line(), flush=True)
+
+    return reporting(work, print_json_lines())
+
+
+def pipeline(task: Task, emit: Emit) -> Report | None:
+    from quantcore.goal.run import run_goal
+    from quantcore.pipeline.job import run
+    from quantcore.runtime.devices import limit_threads
+    from quantcore.runtime.ranks import joined
+
+    limit_threads()
+    with joined() as ranks:
+        return run(task, emit, ranks) if task.goal is None else run_goal(task, emit, ranks)
+
+
+def reporting(work: Callable[[Emit], object], emit: Emit) -> int:
+    """Run ``work``; a QuantError becomes the last event and status 1. Only the first rank reports a lost rank."""
+    try:
+        with explained(emit) as noting:
+            return status_of(work(noting))
+    except QuantError as error:
+        if isinstance(error, RankError) and not is_first_rank():
+            return 1
+        emit(Failed(error.code, error.message, error.hint, error.retryable, rank(), error.block))
+        return 1
