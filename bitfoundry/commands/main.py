@@ -127,7 +127,7 @@ _of_engine("mix", "Choose the scheme of each layer for a target size or quality 
 _of_engine("convert", "Convert a quantized model, from Bitfoundry or another tool, to another format without loss")
 _of_engine("evaluate", "Evaluate a model: perplexity, divergence from the original, tasks")
 _of_engine("speed", "Benchmark a model in a serving program: tokens per second and memory, compared with the original")
-_of_engine("compare", "Compare several results for one model by size and quality, and mark the Pareto-optimal ones")
+_of_engine("compare", "Compare results for one model by size and quality, or measure whether one is worse than another")
 
 
 @app.command()

@@ -17,7 +17,7 @@ from quantcore.config.recipes import algorithms_text
 from quantcore.errors import QuantError
 
 if TYPE_CHECKING:
-    from quantcore.evaluation.quality import EvaluationResult
+    from quantcore.evaluation.quality import EvaluationResult, Interval, PairedQuality
     from quantcore.report.compare import Comparison
     from quantcore.report.values import Report
 
@@ -153,6 +153,34 @@ def show_comparison(comparison: Comparison) -> None:
     out.print(table)
     for warning in comparison.warnings:
         out.print(f"[yellow]warning[/] {warning}", highlight=False)
+
+
+def show_change(pair: PairedQuality) -> None:
+    """Show the old and the new result, the changes with their intervals, and the verdict."""
+    new, old = pair.new_quality, pair.old_quality
+    ratio, top1 = pair.perplexity_ratio, pair.top1_difference
+    perplexity = ratio.replace(value=ratio.value - 1, low=ratio.low - 1, high=ratio.high - 1)
+    table = Table("", "old", "new", "change (95 %)", box=None)
+    for name, before, after, change in (
+        ("mean KL", old.divergence.kl_mean, new.divergence.kl_mean, _percent(pair.kl_change)),
+        ("perplexity", old.after.token_perplexity, new.after.token_perplexity, _percent(perplexity)),
+        ("top-1", old.divergence.top1_agreement, new.divergence.top1_agreement,
+         f"{top1.value:+.4f} ({top1.low:+.4f} to {top1.high:+.4f})"),
+    ):  # fmt: skip
+        table.add_row(name, str(before), str(after), change)
+    out = Console()
+    out.print(table)
+    beyond = f" beyond the tolerance of {100 * pair.tolerance:g} %" if pair.tolerance else ""
+    out.print(f"[bold]{pair.verdict}[/]{beyond}: {pair.new} against {pair.old}", highlight=False, soft_wrap=True)
+    out.print(
+        f"{new.num_tokens} tokens in {new.num_windows} windows, ± one standard error. A rise of the KL by"
+        f" {100 * pair.smallest_kl_change:.2g} % or more is found 19 times in 20.",
+        style="dim", highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _percent(change: Interval) -> str:
+    return f"{100 * change.value:+.2f} % ({100 * change.low:+.2f} to {100 * change.high:+.2f})"
 
 
 def show_mix(found: dict[str, Any]) -> None:

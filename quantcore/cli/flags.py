@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -28,6 +29,8 @@ CUSTOM_MODES = ("quark", "fp8", "awq")
 MODEL_EXPORTS = ("hf_format", *EXPORTERS)
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 QUANT_ALGOS = (*algorithm_names(), "smooth")  # AMD Quark's config files say smooth, its flags smoothquant
+COMPARED_TOKENS = 1 << 16
+"""Number of tokens on which ``compare --against`` measures two results by default."""
 NODES = "nodes"
 """The option that only the service has: on one machine torchrun sets the number of processes."""
 
@@ -89,6 +92,16 @@ def _new_file(text: str) -> Path:
         fault = "exists already" if path.exists() else "is in a folder that does not exist"
         raise argparse.ArgumentTypeError(f"{text} {fault}")
     return path
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / 100
+    except ValueError:
+        value = math.nan
+    if not text.endswith("%") or not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a percentage such as 5%")
+    return value
 
 
 def _positive(text: str) -> int:
@@ -234,6 +247,11 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
     add("--limit", type=_positive, help="maximum documents per task (default: all)")
     add("--num_fewshot", type=int, help="few-shot examples per question (default: the task's own)")
     add("--include_path", help="folder with YAML files of additional tasks")
+    _add_text(add, f"default: {usual.num_windows}", usual.num_windows)
+
+
+def _add_text(add: Callable[..., object], default: str, num_windows: int | None = None) -> None:
+    """Add the flags for the evaluation's text."""
     add(
         "--eval_dataset",
         help="evaluation text: a file or a Hub dataset (default: held-out part of the calibration data)",
@@ -242,8 +260,32 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
     add("--eval_dataset_split", help="split of a Hub dataset (default: train)")
     add("--eval_dataset_column", help="column with the text or the chat messages (default: text, else messages)")
     add("--eval_stride", type=_positive, help="stride between evaluation windows, in tokens (default: no overlap)")
-    add("--num_eval_data", type=_positive, default=usual.num_windows, help="number of evaluation windows (default: 12)")
-    add("--eval_seq_len", type=_positive, help=f"tokens per evaluation window (default: {_length(usual.seq_len)})")
+    add("--num_eval_data", type=_positive, default=num_windows, help=f"number of evaluation windows ({default})")
+    usual_len = _length(EvaluationConfig().seq_len)
+    add("--eval_seq_len", type=_positive, help=f"tokens per evaluation window (default: {usual_len})")
+
+
+def comparing() -> Flags:
+    """Return the flags of ``bitfoundry compare``."""
+    flags = Flags(
+        prog="bitfoundry compare",
+        description="Compare several results for one model by size and quality, from their reports. With --against,"
+        " measure whether the first of two results is worse than the second one: exit status 3 if it is.",
+    )
+    add = flags.add_argument
+    add("folders", nargs="+", help="artifact folders, each with a report.json; with --against the models NEW and OLD")
+    add("--json", action="store_true", help="print the result as JSON")
+    add = flags.add_argument_group("NEW and OLD, measured").add_argument
+    add("--against", metavar="ORIGINAL", help="original (float) model to measure the divergence from")
+    add(
+        "--tolerance",
+        type=_share,
+        default=0.0,
+        metavar="SHARE",
+        help="rise of the KL divergence that is not called worse, e.g. 5%% (default: 0%%)",
+    )
+    _add_text(add, f"default: as many as {COMPARED_TOKENS >> 10}k tokens need, or as the text has")
+    return flags
 
 
 def add_speed(flags: argparse.ArgumentParser) -> None:

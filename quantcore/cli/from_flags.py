@@ -11,7 +11,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quantcore.cli.flags import BUDGETS, CUSTOM_MODES, MODEL_EXPORTS, NODES, QUANT_ALGOS, WEIGHT_FORMATS, plain_options
+from quantcore.cli.flags import (
+    BUDGETS,
+    COMPARED_TOKENS,
+    CUSTOM_MODES,
+    MODEL_EXPORTS,
+    NODES,
+    QUANT_ALGOS,
+    WEIGHT_FORMATS,
+    plain_options,
+)
 from quantcore.cli.goal_flags import GOAL_FLAGS, goal_of
 from quantcore.config import presets
 from quantcore.config.algorithms import config_of, load_quant_algo_config_from_file
@@ -34,11 +43,12 @@ CALIBRATION_FLAGS = {
     "source": "dataset", "config": "dataset_config", "split": "dataset_split", "column": "dataset_column",
     "num_samples": "num_calib_data", "seq_len": "seq_len", "seed": "seed",
 }  # fmt: skip
-EVALUATION_FLAGS = {
+TEXT_FLAGS = {
     "num_windows": "num_eval_data", "seq_len": "eval_seq_len", "source": "eval_dataset",
     "config": "eval_dataset_config", "split": "eval_dataset_split", "column": "eval_dataset_column",
-    "stride": "eval_stride", "limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size",
+    "stride": "eval_stride",
 }  # fmt: skip
+EVALUATION_FLAGS = TEXT_FLAGS | {"limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size"}
 """The flag of each field whose value is passed on unchanged."""
 SCHEME_FLAGS = (
     "quant_scheme", "group_size", "exclude_layers", "include_layers", "quantize_towers", "quantize_drafts",
@@ -296,14 +306,27 @@ def _one_of(flag: str, values: Sequence[str], allowed: Sequence[str]) -> None:
 
 def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
     """Return the evaluation of the flags. Raises ConfigError ``invalid_evaluation``."""
+    return _evaluation(
+        _set(options, EVALUATION_FLAGS)
+        | {
+            "tasks": _names(options.tasks),
+            "include_path": Path(options.include_path).absolute() if options.include_path else None,
+        }
+    )
+
+
+def compared_text_of(options: argparse.Namespace) -> EvaluationConfig:
+    """Return the text of ``compare``, by default COMPARED_TOKENS long. Raises ConfigError ``invalid_evaluation``."""
+    evaluation = _evaluation(_set(options, TEXT_FLAGS))
+    if options.num_eval_data is not None:
+        return evaluation
+    num_more = max(0, COMPARED_TOKENS - evaluation.seq_len) // (evaluation.stride or evaluation.seq_len)
+    return evaluation.model_copy(update={"num_windows": 1 + num_more})
+
+
+def _evaluation(values: dict[str, Any]) -> EvaluationConfig:
     try:
-        return EvaluationConfig.model_validate(
-            {
-                **_set(options, EVALUATION_FLAGS),
-                "tasks": _names(options.tasks),
-                "include_path": Path(options.include_path).absolute() if options.include_path else None,
-            }
-        )
+        return EvaluationConfig.model_validate(values)
     except ValidationError as error:
         raise config_error(
             error,

@@ -3,11 +3,11 @@
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
 quantization script of AMD Quark. ``auto`` chooses the scheme for a goal, ``mix`` that of each layer for a size or a
 quality. ``convert`` writes a quantized model in another format, ``evaluate`` measures a model, ``speed`` times a
-program that serves it, ``compare`` shows several results. ``plan`` shows the resources that a job would need.
-``presets`` and ``schema`` print the possible schemes, ``pull`` fetches a model from the Hub. Four subcommands are for
-programs: ``run TASK.json`` (started by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh
-process), ``examine FILE`` (the content of an uploaded data file), ``publish`` (uploads an artifact; the task is on
-standard input).
+program that serves it, ``compare`` shows several results, or measures whether one is worse than another. ``plan``
+shows the resources that a job would need. ``presets`` and ``schema`` print the possible schemes, ``pull`` fetches a
+model from the Hub. Four subcommands are for programs: ``run TASK.json`` (started by a worker; JSON lines on stdout),
+``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (the content of an uploaded data file),
+``publish`` (uploads an artifact; the task is on standard input).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from quantcore.cli.flags import Flags, add_evaluation, add_mix, add_speed, parser
-from quantcore.cli.from_flags import evaluation_of, mix_of, task_of
+from quantcore.cli.flags import Flags, add_evaluation, add_mix, add_speed, comparing, parser
+from quantcore.cli.from_flags import compared_text_of, evaluation_of, mix_of, task_of
 from quantcore.cli.running import (
     is_first_rank,
     pipeline,
@@ -38,7 +38,7 @@ from quantcore.config import presets
 from quantcore.config.quantization import json_schema
 from quantcore.config.task import read_task
 from quantcore.errors import QuantError
-from quantcore.evaluation.quality import EvaluationResult, Record
+from quantcore.evaluation.quality import EvaluationResult, PairedQuality, Record
 from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
 from quantcore.runtime.parent import end_with_parent
@@ -49,7 +49,8 @@ T = TypeVar("T")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0: done, 1: a known failure (explained) or a failed task of an evaluation, 2: wrong usage, 130: interrupted.
+    0: done, 1: a known failure (explained) or a failed task of an evaluation, 2: wrong usage, 3: a result is worse than
+    the one that it was compared with, 130: interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _stop)
@@ -176,14 +177,18 @@ def _speed(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    """Run ``compare FOLDER ...``: compare results for one model by size and quality."""
+    """Run ``compare FOLDER ...``: compare results for one model by size and quality, or measure a pair of them."""
     from quantcore.cli.console import explain, show_comparison
     from quantcore.report.compare import compare
 
-    flags = Flags(prog="bitfoundry compare", description="Compare several results for one model by size and quality.")
-    flags.add_argument("folders", nargs="+", help="artifact folders, each with a report.json")
-    flags.add_argument("--json", action="store_true", help="print the table as JSON")
+    flags = comparing()
     options = flags.parse_args(arguments)
+    if options.against is not None:
+        if len(options.folders) != 2:
+            flags.error(f"--against measures two results, NEW and OLD, and {len(options.folders)} are given")
+        return _measure_change(options)
+    if of_measuring := sorted(flags.given(arguments) - {"folders", "json"}):
+        flags.error(f"--{of_measuring[0]} needs --against ORIGINAL")
     try:
         comparison = compare(options.folders)
     except QuantError as error:
@@ -191,6 +196,20 @@ def _compare(arguments: list[str]) -> int:
         return 1
     (_print_json if options.json else show_comparison)(comparison)
     return 0
+
+
+def _measure_change(options: argparse.Namespace) -> int:
+    def work(emit: Emit) -> PairedQuality:
+        from quantcore.report.regression import measure_change
+        from quantcore.runtime.devices import limit_threads
+
+        limit_threads()
+        (new, old), text = options.folders, compared_text_of(options)
+        return measure_change(new, old, options.against, text, emit, tolerance=options.tolerance)
+
+    from quantcore.cli.console import show_change
+
+    return shown(work, _print_json if options.json else show_change)
 
 
 def _mix(arguments: list[str]) -> int:

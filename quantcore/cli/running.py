@@ -16,11 +16,13 @@ from quantcore.checkpoint.opening import unchanging
 from quantcore.cli.explain import explained
 from quantcore.config.task import Task, read_task
 from quantcore.errors import QuantError, RankError
-from quantcore.evaluation.quality import EvaluationResult
+from quantcore.evaluation.quality import EvaluationResult, PairedQuality
 from quantcore.events import Emit, Failed, print_json_lines, silence
 from quantcore.report.values import Report, Summary
 
 T = TypeVar("T")
+WORSE = 3
+"""Exit status of ``compare NEW OLD --against ORIGINAL`` if the new result is worse."""
 ENGINE = ("quantcore.pipeline.job", "quantcore.pipeline.twin_export", "transformers.modeling_utils")
 """The modules that a job and its proof take seconds to load."""
 
@@ -78,7 +80,12 @@ def shown(work: Callable[[Emit], T], show: Callable[[T], object]) -> int:
 
 
 def status_of(done: object) -> int:
-    """Return 1 if tasks of the evaluation failed, which a report and the result of ``evaluate`` name; else 0."""
+    """Return 1 if tasks of the evaluation failed, which a report and the result of ``evaluate`` name; else 0.
+
+    A new result that is worse than the old one gives WORSE.
+    """
+    if isinstance(done, PairedQuality):
+        return WORSE if done.verdict == "worse" else 0
     measured = done.summary if isinstance(done, Report) else done
     return int(isinstance(measured, Summary | EvaluationResult) and bool(measured.failed_tasks))
 

@@ -34,12 +34,14 @@ def token_windows(
     *,
     num_held_out: int,
     held_out_len: int,
+    fewer: bool = False,
     separator: int | None = None,
     render: Render | None = None,
 ) -> TokenWindows:
     """Read as much of the source as is needed, tokenize it, and cut it into windows without padding.
 
-    Documents end with ``separator``. ``render`` converts chats to text.
+    Documents end with ``separator``. ``render`` converts chats to text. With ``fewer``, a source that does not have
+    ``num_held_out`` windows gives those that it has.
 
     The first three quarters of the prose that is read, or three of four rows, are for calibration: ``num_samples``
     windows chosen with the seed. The rest is held out, the same for every seed. Raises CalibrationError with the number
@@ -58,6 +60,8 @@ def token_windows(
     else:
         text, rest = _divide_rows(documents, tokens_of, calibration.seed, num_tokens, num_held_out_tokens)
     pool, held_out = _cut(text, calibration.seq_len), _cut(rest, held_out_len)
+    if fewer:
+        num_held_out = max(1, min(num_held_out, len(held_out)))
     if len(pool) < calibration.num_samples or len(held_out) < num_held_out:
         raise CalibrationError(
             f"The source '{calibration.source}' gives {len(pool)} calibration windows of {calibration.seq_len} tokens "

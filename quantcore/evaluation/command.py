@@ -53,7 +53,7 @@ def evaluate(
     described = read_model(path)
     if ranks.is_first:
         prove_twin(described, emit)
-    model, tokenizer, text = open_model(described, ranks), load_tokenizer(path), _text(path, evaluation)
+    model, tokenizer, text = open_model(described, ranks), load_tokenizer(path), held_out_text(path, evaluation)
     before = None
     if original_path is not None:
         before = open_model(read_model(original_path), ranks), BaselineCache(identity_of(original_path), ranks)
@@ -110,14 +110,14 @@ def _measure(
     model: EvaluatedModel, before: tuple[EvaluatedModel, BaselineCache] | None, text: EvaluationText, emit: Emit
 ) -> dict[str, Any]:
     """Return ``quality``, and ``drafts`` if the model has draft layers that Transformers can run."""
-    states = model.last_states(text, _block_progress(emit, model))
+    states = model.last_states(text, block_progress(emit, model))
     if before is None:
         with model.head() as head:
             quality: AbsoluteQuality = summarize(measure(head, states, text), text)
             drafts = measure_drafts(Drafting(model, head, states), None, text.ids_NT, emit)
     else:
         original, cache = before
-        original_states = _original_states(original, cache, text, emit)
+        original_states = states_of_original(original, cache, text, emit)
         with model.head() as head, original.head() as original_head:
             quality = summarize_both(measure(head, states, text, (original_head, original_states)), text)
             both = Drafting(model, head, states), Drafting(original, original_head, original_states)
@@ -140,8 +140,11 @@ def find_model(name: str, emit: Emit) -> Path:
     )
 
 
-def _text(path: Path, evaluation: EvaluationConfig) -> EvaluationText:
-    """Return the text of the evaluation; by default the held-out part of the built-in calibration text."""
+def held_out_text(path: Path, evaluation: EvaluationConfig, *, fewer: bool = False) -> EvaluationText:
+    """Return the text of the evaluation; by default the held-out part of the built-in calibration text.
+
+    With ``fewer``, that part may have fewer windows than requested, as a text of its own may.
+    """
     tokenizer = load_tokenizer(path)
     if evaluation.source is not None:
         return read_text(evaluation, tokenizer)
@@ -150,20 +153,23 @@ def _text(path: Path, evaluation: EvaluationConfig) -> EvaluationText:
         tokenize_with(tokenizer),
         num_held_out=evaluation.num_windows,
         held_out_len=evaluation.seq_len,
+        fewer=fewer,
         separator=tokenizer.eos_token_id,
     )
     return of_windows(windows.held_out_NT, tokenizer)
 
 
-def _original_states(
+def states_of_original(
     original: EvaluatedModel, cache: BaselineCache, text: EvaluationText, emit: Emit
 ) -> list[torch.Tensor]:
+    """Return the last hidden states [1, T, H] of each window, from the cache if it has them."""
     settings = {"windows": text.ids_NT.tolist()}
-    states_NTH = cache.states(settings, lambda: original.last_states_NTH(text, _block_progress(emit, original)))
+    states_NTH = cache.states(settings, lambda: original.last_states_NTH(text, block_progress(emit, original)))
     return [state[None].to(original.streamed.device) for state in states_NTH]
 
 
-def _block_progress(emit: Emit, model: EvaluatedModel) -> Any:
+def block_progress(emit: Emit, model: EvaluatedModel) -> Any:
+    """Return a callback that emits the number of blocks done."""
     num_blocks = model.streamed.num_blocks
     eta = Eta(num_blocks)
     return lambda done: emit(Progress("verify", done, num_blocks, "block", eta.after(done)))

@@ -50,14 +50,22 @@ def mean_and_stderr(values_NT: torch.Tensor, counts_NT: torch.Tensor) -> tuple[f
     Tokens of one window depend on each other, so the sampled units are windows: the error is that of a ratio of sums
     over windows (Cochran, Sampling Techniques, 6.4).
     """
-    sums_N = torch.where(counts_NT, values_NT.double(), 0.0).sum(1)
-    counts_N = counts_NT.sum(1).double()
-    mean = (sums_N.sum() / counts_N.sum()).item()
+    return ratio_and_stderr(sums_of(values_NT, counts_NT), counts_NT.sum(1).double())
+
+
+def sums_of(values_NT: torch.Tensor, counts_NT: torch.Tensor) -> torch.Tensor:
+    """Return the sum over each window of the values that count: [N], float64."""
+    return torch.where(counts_NT, values_NT.double(), 0.0).sum(1)
+
+
+def ratio_and_stderr(sums_N: torch.Tensor, bases_N: torch.Tensor) -> tuple[float, float | None]:
+    """Return the ratio of two sums over windows, and its standard error (None for a single window)."""
+    ratio = (sums_N.sum() / bases_N.sum()).item()
     num = len(sums_N)
     if num < 2:
-        return mean, None
-    spread = (sums_N - mean * counts_N).square().sum().item()
-    return mean, math.sqrt(spread * num / (num - 1)) / counts_N.sum().item()
+        return ratio, None
+    spread = (sums_N - ratio * bases_N).square().sum().item()
+    return ratio, math.sqrt(spread * num / (num - 1)) / bases_N.sum().item()
 
 
 def perplexities(losses_NT: torch.Tensor, text: EvaluationText) -> Perplexities:

@@ -96,6 +96,40 @@ class Quality(AbsoluteQuality):
     divergence: Divergence
 
 
+class Interval(Record):
+    """A number and its 95 % interval."""
+
+    value: Number
+    low: Number
+    high: Number
+
+
+Change = Literal["better", "worse", "no difference found"]
+
+
+class PairedQuality(Record):
+    """Whether a new result is worse than an old one, measured on the same tokens.
+
+    ``kl_change`` is the relative change of the mean KL divergence from the original, new / old - 1, and decides
+    ``verdict``: its interval lies above ``tolerance`` (worse), below ``-tolerance`` (better), or neither.
+    ``smallest_kl_change`` is the relative rise of KL that this text shows 19 times in 20 to be above the tolerance.
+    ``perplexity_ratio`` is new / old, and ``top1_difference`` that of the shares of tokens, new - old.
+    """
+
+    new: str
+    old: str
+    against: str
+    verdict: Change
+    tolerance: Number
+    kl_change: Interval
+    smallest_kl_change: Number
+    perplexity_ratio: Interval
+    top1_difference: Interval
+    new_quality: Quality
+    old_quality: Quality
+    environment: dict[str, str]
+
+
 class DraftQuality(Record):
     """Share of the tokens drafted by the first layer for multi-token prediction that the model would choose as well.
 
