@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 class JobOptions(TypedDict, total=False):
     """Options of a job besides its model and its scheme. For an absent option or None the service uses its default.
 
-    `effort`: the algorithms that are recommended for the scheme, "fast", "balanced" or "best". `calibration` {source,
-    num_samples, seq_len, seed, ...}: the calibration text. `export`: one format or several.
+    `effort`: the algorithms that are recommended for the scheme, "fast", "balanced" or "best". `calibration` {source
+    or sources, num_samples, seq_len, seed, ...}: the calibration text. `export`: one format or several.
     `evaluation` {num_windows, source, tasks, ...}: how the result is measured. `gate`: the effect of a missed limit,
     "off", "warn" or "fail". `max_shard_size`: size limit of a file of weights, "500MB". `file2file`: weights go from
     file to file and no model is run. `shard_blocks`: whether each block is sharded over a worker's processes. `nodes`:

@@ -341,7 +341,8 @@ def _add_calibration(flags: argparse.ArgumentParser) -> None:
     add(
         "--dataset",
         default="builtin",
-        help="'builtin', a file (.txt .jsonl .json .csv .parquet, or their .gz), or a Hub dataset (pileval, org/name)",
+        help="'builtin', a file (.txt .jsonl .json .csv .parquet, or their .gz), or a Hub dataset (pileval, org/name);"
+        " several with shares: chats.jsonl:0.75,org/code:column=content:0.25",
     )
     add("--dataset_config", help="configuration of a Hub dataset (default: its only one)")
     add("--dataset_split", help="split of a Hub dataset (default: train)")

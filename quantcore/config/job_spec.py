@@ -21,6 +21,7 @@ from quantcore.config.quantization import (
     TextSource,
     parse_size,
 )
+from quantcore.config.texts import TextPart, part_of
 from quantcore.config.values import Settings
 from quantcore.errors import ConfigError
 
@@ -57,10 +58,9 @@ class Evaluation(TextSource):
         return self
 
     @property
-    def text(self) -> CalibrationConfig | None:
+    def text(self) -> TextPart | None:
         """The evaluation's own text, named as for calibration; None for the text that calibration leaves."""
-        place = {name: getattr(self, name) for name in TextSource.model_fields}
-        return None if self.source is None else CalibrationConfig(**place)
+        return None if self.source is None else part_of(self)
 
 
 KEEP = "keep"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
 
-from quantcore.config.quantization import BUILTIN, CalibrationConfig
+from quantcore.config.texts import BUILTIN, CalibrationConfig, TextPart, apportion, at_part
 from quantcore.data.documents import Render, is_prose, read_documents
 from quantcore.errors import CalibrationError
 
@@ -37,9 +37,10 @@ def token_windows(
     separator: int | None = None,
     render: Render | None = None,
 ) -> TokenWindows:
-    """Read as much of the source as is needed, tokenize it, and cut it into windows without padding.
+    """Read as much of each source as is needed, tokenize it, and cut it into windows without padding.
 
-    Documents end with ``separator``. ``render`` converts chats to text.
+    Documents end with ``separator``. ``render`` converts chats to text. Each source gives its share of both kinds of
+    windows, and they alternate in this proportion.
 
     The first three quarters of the prose that is read, or three of four rows, are for calibration: ``num_samples``
     windows chosen with the seed. The rest is held out, the same for every seed. Raises CalibrationError with the number
@@ -49,27 +50,47 @@ def token_windows(
     def tokens_of(document: str) -> Iterable[int]:
         return chain(tokenize(document), () if separator is None else (separator,))
 
-    num_tokens = calibration.num_samples * calibration.seq_len
-    num_held_out_tokens = num_held_out * held_out_len
-    documents = read_documents(calibration, render)
-    if is_prose(calibration):
+    parts = calibration.parts
+    counts_held_out = apportion(num_held_out, [part.share for part in parts])
+    found = []
+    for number, (count, count_held_out) in enumerate(zip(calibration.counts, counts_held_out, strict=True)):
+        wanted = (count, calibration.seq_len), (count_held_out, held_out_len)
+        with at_part(calibration, number):
+            found.append(_windows_of(parts[number], tokens_of, render, calibration.seed, *wanted))
+    return TokenWindows(*(_alternating(windows) for windows in zip(*found, strict=True)))
+
+
+def _windows_of(
+    part: TextPart, tokens_of: Callable[[str], Iterable[int]], render: Render | None, seed: int,
+    wanted: tuple[int, int], wanted_held_out: tuple[int, int],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the (number, length) of calibration windows and of held-out ones that are wanted of one source."""
+    (num_samples, seq_len), (num_held_out, held_out_len) = wanted, wanted_held_out
+    num_tokens, num_held_out_tokens = num_samples * seq_len, num_held_out * held_out_len
+    documents = read_documents(part, render)
+    if is_prose(part):
         enough = max(num_tokens / (1 - HELD_OUT_SHARE), num_held_out_tokens / HELD_OUT_SHARE)
-        text, rest = _divide_prose(documents, tokens_of, None if calibration.source == BUILTIN else 1.1 * enough)
+        text, rest = _divide_prose(documents, tokens_of, None if part.source == BUILTIN else 1.1 * enough)
     else:
-        text, rest = _divide_rows(documents, tokens_of, calibration.seed, num_tokens, num_held_out_tokens)
-    pool, held_out = _cut(text, calibration.seq_len), _cut(rest, held_out_len)
-    if len(pool) < calibration.num_samples or len(held_out) < num_held_out:
+        text, rest = _divide_rows(documents, tokens_of, seed, num_tokens, num_held_out_tokens)
+    pool, held_out = _cut(text, seq_len), _cut(rest, held_out_len)
+    if len(pool) < num_samples or len(held_out) < num_held_out:
         raise CalibrationError(
-            f"The source '{calibration.source}' gives {len(pool)} calibration windows of {calibration.seq_len} tokens "
-            f"and {len(held_out)} held-out ones of {held_out_len}; "
-            f"{calibration.num_samples} and {num_held_out} are needed.",
+            f"The source '{part.source}' gives {len(pool)} calibration windows of {seq_len} tokens "
+            f"and {len(held_out)} held-out ones of {held_out_len}; {num_samples} and {num_held_out} are needed.",
             code="not_enough_samples",
             hint="Lower num_samples or seq_len, or give more text.",
             field="/calibration/num_samples",
         )
-    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(calibration.seed))
+    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed))
     spread = torch.linspace(0, len(held_out) - 1, num_held_out).long()  # spread over the held-out part
-    return TokenWindows(pool[order[: calibration.num_samples]], held_out[spread])
+    return pool[order[:num_samples]], held_out[spread]
+
+
+def _alternating(windows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join the windows of the sources so that any run of them has about their proportion; the order is fixed."""
+    places = [(torch.arange(len(part), dtype=torch.float64) + 0.5) / len(part) for part in windows]
+    return torch.cat(tuple(windows))[torch.cat(places).argsort(stable=True)]
 
 
 def _divide_prose(

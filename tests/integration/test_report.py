@@ -13,6 +13,7 @@ import pytest
 from huggingface_hub import metadata_load
 
 from quantcore.config.task import EvaluationConfig
+from quantcore.config.texts import CalibrationConfig
 from quantcore.pipeline.job import run
 from quantcore.report.card import code, escape
 from quantcore.report.html import page
@@ -64,6 +65,19 @@ def test_without_an_evaluation_it_does_too(artifact, schema, tmp_path, proof_in_
     report = run(given.model_copy(update={"evaluation": EvaluationConfig(num_windows=0)}), lambda event: None).to_dict()
     jsonschema.validate(json.loads(json.dumps(report)), schema)
     assert report["quality"] is None and "No evaluation" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_every_source_is_named_with_its_windows(artifact, tmp_path, proof_in_this_process):
+    file = tmp_path / "words.txt"
+    file.write_text("one two three " * 2000)
+    sources = [{"source": "builtin", "share": 3}, {"source": str(file)}]
+    given = task(Path(artifact[1]["model"]["path"]), tmp_path / "out", "int8_static")
+    calibration = CalibrationConfig(sources=sources, num_samples=4, seq_len=32)
+    report = run(given.model_copy(update={"calibration": calibration}), lambda event: None)
+    assert [(one["source"], one["num_samples"]) for one in report.calibration["sources"]] == [
+        ("builtin", 3), (str(file), 1),
+    ]  # fmt: skip
+    assert str(file) in (tmp_path / "out" / "report.html").read_text()
 
 
 class Page(HTMLParser):

@@ -20,6 +20,8 @@ export interface Text {
 }
 
 export interface Calibration extends Text {
+  /** Several sources in place of one, each with its weight among them. */
+  sources?: (Text & { share?: number })[];
   num_samples?: number;
   seq_len?: number;
   seed?: number;
@@ -96,7 +98,7 @@ export const valueAt = (body: Body, pointer: string) =>
     .map(unescapePointer)
     .reduce<unknown>((at, name) => (at as Record<string, unknown> | undefined)?.[name], body);
 
-const SOURCE_FIELDS = ["source", "column", "config", "split", "revision", "stride"];
+const SOURCE_FIELDS = ["source", "sources", "column", "config", "split", "revision", "stride"];
 
 /** Another source; the settings that belong to the previous one are dropped. */
 export function withSource(body: Body, of: "calibration" | "evaluation", source: string): Body {

@@ -245,7 +245,7 @@ function advanced(body: Body, preset: Preset): Body {
 }
 
 function CalibrationFields(props: Props) {
-  const source = props.body.calibration?.source ?? "builtin";
+  const { source = "builtin", sources } = props.body.calibration ?? {};
   return (
     <fieldset>
       <legend>Calibration</legend>
@@ -260,7 +260,7 @@ function CalibrationFields(props: Props) {
           placeholder="512"
         />
         <Value {...props} pointer="/calibration/seed" label="Seed" number placeholder="0" />
-        {source !== "builtin" && (
+        {source !== "builtin" && !sources && (
           <Value
             {...props}
             pointer="/calibration/column"

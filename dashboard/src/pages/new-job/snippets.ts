@@ -23,6 +23,11 @@ const OPTIONS: [keyof Calibration, string][] = [
   ["seed", "--seed"],
 ];
 
+/** One of several sources as --dataset takes it: org/code:column=content:0.25. */
+function sharedText({ source, share = 1, ...fields }: NonNullable<Calibration["sources"]>[number]) {
+  return [source, ...Object.entries(fields).map(([name, value]) => `${name}=${value}`), share].join(":");
+}
+
 const asFile = (name: string, content: unknown) => `cat > ${name} <<'JSON'\n${JSON.stringify(content, null, 2)}\nJSON`;
 
 /** The command line. A config that is not a plain preset, and a target with settings, are written to files first. */
@@ -44,6 +49,7 @@ export function asCommand(body: Body, origin: string): string {
   for (const name of Object.keys(BUDGETS) as Budget[]) add(`--${name}`, body.mix?.[name]);
   add("--effort", body.effort);
   for (const name of body.export ?? []) add("--model_export", name);
+  if (body.calibration?.sources) add("--dataset", body.calibration.sources.map(sharedText).join(","));
   for (const [field, option] of OPTIONS) add(option, body.calibration?.[field]);
   add("--name", body.name);
   for (const [name, value] of Object.entries(body.labels ?? {})) add("--label", `${name}=${value}`);
