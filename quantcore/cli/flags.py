@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -222,6 +223,23 @@ def add_hardware(flags: argparse.ArgumentParser) -> None:
     add("--disk", default="", help="free disk space for model and output, e.g. 4TB (default: not checked)")
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"'{text[:80]}' is not a JSON object such as '{{\"enable_thinking\": false}}'")
+    return value
+
+
+_TEMPLATE_ARGUMENTS: dict[str, Any] = {
+    "type": _json_object,
+    "metavar": "JSON",
+    "help": "arguments of the model's chat template, for its chats, such as '{\"enable_thinking\": false}'",
+}
+
+
 def add_evaluation(flags: argparse.ArgumentParser) -> None:
     """Add the flags that ``evaluation_of`` reads."""
     usual = EvaluationConfig()
@@ -241,6 +259,7 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
     add("--eval_dataset_config", help="configuration of a Hub dataset (default: its only one)")
     add("--eval_dataset_split", help="split of a Hub dataset (default: train)")
     add("--eval_dataset_column", help="column with the text or the chat messages (default: text, else messages)")
+    add("--eval_chat_template_kwargs", **_TEMPLATE_ARGUMENTS)
     add("--eval_stride", type=_positive, help="stride between evaluation windows, in tokens (default: no overlap)")
     add("--num_eval_data", type=_positive, default=usual.num_windows, help="number of evaluation windows (default: 12)")
     add("--eval_seq_len", type=_positive, help=f"tokens per evaluation window (default: {_length(usual.seq_len)})")
@@ -347,4 +366,5 @@ def _add_calibration(flags: argparse.ArgumentParser) -> None:
     add("--dataset_config", help="configuration of a Hub dataset (default: its only one)")
     add("--dataset_split", help="split of a Hub dataset (default: train)")
     add("--dataset_column", help="column with the text or the chat messages (default: text, else messages)")
+    add("--chat_template_kwargs", **_TEMPLATE_ARGUMENTS)
     add("--seed", type=int, default=0, help="random seed that selects the calibration samples (default: 0)")

@@ -32,11 +32,13 @@ from quantcore.mixed_precision.schemes import resolve as resolve_schemes
 
 CALIBRATION_FLAGS = {
     "config": "dataset_config", "split": "dataset_split", "column": "dataset_column",
-    "num_samples": "num_calib_data", "seq_len": "seq_len", "seed": "seed",
+    "chat_template_kwargs": "chat_template_kwargs", "num_samples": "num_calib_data", "seq_len": "seq_len",
+    "seed": "seed",
 }  # fmt: skip
 EVALUATION_FLAGS = {
     "num_windows": "num_eval_data", "seq_len": "eval_seq_len", "source": "eval_dataset",
     "config": "eval_dataset_config", "split": "eval_dataset_split", "column": "eval_dataset_column",
+    "chat_template_kwargs": "eval_chat_template_kwargs",
     "stride": "eval_stride", "limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size",
 }  # fmt: skip
 """The flag of each field whose value is passed on unchanged."""

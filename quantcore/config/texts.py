@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import not_
 from typing import Annotated, Any, Self
 
-from pydantic import Field, StrictInt
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr
 from pydantic import model_validator as validator
 
 from quantcore.config.values import Settings
@@ -61,6 +62,27 @@ class TextPart(TextSource):
     share: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = 1.0
 
 
+TAKEN_NAMES = frozenset({
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
+    "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize",
+    "tokenizer_kwargs", "tools", "truncation",
+})  # fmt: skip
+"""Names that arguments of a template cannot have: Transformers' ``apply_chat_template`` takes them for itself."""
+
+
+def _check_names(arguments: dict[str, Any]) -> dict[str, Any]:
+    if wrong := [name for name in arguments if not name.isidentifier() or name in TAKEN_NAMES]:
+        raise ValueError(f"'{wrong[0][:100]}' is not a name that an argument of a chat template can have")
+    return arguments
+
+
+Scalar = StrictBool | StrictInt | Annotated[float, Field(strict=True, allow_inf_nan=False)] | StrictStr
+ChatArguments = Annotated[
+    dict[str, Scalar], AfterValidator(_check_names), Field(max_length=32, examples=[{"enable_thinking": False}])
+]
+"""What the templates of models take beside the messages, such as ``enable_thinking``; by vLLM's name for it."""
+
+
 class CalibrationConfig(TextSource):
     """The text that the engine learns activations from: ``num_samples`` windows of ``seq_len`` tokens.
 
@@ -69,12 +91,12 @@ class CalibrationConfig(TextSource):
     Hub, named as in ``datasets``: with ``config``, ``split`` and ``revision`` (by default its only config, ``train``,
     ``main``). ``column`` holds the text of a row: a string, or a chat as a list of messages (by default ``text``, else
     ``messages``). ``sources``, instead of these fields: several sources, each with a ``share`` of the windows.
+    ``chat_template_kwargs``: arguments of the model's template, which renders the chats, such as ``enable_thinking``.
     """
 
     source: SourceName | None = BUILTIN
-    sources: Annotated[tuple[TextPart, ...], Field(max_length=MAX_SOURCES)] = Field(
-        default=(), exclude_if=lambda sources: not sources
-    )
+    sources: Annotated[tuple[TextPart, ...], Field(max_length=MAX_SOURCES)] = Field(default=(), exclude_if=not_)
+    chat_template_kwargs: ChatArguments = Field(default_factory=dict, exclude_if=not_)
     num_samples: Annotated[StrictInt, Field(ge=1, le=65536)] = 32
     seq_len: Annotated[StrictInt, Field(ge=8, le=131072)] = 512
     seed: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 0

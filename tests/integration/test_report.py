@@ -80,6 +80,24 @@ def test_every_source_is_named_with_its_windows(artifact, tmp_path, proof_in_thi
     assert str(file) in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_arguments_reach_the_template_of_the_model(tmp_path, proof_in_this_process):
+    """And one that it never reads is said once. The text is long enough only with what the argument adds."""
+    model_dir = tiny_model(tmp_path / "model")
+    template = "{% for one in messages %}{{ one.content * (99 if thinking else 1) }} {% endfor %}"
+    (model_dir / "chat_template.jinja").write_text(template)
+    file = tmp_path / "chats.jsonl"
+    file.write_text((json.dumps({"messages": [{"role": "user", "content": "one two "}]}) + "\n") * 8)
+    arguments = {"thinking": True, "enable_thinking": False}
+    text = {"source": str(file), "chat_template_kwargs": arguments}
+    given = task(model_dir, tmp_path / "out", "int8_static").model_copy(update={
+        "calibration": CalibrationConfig(**text, num_samples=2, seq_len=64),
+        "evaluation": EvaluationConfig(**text, num_windows=2, seq_len=64),
+    })  # fmt: skip
+    report = run(given, lambda event: None)
+    assert report.calibration["chat_template_kwargs"] == arguments
+    assert sum("never reads enable_thinking" in warning for warning in report.warnings) == 1
+
+
 class Page(HTMLParser):
     """Counts the tags, and sees that they close in order."""
 

@@ -51,6 +51,12 @@ export function asCommand(body: Body, origin: string): string {
   for (const name of body.export ?? []) add("--model_export", name);
   if (body.calibration?.sources) add("--dataset", body.calibration.sources.map(sharedText).join(","));
   for (const [field, option] of OPTIONS) add(option, body.calibration?.[field]);
+  const { chat_template_kwargs: evalArguments, ...evaluation } = body.evaluation ?? {};
+  add(
+    "--chat_template_kwargs",
+    body.calibration?.chat_template_kwargs && JSON.stringify(body.calibration.chat_template_kwargs),
+  );
+  add("--eval_chat_template_kwargs", evalArguments && JSON.stringify(evalArguments));
   add("--name", body.name);
   for (const [name, value] of Object.entries(body.labels ?? {})) add("--label", `${name}=${value}`);
   add("--priority", body.priority);
@@ -58,7 +64,7 @@ export function asCommand(body: Body, origin: string): string {
   add("--max_pending_s", body.limits?.max_pending_s);
   add("--max_shard_size", body.max_shard_size);
   add("--gate", body.gate);
-  for (const [name, value] of Object.entries(body.evaluation ?? {}))
+  for (const [name, value] of Object.entries(evaluation))
     add("--evaluation", `${name}=${Array.isArray(value) ? value.join(",") : value}`);
   if (body.file2file) parts.push("--file2file_quantization");
   if (typeof body.shard_blocks === "boolean") parts.push(body.shard_blocks ? "--shard_blocks" : "--no-shard_blocks");

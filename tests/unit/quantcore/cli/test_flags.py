@@ -147,6 +147,19 @@ def test_several_sources_of_text(tmp_path):
         task(tmp_path, "--dataset", "a.txt:3,b.txt:1", "--dataset_column", "c")
 
 
+def test_arguments_of_chat_templates(tmp_path, capsys):
+    thinking = '{"enable_thinking": false}'
+    said = task(tmp_path, "--chat_template_kwargs", thinking, "--eval_dataset", "a.jsonl")
+    assert said.calibration.chat_template_kwargs == {"enable_thinking": False}
+    assert said.evaluation.chat_template_kwargs == {}
+    said = task(tmp_path, "--eval_chat_template_kwargs", thinking, "--eval_dataset", "a.jsonl")
+    assert said.evaluation.chat_template_kwargs == {"enable_thinking": False}
+    for wrong in ("{", "3", "enable_thinking=false"):
+        with pytest.raises(SystemExit):
+            task(tmp_path, "--chat_template_kwargs", wrong)
+        assert f"'{wrong}' is not a JSON object" in capsys.readouterr().err
+
+
 def test_a_config_file_keeps_its_own_algorithms(tmp_path):
     config = {**presets.PRESETS["w4a16"].config.to_dict(), "algo_config": [{"name": "gptq", "desc_act": False}]}
     path = algorithm_file(tmp_path, "config.json", **config)

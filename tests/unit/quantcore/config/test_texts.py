@@ -2,6 +2,7 @@
 
 import pytest
 
+from quantcore.config.job_spec import Evaluation
 from quantcore.config.texts import CalibrationConfig, apportion, parse_sources
 from quantcore.errors import ConfigError
 
@@ -65,6 +66,17 @@ def test_sources_that_make_no_sense_are_refused(case):
     fields, fault = BAD[case]
     with pytest.raises(ConfigError, match=fault):
         CalibrationConfig(**{"sources": TWO, **fields})
+
+
+def test_the_template_takes_scalars_under_names_of_its_own():
+    said = CalibrationConfig(chat_template_kwargs={"enable_thinking": False, "effort": "low", "budget": 3, "t": 0.5})
+    assert CalibrationConfig.model_validate(said.model_dump(mode="json")) == said
+    assert "chat_template_kwargs" not in CalibrationConfig().model_dump()
+    for wrong in ({"tokenize": True}, {"a b": 1}, {"x": None}, {"x": [1]}):
+        with pytest.raises(ConfigError, match="chat_template_kwargs"):
+            CalibrationConfig(chat_template_kwargs=wrong)
+    with pytest.raises(ConfigError, match="go with a source"):
+        Evaluation(chat_template_kwargs={"enable_thinking": False})
 
 
 def test_whole_numbers_of_windows_add_up():
