@@ -86,12 +86,13 @@ ChatArguments = Annotated[
 class CalibrationConfig(TextSource):
     """The text that the engine learns activations from: ``num_samples`` windows of ``seq_len`` tokens.
 
-    ``source``: ``builtin`` (prose that comes with Python); the path of a ``.txt``, ``.jsonl``, ``.json``, ``.csv`` or
-    ``.parquet`` file, or of one of these as ``.gz``; the id of an uploaded dataset; or a dataset on the Hugging Face
-    Hub, named as in ``datasets``: with ``config``, ``split`` and ``revision`` (by default its only config, ``train``,
-    ``main``). ``column`` holds the text of a row: a string, or a chat as a list of messages (by default ``text``, else
-    ``messages``). ``sources``, instead of these fields: several sources, each with a ``share`` of the windows.
-    ``chat_template_kwargs``: arguments of the model's template, which renders the chats, such as ``enable_thinking``.
+    ``source``: ``builtin`` (prose, dialogues, code and several languages); the path of a ``.txt``, ``.jsonl``,
+    ``.json``, ``.csv`` or ``.parquet`` file, or of one of these as ``.gz``; the id of an uploaded dataset; or a dataset
+    on the Hugging Face Hub, named as in ``datasets``: with ``config``, ``split`` and ``revision`` (by default its only
+    config, ``train``, ``main``). ``column`` holds the text of a row: a string, or a chat as a list of messages (by
+    default ``text``, else ``messages``). ``sources``, instead of these fields: several sources, each with a ``share``
+    of the windows. ``chat_template_kwargs``: arguments of the model's template, which renders the chats, such as
+    ``enable_thinking``.
     """
 
     source: SourceName | None = BUILTIN
@@ -161,7 +162,7 @@ def at_part(calibration: CalibrationConfig, number: int) -> Iterator[None]:
 
 def apportion(total: int, shares: Sequence[float]) -> list[int]:
     """Divide ``total`` by the shares into whole numbers that add up to it (the largest-remainder method)."""
-    exact = [total * share / sum(shares) for share in shares]
+    exact = [total * share / (sum(shares) or 1) for share in shares]
     counts = [int(count) for count in exact]
     by_remainder = sorted(range(len(shares)), key=lambda at: counts[at] - exact[at])
     for at in by_remainder[: total - sum(counts)]:

@@ -1,30 +1,28 @@
 """Reads the documents of a source of calibration text, one after the other. No torch.
 
-A source is *prose*, one text in order (the built-in one, a text file), or *rows* (JSON, CSV, Parquet, a dataset on the
+A source is *prose*, one text in order (a text file), or *rows* (the built-in text, JSON, CSV, Parquet, a dataset on the
 Hub). Each row is a document, and one of its columns holds the text: a string, or a chat as a list of messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.opening import resolved
 from quantcore.config.texts import BUILTIN, TextPart
 from quantcore.data import files, hub_dataset
+from quantcore.data.builtin_text import Render, read_builtin
 from quantcore.data.columns import choose_column, no_column
 from quantcore.data.files import MAX_ROW_BYTES, Row
 from quantcore.errors import CalibrationError
-
-Render = Callable[[list[dict[str, Any]]], str]
-"""Function from the messages of a chat to the text that the model would see."""
 
 
 def is_prose(text: TextPart) -> bool:
     """Return True for a single text in order; False for rows, which may be taken in any order."""
     path = _file(text)
-    return text.source == BUILTIN or (path is not None and files.format_of(path.name) == "txt")
+    return path is not None and files.format_of(path.name) == "txt"
 
 
 def read_documents(text: TextPart, render: Render | None = None) -> Iterator[str]:
@@ -34,9 +32,7 @@ def read_documents(text: TextPart, render: Render | None = None) -> Iterator[str
     ``no_text_column``, ``no_chat_template``, ``calibration_not_found``.
     """
     if text.source == BUILTIN:
-        from pydoc_data import topics
-
-        yield from (topics.topics[name] for name in sorted(topics.topics))
+        yield from read_builtin(render)
         return
     path = _file(text)
     if path is None and not hub_dataset.is_resolved(text):

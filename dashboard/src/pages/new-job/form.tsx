@@ -249,7 +249,7 @@ function CalibrationFields(props: Props) {
   return (
     <fieldset>
       <legend>Calibration</legend>
-      <TextFields {...props} of="calibration" label="Calibration text" usual="Built-in prose" usualName="builtin" />
+      <TextFields {...props} of="calibration" label="Calibration text" usual="Built-in mix" usualName="builtin" />
       <div className="fields">
         <Value {...props} pointer="/calibration/num_samples" label="Samples" number placeholder="32" />
         <Value
