@@ -276,7 +276,10 @@ def read_texts(task: Task, kind: Kind, ranks: Ranks) -> Texts:
     calibration_NT = with_special_tokens(windows.calibration_NT, kind, tokenizer)
     text = ranks.share(evaluation_text(task, windows.held_out_NT, kind))
     origin = ranks.share(provenance(task, calibration_NT, text.ids_NT) if ranks.is_first else {})
-    return Texts(calibration_NT, text, origin, tuple(warnings_of(task.calibration, tokenizer)))
+    name = task.model_id or task.model_folder.name
+    return Texts(
+        calibration_NT, text, origin, tuple(warnings_of(task.calibration, windows.calibration_NT, tokenizer, name))
+    )
 
 
 def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks: Ranks) -> StreamedModel:

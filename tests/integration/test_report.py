@@ -98,6 +98,19 @@ def test_arguments_reach_the_template_of_the_model(tmp_path, proof_in_this_proce
     assert sum("never reads enable_thinking" in warning for warning in report.warnings) == 1
 
 
+def test_text_of_another_kind_than_the_model_is_for_is_warned_about(tmp_path, proof_in_this_process):
+    model_dir = tiny_model(tmp_path / "a-coder")
+    (model_dir / "chat_template.jinja").write_text(
+        "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+    )
+    file = tmp_path / "words.txt"
+    file.write_text("one two three " * 2000)
+    calibration = CalibrationConfig(source=str(file), num_samples=2, seq_len=32)
+    given = task(model_dir, tmp_path / "out", "int8_static").model_copy(update={"calibration": calibration})
+    warnings = " ".join(run(given, lambda event: None).warnings)
+    assert warnings.count("has no chat in it ('<user>'") == warnings.count("has no line of code") == 1
+
+
 class Page(HTMLParser):
     """Counts the tags, and sees that they close in order."""
 
