@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from quantcore.data.documents import Render
+from quantcore.data.builtin_text import Render
 from quantcore.errors import CalibrationError
 
 MAX_TEMPLATE_CHARS = 64 << 10
