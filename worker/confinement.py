@@ -147,8 +147,8 @@ def _listed(task: Mapping[str, Any]) -> list[Path]:
 
 def _texts(task: Mapping[str, Any]) -> Iterator[Path]:
     for part in ("calibration", "evaluation"):
-        text = task.get(part) or {}
-        yield from (Path(text[name]) for name in ("source", "include_path") if str(text.get(name)).startswith("/"))
+        for text in (task.get(part) or {}, *(task.get(part) or {}).get("sources", ())):
+            yield from (Path(text[name]) for name in ("source", "include_path") if str(text.get(name)).startswith("/"))
 
 
 def _programs(settings: Settings) -> Iterator[Path]:

@@ -134,7 +134,14 @@ class Run:
     def _task(self) -> dict[str, Any]:
         """Return the engine's task: the job's spec, with the folders and files of this machine."""
         spec = self.lease.spec.to_dict()
-        spec["calibration"] = self._with_source(spec["calibration"], "/calibration/source")
+        calibration = spec["calibration"]
+        if "sources" in calibration:
+            calibration["sources"] = [
+                self._with_source(part, f"/calibration/sources/{number}/source")
+                for number, part in enumerate(calibration["sources"])
+            ]
+        else:
+            spec["calibration"] = self._with_source(calibration, "/calibration/source")
         if "source" in spec["evaluation"]:
             spec["evaluation"] = self._with_source(spec["evaluation"], "/evaluation/source")
         if spec["evaluation"]["tasks"] and self._settings.lm_eval_tasks_dir is not None:
@@ -181,7 +188,7 @@ class Run:
     def _needs_hub(self) -> bool:
         """True if the model, a text or the data of a task is on the Hub."""
         spec = self.lease.spec
-        on_hub = any(text.revision is not None for text in (spec.calibration, spec.evaluation))
+        on_hub = any(text.revision is not None for text in (*spec.calibration.parts, spec.evaluation))
         return "id" in self.lease.model or on_hub or bool(spec.evaluation.tasks)
 
     def _find_hub_token(self) -> str | None:

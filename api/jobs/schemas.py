@@ -380,7 +380,7 @@ class JobOut(JobOptions, JobStatus):
     @field_serializer("calibration", "evaluation", mode="wrap")
     def _without_nulls(self, value: Any, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
         """Serialize without nulls. No return type is annotated, so that the JSON schema stays that of the fields."""
-        return {name: setting for name, setting in serialize(value).items() if setting is not None}
+        return _without_nulls(serialize(value))
 
     @classmethod
     def of(
@@ -407,6 +407,12 @@ class JobOut(JobOptions, JobStatus):
             waiting_reason=waiting.reason if waiting else None,
             queue_position=waiting.position if waiting else None,
         )
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(member) for name, member in value.items() if member is not None}
+    return [_without_nulls(member) for member in value] if isinstance(value, list | tuple) else value
 
 
 class JobPage(BaseModel):

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from api.http.deps import Context
 from api.http.errors import Problem
 from api.jobs import calibration, models, targets
+from api.jobs.calibration import Locate
 from api.jobs.models import ReadHeaders
 from api.jobs.schemas import HardwareRef, JobCreate, JobRequest, PlanCreate, PresetConfig, PublishTo
 from api.jobs.targets import Checked
@@ -24,7 +25,7 @@ from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import presets
 from quantcore.config.job_spec import NO_SCHEME, JobOptions, JobSpec, conflicting_goal
 from quantcore.config.presets import Preset
-from quantcore.config.quantization import CalibrationConfig, Config, parse_config
+from quantcore.config.quantization import Config, parse_config
 from quantcore.config.quark import read_config
 from quantcore.config.recipes import with_recipe
 from quantcore.errors import ConfigError, QuantError
@@ -61,7 +62,6 @@ class Planned:
 
 
 CheckTarget = Callable[[PublishTo], Checked]
-Locate = Callable[[CalibrationConfig], CalibrationConfig]
 
 
 def make_plan(
@@ -75,7 +75,7 @@ def make_plan(
     locate = locate or calibration.locator(context, caller)
     try:
         preset, spec = _spec_of(request, known_presets(context.settings.presets_file))
-        spec = spec.model_copy(update={"calibration": locate(spec.calibration)})
+        spec = spec.model_copy(update={"calibration": calibration.locate_calibration(spec.calibration, locate)})
         model, headers = (read or models.reader(context, caller))(request.model)
         spec = fitted(spec, headers.config)
         resolved = _plan_of(spec, headers)

@@ -61,6 +61,8 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
     Raises QuotaExceeded, and CalibrationError for a dataset that was deleted a moment ago.
     """
     spec = planned.spec
+    for number, part in enumerate(spec.calibration.sources):
+        _keep_dataset(session, part.source, caller, f"/calibration/sources/{number}/source")
     dataset_id = _keep_dataset(session, spec.calibration.source, caller, "/calibration/source")
     evaluation_dataset_id = _keep_dataset(session, spec.evaluation.source, caller, "/evaluation/source")
     audit.note(session, caller, "job.submit", job_id)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from quantcore.checkpoint.tokenizer import load_tokenizer
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig
+from quantcore.data.chat import chat_renderer
 from quantcore.data.windows import TokenWindows, token_windows
 
 
@@ -29,6 +30,7 @@ def cut_windows(model_dir: Path, file: Path, calibration: CalibrationConfig, eva
         num_held_out=evaluation.num_windows,
         held_out_len=evaluation.seq_len,
         separator=tokenizer.eos_token_id,
+        render=chat_renderer(tokenizer, calibration.chat_template_kwargs),
     )
     save_file({"calibration": windows.calibration_NT, "held_out": windows.held_out_NT}, file)
     return digest(windows)

@@ -9,7 +9,7 @@ class JobOptions(TypedDict, total=False):
     """Options of a job besides its model and its scheme. For an absent option or None the service uses its default.
 
     `goal` {runtime, device, max_size, min_recovery, context}: what the result is for, instead of a scheme. `effort`:
-    the algorithms that are recommended for the scheme, "fast", "balanced" or "best". `calibration` {source,
+    the algorithms that are recommended for the scheme, "fast", "balanced" or "best". `calibration` {source or sources,
     num_samples, seq_len, seed, ...}: the calibration text. `export`: one format or several.
     `evaluation` {num_windows, source, tasks, ...}: how the result is measured. `gate`: the effect of a missed limit,
     "off", "warn" or "fail". `max_shard_size`: size limit of a file of weights, "500MB". `file2file`: weights go from

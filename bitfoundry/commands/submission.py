@@ -31,7 +31,7 @@ OLDER_NAMES = {
 }  # fmt: skip
 
 
-PLACE = ("source", "config", "split", "revision", "column")
+PLACE = ("source", "sources", "config", "split", "revision", "column")
 
 
 def submit(arguments: list[str]) -> None:
@@ -195,7 +195,7 @@ def _patch(client: Client, job_id: str, changes: dict[str, Any]) -> dict[str, An
     original = client.get(job_id).model_dump(mode="json")
     for part in parts:
         kept = original[part]
-        if "source" in changes[part]:  # the place of the other text does not apply to this one
+        if {"source", "sources"} & changes[part].keys():  # the place of the other text does not apply to this one
             kept = {name: value for name, value in kept.items() if name not in PLACE}
         changes[part] = kept | changes[part]
     if algorithms_alone:

@@ -165,9 +165,9 @@ class SavePoint:
 
 def fingerprint(task: Task) -> str:
     """Hash everything that decides the bytes of the result."""
-    model, text = task.model_folder, Path(task.calibration.source)
+    model, texts = task.model_folder, [Path(part.source) for part in task.calibration.parts]
     weights = [path for pattern in WEIGHTS for path in sorted(model.glob(pattern))]
-    files = [model if model.is_file() else model / "config.json", *weights, text]
+    files = [model if model.is_file() else model / "config.json", *weights, *texts]
     parts = {
         "task": task.model_dump(mode="json", exclude={"output_dir", "resume_dir", "model_dir", "shard_blocks"}),
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -235,6 +236,23 @@ def add_hardware(flags: argparse.ArgumentParser) -> None:
     add("--disk", default="", help="free disk space for model and output, e.g. 4TB (default: not checked)")
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"'{text[:80]}' is not a JSON object such as '{{\"enable_thinking\": false}}'")
+    return value
+
+
+_TEMPLATE_ARGUMENTS: dict[str, Any] = {
+    "type": _json_object,
+    "metavar": "JSON",
+    "help": "arguments of the model's chat template, for its chats, such as '{\"enable_thinking\": false}'",
+}
+
+
 def add_evaluation(flags: argparse.ArgumentParser) -> None:
     """Add the flags that ``evaluation_of`` reads."""
     usual = EvaluationConfig()
@@ -259,6 +277,7 @@ def _add_text(add: Callable[..., object], default: str, num_windows: int | None 
     add("--eval_dataset_config", help="configuration of a Hub dataset (default: its only one)")
     add("--eval_dataset_split", help="split of a Hub dataset (default: train)")
     add("--eval_dataset_column", help="column with the text or the chat messages (default: text, else messages)")
+    add("--eval_chat_template_kwargs", **_TEMPLATE_ARGUMENTS)
     add("--eval_stride", type=_positive, help="stride between evaluation windows, in tokens (default: no overlap)")
     add("--num_eval_data", type=_positive, default=num_windows, help=f"number of evaluation windows ({default})")
     usual_len = _length(EvaluationConfig().seq_len)
@@ -383,9 +402,11 @@ def add_calibration(flags: argparse.ArgumentParser) -> None:
     add(
         "--dataset",
         default="builtin",
-        help="'builtin', a file (.txt .jsonl .json .csv .parquet, or their .gz), or a Hub dataset (pileval, org/name)",
+        help="'builtin', a file (.txt .jsonl .json .csv .parquet, or their .gz), or a Hub dataset (pileval, org/name);"
+        " several with shares: chats.jsonl:0.75,org/code:column=content:0.25",
     )
     add("--dataset_config", help="configuration of a Hub dataset (default: its only one)")
     add("--dataset_split", help="split of a Hub dataset (default: train)")
     add("--dataset_column", help="column with the text or the chat messages (default: text, else messages)")
+    add("--chat_template_kwargs", **_TEMPLATE_ARGUMENTS)
     add("--seed", type=int, default=0, help="random seed that selects the calibration samples (default: 0)")

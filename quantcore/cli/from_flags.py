@@ -34,19 +34,21 @@ from quantcore.config.quantization import (
 from quantcore.config.quark import read_config
 from quantcore.config.recipes import conflicting_effort, with_recipe
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.config.texts import parse_sources
 from quantcore.config.values import config_error
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.hub.download import is_model_id, resolve
 from quantcore.mixed_precision.schemes import resolve as resolve_schemes
 
 CALIBRATION_FLAGS = {
-    "source": "dataset", "config": "dataset_config", "split": "dataset_split", "column": "dataset_column",
-    "num_samples": "num_calib_data", "seq_len": "seq_len", "seed": "seed",
+    "config": "dataset_config", "split": "dataset_split", "column": "dataset_column",
+    "chat_template_kwargs": "chat_template_kwargs", "num_samples": "num_calib_data", "seq_len": "seq_len",
+    "seed": "seed",
 }  # fmt: skip
 TEXT_FLAGS = {
     "num_windows": "num_eval_data", "seq_len": "eval_seq_len", "source": "eval_dataset",
     "config": "eval_dataset_config", "split": "eval_dataset_split", "column": "eval_dataset_column",
-    "stride": "eval_stride",
+    "chat_template_kwargs": "eval_chat_template_kwargs", "stride": "eval_stride",
 }  # fmt: skip
 EVALUATION_FLAGS = TEXT_FLAGS | {"limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size"}
 """The flag of each field whose value is passed on unchanged."""
@@ -78,7 +80,7 @@ def _without_windows(options: argparse.Namespace) -> EvaluationConfig:
 
 def calibration_of(options: argparse.Namespace) -> CalibrationConfig:
     """Return the source and the amount of calibration text."""
-    return CalibrationConfig(**_set(options, CALIBRATION_FLAGS))
+    return CalibrationConfig(**_set(options, CALIBRATION_FLAGS), **parse_sources(options.dataset))
 
 
 def _set(options: argparse.Namespace, flags: Mapping[str, str]) -> dict[str, Any]:
@@ -138,6 +140,8 @@ def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
     for field, flags in (("calibration", CALIBRATION_FLAGS), ("evaluation", EVALUATION_FLAGS)):
         if part := {name: getattr(options, flag) for name, flag in flags.items() if flag in given}:
             body[field] = part
+    if "dataset" in given:
+        body["calibration"] = parse_sources(options.dataset) | body.get("calibration", {})
     if "tasks" in given:
         body.setdefault("evaluation", {})["tasks"] = _names(options.tasks)
     if "skip_evaluation" in given:

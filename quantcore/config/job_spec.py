@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from operator import not_
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
@@ -22,6 +23,7 @@ from quantcore.config.quantization import (
     TextSource,
     parse_size,
 )
+from quantcore.config.texts import ChatArguments, TextPart, part_of
 from quantcore.config.values import Settings
 from quantcore.errors import ConfigError
 
@@ -37,12 +39,13 @@ class Evaluation(TextSource):
 
     ``num_windows`` windows of ``seq_len`` tokens (0: nothing is measured) come from held-out text: the part of its
     source that calibration does not use, or a ``source`` of its own, named as for calibration with ``config``,
-    ``split``, ``revision`` and ``column``. Windows of such a source start every ``stride`` tokens (default:
-    ``seq_len``); a smaller stride gives every token more context. ``num_prompts`` short texts are continued by both
-    models. ``tasks`` of lm-evaluation-harness run with ``limit`` documents and ``num_fewshot`` examples each (None: the
-    task's own), ``batch_size`` at a time.
+    ``split``, ``revision``, ``column`` and ``chat_template_kwargs``. Windows of such a source start every ``stride``
+    tokens (default: ``seq_len``); a smaller stride gives every token more context. ``num_prompts`` short texts are
+    continued by both models. ``tasks`` of lm-evaluation-harness run with ``limit`` documents and ``num_fewshot``
+    examples each (None: the task's own), ``batch_size`` at a time.
     """
 
+    chat_template_kwargs: ChatArguments = Field(default_factory=dict, exclude_if=not_)
     num_windows: Annotated[StrictInt, Field(ge=0, le=1 << 20)] = 12
     seq_len: Annotated[StrictInt, Field(ge=32, le=131072)] = 512
     stride: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -56,13 +59,14 @@ class Evaluation(TextSource):
     def _make_sense(self) -> Self:
         if self.stride is not None and (self.source is None or self.stride > self.seq_len):
             raise ValueError("stride goes with a source, and is at most seq_len")
+        if self.chat_template_kwargs and self.source is None:
+            raise ValueError("chat_template_kwargs go with a source: held-out text is rendered as calibration says")
         return self
 
     @property
-    def text(self) -> CalibrationConfig | None:
+    def text(self) -> TextPart | None:
         """The evaluation's own text, named as for calibration; None for the text that calibration leaves."""
-        place = {name: getattr(self, name) for name in TextSource.model_fields}
-        return None if self.source is None else CalibrationConfig(**place)
+        return None if self.source is None else part_of(self)
 
 
 KEEP = "keep"

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from operator import not_
 from typing import Annotated, Any, Self
 
-from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, StrictBool, TypeAdapter, ValidationError, field_validator
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
 
@@ -29,7 +29,8 @@ from quantcore.config.spec import (
     ZeroPointType,
     one_of,
 )  # fmt: skip
-from quantcore.config.values import STRICT, Settings, Value, config_error, given_fields
+from quantcore.config.texts import BUILTIN, DATASET_ID, CalibrationConfig, TextSource, is_dataset_id
+from quantcore.config.values import STRICT, Value, config_error, given_fields
 from quantcore.errors import ConfigError
 
 __all__ = [
@@ -272,57 +273,6 @@ _ADAPTER = TypeAdapter(Config)
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a Config."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_ADAPTER.json_schema()}
-
-
-BUILTIN = "builtin"
-DATASET_ID = "^dst_[0-9a-f]{32}$"
-
-
-def is_dataset_id(source: str) -> bool:
-    """Return True for the id of a dataset that was uploaded to the service."""
-    return re.fullmatch(DATASET_ID, source) is not None
-
-
-SourceName = Annotated[str, Field(min_length=1, max_length=4096)]
-
-
-class TextSource(Settings):
-    """The location of a text. ``CalibrationConfig`` says what each field can be."""
-
-    source: SourceName | None = None
-    config: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    split: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")] | None = None
-    column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-
-    @validator(mode="after")
-    def _name_one_place(self) -> Self:
-        names = [name for name in ("config", "split", "revision", "column") if getattr(self, name) is not None]
-        of_hub = [name for name in names if name != "column"]
-        if self.source is None and names:
-            raise ValueError(f"{', '.join(names)} go with a source")
-        is_file = self.source is not None and (self.source.startswith(("/", ".")) or is_dataset_id(self.source))
-        if of_hub and (is_file or self.source == BUILTIN):
-            raise ValueError(f"{', '.join(of_hub)} go with a dataset on the Hub, which '{self.source}' is not")
-        if self.source == BUILTIN and self.column is not None:
-            raise ValueError("the builtin text has no column")
-        return self
-
-
-class CalibrationConfig(TextSource):
-    """The text that the engine learns activations from: ``num_samples`` windows of ``seq_len`` tokens.
-
-    ``source``: ``builtin`` (prose that comes with Python); the path of a ``.txt``, ``.jsonl``, ``.json``, ``.csv`` or
-    ``.parquet`` file, or of one of these as ``.gz``; the id of an uploaded dataset; or a dataset on the Hugging Face
-    Hub, named as in ``datasets``: with ``config``, ``split`` and ``revision`` (by default its only config, ``train``,
-    ``main``). ``column`` holds the text of a row: a string, or a chat as a list of messages (by default ``text``, else
-    ``messages``).
-    """
-
-    source: SourceName = BUILTIN
-    num_samples: Annotated[StrictInt, Field(ge=1, le=65536)] = 32
-    seq_len: Annotated[StrictInt, Field(ge=8, le=131072)] = 512
-    seed: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 0
 
 
 def parse_size(text: str, what: str = "max_shard_size") -> int:

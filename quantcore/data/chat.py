@@ -7,9 +7,10 @@ or another child.
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,7 +18,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from quantcore.data.documents import Render
+from quantcore.data.builtin_text import Render
 from quantcore.errors import CalibrationError
 
 MAX_TEMPLATE_CHARS = 64 << 10
@@ -25,8 +26,8 @@ MAX_MEMORY_BYTES = 512 << 20
 MAX_SECONDS = 5.0
 
 
-def chat_renderer(tokenizer: PreTrainedTokenizerBase) -> Render:
-    """Return a function that renders the messages of a chat with the tokenizer's template.
+def chat_renderer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> Render:
+    """Return a function that renders the messages of a chat with the tokenizer's template, which gets ``arguments``.
 
     It raises CalibrationError: ``no_chat_template``, ``bad_chat_template`` for one that is too long, fails on these
     messages, or takes more memory or time than MAX_MEMORY_BYTES and MAX_SECONDS.
@@ -44,12 +45,18 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase) -> Render:
             raise _bad(f"it is longer than {MAX_TEMPLATE_CHARS} characters")
         try:
             with _bounded():
-                text = tokenizer.apply_chat_template(messages, tokenize=False)
+                text = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
         except Exception as error:  # an untrusted program: it can raise anything
             raise _bad(f"{type(error).__name__}: {str(error)[:200]}") from error
         return str(text)
 
     return render
+
+
+def unread_arguments(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of ``arguments`` that do not occur in the tokenizer's template, which thus never reads them."""
+    words = set(re.findall(r"\w+", str(tokenizer.chat_template)))
+    return [name for name in arguments if name not in words]
 
 
 def _bad(why: str) -> CalibrationError:

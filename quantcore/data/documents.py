@@ -1,49 +1,45 @@
 """Reads the documents of a source of calibration text, one after the other. No torch.
 
-A source is *prose*, one text in order (the built-in one, a text file), or *rows* (JSON, CSV, Parquet, a dataset on the
+A source is *prose*, one text in order (a text file), or *rows* (the built-in text, JSON, CSV, Parquet, a dataset on the
 Hub). Each row is a document, and one of its columns holds the text: a string, or a chat as a list of messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.opening import resolved
-from quantcore.config.quantization import BUILTIN, CalibrationConfig
+from quantcore.config.texts import BUILTIN, TextPart
 from quantcore.data import files, hub_dataset
+from quantcore.data.builtin_text import Render, read_builtin
 from quantcore.data.columns import choose_column, no_column
 from quantcore.data.files import MAX_ROW_BYTES, Row
 from quantcore.errors import CalibrationError
 
-Render = Callable[[list[dict[str, Any]]], str]
-"""Function from the messages of a chat to the text that the model would see."""
 
-
-def is_prose(calibration: CalibrationConfig) -> bool:
+def is_prose(text: TextPart) -> bool:
     """Return True for a single text in order; False for rows, which may be taken in any order."""
-    path = _file(calibration)
-    return calibration.source == BUILTIN or (path is not None and files.format_of(path.name) == "txt")
+    path = _file(text)
+    return path is not None and files.format_of(path.name) == "txt"
 
 
-def read_documents(calibration: CalibrationConfig, render: Render | None = None) -> Iterator[str]:
+def read_documents(text: TextPart, render: Render | None = None) -> Iterator[str]:
     """Yield the documents of the source, in its order; an empty one for a row without text.
 
     ``render`` is needed for chats. Raises CalibrationError as ``files.read_rows`` and ``hub_dataset.read_rows`` do;
     ``no_text_column``, ``no_chat_template``, ``calibration_not_found``.
     """
-    if calibration.source == BUILTIN:
-        from pydoc_data import topics
-
-        yield from (topics.topics[name] for name in sorted(topics.topics))
+    if text.source == BUILTIN:
+        yield from read_builtin(render)
         return
-    path = _file(calibration)
-    if path is None and not hub_dataset.is_resolved(calibration):
-        calibration = hub_dataset.resolve(calibration)
+    path = _file(text)
+    if path is None and not hub_dataset.is_resolved(text):
+        text = hub_dataset.resolve(text)
     column: str | None = None
-    for row in hub_dataset.read_rows(calibration) if path is None else files.read_rows(path):
-        column = column or choose_column(list(row.values), calibration.column, row.place)
+    for row in hub_dataset.read_rows(text) if path is None else files.read_rows(path):
+        column = column or choose_column(list(row.values), text.column, row.place)
         yield text_of(row, column, render)
 
 
@@ -93,10 +89,10 @@ def _rendered(row: Row, messages: list[dict[str, Any]], render: Render | None) -
         raise
 
 
-def _file(calibration: CalibrationConfig) -> Path | None:
+def _file(text: TextPart) -> Path | None:
     """Return the source's file; None for a dataset on the Hub. Raises CalibrationError ``calibration_not_found``."""
-    source, path = calibration.source, Path(calibration.source)
-    if source == BUILTIN or calibration.revision is not None:
+    source, path = text.source, Path(text.source)
+    if source == BUILTIN or text.revision is not None:
         return None
     if resolved(path).is_file():
         return path

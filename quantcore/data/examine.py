@@ -133,7 +133,7 @@ def count_tokens(file: Path, column: str | None, model_dir: Path, seq_len: int) 
     from quantcore.data.chat import chat_renderer
 
     tokenizer = load_tokenizer(model_dir)
-    render, tokenize = chat_renderer(tokenizer), tokenize_with(tokenizer)
+    render, tokenize = chat_renderer(tokenizer, {}), tokenize_with(tokenizer)
     lengths, chosen = array("q"), ""
     rows = files.read_rows(file)
     for row in islice(rows, MAX_TOKEN_ROWS):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.texts import TextPart
 from quantcore.data.columns import choose_column
 from quantcore.data.files import Row
 from quantcore.errors import CalibrationError, QuantError
@@ -43,17 +43,17 @@ def is_hub_name(source: str) -> bool:
     return _NAME.fullmatch(source) is not None and not re.search(r"--|\.\.|\.git$", source)
 
 
-def resolve(calibration: CalibrationConfig) -> CalibrationConfig:
+def resolve(text: TextPart) -> TextPart:
     """Resolve an alias, and pin the commit that the dataset has now. This takes one request to the Hub.
 
     Raises CalibrationError: ``invalid_dataset_name``, ``hub_*`` (see ``hub.errors``).
     """
-    options = calibration.model_dump(exclude_none=True)
-    calibration = CalibrationConfig(**{**ALIASES.get(calibration.source, {}), **options,
-                                       "source": ALIASES.get(calibration.source, options)["source"]})  # fmt: skip
-    if not is_hub_name(calibration.source):
+    options = text.model_dump(exclude_none=True)
+    alias = ALIASES.get(text.source, {})
+    text = TextPart(**{**alias, **options, **({"source": alias["source"]} if alias else {})})
+    if not is_hub_name(text.source):
         raise CalibrationError(
-            f"'{calibration.source[:100]}' is no source of calibration text.",
+            f"'{text.source[:100]}' is no source of calibration text.",
             code="invalid_dataset_name",
             hint="Give builtin, the absolute path of a file, or a dataset on the Hub: org/name.",
             field="/calibration/source",
@@ -63,30 +63,30 @@ def resolve(calibration: CalibrationConfig) -> CalibrationConfig:
 
     from quantcore.hub.errors import explained
 
-    revision = calibration.revision or "main"
+    revision = text.revision or "main"
     try:
-        with explained(calibration.source, revision, kind="dataset"):
-            info = HfApi().dataset_info(calibration.source, revision=revision, timeout=TIMEOUT_S)
+        with explained(text.source, revision, kind="dataset"):
+            info = HfApi().dataset_info(text.source, revision=revision, timeout=TIMEOUT_S)
             if info.sha is None or not _SHA.fullmatch(info.sha):
                 raise ValueError("the answer names no commit")
     except QuantError as error:
         error.field = "/calibration/" + ("revision" if error.code == "hub_revision_not_found" else "source")
         raise
-    return calibration.model_copy(update={"revision": info.sha})
+    return text.model_copy(update={"revision": info.sha})
 
 
-def is_resolved(calibration: CalibrationConfig) -> bool:
+def is_resolved(text: TextPart) -> bool:
     """Return True if its dataset is named with a commit, as ``resolve`` does."""
-    return calibration.revision is not None and _SHA.fullmatch(calibration.revision) is not None
+    return text.revision is not None and _SHA.fullmatch(text.revision) is not None
 
 
-def read_rows(calibration: CalibrationConfig) -> Iterator[Row]:
+def read_rows(text: TextPart) -> Iterator[Row]:
     """Yield the rows of one split of a resolved dataset as they arrive, in order, with the text column alone.
 
     Raises CalibrationError: ``datasets_not_installed``, ``unknown_dataset_config``, ``unknown_split``,
     ``no_text_column``, ``unsupported_dataset``, ``hub_*``.
     """
-    rows = _open(calibration)
+    rows = _open(text)
     number = 0
     while True:
         try:
@@ -94,33 +94,33 @@ def read_rows(calibration: CalibrationConfig) -> Iterator[Row]:
         except StopIteration:
             return
         except Exception as error:  # from the library, Arrow or the connection: a file can cause any error
-            raise _explain(error, calibration) from error
+            raise _explain(error, text) from error
         number += 1
         yield Row(f"Row {number}", values)
 
 
-def _open(calibration: CalibrationConfig) -> Iterator[dict[str, Any]]:
+def _open(text: TextPart) -> Iterator[dict[str, Any]]:
     try:
         import datasets
     except ImportError as error:
         raise CalibrationError(
-            f"'{calibration.source}' is no file, and reading it as a Hub dataset needs the datasets library.",
+            f"'{text.source}' is no file, and reading it as a Hub dataset needs the datasets library.",
             code="datasets_not_installed",
             hint="pip install 'bitfoundry[engine]', or give 'builtin' or a file.",
         ) from error
     datasets.disable_progress_bars()
     try:
         splits = datasets.load_dataset(
-            calibration.source, calibration.config, revision=calibration.revision, streaming=True, token=TOKEN.get()
+            text.source, text.config, revision=text.revision, streaming=True, token=TOKEN.get()
         )
-        rows = splits[_choose_split(list(splits), calibration.split)]
+        rows = splits[_choose_split(list(splits), text.split)]
         names = rows.column_names or list(next(iter(rows)))
-        rows = rows.select_columns([choose_column(names, calibration.column)])  # pictures are not even decoded
+        rows = rows.select_columns([choose_column(names, text.column)])  # pictures are not even decoded
         return iter(rows)
     except QuantError:
         raise
     except Exception as error:
-        raise _explain(error, calibration) from error
+        raise _explain(error, text) from error
 
 
 def _choose_split(splits: list[str], split: str | None) -> str:
@@ -137,20 +137,20 @@ def _choose_split(splits: list[str], split: str | None) -> str:
     )
 
 
-def _explain(error: Exception, calibration: CalibrationConfig) -> QuantError:
+def _explain(error: Exception, text: TextPart) -> QuantError:
     import httpx2
 
     from quantcore.hub.errors import explain, gated
 
     if isinstance(error, QuantError):
         return error
-    text, name = str(error), calibration.source
-    configs = re.search(r"(?:Available: |among the available configs: )(\[.*?\])", text, re.DOTALL)
+    said, name = str(error), text.source
+    configs = re.search(r"(?:Available: |among the available configs: )(\[.*?\])", said, re.DOTALL)
     if configs:
         names = re.findall(r"'([^']+)'", configs[1])
         return CalibrationError(
             f"The dataset '{name}' has several configs; "
-            + (f"'{calibration.config}' is none of them." if calibration.config else "say which."),
+            + (f"'{text.config}' is none of them." if text.config else "say which."),
             code="unknown_dataset_config",
             hint=f"Its configs: {', '.join(names)}.",
             field="/calibration/config",
@@ -159,11 +159,11 @@ def _explain(error: Exception, calibration: CalibrationConfig) -> QuantError:
     cause: BaseException | None = error
     while cause is not None:  # the library wraps what happened on the wire
         if isinstance(cause, httpx2.HTTPError | ConnectionError | TimeoutError):
-            return explain(cause, name, str(calibration.revision), kind="dataset")
+            return explain(cause, name, str(text.revision), kind="dataset")
         cause = cause.__cause__ or cause.__context__
-    if "is a gated dataset" in text:  # its cause is dropped on the way
+    if "is a gated dataset" in said:  # its cause is dropped on the way
         return gated(name, "dataset")
-    why = "it is a Python script" if "script" in text else f"{type(error).__name__}"
+    why = "it is a Python script" if "script" in said else f"{type(error).__name__}"
     return CalibrationError(
         f"The dataset '{name}' cannot be read: {why}.",
         code="unsupported_dataset",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
 
-from quantcore.config.quantization import BUILTIN, CalibrationConfig
-from quantcore.data.documents import Render, is_prose, read_documents
+from quantcore.config.texts import BUILTIN, CalibrationConfig, TextPart, apportion, at_part
+from quantcore.data.builtin_text import KINDS, Render, read_kind
+from quantcore.data.documents import is_prose, read_documents
 from quantcore.errors import CalibrationError
 
 HELD_OUT_SHARE = 0.25
+EVERY = round(1 / HELD_OUT_SHARE)  # row
 SHUFFLE_ROWS = 1000  # as many as datasets shuffles at a time
 SHUFFLE_CHARS = 64 << 20
 Tokenize = Callable[[str], list[int]]
@@ -38,9 +40,10 @@ def token_windows(
     separator: int | None = None,
     render: Render | None = None,
 ) -> TokenWindows:
-    """Read as much of the source as is needed, tokenize it, and cut it into windows without padding.
+    """Read as much of each source as is needed, tokenize it, and cut it into windows without padding.
 
-    Documents end with ``separator``. ``render`` converts chats to text. With ``fewer``, a source that does not have
+    Documents end with ``separator``. ``render`` converts chats to text. Each source gives its share of both kinds of
+    windows, and they alternate in this proportion. With ``fewer``, a source that does not have its share of
     ``num_held_out`` windows gives those that it has.
 
     The first three quarters of the prose that is read, or three of four rows, are for calibration: ``num_samples``
@@ -51,39 +54,77 @@ def token_windows(
     def tokens_of(document: str) -> Iterable[int]:
         return chain(tokenize(document), () if separator is None else (separator,))
 
-    num_tokens = calibration.num_samples * calibration.seq_len
-    num_held_out_tokens = num_held_out * held_out_len
-    documents = read_documents(calibration, render)
-    if is_prose(calibration):
+    parts = calibration.parts
+    counts_held_out = apportion(num_held_out, [part.share for part in parts])
+    found = []
+    for number, (count, count_held_out) in enumerate(zip(calibration.counts, counts_held_out, strict=True)):
+        wanted = (count, calibration.seq_len), (count_held_out, held_out_len)
+        with at_part(calibration, number):
+            found.append(_windows_of(parts[number], tokens_of, render, calibration.seed, *wanted, fewer=fewer))
+    return TokenWindows(*(_alternating(windows) for windows in zip(*found, strict=True)))
+
+
+def _windows_of(
+    part: TextPart, tokens_of: Callable[[str], Iterable[int]], render: Render | None, seed: int,
+    wanted: tuple[int, int], wanted_held_out: tuple[int, int], *, fewer: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the (number, length) of calibration windows and of held-out ones that are wanted of one source."""
+    (num_samples, seq_len), (num_held_out, held_out_len) = wanted, wanted_held_out
+    num_tokens, num_held_out_tokens = num_samples * seq_len, num_held_out * held_out_len
+    if part.source == BUILTIN:
+        divided = [_divide_all(read_kind(kind, render), tokens_of) for kind in KINDS]
+    elif is_prose(part):
         enough = max(num_tokens / (1 - HELD_OUT_SHARE), num_held_out_tokens / HELD_OUT_SHARE)
-        text, rest = _divide_prose(documents, tokens_of, None if calibration.source == BUILTIN else 1.1 * enough)
+        divided = [_divide_prose(read_documents(part, render), tokens_of, 1.1 * enough)]
     else:
-        text, rest = _divide_rows(documents, tokens_of, calibration.seed, num_tokens, num_held_out_tokens)
-    pool, held_out = _cut(text, calibration.seq_len), _cut(rest, held_out_len)
+        documents = read_documents(part, render)
+        divided = [_divide_rows(documents, tokens_of, seed, num_tokens, num_held_out_tokens)]
+    pools, held_out = [_cut(text, seq_len) for text, _ in divided], [_cut(rest, held_out_len) for _, rest in divided]
+    sizes, sizes_held_out = [len(pool) for pool in pools], [len(pool) for pool in held_out]
     if fewer:
-        num_held_out = max(1, min(num_held_out, len(held_out)))
-    if len(pool) < calibration.num_samples or len(held_out) < num_held_out:
+        num_held_out = max(1, min(num_held_out, sum(sizes_held_out)))
+    if sum(sizes) < num_samples or sum(sizes_held_out) < num_held_out:
         raise CalibrationError(
-            f"The source '{calibration.source}' gives {len(pool)} calibration windows of {calibration.seq_len} tokens "
-            f"and {len(held_out)} held-out ones of {held_out_len}; "
-            f"{calibration.num_samples} and {num_held_out} are needed.",
+            f"The source '{part.source}' gives {sum(sizes)} calibration windows of {seq_len} tokens and "
+            f"{sum(sizes_held_out)} held-out ones of {held_out_len}; {num_samples} and {num_held_out} are needed.",
             code="not_enough_samples",
             hint="Lower num_samples or seq_len, or give more text.",
             field="/calibration/num_samples",
         )
-    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(calibration.seed))
-    spread = torch.linspace(0, len(held_out) - 1, num_held_out).long()  # spread over the held-out part
-    return TokenWindows(pool[order[: calibration.num_samples]], held_out[spread])
+    random_numbers = torch.Generator().manual_seed(seed)
+    counts, counts_held_out = apportion(num_samples, sizes), apportion(num_held_out, sizes_held_out)
+    drawn = [torch.randperm(size, generator=random_numbers)[:count] for size, count in zip(sizes, counts, strict=True)]
+    spread = [  # over the held-out part
+        torch.linspace(0, size - 1, count).long() for size, count in zip(sizes_held_out, counts_held_out, strict=True)
+    ]
+    return (
+        _alternating([pool[places] for pool, places in zip(pools, drawn, strict=True)]),
+        _alternating([pool[places] for pool, places in zip(held_out, spread, strict=True)]),
+    )
+
+
+def _alternating(windows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join the windows of the sources so that any run of them has about their proportion; the order is fixed."""
+    places = [(torch.arange(len(part), dtype=torch.float64) + 0.5) / len(part) for part in windows]
+    return torch.cat(tuple(windows))[torch.cat(places).argsort(stable=True)]
+
+
+def _divide_all(documents: Iterable[str], tokens_of: Callable[[str], Iterable[int]]) -> tuple[array[int], array[int]]:
+    """Return all documents in order, every fourth one in the held-out part."""
+    text, rest = array("q"), array("q")
+    for number, document in enumerate(documents):
+        (rest if number % EVERY == EVERY - 1 else text).extend(tokens_of(document))
+    return text, rest
 
 
 def _divide_prose(
-    documents: Iterator[str], tokens_of: Callable[[str], Iterable[int]], enough: float | None
+    documents: Iterator[str], tokens_of: Callable[[str], Iterable[int]], enough: float
 ) -> tuple[array[int], array[int]]:
     """Return the calibration part and the held-out part; reading stops after more than ``enough`` tokens."""
     stream = array("q")
     for document in documents:
         stream.extend(tokens_of(document))
-        if enough is not None and len(stream) > enough:
+        if len(stream) > enough:
             break
     border = int(len(stream) * (1 - HELD_OUT_SHARE))
     return stream[:border], stream[border:]
@@ -98,7 +139,7 @@ def _divide_rows(
     def remaining() -> Iterator[str]:
         """Yield the rows for calibration, and collect the held-out ones."""
         for number, document in enumerate(filter(None, documents)):
-            if number % round(1 / HELD_OUT_SHARE) != round(1 / HELD_OUT_SHARE) - 1:
+            if number % EVERY != EVERY - 1:
                 yield document
             elif len(rest) < wanted_held_out:
                 rest.extend(tokens_of(document))

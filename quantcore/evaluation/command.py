@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig
+from quantcore.data.chat import chat_renderer
 from quantcore.data.windows import token_windows
 from quantcore.errors import ConfigError, ModelError, RankError, reason_of
 from quantcore.evaluation import harness
@@ -155,6 +156,7 @@ def held_out_text(path: Path, evaluation: EvaluationConfig, *, fewer: bool = Fal
         held_out_len=evaluation.seq_len,
         fewer=fewer,
         separator=tokenizer.eos_token_id,
+        render=chat_renderer(tokenizer, {}),
     )
     return of_windows(windows.held_out_NT, tokenizer)
 

@@ -155,7 +155,7 @@ def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) 
     stride = evaluation.stride or evaluation.seq_len
     num_tokens = evaluation.seq_len + stride * (evaluation.num_windows - 1)
     stream = array("q")
-    for document in read_documents(text, chat_renderer(tokenizer)):
+    for document in read_documents(text, chat_renderer(tokenizer, evaluation.chat_template_kwargs)):
         if document:
             stream.extend(tokenize(document))
             stream.extend(() if separator is None else (separator,))

@@ -131,7 +131,7 @@ def read_texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor
         num_held_out=NUM_HELD_OUT,
         held_out_len=calibration.seq_len,
         separator=tokenizer.eos_token_id,
-        render=chat_renderer(tokenizer),
+        render=chat_renderer(tokenizer, calibration.chat_template_kwargs),
     )
     return windows.calibration_NT, of_windows(windows.held_out_NT, tokenizer)
 

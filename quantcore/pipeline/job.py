@@ -28,6 +28,7 @@ from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.task import Task
 from quantcore.data.chat import chat_renderer
+from quantcore.data.fit import warnings_of
 from quantcore.data.windows import TokenWindows, token_windows
 from quantcore.errors import ConfigError, ModelError, at_block
 from quantcore.evaluation import harness
@@ -172,6 +173,8 @@ def quantize(
     """
     ranks = savepoint.ranks
     texts = read_texts(task, kind_of(original.headers.config), ranks)
+    for message in texts.warnings:
+        emit(Warned("calibration_text", message))
     source = open_source(original)
     model = stream_model(task, original, source, plan, ranks)
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
@@ -242,11 +245,12 @@ def quantize_head(
 
 @dataclass(frozen=True)
 class Texts:
-    """The token windows of a job, and their and the model's provenance."""
+    """The token windows of a job, their and the model's provenance, and what is odd about the calibration text."""
 
     calibration_NT: torch.Tensor
     evaluation: EvaluationText
     provenance: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
     @property
     def model(self) -> str:
@@ -269,10 +273,14 @@ def read_texts(task: Task, kind: Kind, ranks: Ranks) -> Texts:
     """Read and tokenize the texts of ``task`` for a model of ``kind``; all ranks get the same windows."""
     windows = ranks.share(read_windows(task) if ranks.is_first else None)
     assert windows is not None
-    calibration_NT = with_special_tokens(windows.calibration_NT, kind, load_tokenizer(task.model_folder))
+    tokenizer = load_tokenizer(task.model_folder)
+    calibration_NT = with_special_tokens(windows.calibration_NT, kind, tokenizer)
     text = ranks.share(evaluation_text(task, windows.held_out_NT, kind))
     origin = ranks.share(provenance(task, calibration_NT, text.ids_NT) if ranks.is_first else {})
-    return Texts(calibration_NT, text, origin)
+    name = task.model_id or task.model_folder.name
+    return Texts(
+        calibration_NT, text, origin, tuple(warnings_of(task.calibration, windows.calibration_NT, tokenizer, name))
+    )
 
 
 def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks: Ranks) -> StreamedModel:
@@ -323,5 +331,5 @@ def read_windows(task: Task) -> TokenWindows:
         num_held_out=0 if has_own_text(task) else max(task.evaluation.num_windows, NUM_PROBES),
         held_out_len=task.evaluation.seq_len,
         separator=tokenizer.eos_token_id,
-        render=chat_renderer(tokenizer),
+        render=chat_renderer(tokenizer, task.calibration.chat_template_kwargs),
     )

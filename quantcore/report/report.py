@@ -15,6 +15,7 @@ from quantcore.calibration.experts import hardly_seen
 from quantcore.checkpoint.artifact import write_json
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.task import Task
+from quantcore.config.texts import CalibrationConfig
 from quantcore.evaluation.quality import Quality
 from quantcore.evaluation.verdict import judge_quality
 from quantcore.events import Warned
@@ -105,7 +106,7 @@ def build_report(
         model=SourceModel(**_source(task), model_type=plan.model_type),
         config=task.config.to_dict(),
         mix=mix,
-        calibration=task.calibration.model_dump(mode="json", exclude_none=True),
+        calibration=_calibration(task.calibration),
         evaluation=task.evaluation.model_dump(mode="json"),
         proof={name: _proof(proof) for name, proof in proofs.items()},
         quality=main.quality,
@@ -120,6 +121,14 @@ def build_report(
         provenance=Provenance(**{name: text for name, text in outcome.provenance.items() if name != "environment"}),
         environment=outcome.provenance["environment"],
     )
+
+
+def _calibration(calibration: CalibrationConfig) -> dict[str, Any]:
+    """Return the calibration text as it was asked for; of several sources also the number of windows of each."""
+    asked = calibration.model_dump(mode="json", exclude_none=True)
+    for source, count in zip(asked.get("sources", ()), calibration.counts, strict=False):
+        source["num_samples"] = count
+    return asked
 
 
 def write_report(task: Task, folder: Path, report: Report) -> None:

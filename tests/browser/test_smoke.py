@@ -116,7 +116,7 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     page.get_by_label("Uniform").check()
     page.get_by_label("Name", exact=True).fill("measured")
     page.get_by_label("Quality gate").select_option(label="Fail the job")
-    page.get_by_label("Evaluation text").select_option(label="Built-in prose")
+    page.get_by_label("Evaluation text").select_option(label="Built-in mix")
     page.get_by_label("Windows").fill("3")
     page.get_by_label("Evaluation Sequence length").fill("8")
     plan = page.get_by_role("region", name="Plan")

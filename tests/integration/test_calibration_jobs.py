@@ -134,6 +134,67 @@ def test_a_split_that_a_dataset_on_the_hub_has_not(
     assert "train_sft" in row.error["hint"]
 
 
+def upload(client: TestClient, name: str, rows: list[dict[str, Any]], **form: str) -> str:
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    answer = client.post("/v1/datasets", files={"file": (name, content)}, data=form)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def test_a_job_holds_all_its_datasets(client: TestClient, model: Path) -> None:
+    """Each gets its own column, stays while the job waits, and is named where it is at fault."""
+    first = upload(client, "chats.jsonl", chats(8))
+    second = upload(client, "rows.jsonl", [{"id": 1, "code": "x = 1"}], column="code")
+    shared = [{"source": first, "share": 3}, {"source": second}, {"source": "builtin", "share": 0.5}]
+    job = client.post("/v1/jobs", json=body(model, sources=shared, num_samples=9)).json()
+    assert job["calibration"] == {
+        "sources": [
+            {"source": first, "column": "messages", "share": 3.0},
+            {"source": second, "column": "code", "share": 1.0},
+            {"source": "builtin", "share": 0.5},
+        ],
+        "num_samples": 9, "seq_len": 32, "seed": 0,
+    }  # fmt: skip
+    for dataset in (first, second):
+        answer = client.delete(f"/v1/datasets/{dataset}")
+        assert (answer.status_code, answer.json()["code"]) == (409, "dataset_in_use")
+    clone = client.post(f"/v1/jobs/{job['id']}/clone").json()
+    assert clone["calibration"] == job["calibration"]
+    for job_id in (job["id"], clone["id"]):
+        assert client.post(f"/v1/jobs/{job_id}/cancel").status_code == 202
+    assert client.delete(f"/v1/datasets/{second}").status_code == 204
+
+    for fault, code, pointer in (
+        ({"source": second}, "dataset_not_found", "#/calibration/sources/1/source"),
+        ({"source": first, "column": "no"}, "no_text_column", "#/calibration/sources/1/column"),
+        ({"source": "/etc/passwd"}, "path_not_allowed", "#/calibration/sources/1/source"),
+        ({"source": first, "split": "train"}, "invalid_request", "#/calibration/sources/1"),
+    ):
+        problem = client.post("/v1/jobs", json=body(model, sources=[{"source": "builtin"}, fault])).json()
+        assert (problem["code"], problem["errors"][0]["pointer"]) == (code, pointer), problem
+
+
+@pytest.mark.slow
+def test_several_sources(
+    client: TestClient, model: Path, settings: Settings, hub: HubServer, dataset_sha: str,
+    start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
+) -> None:  # fmt: skip
+    """A file, an uploaded dataset and one on the Hub, which has moved on when the engine reads it."""
+    file = model.parent / "words.txt"
+    file.write_text("some words of a file " * 2000)
+    dataset = upload(client, "chats.jsonl", chats())
+    shared = [{"source": str(file)}, {"source": dataset}, {"source": "HuggingFaceH4/ultrachat_200k"}]
+    job = client.post("/v1/jobs", json=body(model, sources=shared, num_samples=6)).json()
+    assert job["calibration"]["sources"][2]["revision"] == dataset_sha
+    hub.add("datasets/HuggingFaceH4/ultrachat_200k", {"README.md": b"moved"})
+    start_worker()
+    row = wait_for(job["id"], "succeeded", "failed", timeout_s=LIMIT_S)
+    assert row.state == "succeeded", row.error
+    artifact = client.get(f"/v1/jobs/{job['id']}").json()["artifact"]["path"]
+    report = json.loads((Path(artifact) / "report.json").read_text())
+    assert [source["num_samples"] for source in report["calibration"]["sources"]] == [2, 2, 2]
+
+
 REFUSED: tuple[tuple[dict[str, Any], int, str, str], ...] = (
     ({"source": "org/nothing"}, 422, "hub_not_found", "#/calibration/source"),
     ({"source": "org/set", "revision": "nowhere"}, 422, "hub_revision_not_found", "#/calibration/revision"),

@@ -13,6 +13,7 @@ import pytest
 from huggingface_hub import metadata_load
 
 from quantcore.config.task import EvaluationConfig
+from quantcore.config.texts import CalibrationConfig
 from quantcore.pipeline.job import run
 from quantcore.report.card import code, escape
 from quantcore.report.html import page
@@ -64,6 +65,50 @@ def test_without_an_evaluation_it_does_too(artifact, schema, tmp_path, proof_in_
     report = run(given.model_copy(update={"evaluation": EvaluationConfig(num_windows=0)}), lambda event: None).to_dict()
     jsonschema.validate(json.loads(json.dumps(report)), schema)
     assert report["quality"] is None and "No evaluation" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_every_source_is_named_with_its_windows(artifact, tmp_path, proof_in_this_process):
+    file = tmp_path / "words.txt"
+    file.write_text("one two three " * 2000)
+    sources = [{"source": "builtin", "share": 3}, {"source": str(file)}]
+    given = task(Path(artifact[1]["model"]["path"]), tmp_path / "out", "int8_static")
+    calibration = CalibrationConfig(sources=sources, num_samples=4, seq_len=32)
+    report = run(given.model_copy(update={"calibration": calibration}), lambda event: None)
+    assert [(one["source"], one["num_samples"]) for one in report.calibration["sources"]] == [
+        ("builtin", 3), (str(file), 1),
+    ]  # fmt: skip
+    assert str(file) in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_arguments_reach_the_template_of_the_model(tmp_path, proof_in_this_process):
+    """And one that it never reads is said once. The text is long enough only with what the argument adds."""
+    model_dir = tiny_model(tmp_path / "model")
+    template = "{% for one in messages %}{{ one.content * (99 if thinking else 1) }} {% endfor %}"
+    (model_dir / "chat_template.jinja").write_text(template)
+    file = tmp_path / "chats.jsonl"
+    file.write_text((json.dumps({"messages": [{"role": "user", "content": "one two "}]}) + "\n") * 8)
+    arguments = {"thinking": True, "enable_thinking": False}
+    text = {"source": str(file), "chat_template_kwargs": arguments}
+    given = task(model_dir, tmp_path / "out", "int8_static").model_copy(update={
+        "calibration": CalibrationConfig(**text, num_samples=2, seq_len=64),
+        "evaluation": EvaluationConfig(**text, num_windows=2, seq_len=64),
+    })  # fmt: skip
+    report = run(given, lambda event: None)
+    assert report.calibration["chat_template_kwargs"] == arguments
+    assert sum("never reads enable_thinking" in warning for warning in report.warnings) == 1
+
+
+def test_text_of_another_kind_than_the_model_is_for_is_warned_about(tmp_path, proof_in_this_process):
+    model_dir = tiny_model(tmp_path / "a-coder")
+    (model_dir / "chat_template.jinja").write_text(
+        "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+    )
+    file = tmp_path / "words.txt"
+    file.write_text("one two three " * 2000)
+    calibration = CalibrationConfig(source=str(file), num_samples=2, seq_len=32)
+    given = task(model_dir, tmp_path / "out", "int8_static").model_copy(update={"calibration": calibration})
+    warnings = " ".join(run(given, lambda event: None).warnings)
+    assert warnings.count("has no chat in it ('<user>'") == warnings.count("has no line of code") == 1
 
 
 class Page(HTMLParser):

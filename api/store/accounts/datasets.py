@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sqlalchemy import cast, func, or_, select
 from sqlalchemy import delete as sql_delete
-from sqlalchemy import func, or_, select
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from api.store.accounts import projects
@@ -59,7 +60,12 @@ def delete(session: Session, dataset: Dataset) -> None:
     A job that is stored meanwhile waits for the lock.
     """
     session.execute(select(Dataset.id).where(Dataset.id == dataset.id).with_for_update())
-    named = or_(Job.dataset_id == dataset.id, Job.evaluation_dataset_id == dataset.id)
+    sources = cast(Job.spec["calibration"]["sources"], JSONB)
+    named = or_(
+        Job.dataset_id == dataset.id,
+        Job.evaluation_dataset_id == dataset.id,
+        sources.contains([{"source": dataset.id}]),
+    )
     needing = select(Job.id).where(named, Job.state.not_in(FINAL)).order_by(Job.id).limit(20)
     if job_ids := session.scalars(needing).all():
         raise DatasetInUse(job_ids)

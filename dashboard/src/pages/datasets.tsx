@@ -34,7 +34,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
       </Title>
       <Pending query={query} />
       {query.data && datasets.length === 0 && (
-        <Empty>No datasets yet. Jobs that name no dataset calibrate on built-in prose.</Empty>
+        <Empty>No datasets yet. Jobs that name no dataset calibrate on the built-in mix.</Empty>
       )}
       {datasets.length > 0 && (
         <div className="table" ref={scrollable}>

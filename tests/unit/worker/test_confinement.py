@@ -113,6 +113,13 @@ def test_an_engine_cannot_read_the_secrets(settings: Settings, tmp_path: Path, m
         assert landlock.abi() == 0 and {found[path] for path in others} <= {"read", "PermissionError"}
 
 
+def test_every_source_of_the_text_can_be_read(settings: Settings, tmp_path: Path) -> None:
+    files = [settings.datasets_dir / name for name in ("a.jsonl", "b.txt")]
+    sources = [{"source": str(file)} for file in files] + [{"source": "builtin"}]
+    task = task_of(settings, tmp_path) | {"calibration": {"sources": sources}}
+    assert set(files) <= set(reach_of(settings, settings.work_dir / "job_1.1", task, with_hub=False).files)
+
+
 def test_a_model_beside_the_data_folder(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of models that holds the data folder is read all around that."""
     (tmp_path / "config.json").write_text("{}")

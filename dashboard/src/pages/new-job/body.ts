@@ -19,13 +19,20 @@ export interface Text {
   revision?: string;
 }
 
+/** Arguments of the model's chat template, such as enable_thinking. */
+type TemplateArguments = Record<string, unknown>;
+
 export interface Calibration extends Text {
+  chat_template_kwargs?: TemplateArguments;
+  /** Several sources in place of one, each with its weight among them. */
+  sources?: (Text & { share?: number })[];
   num_samples?: number;
   seq_len?: number;
   seed?: number;
 }
 
 export interface Evaluation extends Text {
+  chat_template_kwargs?: TemplateArguments;
   num_windows?: number;
   seq_len?: number;
   stride?: number;
@@ -109,7 +116,7 @@ export const valueAt = (body: Body, pointer: string) =>
     .map(unescapePointer)
     .reduce<unknown>((at, name) => (at as Record<string, unknown> | undefined)?.[name], body);
 
-const SOURCE_FIELDS = ["source", "column", "config", "split", "revision", "stride"];
+const SOURCE_FIELDS = ["source", "sources", "column", "config", "split", "revision", "chat_template_kwargs", "stride"];
 
 /** Another source; the settings that belong to the previous one are dropped. */
 export function withSource(body: Body, of: "calibration" | "evaluation", source: string): Body {

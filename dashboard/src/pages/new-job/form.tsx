@@ -267,11 +267,11 @@ function advanced(body: Body, preset: Preset): Body {
 }
 
 function CalibrationFields(props: Props) {
-  const source = props.body.calibration?.source ?? "builtin";
+  const { source = "builtin", sources } = props.body.calibration ?? {};
   return (
     <fieldset>
       <legend>Calibration</legend>
-      <TextFields {...props} of="calibration" label="Calibration text" usual="Built-in prose" usualName="builtin" />
+      <TextFields {...props} of="calibration" label="Calibration text" usual="Built-in mix" usualName="builtin" />
       <div className="fields">
         <Value {...props} pointer="/calibration/num_samples" label="Samples" number placeholder="32" />
         <Value
@@ -282,7 +282,7 @@ function CalibrationFields(props: Props) {
           placeholder="512"
         />
         <Value {...props} pointer="/calibration/seed" label="Seed" number placeholder="0" />
-        {source !== "builtin" && (
+        {source !== "builtin" && !sources && (
           <Value
             {...props}
             pointer="/calibration/column"

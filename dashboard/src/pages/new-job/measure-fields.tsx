@@ -36,7 +36,7 @@ export function MeasureFields(props: Props) {
         of="evaluation"
         label="Evaluation text"
         usual="Held-out part of the calibration data"
-        more={[["builtin", "Built-in prose"]]}
+        more={[["builtin", "Built-in mix"]]}
       />
       <div className="fields">
         <Value

@@ -143,6 +143,30 @@ it("another source drops the settings of the previous one", () => {
   expect(valueAt(body, "/calibration/split")).toBeUndefined();
 });
 
+it("several sources give way to one, and are one option of the command", () => {
+  const sources = [
+    { source: "/a.txt", share: 0.75 },
+    { source: "org/code", column: "content" },
+  ];
+  const body: Body = { ...BODY, calibration: { sources, num_samples: 8 } };
+  expect(withSource(body, "calibration", "pileval").calibration).toEqual({ source: "pileval", num_samples: 8 });
+  expect(asCommand(body, ORIGIN)).toContain("--dataset /a.txt:0.75,org/code:column=content:1 \\\n");
+  expect(asPython(body, ORIGIN)).toContain('"sources": [{"source": "/a.txt", "share": 0.75}');
+});
+
+it("arguments of chat templates are JSON in the command", () => {
+  const chat_template_kwargs = { enable_thinking: false };
+  const body: Body = {
+    ...BODY,
+    calibration: { chat_template_kwargs },
+    evaluation: { source: "a", chat_template_kwargs },
+  };
+  const command = asCommand(body, ORIGIN);
+  expect(command).toContain(`--chat_template_kwargs '{"enable_thinking":false}' \\\n`);
+  expect(command).toContain(`--eval_chat_template_kwargs '{"enable_thinking":false}' \\\n`);
+  expect(command).not.toContain("object");
+});
+
 it("labels go to text and back", () => {
   const labels = { team: "search", url: "a=b" };
   expect(readLabels(labelsText(labels))).toEqual(labels);

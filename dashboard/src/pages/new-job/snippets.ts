@@ -31,6 +31,11 @@ const GOAL_OPTIONS: [keyof Goal, string][] = [
   ["context", "--context"],
 ];
 
+/** One of several sources as --dataset takes it: org/code:column=content:0.25. */
+function sharedText({ source, share = 1, ...fields }: NonNullable<Calibration["sources"]>[number]) {
+  return [source, ...Object.entries(fields).map(([name, value]) => `${name}=${value}`), share].join(":");
+}
+
 const asFile = (name: string, content: unknown) => `cat > ${name} <<'JSON'\n${JSON.stringify(content, null, 2)}\nJSON`;
 
 /** The command line. A config that is not a plain preset, and a target with settings, are written to files first. */
@@ -54,7 +59,14 @@ export function asCommand(body: Body, origin: string): string {
   for (const name of Object.keys(BUDGETS) as Budget[]) add(`--${name}`, body.mix?.[name]);
   add("--effort", body.effort);
   for (const name of body.export ?? []) add("--model_export", name);
+  if (body.calibration?.sources) add("--dataset", body.calibration.sources.map(sharedText).join(","));
   for (const [field, option] of OPTIONS) add(option, body.calibration?.[field]);
+  const { chat_template_kwargs: evalArguments, ...evaluation } = body.evaluation ?? {};
+  add(
+    "--chat_template_kwargs",
+    body.calibration?.chat_template_kwargs && JSON.stringify(body.calibration.chat_template_kwargs),
+  );
+  add("--eval_chat_template_kwargs", evalArguments && JSON.stringify(evalArguments));
   add("--name", body.name);
   for (const [name, value] of Object.entries(body.labels ?? {})) add("--label", `${name}=${value}`);
   add("--priority", body.priority);
@@ -62,7 +74,7 @@ export function asCommand(body: Body, origin: string): string {
   add("--max_pending_s", body.limits?.max_pending_s);
   add("--max_shard_size", body.max_shard_size);
   add("--gate", body.gate);
-  for (const [name, value] of Object.entries(body.evaluation ?? {}))
+  for (const [name, value] of Object.entries(evaluation))
     add("--evaluation", `${name}=${Array.isArray(value) ? value.join(",") : value}`);
   if (body.file2file) parts.push("--file2file_quantization");
   if (typeof body.shard_blocks === "boolean") parts.push(body.shard_blocks ? "--shard_blocks" : "--no-shard_blocks");

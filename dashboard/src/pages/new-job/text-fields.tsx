@@ -25,6 +25,7 @@ export function TextFields({ of, label, usual, usualName, more = [], ...props }:
   const [uploading, setUploading] = useState(false);
   const requested = body[of]?.source;
   const source = requested === usualName ? undefined : requested;
+  const several = of === "calibration" ? body.calibration?.sources : undefined;
   const section = capitalize(of);
   const named = [
     ...more,
@@ -42,9 +43,10 @@ export function TextFields({ of, label, usual, usualName, more = [], ...props }:
           {(own) => (
             <select
               {...own}
-              value={isOther ? "other" : (source ?? "")}
+              value={several ? "several" : isOther ? "other" : (source ?? "")}
               onChange={(event) => choose(event.target.value)}
             >
+              {several && <option value="several">{several.length} sources, see JSON</option>}
               <option value="">{usual}</option>
               {named.map(([name, text]) => (
                 <option key={name} value={name}>

@@ -45,7 +45,14 @@ export function ConfigTab({ job }: { job: Job }) {
 /** {num_samples: 4, tasks: []} -> "num_samples 4": empty values are left out. */
 function factsText(facts: Record<string, unknown>) {
   const parts = Object.entries(facts).filter(([, value]) => !Array.isArray(value) || value.length > 0);
-  return parts.map(([name, value]) => `${name} ${String(value)}`).join(", ");
+  return parts.map(([name, value]) => `${name} ${valueText(value)}`).join(", ");
+}
+
+function valueText(value: unknown): string {
+  if (Array.isArray(value)) return value.map(valueText).join(" + ");
+  return typeof value === "object" && value !== null
+    ? `(${factsText(value as Record<string, unknown>)})`
+    : String(value);
 }
 
 const timeoutText = (seconds: number | null | undefined) => (seconds ? formatDuration(seconds) : "none");

@@ -140,6 +140,26 @@ def test_a_chain_that_makes_no_sense_is_refused(tmp_path, names, fault):
     assert (caught.value.code, caught.value.field) == ("invalid_config", "/algo_config")
 
 
+def test_several_sources_of_text(tmp_path):
+    several = task(tmp_path, "--dataset", "a.txt:3,org/b:column=c:1", "--num_calib_data", "8").calibration
+    assert several.counts == [6, 2] and several.parts[1].column == "c"
+    with pytest.raises(ConfigError, match="column go with one source"):
+        task(tmp_path, "--dataset", "a.txt:3,b.txt:1", "--dataset_column", "c")
+
+
+def test_arguments_of_chat_templates(tmp_path, capsys):
+    thinking = '{"enable_thinking": false}'
+    said = task(tmp_path, "--chat_template_kwargs", thinking, "--eval_dataset", "a.jsonl")
+    assert said.calibration.chat_template_kwargs == {"enable_thinking": False}
+    assert said.evaluation.chat_template_kwargs == {}
+    said = task(tmp_path, "--eval_chat_template_kwargs", thinking, "--eval_dataset", "a.jsonl")
+    assert said.evaluation.chat_template_kwargs == {"enable_thinking": False}
+    for wrong in ("{", "3", "enable_thinking=false"):
+        with pytest.raises(SystemExit):
+            task(tmp_path, "--chat_template_kwargs", wrong)
+        assert f"'{wrong}' is not a JSON object" in capsys.readouterr().err
+
+
 def test_a_config_file_keeps_its_own_algorithms(tmp_path):
     config = {**presets.PRESETS["w4a16"].config.to_dict(), "algo_config": [{"name": "gptq", "desc_act": False}]}
     path = algorithm_file(tmp_path, "config.json", **config)
@@ -182,6 +202,7 @@ def test_a_weight_format_without_the_format_that_it_is_about_is_refused(tmp_path
         (("--seq_len", "4"), "/seq_len"),
         (("--seed", "-1"), "/seed"),
         (("--dataset_config", "en"), "/"),
+        (("--dataset", "a:1,b:0.001"), "/"),
         (("--quant_scheme", "w4a16", "--group_size", "0"), "/"),
         (("--eval_seq_len", "3"), "/evaluation/seq_len"),
     ],

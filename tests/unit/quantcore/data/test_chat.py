@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from quantcore.data import chat
-from quantcore.data.chat import chat_renderer
+from quantcore.data.chat import chat_renderer, unread_arguments
 from quantcore.errors import CalibrationError
 from tests.support.models import tiny_tokenizer
 
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "bye"}]
 
 
-def render(template: str | None, messages: list[dict[str, Any]] = MESSAGES) -> str:
+def render(template: str | None, messages: list[dict[str, Any]] = MESSAGES, **arguments: Any) -> str:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     try:
-        return chat_renderer(tokenizer)(messages)
+        return chat_renderer(tokenizer, arguments)(messages)
     finally:
         tokenizer.chat_template = None
 
@@ -25,6 +25,17 @@ def render(template: str | None, messages: list[dict[str, Any]] = MESSAGES) -> s
 def test_the_template_makes_the_text() -> None:
     template = "{% for one in messages %}<{{ one.role }}>{{ one.content }}{{ eos_token }}{% endfor %}"
     assert render(template) == "<user>hello<eos><assistant>bye<eos>"
+
+
+def test_the_template_gets_its_arguments() -> None:
+    template = "{% if enable_thinking is false %}no thoughts{% else %}hm{% endif %}"
+    assert render(template) == "hm" and render(template, enable_thinking=False) == "no thoughts"
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    try:
+        assert unread_arguments(tokenizer, {"enable_thinking": False, "thinking": True}) == ["thinking"]
+    finally:
+        tokenizer.chat_template = None
 
 
 HOSTILE = {

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.texts import TextPart
 from quantcore.data import files
 from quantcore.data.documents import read_documents
 from quantcore.data.files import format_of, read_rows
@@ -49,7 +49,7 @@ def test_every_format_gives_the_same_texts(tmp_path: Path, name: str, packed: bo
     if packed:
         file = tmp_path / f"rows.{name}.gz"
         file.write_bytes(gzip.compress((tmp_path / f"rows.{name}").read_bytes()))
-    assert list(read_documents(CalibrationConfig(source=str(file)))) == [row["text"] for row in ROWS]
+    assert list(read_documents(TextPart(source=str(file)))) == [row["text"] for row in ROWS]
 
 
 def test_json_rows_one_after_the_other_are_rows_too(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_bad_file_is_explained(tmp_path: Path, case: str) -> None:
     name, content, code, words = BAD[case]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CalibrationError) as caught:
-        list(read_documents(CalibrationConfig(source=str(tmp_path / name))))
+        list(read_documents(TextPart(source=str(tmp_path / name))))
     assert caught.value.code == code and words in caught.value.message
 
 
@@ -156,10 +156,10 @@ def test_parquet_that_says_it_is_too_large_is_not_read(tmp_path: Path, monkeypat
 def test_the_column_is_chosen_or_given(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a", "body": "b"}\n{"text": null, "body": "c"}\n{"text": " ", "body": "d"}\n')
-    assert list(read_documents(CalibrationConfig(source=str(file)))) == ["a", "", ""]
-    assert list(read_documents(CalibrationConfig(source=str(file), column="body"))) == ["b", "c", "d"]
+    assert list(read_documents(TextPart(source=str(file)))) == ["a", "", ""]
+    assert list(read_documents(TextPart(source=str(file), column="body"))) == ["b", "c", "d"]
     with pytest.raises(CalibrationError) as caught:
-        list(read_documents(CalibrationConfig(source=str(file), column="bodi")))
+        list(read_documents(TextPart(source=str(file), column="bodi")))
     assert (caught.value.code, caught.value.allowed) == ("no_text_column", ("text", "body"))
     assert caught.value.field == "/calibration/column"
 

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from huggingface_hub import constants
 
-from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.texts import TextPart
 from quantcore.data import hub_dataset
 from quantcore.data.documents import read_documents
 from quantcore.errors import CalibrationError
@@ -57,7 +57,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServe
 
 
 def read(source: str = "org/set", **asked: Any) -> list[str]:
-    return list(read_documents(CalibrationConfig(source=source, **asked)))
+    return list(read_documents(TextPart(source=source, **asked)))
 
 
 def fails(source: str = "org/set", **asked: Any) -> CalibrationError:
@@ -99,7 +99,7 @@ def test_configs(server: HubServer) -> None:
 
 def test_a_commit_is_read_whatever_happens_to_the_branch(server: HubServer) -> None:
     sha = server.add("datasets/org/set", {"train.parquet": parquet(text=texts("old"))})
-    resolved = hub_dataset.resolve(CalibrationConfig(source="org/set"))
+    resolved = hub_dataset.resolve(TextPart(source="org/set"))
     assert resolved.revision == sha
     server.add("datasets/org/set", {"train.parquet": parquet(text=texts("new"))})
     assert list(read_documents(resolved)) == texts("old")
@@ -118,7 +118,7 @@ def test_the_names_of_quarks_script(server: HubServer) -> None:
         "README.md": card.replace(b"wikitext-2-raw-v1", b"3.0.0"), "2/t.parquet": parquet(article=["news"], id=["1"]),
     })  # fmt: skip
     assert read("cnn_dailymail") == ["news"]
-    said = hub_dataset.resolve(CalibrationConfig(source="pileval", column="meta"))
+    said = hub_dataset.resolve(TextPart(source="pileval", column="meta"))
     assert (said.source, said.split, said.column) == ("mit-han-lab/pile-val-backup", "validation", "meta")
 
 
@@ -150,5 +150,5 @@ def test_what_the_hub_refuses(server: HubServer) -> None:
 @pytest.mark.parametrize("source", ["a b", "org/na..me", "https://x", "org/" + "x" * 200])
 def test_names_that_are_none(source: str) -> None:
     with pytest.raises(CalibrationError) as caught:
-        hub_dataset.resolve(CalibrationConfig(source=source))
+        hub_dataset.resolve(TextPart(source=source))
     assert caught.value.code == "invalid_dataset_name"

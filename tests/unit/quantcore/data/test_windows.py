@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.texts import CalibrationConfig, TextPart
 from quantcore.data.documents import read_documents
 from quantcore.data.windows import token_windows
 from quantcore.errors import CalibrationError
@@ -110,6 +110,41 @@ def test_chats_are_rendered(tmp_path):
     assert caught.value.code == "no_chat_template" and "Line 1" in caught.value.message
 
 
+@pytest.fixture
+def two(tmp_path, rows):
+    """A text of letters and rows of ideographs, as sources with shares of 3 to 1."""
+    letters = tmp_path / "letters.txt"
+    letters.write_text("abcdefgh" * 100)
+    return [{"source": str(letters), "share": 3}, {"source": str(rows), "share": 1}]
+
+
+def test_each_source_gives_its_share_of_both_parts(two, rows):
+    calibration = CalibrationConfig(sources=two, num_samples=8, seq_len=8)
+    found, again = (token_windows(calibration, tokenize, num_held_out=4, held_out_len=8) for _ in range(2))
+    assert torch.equal(found.calibration_NT, again.calibration_NT)
+    is_row = found.calibration_NT[:, 0] >= 0x4E00
+    assert is_row.tolist() == [False, False, True, False, False, False, True, False]
+    assert (found.held_out_NT[:, 0] >= 0x4E00).tolist() == [False, False, True, False]
+    alone = windows(rows, num_samples=2, num_held_out=1)  # what the source gives by itself
+    assert torch.equal(found.calibration_NT[is_row], alone.calibration_NT)
+    assert torch.equal(found.held_out_NT[found.held_out_NT[:, 0] >= 0x4E00], alone.held_out_NT)
+
+
+def test_an_error_names_the_source_at_fault(two, tmp_path):
+    file = tmp_path / "other.jsonl"
+    file.write_text('{"body": "a"}\n')
+    for fault, code, field in (
+        ({"source": str(file)}, "no_text_column", "/calibration/sources/1/column"),
+        ({"source": "/nowhere.txt"}, "calibration_not_found", "/calibration/sources/1/source"),
+        ({"source": str(file), "column": "body"}, "not_enough_samples", "/calibration/num_samples"),
+    ):
+        calibration = CalibrationConfig(sources=[two[0], fault], num_samples=4, seq_len=8)
+        with pytest.raises(CalibrationError) as caught:
+            token_windows(calibration, tokenize, num_held_out=2, held_out_len=8)
+        assert (caught.value.code, caught.value.field) == (code, field)
+        assert caught.value.message.count(fault["source"]) == 1
+
+
 def test_builtin_text_is_there_and_enough_for_the_demo():
     found = windows("builtin", num_samples=32, seq_len=512, num_held_out=8, held_out_len=512)
     assert found.calibration_NT.shape == (32, 512) and found.held_out_NT.shape == (8, 512)
@@ -135,7 +170,7 @@ def test_a_bad_row_is_named(tmp_path, case):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(content)
     with pytest.raises(CalibrationError) as caught:
-        list(read_documents(CalibrationConfig(source=str(file))))
+        list(read_documents(TextPart(source=str(file))))
     assert caught.value.code == code and words in caught.value.message
 
 
@@ -143,19 +178,19 @@ def test_a_file_that_is_not_utf8_is_said(tmp_path):
     file = tmp_path / "latin.txt"
     file.write_bytes(b"caf\xe9")
     with pytest.raises(CalibrationError, match="byte 3"):
-        list(read_documents(CalibrationConfig(source=str(file))))
+        list(read_documents(TextPart(source=str(file))))
 
 
 @pytest.mark.parametrize("source", ["/nowhere/at/all.txt", "./nowhere.jsonl", "a/b/c"])
 def test_a_missing_file_is_said(source):
     with pytest.raises(CalibrationError) as caught:
-        list(read_documents(CalibrationConfig(source=source)))
+        list(read_documents(TextPart(source=source)))
     assert caught.value.code == "calibration_not_found"
 
 
 def test_a_hub_name_without_the_network_is_a_clear_error(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CalibrationError) as caught:
-        list(read_documents(CalibrationConfig(source="pileval")))
+        list(read_documents(TextPart(source="pileval")))
     assert caught.value.code == "hub_unreachable"
     assert "HF_HUB_OFFLINE is set" in caught.value.message and caught.value.hint
