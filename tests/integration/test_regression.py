@@ -8,6 +8,7 @@ import pytest
 from quantcore.cli import main as cli
 from quantcore.cli.flags import COMPARED_TOKENS, comparing
 from quantcore.cli.from_flags import compared_text_of
+from quantcore.cli.running import WORSE
 from quantcore.config.task import EvaluationConfig
 from quantcore.errors import CalibrationError, ConfigError
 from quantcore.evaluation.baseline_cache import VARIABLE
@@ -52,7 +53,7 @@ def compare(folders, monkeypatch, capsys):
 def test_fewer_bits_are_worse_and_more_are_better(compare, folders):
     status, out, _ = compare("w4a16", "int8", "--json")
     worse = json.loads(out)
-    assert (status, worse["verdict"], worse["new"], worse["old"]) == (cli.WORSE, "worse", "w4a16", "int8")
+    assert (status, worse["verdict"], worse["new"], worse["old"]) == (WORSE, "worse", "w4a16", "int8")
     status, out, _ = compare("int8", "w4a16", "--json")
     better = json.loads(out)
     assert (status, better["verdict"]) == (0, "better")
@@ -71,7 +72,7 @@ def test_a_person_reads_the_verdict_and_what_the_text_could_have_shown(compare):
     assert status == 0 and "no difference found beyond the tolerance of 100000 %: w4a16 against int8" in out
     assert f"{NUM_WINDOWS * (SEQ_LEN - 1)} tokens in {NUM_WINDOWS} windows" in out
     status, out, _ = compare("w4a16", "int8", "--tolerance", "1%")
-    assert status == cli.WORSE and "worse beyond the tolerance of 1 %" in out
+    assert status == WORSE and "worse beyond the tolerance of 1 %" in out
     status, out, _ = compare("int8", "int8")
     assert status == 0 and "no difference found: int8 against int8" in out
 
