@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -265,6 +266,7 @@ CODE_SECOND = {"Problem": 1, "_unavailable": 0}
 """Functions that take the code by position, with the index of that argument."""
 
 
+@cache
 def sites() -> list[Site]:
     """Return every call in the source that names an error code, in order of the files."""
     trees = {}

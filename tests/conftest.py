@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -31,6 +32,23 @@ def each_text_is_tokenized_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PreTrainedTokenizerBase, "__call__", _remembering(PreTrainedTokenizerBase.__call__))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def authorities_are_read_once() -> Iterator[None]:
+    """Hundreds of APIs and clients start here, and each would read the system's certificates for 30 ms."""
+    create, known = ssl.create_default_context, {}
+
+    def create_default_context(*given: Any, **named: Any) -> ssl.SSLContext:
+        places = tuple(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
+        key = (given, tuple(named.items()), places)
+        if key not in known:
+            known[key] = create(*given, **named)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", create_default_context)
         yield
 
 

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -213,20 +214,28 @@ def commands() -> list[list[str]]:
     return found
 
 
+@cache
+def help_of_the_api() -> str:
+    return run_python("-m", "api", "serve", "--help").stdout
+
+
+@cache
+def start_of_a_worker() -> subprocess.CompletedProcess[str]:
+    source = "import os; os.environ.update(DATABASE_URL='postgresql+psycopg://x@/x', BROKER_URL='memory://')"
+    return run_python("-c", f"{source}; os.environ['BITFOUNDRY_DATA_DIR'] = '/tmp'; import worker.__main__")
+
+
 @pytest.mark.parametrize("command", commands(), ids=lambda command: " ".join(command[:3]))
-def test_the_commands_start_here(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_start_here(command: list[str]) -> None:
     program, *arguments = command
     if program == "alembic":
         assert run_python("-m", "alembic", *arguments[:1], "--help").returncode == 0
         assert "script_location" in (ROOT / "alembic.ini").read_text()
     elif arguments[:3] == ["-m", "api", "serve"]:
-        known = run_python("-m", "api", "serve", "--help").stdout
-        assert all(flag in known for flag in arguments if flag.startswith("--"))
+        assert all(flag in help_of_the_api() for flag in arguments if flag.startswith("--"))
     else:
         assert command == ["python", "-m", "worker"]
-        source = "import os; os.environ.update(DATABASE_URL='postgresql+psycopg://x@/x', BROKER_URL='memory://')"
-        found = run_python("-c", f"{source}; os.environ['BITFOUNDRY_DATA_DIR'] = '/tmp'; import worker.__main__")
-        assert found.returncode == 0, found.stderr
+        assert start_of_a_worker().returncode == 0, start_of_a_worker().stderr
 
 
 def test_the_workers_health_check_asks_the_database(postgres_url: str) -> None:

@@ -49,17 +49,19 @@ def test_the_link_signs_in_and_leaves_no_key_in_the_address(signed_in: Page, sta
     assert signed_in.url == f"{stack.url}/ui/"
 
 
-@pytest.mark.parametrize("path", PAGES)
 def test_every_page_is_there_and_accessible(
-    path: str, signed_in: Page, check_accessible: Callable[[Page], None]
+    subtests: pytest.Subtests, signed_in: Page, check_accessible: Callable[[Page], None]
 ) -> None:
-    signed_in.goto(f"/ui{path}")
-    expect(signed_in.get_by_role("heading", level=1)).to_have_text(PAGES[path])
-    signed_in.wait_for_load_state("networkidle") if path == "/nowhere" else signed_in.wait_for_timeout(300)
-    check_accessible(signed_in)
-    signed_in.set_viewport_size({"width": 360, "height": 740})
-    too_wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert signed_in.evaluate(too_wide) <= 0, "it scrolls sideways at 360 px"
+    page, too_wide = signed_in, "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    for path, heading in PAGES.items():
+        with subtests.test(path):
+            page.set_viewport_size({"width": 1280, "height": 900})
+            page.goto(f"/ui{path}")
+            expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+            page.wait_for_load_state("networkidle") if path == "/nowhere" else page.wait_for_timeout(300)
+            check_accessible(page)
+            page.set_viewport_size({"width": 360, "height": 740})
+            assert page.evaluate(too_wide) <= 0, "it scrolls sideways at 360 px"
 
 
 def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalStack, client: Client) -> None:
@@ -173,18 +175,19 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_name_is_text(signed_in: Page, client: Client, stack: LocalStack, case: str) -> None:
-    page, name = signed_in, HOSTILE[case]
-    model = stack.home.parent / name.replace("/", " ")
-    tiny_model(model)
-    job = client.submit(model, config="fp8", calibration={"num_samples": 2, "seq_len": 64}, name=name)
-    page.goto(f"/ui/jobs/{job.id}")
-    expect(page.get_by_role("heading", name=name)).to_be_visible()
-    page.get_by_role("tab", name="Config").click()
-    page.set_viewport_size({"width": 390, "height": 740})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.goto("/ui/")
-    page.get_by_role("heading", name="Runs").wait_for()
-    expect(page.get_by_text(name).first).to_be_visible()
-    assert page.title() != "owned" and page.locator("img[src=x]").count() == 0
+def test_a_hostile_name_is_text(subtests: pytest.Subtests, signed_in: Page, client: Client, stack: LocalStack) -> None:
+    page = signed_in
+    for case, name in HOSTILE.items():
+        with subtests.test(case):
+            model = tiny_model(stack.home.parent / name.replace("/", " "))
+            job = client.submit(model, config="fp8", calibration={"num_samples": 2, "seq_len": 64}, name=name)
+            page.set_viewport_size({"width": 1280, "height": 900})
+            page.goto(f"/ui/jobs/{job.id}")
+            expect(page.get_by_role("heading", name=name)).to_be_visible()
+            page.get_by_role("tab", name="Config").click()
+            page.set_viewport_size({"width": 390, "height": 740})
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+            page.goto("/ui/")
+            page.get_by_role("heading", name="Runs").wait_for()
+            expect(page.get_by_text(name).first).to_be_visible()
+            assert page.title() != "owned" and page.locator("img[src=x]").count() == 0

@@ -1,5 +1,7 @@
 """What we write is what compressed-tensors itself writes, and it reads our weights from it to the last bit."""
 
+from functools import cache
+
 import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
@@ -28,9 +30,14 @@ CONFIG_NAMES = [
 SMALL = torch.tensor(1e-30)
 
 
+@cache
+def all_layers():
+    return list(accepting("compressed_tensors"))
+
+
 def layers_of(name):
     """(layer, its quantized weight) for every shape that the exporter takes."""
-    return [(layer, quantized) for found, layer, quantized in accepting("compressed_tensors") if found == name]
+    return [(layer, quantized) for found, layer, quantized in all_layers() if found == name]
 
 
 def stored_tensors(layer, quantized, model_dtype):

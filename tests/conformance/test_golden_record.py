@@ -8,12 +8,9 @@ import pytest
 from tests.conformance import golden_record
 
 USUAL = [
-    "dense w4a16",
     "dense int8_autosmoothquant",
     "mixture w4a16_awq_gptq",
-    "mixture fp8_kv_cache",
     "tied mxfp4_rotation_gptaq",
-    "fused w4a16_sym_gptq",
     "fused w4a16_file2file",
 ]
 """The cells that run with ``make test``, which meet every family and most algorithms."""

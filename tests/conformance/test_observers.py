@@ -17,7 +17,7 @@ from quantcore.observers import OBSERVERS, Observer, distribution, names, observ
 from quantcore.observers.distribution import Bins
 from quantcore.observers.mse import MSEObserver
 from quantcore.observers.percentile import PercentileObserver
-from tests.support.params import with_rare
+from tests.support.params import with_rare, with_usual
 
 METHODS = [method for method in OBSERVERS if method != "placeholder"]
 CLASS_PART = {method: part for part, method in observer_methods().items()}
@@ -102,7 +102,7 @@ def test_each_scale_sees_its_own_values_only(method: str, size: str, symmetric: 
 
 @pytest.mark.parametrize("method", METHODS)
 @given(data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_any_cut_gives_the_same_bits(method: str, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 5000))
     x = heavy_tailed(count, seed=data.draw(st.integers(0, 99))).to(data.draw(st.sampled_from(DTYPES)))
@@ -317,12 +317,12 @@ SPECS = {
     "nvfp4": {"dtype": "fp4", "scale_type": "e4m3"},
     "int4 over fp8": {"dtype": "int4", "over": QuantizationSpec(dtype="fp8_e4m3")},
 }
-RARE = ("int4 floor", "int2", "int8 pof2", "fp6", "mxfp4 floor", "mxfp4 ceil")
+USUAL = ("int8", "uint4 with a real zero point", "fp8", "mxfp4 even", "nvfp4")
 BRUTE_FORCE = np.unique(np.concatenate([np.linspace(1e-3, 1, 1000), 2.0 ** -np.arange(16.0)]))
 
 
 @pytest.mark.parametrize("dtype", with_rare([torch.float32, torch.bfloat16], [torch.bfloat16]), ids=str)
-@pytest.mark.parametrize("name", with_rare(SPECS, RARE))
+@pytest.mark.parametrize("name", with_usual(SPECS, USUAL))
 def test_mse_is_near_the_best_range_and_never_worse_than_min_max(name: str, dtype: torch.dtype) -> None:
     """Against a thousand ranges, on the values themselves. The steps of 2 % cost under 1 % of the error where there are
     many values. With 64 the error jumps from range to range: 20 % in the worst scale, 5 % on average.

@@ -11,6 +11,7 @@ from quantcore.numerics.qtensor import QTensor
 from quantcore.solvers import SOLVERS
 from quantcore.solvers.rtn import round_to_nearest
 from tests.support.exporting import CONFIGS
+from tests.support.params import with_usual
 
 SOLVER_CONFIGS = {
     "rtn": [RTNConfig(), RTNConfig(range_search=False)],
@@ -50,8 +51,12 @@ def cost(quantized: QTensor, weight: torch.Tensor, given: Stats) -> torch.Tensor
     return ((error @ given.gram_II) * error).sum()
 
 
+USUAL = {config.weight: name for name, config in reversed(CONFIGS.items())}.values()
+"""One name for every scheme of weights: a solver sees nothing else of a config."""
+
+
 @pytest.mark.parametrize("solver", list(SOLVERS))
-@pytest.mark.parametrize("config_name", CONFIGS)
+@pytest.mark.parametrize("config_name", with_usual(CONFIGS, USUAL))
 def test_every_solver_with_every_scheme(config_name: str, solver: str) -> None:
     layer, weight = problem(config_name)
     given = stats(solver, weight.shape[1])

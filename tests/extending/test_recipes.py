@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.support.forks import forked
 from tests.support.models import tiny_model
 from tests.support.packages import ROOT, blocks_of, files_of, install, run_python, write_files
 
@@ -19,8 +21,7 @@ PACKAGES = ("dtype", "observer", "algorithm", "exporter")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of installed packages: those of all recipes."""
     folder = tmp_path_factory.mktemp("installed")
-    for page in PACKAGES:
-        install(write_files(tmp_path_factory.mktemp(page), files_of(page)), folder)
+    install([write_files(tmp_path_factory.mktemp(page), files_of(page)) for page in PACKAGES], folder)
     return folder
 
 
@@ -67,12 +68,18 @@ def test_an_algorithm(installed: Path, model: Path, tmp_path: Path) -> None:
 
 
 def test_an_algorithm_in_this_process(model: Path, tmp_path: Path) -> None:
+    """In a fork of it, where the algorithm stays."""
     (tmp_path / "model").symlink_to(model)
     blocks = blocks_of("algorithm", "python")
     assert len(blocks) == 2
-    ran = run_python(tmp_path, "-c", "\n".join(blocks), cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert "7 layers" in ran.stdout, ran.stdout
+
+    def follow(_: int) -> int:
+        os.chdir(tmp_path)
+        exec("\n".join(blocks), {"__name__": "__main__"})
+        return 0
+
+    assert forked(follow, 1, tmp_path) == [0], (tmp_path / "err.0").read_text()
+    assert "7 layers" in (tmp_path / "out.0").read_text()
     assert len(blocks[0].split("\n\n")[1].strip().splitlines()) <= 10
 
 

@@ -19,7 +19,7 @@ from tests.support.params import with_rare, with_usual
 
 INT16 = {"weight": {"dtype": "int16", "qscheme": "per_channel", "ch_axis": 0}}  # next to no rounding
 UINT4 = {"weight": {"dtype": "uint4", "qscheme": "per_group", "group_size": 64, "symmetric": False}}
-TEXT = CalibrationConfig(num_samples=8, seq_len=128)
+TEXT = CalibrationConfig(num_samples=4, seq_len=128)
 OPT = {"ffn_dim": 128, "word_embed_proj_dim": 64}
 SMOOTHINGS = {"smoothquant": [{"name": "smoothquant", "alpha": 0.5}], "awq": [{"name": "awq"}]}
 ROTATIONS = {
@@ -46,7 +46,7 @@ def quantize(tmp_path, layer, algorithms, *, model_type="llama", export="fake_qu
             output_dir=out,
             config=parse_config(config),
             calibration=TEXT,
-            evaluation=EvaluationConfig(num_windows=4, seq_len=64),
+            evaluation=EvaluationConfig(num_windows=2, seq_len=64, num_prompts=0),
             export=(export,),
         ),
         lambda event: None,
@@ -129,14 +129,14 @@ def test_listed_edges_are_checked(tmp_path, proof_in_this_process):
 def test_no_expert_is_rounded_by_its_weights_alone(tmp_path, proof_in_this_process):
     *_, report = quantize(
         tmp_path, UINT4, [{"name": "rtn"}], model_type="mixtral",
-        **{**MIXTURES["mixtral"], "num_local_experts": 64, "num_experts": 64, "num_experts_per_tok": 1},
+        **{**MIXTURES["mixtral"], "num_local_experts": 32, "num_experts": 32, "num_experts_per_tok": 1},
         num_hidden_layers=1,
     )  # fmt: skip
     [warning] = [text for text in report["warnings"] if "expert(s)" in text]
     assert warning.endswith("their codes are chosen for tokens of the other experts there as well.")
     assert all(layer["output_error"] is not None for layer in report["layers"])
     coverage = report["experts"]
-    assert coverage["num_experts"] == 64 and coverage["share_covered"] < 1
+    assert coverage["num_experts"] == 32 and coverage["share_covered"] < 1
     assert coverage["fewest_tokens"] == min(layer["num_tokens"] for layer in report["layers"])
 
 

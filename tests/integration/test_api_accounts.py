@@ -112,12 +112,14 @@ EXAMPLES = {
 
 
 def test_lists_and_counts_are_the_projects_own(
-    client: TestClient, other: dict[str, str], things: dict[str, str], make_model: MakeModel
+    client: TestClient, other: dict[str, str], make_model: MakeModel
 ) -> None:
+    sweep = {"job": body(make_model()), "matrix": {"/config/preset": ["fp8", "int8"]}}
+    sweep_id = client.post("/v1/sweeps", json=sweep).json()["id"]
     assert client.get("/v1/jobs/summary").json()["total"] == 2
     assert client.get("/v1/jobs/summary", headers=other).json()["total"] == 0
     assert client.get("/v1/jobs", headers=other).json()["data"] == []
-    assert client.get("/v1/jobs", params={"sweep": things["sweep_id"]}, headers=other).json()["data"] == []
+    assert client.get("/v1/jobs", params={"sweep": sweep_id}, headers=other).json()["data"] == []
     mine = client.post("/v1/jobs", json=body(make_model("c")), headers=other).json()
     assert [job["id"] for job in client.get("/v1/jobs", headers=other).json()["data"]] == [mine["id"]]
     assert mine["id"] not in client.get("/v1/jobs").text
@@ -519,9 +521,10 @@ def test_datasets_leave_entries(client: TestClient, things: dict[str, str], othe
     assert (refused.status_code, refused.json()["code"]) == (422, "dataset_not_found")
 
 
-def test_what_was_refused_leaves_none(client: TestClient, things: dict[str, str]) -> None:
+def test_what_was_refused_leaves_none(client: TestClient, make_model: MakeModel) -> None:
+    job_id = client.post("/v1/jobs", json=body(make_model())).json()["id"]
     before = client.get("/v1/audit").json()["data"]
-    assert client.post(f"/v1/jobs/{things['job_id']}/resume").status_code == 409
+    assert before and client.post(f"/v1/jobs/{job_id}/resume").status_code == 409
     assert client.post("/v1/jobs", json={}).status_code == 422
     assert client.get("/v1/audit").json()["data"] == before
 

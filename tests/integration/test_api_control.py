@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event, func, select, text, update
+from sqlalchemy import delete, event, func, select, text, update
 
 from api.store.engine import Sessions
 from api.store.queue import control, leases, waiting, workers
@@ -81,11 +81,17 @@ LEADS_TO = {
 OTHERWISE = {"cancel": "cancelled", "pause": "paused", "resume": "queued", "retry": "queued"}
 
 
-@pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("action", OTHERWISE)
 def test_every_action_in_every_state(
-    action: str, state: State, client: TestClient, sessions: Sessions, submit: Submit
+    subtests: pytest.Subtests, action: str, client: TestClient, sessions: Sessions, submit: Submit
 ) -> None:
+    for state in State:
+        with subtests.test(state=state):
+            check_action(action, state, client, sessions, submit)
+        do(sessions, lambda session: session.execute(delete(Job)))
+
+
+def check_action(action: str, state: State, client: TestClient, sessions: Sessions, submit: Submit) -> None:
     job_id = bring_to(state, sessions, submit)
     before = client.get(f"/v1/jobs/{job_id}").json()
     assert before["state"] == state
@@ -399,16 +405,18 @@ def test_delete_takes_all_that_belongs_to_an_ended_job(
         assert set(session.scalars(select(Event.job_id))) == {kept}
 
 
-@pytest.mark.parametrize("state", sorted(set(State) - FINAL))
 def test_delete_of_a_job_that_goes_on_is_refused(
-    state: State, client: TestClient, sessions: Sessions, submit: Submit
+    subtests: pytest.Subtests, client: TestClient, sessions: Sessions, submit: Submit
 ) -> None:
-    job_id = bring_to(state, sessions, submit)
-    answer = client.delete(f"/v1/jobs/{job_id}")
-    assert (answer.status_code, answer.json()["code"]) == (409, "wrong_state")
-    remedy = "It must be cancelled or failed or succeeded." if state == State.CANCELLING else "Cancel it first."
-    assert answer.json()["detail"] == f"Cannot delete a {state} job. {remedy}"
-    assert count(sessions, Job) == 1
+    for state in sorted(set(State) - FINAL):
+        with subtests.test(state=state):
+            job_id = bring_to(state, sessions, submit)
+            answer = client.delete(f"/v1/jobs/{job_id}")
+            assert (answer.status_code, answer.json()["code"]) == (409, "wrong_state")
+            remedy = "It must be cancelled or failed or succeeded." if state == State.CANCELLING else "Cancel it first."
+            assert answer.json()["detail"] == f"Cannot delete a {state} job. {remedy}"
+            assert count(sessions, Job) == 1
+        do(sessions, lambda session: session.execute(delete(Job)))
 
 
 def test_a_clone_is_the_same_job_but_for_what_is_named(client: TestClient, make_model: MakeModel) -> None:

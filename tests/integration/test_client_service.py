@@ -14,6 +14,7 @@ from bitfoundry.client.service import Client
 from bitfoundry.commands import main as cli
 from bitfoundry.errors import ApiError
 from tests.support.service import Server, WorkerProcess
+from worker.supervisor import Supervisor
 
 MakeModel = Callable[..., Path]
 StartWorker = Callable[..., WorkerProcess]
@@ -164,11 +165,11 @@ def test_the_commands_speak_the_whole_contract(
 
 
 def test_the_commands_follow_a_job(
-    command: Callable[..., Any], make_model: MakeModel, start_worker: StartWorker
+    command: Callable[..., Any], make_model: MakeModel, start_here: Callable[..., Supervisor]
 ) -> None:
     job = command(f"submit {make_model(mode='steady', log='ERROR bad')} -c fp8")
     started = time.monotonic()
-    threading.Timer(0.5, start_worker).start()
+    threading.Timer(0.5, start_here).start()
     lines = command(f"logs {job['id']} --follow")
     assert [line["text"] for line in lines] == [
         "stub engine starts", "ERROR bad", "worker: the engine has ended with status 0",

@@ -22,7 +22,7 @@ from quantcore.pipeline import job
 from quantcore.reading.model import read_model
 from tests.support.drafts import CONFIGS, NUM_BLOCKS, save_with_draft
 from tests.support.models import tiny_model
-from tests.support.params import with_rare
+from tests.support.params import with_rare, with_usual
 from tests.support.proofs import proving_here
 
 NUM_WINDOWS, SEQ_LEN = 4, 64
@@ -31,6 +31,13 @@ NUM_WINDOWS, SEQ_LEN = 4, 64
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def model_dir(request, tmp_path_factory):
     return save_with_draft(request.param, tmp_path_factory.mktemp("model") / request.param)
+
+
+@pytest.fixture(scope="module")
+def quantized(model_dir, tmp_path_factory):
+    """(folder, report, held-out windows) of the model with its draft in 4 bits."""
+    folder = tmp_path_factory.mktemp("quantized") / "out"
+    return folder, *quantize(model_dir, folder, group_size=32, drafts="int4")
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +80,17 @@ def share_in_transformers(folder, windows_NT):
     return (model.lm_head(drafted).argmax(-1) == outputs.logits[:, 1:].argmax(-1)).double().mean().item()
 
 
-def test_as_many_are_accepted_as_in_transformers(model_dir, tmp_path):
-    report, windows_NT = quantize(model_dir, tmp_path / "out", group_size=32, drafts="int4")
+def test_as_many_are_accepted_as_in_transformers(model_dir, quantized):
+    folder, report, windows_NT = quantized
     measured = report["drafts"]
-    shares = [share_in_transformers(folder, windows_NT) for folder in (model_dir, tmp_path / "out")]
+    shares = [share_in_transformers(each, windows_NT) for each in (model_dir, folder)]
     assert [measured[which]["value"] for which in ("before", "after")] == pytest.approx(shares, abs=1e-9)
     assert 0.1 < shares[0] < 0.95 and measured["before"] != measured["after"]
     inside = [layer["name"] for layer in report["layers"] if is_of_draft(layer["name"])]
     assert measured["num_layers"] == len(inside) and {"o_proj", "down_proj"} <= {name.split(".")[-1] for name in inside}
     assert "layers of draft heads are rounded without calibration" in " ".join(report["warnings"])
-    assert "of the drafted tokens" in (tmp_path / "out" / "README.md").read_text()
-    assert "drafted tokens that the model accepts" in (tmp_path / "out" / "report.html").read_text()
+    assert "of the drafted tokens" in (folder / "README.md").read_text()
+    assert "drafted tokens that the model accepts" in (folder / "report.html").read_text()
 
 
 def is_of_draft(name):
@@ -91,14 +98,14 @@ def is_of_draft(name):
 
 
 @torch.no_grad()
-def test_speculative_decoding_in_transformers_runs_the_files(model_dir, tmp_path):
-    quantize(model_dir, tmp_path / "out", group_size=32, drafts="int4")
+def test_speculative_decoding_in_transformers_runs_the_files(quantized):
     ids_NT = torch.tensor([[72, 101, 108, 108, 111]])
-    model = load(tmp_path / "out")
+    model = load(quantized[0])
     settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(model.generate(ids_NT, use_mtp=True, **settings), model.generate(ids_NT, **settings))
 
 
+@pytest.mark.parametrize("model_dir", with_usual(CONFIGS, ["deepseek_v3"]), indirect=True)
 def test_they_stay_as_they_are_unless_asked_for(model_dir, tmp_path):
     report, _ = quantize(model_dir, tmp_path / "out", group_size=32)
     before, after = (load_file(folder / "model.safetensors") for folder in (model_dir, tmp_path / "out"))
@@ -107,7 +114,7 @@ def test_they_stay_as_they_are_unless_asked_for(model_dir, tmp_path):
     assert report["drafts"]["num_layers"] == 0 and report["drafts"]["before"] != report["drafts"]["after"]
 
 
-@pytest.mark.parametrize("scheme", with_rare(presets.DRAFT_PRESETS, ["int8"]))
+@pytest.mark.parametrize("scheme", with_rare(presets.DRAFT_PRESETS, ["int8", "int4"]))
 def test_codes_are_read_back_and_measured_alone(scheme, mellum, tmp_path):
     report, _ = quantize(mellum, tmp_path / "out", group_size=32, drafts=scheme, export=("compressed_tensors",))
     evaluation = EvaluationConfig(num_windows=NUM_WINDOWS, seq_len=SEQ_LEN, num_prompts=0)

@@ -33,7 +33,7 @@ def model_dir(tmp_path_factory):
 
 @pytest.mark.parametrize("preset", ["fp8", "w4a16"])
 def test_an_artifact_is_measured_as_its_job_did(preset, model_dir, tmp_path, capsys, proof_in_this_process):
-    report = run(task(model_dir, tmp_path / "out", preset), lambda event: None).to_dict()
+    report = run(task(model_dir, tmp_path / "out", preset, num_prompts=4), lambda event: None).to_dict()
     flags = ["--num_eval_data", "3", "--eval_seq_len", "64"]
     assert cli.main(["evaluate", str(tmp_path / "out"), "--against", str(model_dir), *flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -66,11 +66,13 @@ def test_vllm_must_be_where_it_is_said_to_be(model_dir, tasks, tmp_path, capsys)
 
 @pytest.mark.slow
 def test_the_original_is_measured_once(model_dir, tmp_path, monkeypatch, proof_in_this_process):
-    plain = run(task(model_dir, tmp_path / "plain", "fp8"), lambda event: None).to_dict()
+    plain = run(task(model_dir, tmp_path / "plain", "fp8", num_prompts=4), lambda event: None).to_dict()
     monkeypatch.setenv(VARIABLE, str(tmp_path / "originals"))
     walked = watch_embedded_windows(monkeypatch)
     presets = ("fp8", "w4a16", "int8")
-    reports = [run(task(model_dir, tmp_path / name, name), lambda event: None).to_dict() for name in presets]
+    reports = [
+        run(task(model_dir, tmp_path / name, name, num_prompts=4), lambda event: None).to_dict() for name in presets
+    ]
     assert walked.count(3) == 1 + 3, "the float model's windows once, those of each result"
     assert len(list((tmp_path / "originals").iterdir())) == 4, "states, samples, the proofs of the twin and a window"
     for report in reports:
@@ -79,7 +81,7 @@ def test_the_original_is_measured_once(model_dir, tmp_path, monkeypatch, proof_i
     assert reports[0]["quality"] == plain["quality"]
     for entry in (tmp_path / "originals").iterdir():
         entry.write_bytes(b"damaged")
-    again = run(task(model_dir, tmp_path / "again", "fp8"), lambda event: None).to_dict()
+    again = run(task(model_dir, tmp_path / "again", "fp8", num_prompts=4), lambda event: None).to_dict()
     assert again["quality"] == plain["quality"] and again["samples"] == plain["samples"]
 
 

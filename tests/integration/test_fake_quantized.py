@@ -39,7 +39,7 @@ CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
 def task(model_dir, output_dir, config=W4, export=("fake_quantized",)):
     return Task(
         model_dir=model_dir, output_dir=output_dir, config=config, export=export, calibration=CALIBRATION,
-        evaluation=EvaluationConfig(num_windows=3, seq_len=64),
+        evaluation=EvaluationConfig(num_windows=3, seq_len=64, num_prompts=0),
     )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def test_the_weights_are_the_rounded_ones_and_all_else_is_as_it_was(tmp_path, pr
         assert torch.equal(written[name], expected), name
 
 
-@pytest.mark.parametrize("algorithm", [None, "smoothquant", "rotation"])
+@pytest.mark.parametrize("algorithm", with_rare([None, "smoothquant", "rotation"], [None]))
 def test_the_perplexity_of_the_report_is_that_of_plain_transformers(tmp_path, algorithm, proof_in_this_process):
     """Also where an algorithm changed tensors that are not quantized."""
     model_dir = tiny_model(tmp_path / "model", dtype=torch.float32)
@@ -158,7 +158,10 @@ CHANGES = [(case, ALONE) for case in TAMPERED] + [
 
 @pytest.mark.parametrize(
     ("case", "export"),
-    with_rare(CHANGES, [(case, BESIDE) for case in list(TAMPERED)[1:]]),
+    with_rare(
+        CHANGES,
+        [("the embedding", ALONE), ("a stack of biases", ALONE)] + [(case, BESIDE) for case in list(TAMPERED)[1:]],
+    ),
     ids=lambda one: one if isinstance(one, str) else "+".join(one),
 )
 def test_the_proof_sees_one_changed_bit(tmp_path, monkeypatch, proof_in_this_process, case, export):
@@ -292,7 +295,7 @@ def test_a_bias_that_took_a_scale_is_rounded_afterwards(tmp_path, proof_in_this_
 
 
 class TestFromMemory:
-    @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
+    @pytest.mark.parametrize("name", with_rare(["llama", "gpt2", "mixtral"], ["gpt2"]))
     def test_the_files_are_those_of_the_engine(self, tmp_path, name, dtype, proof_in_this_process):
         model_dir = tiny_model(tmp_path / "model", model_type=name, dtype=dtype, **MODELS[name])
         run(task(model_dir, tmp_path / "stream"), lambda event: None)

@@ -55,7 +55,7 @@ def task(model_dir, output_dir, given, exports=("quark",), **more):
     return Task(
         model_dir=model_dir, output_dir=output_dir, config=parse_config(given), export=exports,
         calibration=CalibrationConfig(num_samples=2, seq_len=32),
-        evaluation=EvaluationConfig(num_windows=2, seq_len=32), **more,
+        evaluation=EvaluationConfig(num_windows=2, seq_len=32, num_prompts=0), **more,
     )  # fmt: skip
 
 

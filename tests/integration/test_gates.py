@@ -74,7 +74,7 @@ def break_layer(monkeypatch, mutate):
 
 @pytest.mark.parametrize("preset", ["int8_weight_only", "w4a16", "w4a16_sym", "fp8"])
 def test_a_good_model_passes(preset, model_dir, tmp_path, proof_in_this_process):
-    report = run(job(model_dir, tmp_path / "out", preset, "fail"), lambda event: None).to_dict()
+    report = run(job(model_dir, tmp_path / "out", preset, "fail", num_prompts=4), lambda event: None).to_dict()
     assert {row["status"] for row in report["summary"]["gates"]} <= {"pass", "skipped"}
     assert [row["gate"] for row in report["summary"]["gates"] if row["status"] == "skipped"] == (
         ["G3", "G6"] if preset == "fp8" else ["G2", "G3", "G5", "G6", "G11"]
@@ -147,7 +147,7 @@ def test_a_failure_to_generate_costs_no_artifact(model_dir, tmp_path, monkeypatc
 
     monkeypatch.setattr("quantcore.evaluation.samples.generate", fail)
     events = []
-    report = run(job(model_dir, tmp_path / "out", "w4a16", "fail"), events.append).to_dict()
+    report = run(job(model_dir, tmp_path / "out", "w4a16", "fail", num_prompts=4), events.append).to_dict()
     [said] = [event.message for event in events if isinstance(event, Warned) and event.code == "samples_failed"]
     assert "no cache for this model" in said and report["samples"] is None
     assert {row["gate"]: row["status"] for row in report["summary"]["gates"]}["G9"] == "skipped"
@@ -159,7 +159,7 @@ def evidence(model_dir, tmp_path_factory):
     seen = []
     with pytest.MonkeyPatch.context() as patch, proving_here():
         patch.setattr(judging, "judge", lambda one: seen.append(one) or gates.judge(one))
-        run(job(model_dir, tmp_path_factory.mktemp("out") / "out", "fp8", "fail"), lambda event: None)
+        run(job(model_dir, tmp_path_factory.mktemp("out") / "out", "fp8", "fail", num_prompts=4), lambda event: None)
     return seen[0]
 
 

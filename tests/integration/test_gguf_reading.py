@@ -2,7 +2,7 @@
 
 import json
 import struct
-from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from quantcore.reading.model import read_model
 from tests.support.gguf import LLAMA3, MODELS, WIDE
 from tests.support.models import tiny_model
 from tests.support.params import with_rare, with_usual
+from tests.support.proofs import proving_here
 from tests.support.reading import measured, quantize
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
@@ -46,33 +47,44 @@ VARIANTS = {
 PRESETS = {"float32": "gguf_q8_0", "odd": "gguf_q4_1", "mixtral": "gguf_q5_0", "qwen3_moe": "gguf_q4_0"}
 
 
-def written(tmp_path, name, preset=None, **rest):
-    """(model folder, the job's report, the artifact's folder) of a variant as GGUF."""
-    model_type, settings = VARIANTS[name]
-    model_dir = tiny_model(tmp_path / "model", model_type=model_type, **settings)
-    config = replace(presets.resolve(preset or PRESETS.get(name, "gguf_q5_1")), **rest)
-    exports = ("gguf", "fake_quantized")
-    return model_dir, quantize(model_dir, tmp_path / "out", config, *exports), tmp_path / "out/gguf"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """``written(name)``: (model folder, the job's report, the artifact's folder) of a variant as GGUF, to read only.
+
+    Beside the artifact's folder is that of the same rounded weights in float.
+    """
+
+    @cache
+    def write(name, preset=None):
+        model_type, settings = VARIANTS[name]
+        folder = tmp_path_factory.mktemp("written")
+        model_dir = tiny_model(folder / "model", model_type=model_type, **settings)
+        config = presets.resolve(preset or PRESETS.get(name, "gguf_q5_1"))
+        with proving_here():
+            report = quantize(model_dir, folder / "out", config, "gguf", "fake_quantized")
+        return model_dir, report, folder / "out/gguf"
+
+    return write
 
 
 USUAL = ("llama", "qwen3_moe", "gemma3_text", "odd")
 
 
 @pytest.mark.parametrize("name", with_usual(VARIANTS, USUAL))
-def test_the_file_alone_is_the_model_that_was_written(tmp_path, name):
-    _, report, folder = written(tmp_path, name)
-    found, plain = read_model(folder), read_local(tmp_path / "out/fake_quantized")
+def test_the_file_alone_is_the_model_that_was_written(written, name):
+    _, report, folder = written(name)
+    found, plain = read_model(folder), read_local(folder.parent / "fake_quantized")
     assert found.quantized.export == "gguf" and found.headers.main_dtype == plain.main_dtype
     assert {tensor: header.shape for tensor, header in found.headers.tensors.items()} == {
         tensor: header.shape for tensor, header in plain.tensors.items()
     }
-    rounded = load_file(tmp_path / "out/fake_quantized/model.safetensors")
+    rounded = load_file(folder.parent / "fake_quantized/model.safetensors")
     for tensor in plain.tensors:
         if tensor in rounded:  # experts are in stacks there
             assert torch.equal(open_source(found).read(tensor).to(rounded[tensor].dtype), rounded[tensor]), tensor
     model, config = quantcore.load(folder / "model.gguf")
     assert measured(model) == pytest.approx(report["summary"]["perplexity_after"], rel=1e-4)
-    planned = [layer["name"] for layer in json.loads((tmp_path / "out/plan.json").read_text())["layers"]]
+    planned = [layer["name"] for layer in json.loads((folder.parent / "plan.json").read_text())["layers"]]
     assert [layer.name for layer in found.quantized.layers.values()] == planned
     assert all(config.choose(layer, "Linear")[0] for layer in planned)
 
@@ -81,8 +93,8 @@ def test_the_file_alone_is_the_model_that_was_written(tmp_path, name):
     "name",
     with_usual([name for name in VARIANTS if name != "mistral"], USUAL),  # which is read as the llama that it is
 )
-def test_config_json_says_what_it_said(tmp_path, name):
-    model_dir, _, folder = written(tmp_path, name)
+def test_config_json_says_what_it_said(written, name):
+    model_dir, _, folder = written(name)
     given = AutoConfig.from_pretrained(model_dir).to_dict()
     stored = read_model(folder).headers.config
     found = AutoConfig.for_model(stored.pop("model_type"), **stored).to_dict()
@@ -103,18 +115,18 @@ def test_k_types_are_read(tmp_path, preset):
 
 
 @pytest.mark.slow
-def test_it_is_quantized_anew_with_its_own_tokenizer(tmp_path):
-    _, _, folder = written(tmp_path, "llama")
+def test_it_is_quantized_anew_with_its_own_tokenizer(written, tmp_path):
+    model_dir, _, folder = written("llama")
     reports = [
         quantize(path, tmp_path / out, presets.resolve("int8_dynamic"), "quark", "fake_quantized")
-        for path, out in ((folder / "model.gguf", "from_gguf"), (tmp_path / "out/fake_quantized", "from_floats"))
+        for path, out in ((folder / "model.gguf", "from_gguf"), (folder.parent / "fake_quantized", "from_floats"))
     ]
     one, other = (load_file(tmp_path / out / "quark/model.safetensors") for out in ("from_gguf", "from_floats"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name].to(other[name].dtype), other[name]) for name in one)
     assert any("quantized already (gguf)" in line for line in reports[0]["warnings"])
     texts = ["The quick brown fox", "12345", "  def f(x):\n"]
-    made, given = map(load_tokenizer, (tmp_path / "from_gguf/quark", tmp_path / "model"))
+    made, given = map(load_tokenizer, (tmp_path / "from_gguf/quark", model_dir))
     assert [made(text)["input_ids"] for text in texts] == [given(text)["input_ids"] for text in texts]
 
 
@@ -128,9 +140,9 @@ def test_what_another_format_holds_as_it_is_is_converted(tmp_path, preset, expor
     assert measured(model) == pytest.approx(report["summary"]["perplexity_after"], rel=1e-4)
 
 
-def test_what_no_other_format_holds_is_refused(tmp_path, capsys):
-    written(tmp_path, "qwen2", preset="gguf_q4_1")
-    assert main(["convert", str(tmp_path / "out/gguf/model.gguf"), str(tmp_path / "new"), "--to", "awq"]) == 1
+def test_what_no_other_format_holds_is_refused(written, tmp_path, capsys):
+    _, _, folder = written("odd")
+    assert main(["convert", str(folder / "model.gguf"), str(tmp_path / "new"), "--to", "awq"]) == 1
     assert "zero points are stored as whole numbers" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
@@ -157,9 +169,9 @@ def rewrite(source, target, types):
     return target
 
 
-def test_embeddings_in_blocks_are_read_as_floats_and_not_converted(tmp_path):
+def test_embeddings_in_blocks_are_read_as_floats_and_not_converted(written, tmp_path):
     """As llama.cpp's own tool writes them."""
-    _, _, folder = written(tmp_path, "llama", preset="gguf_q4_0")
+    _, _, folder = written("llama", preset="gguf_q4_0")
     kind = GGMLQuantizationType.Q8_0
     other = rewrite(folder / "model.gguf", tmp_path / "other.gguf", {"token_embd.weight": kind})
     found = read_model(other)
@@ -174,13 +186,13 @@ def test_embeddings_in_blocks_are_read_as_floats_and_not_converted(tmp_path):
         convert(other, tmp_path / "new", "gptq", lambda event: None)
 
 
-def test_a_float_file_is_a_float_model(tmp_path):
-    _, _, folder = written(tmp_path, "gemma2")
+def test_a_float_file_is_a_float_model(written, tmp_path):
+    _, _, folder = written("gemma2")
     tensors = GGUFReader(folder / "model.gguf").tensors
     kinds = {tensor.name: GGMLQuantizationType.F16 for tensor in tensors if "norm" not in tensor.name}
     found = read_model(rewrite(folder / "model.gguf", tmp_path / "f16.gguf", kinds))
     assert found.quantized is None and found.headers.main_dtype == "F16" and found.headers.config["dtype"] == "float16"
-    rounded = load_file(tmp_path / "out/fake_quantized/model.safetensors")
+    rounded = load_file(folder.parent / "fake_quantized/model.safetensors")
     for name, tensor in rounded.items():
         torch.testing.assert_close(open_source(found).read(name).float(), tensor.float(), rtol=2**-8, atol=1e-6)
 
@@ -202,10 +214,10 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_damaged_file_says_what_is_wrong(tmp_path, case):
-    _, _, folder = written(tmp_path, "llama")
-    file = folder / "model.gguf"
-    file.write_bytes(BROKEN[case](file.read_bytes()))
+def test_a_damaged_file_says_what_is_wrong(written, tmp_path, case):
+    _, _, folder = written("llama")
+    file = tmp_path / "model.gguf"
+    file.write_bytes(BROKEN[case]((folder / "model.gguf").read_bytes()))
     with pytest.raises(ModelError, match=case) as caught:
         read_model(file)
     assert caught.value.code == "invalid_gguf" and caught.value.hint
@@ -218,8 +230,8 @@ def norm_in_blocks(data):
     return piece, piece[:-4] + struct.pack("<I", 8)
 
 
-def test_types_and_architectures_that_are_not_known_are_named(tmp_path):
-    _, _, folder = written(tmp_path, "llama")
+def test_types_and_architectures_that_are_not_known_are_named(written, tmp_path):
+    _, _, folder = written("llama")
     data = (folder / "model.gguf").read_bytes()
     at = data.index(b"blk.0.attn_k.weight") + 19 + 4 + 16
     (tmp_path / "q2k.gguf").write_bytes(damaged(data, (at, struct.pack("<I", 10))))
@@ -244,8 +256,8 @@ def test_frequencies_that_are_none_of_llama3s_are_refused(tmp_path):
         read_model(tmp_path / "out")
 
 
-def test_long_lists_are_passed_over_and_numbers_are_short(tmp_path):
-    _, _, folder = written(tmp_path, "llama")
+def test_long_lists_are_passed_over_and_numbers_are_short(written):
+    _, _, folder = written("llama")
     header = read_gguf_header(folder / "model.gguf")
     theirs = GGUFReader(folder / "model.gguf")
     assert header.fields["llama.attention.layer_norm_rms_epsilon"] == 1e-06

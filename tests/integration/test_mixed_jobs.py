@@ -29,6 +29,7 @@ from tests.support.docs import blocks_of, read_page
 from tests.support.forks import events_of, forked, killed, task_file
 from tests.support.models import tiny_model
 from tests.support.params import with_rare
+from tests.support.proofs import proving_here
 from tests.support.service import REAL_ENGINE, ROOT, Server, WorkerProcess
 
 SCHEMES = ("w4a16", "int8_weight_only")
@@ -53,7 +54,8 @@ def undisturbed(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     """The artifact and the events of a job that nothing happened to."""
     folder = tmp_path_factory.mktemp("undisturbed")
     file = mixed_task(model_dir, folder / "out", mix=engine_mix(max_bits=5.5))
-    assert forked(lambda _: main(["run", str(file)]), 1, folder) == [0], (folder / "err.0").read_text()
+    with proving_here():
+        assert forked(lambda _: main(["run", str(file)]), 1, folder) == [0], (folder / "err.0").read_text()
     return folder / "out", events_of(folder)
 
 

@@ -73,7 +73,7 @@ def written_both_ways(model_dir, config, folder, exports):
     task = Task(
         model_dir=model_dir, output_dir=folder / "stream", config=config, export=exports,
         calibration=CalibrationConfig(num_samples=3, seq_len=32),
-        evaluation=EvaluationConfig(num_windows=1, seq_len=32),
+        evaluation=EvaluationConfig(num_windows=1, seq_len=32, num_prompts=0),
     )  # fmt: skip
     given = read_model(model_dir)
     headers = given.headers

@@ -71,7 +71,8 @@ ALL = [(name, linears, ROWS) for name in CASES | FOR_LINEARS] + [
     (name, convolutions, IMAGES)
     for name in ("int8 static asymmetric", "uint8", "fp8", "4 bits", "int4 in groups of outputs")
 ]
-RARE = [  # each is like another case
+RARE = [  # each is like another case, or like one of those below
+    *((name, linears) for name in ("bfloat16", "uint4 in groups")),
     *((name, linears) for name in ("int8 static", "uint8", "fp8 e5m2", "int4 in groups of outputs", "fp8 per token")),
     *((name, linears) for name in ("int8 per feature", "mxfp8", "fp8 in blocks", "int16", "int8 per token")),
     *((name, convolutions) for name in ("int8 static asymmetric", "fp8", "4 bits", "int4 in groups of outputs")),
@@ -277,8 +278,7 @@ DTYPES = [
     for scheme in WIDE
 ]
 USUAL = [
-    (torch.bfloat16, "linears", "int8 static"), (torch.bfloat16, "convolutions", "int8"),
-    (torch.float16, "linears", "int8"), (torch.float64, "linears", "fp8"),
+    (torch.bfloat16, "linears", "int8 static"), (torch.float16, "linears", "int8"), (torch.float64, "linears", "int8"),
 ]  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def artifact(tmp_path_factory):
     (model_dir / "README.md").write_text(CARD)
     folder = tmp_path_factory.mktemp("out") / "out"
     with proving_here():
-        return folder, run(task(model_dir, folder, "w4a16", BOTH), lambda event: None).to_dict()
+        return folder, run(task(model_dir, folder, "w4a16", BOTH, num_prompts=4), lambda event: None).to_dict()
 
 
 @pytest.fixture(scope="module")

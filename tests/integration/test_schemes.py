@@ -31,7 +31,7 @@ def quantize(model_dir, output_dir, preset, export=("quark",), **changes):
         output_dir=output_dir,
         config=presets.resolve(preset, **changes),
         calibration=CALIBRATION,
-        evaluation=EvaluationConfig(num_windows=3, seq_len=64),
+        evaluation=EvaluationConfig(num_windows=3, seq_len=64, num_prompts=0),
         export=export,
     )
     return run(task, lambda event: None).to_dict()

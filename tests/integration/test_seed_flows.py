@@ -21,7 +21,7 @@ from tests.support.onnx_runtime import session_options
 
 TEXT = ["The quick brown fox jumps over the lazy dog.", "A module is a file containing Python definitions."] * 4
 LLAMA = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # groups of 128 fit everywhere
-OPT = {"model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 64}
+OPT = {"model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 64, "num_hidden_layers": 1}
 DONE = "[QUANTCORE-INFO]: Model quantization has been completed.\n"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from api.__main__ import is_loopback
+from api.__main__ import is_loopback, main
 from api.http.security import create_key
 from api.settings import Settings
 from api.store.accounts import keys
@@ -79,10 +79,15 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
 @pytest.mark.parametrize(
     "host", with_rare(["0.0.0.0", "::", "192.0.2.1", "example.org"], ["::", "192.0.2.1", "example.org"])
 )
-def test_nobody_listens_in_the_open_before_there_is_a_key(host: str, environment: dict[str, str]) -> None:
-    refused = run(environment, "serve", "--host", host, "--port", "0")
-    assert refused.returncode == 1
-    assert "no_api_key" in refused.stderr and "create-key" in refused.stderr
+def test_nobody_listens_in_the_open_before_there_is_a_key(
+    host: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("uvicorn.run", lambda *given, **options: pytest.fail("it listens"))
+    assert main(["serve", "--host", host, "--port", "0"]) == 1
+    said = capsys.readouterr().err
+    assert "no_api_key" in said and "create-key" in said
 
 
 @pytest.mark.slow
@@ -133,9 +138,10 @@ def test_several_processes_share_the_port_and_end_together(
     wait_gone(pids)
 
 
-def test_no_process_is_started_for_a_wrong_number(environment: dict[str, str]) -> None:
-    refused = run(environment, "serve", "--processes", "0")
-    assert refused.returncode == 2 and "'0' is not a number of processes: 1 or more" in refused.stderr
+def test_no_process_is_started_for_a_wrong_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--processes", "0"])
+    assert ended.value.code == 2 and "'0' is not a number of processes: 1 or more" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,9 +1,15 @@
-"""Some of the classes that ``make sweep`` quantizes, in every way: text, mixtures, towers, recurrences, encoders."""
+"""Some of the classes that ``make sweep`` quantizes: text, mixtures, towers, recurrences, encoders.
+
+With ``make test`` a dozen of them, each in two ways, so that six meet every way; with ``make test-all`` in every way.
+"""
 
 import pytest
 
-from tests.sweep.classes import model_classes
+from tests.support.params import with_usual
+from tests.sweep.classes import find_class
 from tests.sweep.quantizing import WAYS, quantize_class
+
+HALVES = (("data-free", "weight-only"), ("activation", "file-to-file"))
 
 CHOSEN = [
     "BartForCausalLM",  # layers that are never called without an encoder
@@ -35,18 +41,20 @@ RARE = [
     "T5Gemma2ForConditionalGeneration",  # its encoder is a tower, its decoder reads one half of a window
     "WhisperForConditionalGeneration",  # its encoder hears silence
 ]
-CLASSES = {
-    each.name: each for each in model_classes(("causal", "image-text-to-text", "sequence-to-sequence", "speech"))
-}
+USUAL = [(name, HALVES[index % 2]) for index, name in enumerate(CHOSEN)]
+OTHERS = [(name, HALVES[1 - index % 2]) for index, name in enumerate(CHOSEN)]
+ALL = [*USUAL, *OTHERS, *((name, tuple(WAYS)) for name in RARE)]
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("name", [*CHOSEN, *(pytest.param(name, marks=pytest.mark.slow) for name in RARE)])
-def test_a_class_is_quantized_in_every_way_and_nothing_is_lost(name: str) -> None:
-    row = quantize_class(CLASSES[name])
+@pytest.mark.parametrize(
+    ("name", "ways"), with_usual(ALL, USUAL), ids=lambda one: one if isinstance(one, str) else "+".join(one)
+)
+def test_a_class_is_quantized_in_every_way_and_nothing_is_lost(name: str, ways: tuple[str, ...]) -> None:
+    row = quantize_class(find_class(name), ways)
     assert not row.not_built
     assert {way: (outcome.verdict, outcome.detail) for way, outcome in row.outcomes.items()} == dict.fromkeys(
-        WAYS, ("ok", "")
+        ways, ("ok", "")
     )
     for way, outcome in row.outcomes.items():
         assert outcome.num_quantized > 0, way

@@ -45,6 +45,11 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"webhook_networks": LOOPBACK})
 
 
+@pytest.fixture(autouse=True)
+def messages_go_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.webhooks.deliverer.TICK_S", 0.1)
+
+
 def subscribe(client: Any, url: str, *event_types: str) -> dict[str, Any]:
     answer = client.post("/v1/webhooks", json={"url": url, "event_types": event_types or ["job.queued"]})
     assert answer.status_code == 201, answer.text
@@ -170,7 +175,10 @@ def test_the_secret_is_shown_once_and_sealed(client: TestClient, receiver: Recei
     assert key not in rows and base64.b64decode(key).hex() not in rows
 
 
-def test_many_messages_arrive_once_each_and_in_order(client: TestClient, receiver: Receiver, submit: Submit) -> None:
+def test_many_messages_arrive_once_each_and_in_order(
+    client: TestClient, receiver: Receiver, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.webhooks.deliverer.TICK_S", 1.0)
     subscribe(client, receiver.url)
     ids = [submit() for _ in range(30)]
     started = time.monotonic()

@@ -25,10 +25,12 @@ from tests.support.attempts import outcomes
 from tests.support.params import with_rare
 from tests.support.service import WorkerProcess, is_alive, wait_for_empty, wait_gone
 from tests.support.waiting import give_time, wait_until
+from worker.supervisor import Supervisor
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
 StartWorker = Callable[..., WorkerProcess]
+StartHere = Callable[..., Supervisor]
 WaitFor = Callable[..., Job]
 ReadPids = Callable[..., list[list[int]]]
 
@@ -80,6 +82,7 @@ def test_kill_9_of_a_worker(
     make_model: MakeModel,
     submit: Submit,
     start_worker: StartWorker,
+    start_here: StartHere,
     wait_for: WaitFor,
     read_pids: ReadPids,
     settings: Settings,
@@ -94,7 +97,9 @@ def test_kill_9_of_a_worker(
     [orphaned] = settings.work_dir.iterdir()
     first.kill()
     wait_gone(pids)
-    start_worker()
+    with sessions.begin() as session:  # without the wait for the end of the lease
+        session.execute(text("UPDATE job SET lease_expires_at = clock_timestamp()"))
+    start_here()
     job = wait_for(job_id, "succeeded")
     assert (job.attempt, job.lost_count, job.failure_count) == (2, 1, 0)
     assert outcomes(sessions, job_id) == ["lost", "succeeded"]
@@ -147,8 +152,8 @@ def test_cancel_ends_the_engine_and_all_it_started(
 
 
 def test_drain_gives_the_job_back_uncharged(
-    sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor,
-    read_pids: ReadPids, tmp_path: Path,
+    sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, start_here: StartHere,
+    wait_for: WaitFor, read_pids: ReadPids, tmp_path: Path,
 ) -> None:  # fmt: skip
     job_id = submit(make_model(mode="slow_once", pids=str(tmp_path / "pids")))
     worker = start_worker()
@@ -161,7 +166,7 @@ def test_drain_gives_the_job_back_uncharged(
     job = wait_for(job_id, "queued")
     assert (job.failure_count, job.lost_count) == (0, 0)
     assert outcomes(sessions, job_id) == ["drained"]
-    start_worker()
+    start_here()
     assert wait_for(job_id, "succeeded").attempt == 2
 
 

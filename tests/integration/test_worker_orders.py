@@ -15,9 +15,11 @@ from tests.support.attempts import outcomes
 from tests.support.params import with_rare
 from tests.support.service import WorkerProcess, is_alive, wait_for_empty, wait_gone
 from tests.support.waiting import give_time, wait_until
+from worker.supervisor import Supervisor
 
 MakeModel = Callable[..., Path]
 StartWorker = Callable[..., WorkerProcess]
+StartHere = Callable[..., Supervisor]
 WaitFor = Callable[..., Job]
 ReadPids = Callable[..., list[list[int]]]
 
@@ -36,7 +38,7 @@ def test_pause_ends_the_engine_and_resume_starts_it_again(
     wait_for(job_id, "paused")
     wait_gone(pids, timeout_s=20)  # by itself the engine would go on for two minutes
     wait_for_empty(settings.work_dir)
-    give_time(1.2)  # two polls: nobody takes it
+    give_time(3 * settings.poll_s)  # nobody takes it
     assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "paused"
     if mode == "ignores_sigterm":
         assert client.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelled"
@@ -65,8 +67,8 @@ def test_a_pause_of_a_job_whose_worker_dies_is_kept(
 
 @pytest.mark.parametrize("how", with_rare(["pause", "drain", "kill"], ["drain", "kill"]))
 def test_an_attempt_finds_what_the_one_before_it_kept(
-    how: str, client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor,
-    settings: Settings, sessions: Sessions,
+    how: str, client: TestClient, make_model: MakeModel, start_worker: StartWorker, start_here: StartHere,
+    wait_for: WaitFor, settings: Settings, sessions: Sessions,
 ) -> None:  # fmt: skip
     worker = start_worker()
     job_id = post(client, make_model(mode="goes_on"))
@@ -84,7 +86,7 @@ def test_an_attempt_finds_what_the_one_before_it_kept(
         said = [event.data["message"] for event in events.read(session, job_id, after=0, limit=999)
                 if event.kind == "warning"]  # fmt: skip
     assert said == ["half of the work"]
-    start_worker()
+    start_here()
     wait_for_empty(settings.work_dir)
 
 

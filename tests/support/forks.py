@@ -30,8 +30,8 @@ def task_file(
     file = output_dir.with_suffix(".json")
     task = {
         "model_dir": str(model_dir), "output_dir": str(output_dir), "config": given, "export": exports,
-        "calibration": {"num_samples": NUM_WINDOWS, "seq_len": 32}, "evaluation": {"num_windows": 5, "seq_len": 32},
-        **more,
+        "calibration": {"num_samples": NUM_WINDOWS, "seq_len": 32},
+        "evaluation": {"num_windows": 5, "seq_len": 32, "num_prompts": 0}, **more,
     }  # fmt: skip
     file.write_text(json.dumps(task))
     pipeline.read_windows(Task.model_validate(task))  # once, before the fork (see ``each_text_is_tokenized_once``)

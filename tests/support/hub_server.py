@@ -64,7 +64,7 @@ class HubServer:
         self.role = "write"  # of the token
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.cdn_url = f"http://localhost:{self.port}/cdn"  # another host to a client: the token must not go there
@@ -129,6 +129,7 @@ class _Error(Exception):
 class _Handler(BaseHTTPRequestHandler, Uploads):
     hub: HubServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # the body would wait 40 ms for the client to acknowledge the headers
 
     def do_GET(self) -> None:
         self._answer()

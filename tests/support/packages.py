@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -34,11 +34,11 @@ def write_files(folder: Path, files: Mapping[str, str]) -> Path:
     return folder
 
 
-def install(source: Path, target: Path) -> None:
-    """Build the package in ``source`` and install it into ``target``, without the network."""
+def install(sources: Sequence[Path], target: Path) -> None:
+    """Build the packages in ``sources`` and install them into ``target``, without the network."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
-    ran = subprocess.run([*pip, *options, str(source)], capture_output=True, text=True, timeout=300)
+    ran = subprocess.run([*pip, *options, *map(str, sources)], capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
 
 

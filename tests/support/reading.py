@@ -21,7 +21,7 @@ def quantize(model_dir: Path, output_dir: Path, config: Config, *exports: str, *
     task = Task(
         model_dir=model_dir, output_dir=output_dir, config=config, export=exports,
         calibration=CalibrationConfig(num_samples=4, seq_len=32),
-        evaluation=EvaluationConfig(num_windows=2, seq_len=32), **rest,
+        evaluation=EvaluationConfig(num_windows=2, seq_len=32, num_prompts=0), **rest,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "read_windows", lambda _: TokenWindows(WINDOWS[:4], WINDOWS[4:]))

@@ -47,6 +47,8 @@ class Receiver:
 @contextmanager
 def serve(context: ssl.SSLContext | None = None) -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             receiver.messages.append(Message(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
@@ -68,7 +70,7 @@ def serve(context: ssl.SSLContext | None = None) -> Iterator[Receiver]:
         server.socket = context.wrap_socket(server.socket, server_side=True)
     port = server.server_address[1]
     receiver = Receiver(f"{'https' if context else 'http'}://127.0.0.1:{port}/hook?x=1")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         yield receiver

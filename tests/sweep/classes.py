@@ -74,19 +74,28 @@ class ModelClass:
         return f"{self.kind} {self.name} ({self.model_type})"
 
 
-def model_classes(kinds: tuple[str, ...] = tuple(TASKS)) -> list[ModelClass]:
-    """Return every class of ``kinds``. A class of several kinds is taken once, one of several types in its own type."""
+def model_classes(kinds: tuple[str, ...] = tuple(TASKS), only: str | None = None) -> list[ModelClass]:
+    """Return every class of ``kinds``. A class of several kinds is taken once, one of several types in its own type.
+
+    Transformers imports each of them, which takes seconds; with ``only`` just the class of that name.
+    """
     classes: dict[str, ModelClass] = {}
     for kind in kinds:
         mapping: dict[str, str | tuple[str, ...]] = getattr(modeling_auto, f"MODEL_FOR_{TASKS[kind]}_MAPPING_NAMES")
         for model_type, names in mapping.items():
             for name in (names,) if isinstance(names, str) else names:
-                if model_type not in CONFIG_MAPPING or not hasattr(transformers, name):
+                if only not in (None, name) or model_type not in CONFIG_MAPPING or not hasattr(transformers, name):
                     continue
                 is_its_own = CONFIG_MAPPING[model_type] is getattr(transformers, name).config_class
                 if name not in classes or (is_its_own and classes[name].kind == kind):
                     classes[name] = ModelClass(kind, model_type, name)
     return list(classes.values())
+
+
+def find_class(name: str) -> ModelClass:
+    """Return the class called ``name``."""
+    [found] = model_classes(only=name)
+    return found
 
 
 def small_config(model_class: ModelClass) -> dict[str, Any]:

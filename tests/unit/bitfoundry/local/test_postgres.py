@@ -49,28 +49,23 @@ def reap(child: subprocess.Popen[str]) -> None:
     child.communicate()
 
 
-def test_a_second_start_finds_its_data(home: Path) -> None:
+def test_stop_leaves_no_process_and_no_socket_and_a_second_start_finds_its_data(home: Path) -> None:
     server = Postgres(home, durable=False)
     first_url = server.start()
+    sockets = Path(first_url.partition("host=")[2])
+    processes = module._servers_in(server.data)
+    assert len(processes) == 1
     execute(server, "CREATE TABLE kept AS SELECT 7 AS n")
     server.stop()
+    server.stop()  # harmless
+    assert not psutil.pid_exists(processes[0].pid)
+    assert not sockets.exists()
     assert server.start() == first_url
     assert execute(server, "SELECT n FROM kept") == [(7,)]
     server.stop()
 
 
-def test_stop_leaves_no_process_and_no_socket(home: Path) -> None:
-    server = Postgres(home, durable=False)
-    sockets = Path(server.start().partition("host=")[2])
-    processes = module._servers_in(server.data)
-    assert len(processes) == 1
-    server.stop()
-    server.stop()  # harmless
-    assert not psutil.pid_exists(processes[0].pid)
-    assert not sockets.exists()
-
-
-def test_every_folder_is_private_and_no_port_is_open(home: Path) -> None:
+def test_every_folder_is_private_no_port_is_open_and_a_second_one_on_its_home_is_refused(home: Path) -> None:
     server = Postgres(home, durable=False)
     sockets = Path(server.start().partition("host=")[2])
     try:
@@ -81,6 +76,10 @@ def test_every_folder_is_private_and_no_port_is_open(home: Path) -> None:
         account = module._servers_in(server.data)[0].uids().real
         assert account != 0
         assert account == server.data.stat().st_uid
+        with pytest.raises(StackError, match=f"in use by another bitfoundry .pid {os.getpid()}") as refused:
+            Postgres(home).start()
+        assert "--home" in refused.value.hint
+        assert execute(server, "SELECT 1") == [(1,)]  # the refusal did not hurt the first
     finally:
         server.stop()
 
@@ -164,16 +163,6 @@ def test_a_pid_file_that_names_a_stranger_does_no_harm(home: Path) -> None:
     finally:
         stranger.kill()
         stranger.wait()
-
-
-def test_two_at_once_on_one_home_are_refused(home: Path) -> None:
-    server = Postgres(home, durable=False)
-    server.start()
-    with pytest.raises(StackError, match=f"in use by another bitfoundry .pid {os.getpid()}") as refused:
-        Postgres(home).start()
-    assert "--home" in refused.value.hint
-    assert execute(server, "SELECT 1") == [(1,)]  # the refusal did not hurt the first
-    server.stop()
 
 
 def test_half_an_initdb_is_thrown_away(home: Path) -> None:

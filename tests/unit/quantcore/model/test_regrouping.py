@@ -11,9 +11,8 @@ from quantcore.checkpoint.source import Source
 from quantcore.model.names import find_assembled, find_conversions, place_tensors
 from quantcore.model.regrouping import Rows, SideBySide, regroup
 from quantcore.model.skeleton import build_skeleton
-from tests.sweep.classes import build, model_classes, save
+from tests.sweep.classes import build, find_class, save
 
-CLASSES = {each.name: each for each in model_classes()}
 REBUILT = {
     "GteForMaskedLM": {"qkv_proj.weight", "qkv_proj.bias", "up_gate_proj.weight"},
     "NomicBertForMaskedLM": {"Wqkv.weight"},
@@ -26,7 +25,7 @@ ASSEMBLED = {"OlmoHybridForCausalLM": "conv1d.weight", "KimiLinearForCausalLM": 
 
 @pytest.fixture
 def folder(request, tmp_path):
-    save(build(CLASSES[request.param]), tmp_path / "model")
+    save(build(find_class(request.param)), tmp_path / "model")
     return tmp_path / "model", getattr(transformers, request.param)
 
 

@@ -69,7 +69,7 @@ def change(model, before, seed=1):
 @pytest.mark.parametrize("model_type", with_rare(["llama", "mixtral", "gemma2", "opt"], ["llama", "gemma2"]))
 @pytest.mark.parametrize("algorithm", [SmoothQuantConfig(alpha=0.5), AutoSmoothQuantConfig(), AWQConfig()])
 def test_moving_scales_keeps_what_the_model_computes(model_type, algorithm):
-    overrides = MIXTURES.get(model_type, {}) | {"ffn_dim": 128, "word_embed_proj_dim": 64}
+    overrides = MIXTURES.get(model_type, {}) | {"ffn_dim": 128, "word_embed_proj_dim": 64, "num_hidden_layers": 2}
     model = tiny(model_type, **overrides)
     before = logits(model)
     norms = {name: one.clone() for name, one in model.named_parameters() if "norm" in name and "weight" in name}
@@ -130,7 +130,7 @@ def test_r4_spreads_outliers_of_the_input():
 @pytest.mark.parametrize(
     "algorithm",
     [RTNConfig(), AWQConfig(), GPTQConfig(), GPTQConfig(true_sequential=True), GPTAQConfig(), QronosConfig(),
-     AutoRoundConfig(iters=40, batch_size=4)],
+     AutoRoundConfig(iters=20, batch_size=4)],
     ids=lambda one: one.name,
 )  # fmt: skip
 def test_two_bits_hurt_less(algorithm):

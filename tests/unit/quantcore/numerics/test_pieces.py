@@ -11,6 +11,7 @@ from quantcore.config.quantization import QuantizationSpec
 from quantcore.numerics import affine
 from quantcore.numerics.affine import QParams, fake_quantize, fake_quantize_activation, find_params, min_max
 from quantcore.numerics.qtensor import quantize_weight
+from tests.support.params import with_usual
 
 SPECS = {name: preset.layer_config.weight for name, preset in PRESETS.items()} | {
     "int8_asym": QuantizationSpec(dtype="int8", qscheme="per_channel", symmetric=False),
@@ -19,7 +20,7 @@ SPECS = {name: preset.layer_config.weight for name, preset in PRESETS.items()} |
 }
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", with_usual(SPECS, {spec: name for name, spec in reversed(SPECS.items())}.values()))
 def test_the_size_of_the_pieces_does_not_matter(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     spec = SPECS[name]
     weight = torch.randn(128, 256).bfloat16()

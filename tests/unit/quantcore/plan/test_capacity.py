@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,12 +84,13 @@ GOLDEN = {
 }
 
 
+@cache
 def golden(name, devices, nodes, scheme):
     algorithms = (scheme,) if scheme == "gptq" else ()
     return plan(name, on(devices, nodes), "w4a16" if algorithms else scheme, *algorithms)
 
 
-SLOW = [(case,) for case in GOLDEN if case[0] == DEEPSEEK and case[1:] != ("8x80GB", 1, "gptq")]
+SLOW = [(case,) for case in GOLDEN if case[0] in (DEEPSEEK, QWEN) and case[1:] != ("8x80GB", 1, "gptq")]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_odd_hardware_is_refused(field):
     assert (caught.value.code, caught.value.field) == ("invalid_hardware", f"/hardware/{field.strip()}")
 
 
-@pytest.mark.parametrize("name", [LLAMA, DEEPSEEK, QWEN, MIXTRAL])
+@pytest.mark.parametrize("name", with_rare([LLAMA, DEEPSEEK, QWEN, MIXTRAL], [DEEPSEEK, QWEN]))
 def test_the_command_answers_without_torch(name):
     """Whose import alone takes seconds; ``make bench-scale`` says how long an answer takes."""
     code = (

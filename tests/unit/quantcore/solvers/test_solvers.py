@@ -1,6 +1,7 @@
 """Solvers against plain float64 textbook versions, and what they promise whatever the numbers are."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from quantcore.solvers.hessian import Hessian, order_of
 from quantcore.solvers.measures import TILE_INPUTS, GroupMeasure, Metric, PooledMeasure
 from quantcore.solvers.ranges import FullRange
 from quantcore.solvers.rtn import observed_ranges, round_to_nearest, search_ranges, transposed
+from tests.support.params import with_usual
 
 LOCAL = {
     "uint4_group": QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=16, symmetric=False),
@@ -160,8 +162,9 @@ def no_descent(monkeypatch):
 
 
 class TestGPTQ:
-    @pytest.mark.parametrize("static_groups", [True, False])
-    @pytest.mark.parametrize("desc_act", [True, False])
+    @pytest.mark.parametrize(
+        ("desc_act", "static_groups"), with_usual(product([True, False], repeat=2), [(True, False), (False, True)])
+    )
     @pytest.mark.parametrize("name", SPECS)
     def test_codes_are_the_textbook_s(self, no_descent, name, desc_act, static_groups):
         weight, stats = weight_without_ties(name, num_outputs=72), stats_of(tokens(INPUTS.get(name, 96)))

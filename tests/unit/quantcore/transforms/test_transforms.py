@@ -19,6 +19,7 @@ from quantcore.transforms.autosmoothquant import NUM_TOKENS, AutoSmoothQuant, Ou
 from quantcore.transforms.awq import AWQ, RoundingError
 from quantcore.transforms.scale_search import NUM_STEPS, TriedWeight, scale_for, search, share_of_rows, spread_evenly
 from quantcore.transforms.smoothquant import SmoothQuant
+from tests.support.params import with_usual
 
 UINT4 = QuantizationConfig(weight=QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=8))
 STATIC = QuantizationConfig(weight=INT8_CHANNEL, input_tensors=INT8)
@@ -119,7 +120,9 @@ WEIGHT_SPECS = {
 }
 
 
-@pytest.mark.parametrize("name", WEIGHT_SPECS)
+@pytest.mark.parametrize(
+    "name", with_usual(WEIGHT_SPECS, {spec: name for name, spec in reversed(WEIGHT_SPECS.items())}.values())
+)
 @pytest.mark.parametrize("num_rows", [40, 1000])
 def test_some_rows_are_rounded_as_within_the_whole(name, num_rows):
     spec = WEIGHT_SPECS[name]
