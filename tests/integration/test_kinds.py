@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import kendalltau
 from torch.nn import functional
 from transformers import PreTrainedModel
 
@@ -112,6 +111,8 @@ def test_embeddings_are_compared(tmp_path, proof_in_this_process):
 
 @torch.no_grad()
 def test_scores_are_compared(tmp_path, proof_in_this_process):
+    from scipy.stats import kendalltau  # takes half a second to import
+
     result = quantize(tmp_path, "BertForSequenceClassification")
     ours, theirs = (model(input_ids=result.text.ids_NT).logits for model in (result.quantized, result.original))
     measured = result.report["encoder"]

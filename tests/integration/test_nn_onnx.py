@@ -137,7 +137,8 @@ def test_nodes_say_what_was_asked_for(tmp_path):
     assert max(onnx.numpy_helper.to_array(tensor).size for tensor in floats) == 48 * 4
 
 
-@pytest.mark.parametrize("mode", with_rare(QuantizationMode, [QuantizationMode.fx_graph_mode]))
+@pytest.mark.slow  # "uint8, convolutions" above is much like it
+@pytest.mark.parametrize("mode", QuantizationMode)
 def test_convolutional_nets_in_both_modes(mode, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(IMAGES)

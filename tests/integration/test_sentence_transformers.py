@@ -1,12 +1,13 @@
-"""What sentence-transformers adds to a model (pooling, dense steps, prompts) travels with it. The library decides."""
+"""What sentence-transformers adds to a model (pooling, dense steps, prompts) travels with it. The library decides.
+
+It takes a second to import: these tests alone do.
+"""
 
 import json
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from transformers import BertConfig, BertModel
 
 from quantcore.checkpoint.artifact import copy_side_files
@@ -22,6 +23,9 @@ TEXTS = ["A model is quantized.", "Nothing is lost.", "The files are read by ano
 
 @pytest.fixture
 def model_dir(tmp_path):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -35,6 +39,8 @@ def model_dir(tmp_path):
 
 
 def embed(folder, prompt=None):
+    from sentence_transformers import SentenceTransformer
+
     return SentenceTransformer(str(folder), device="cpu").encode(TEXTS, prompt_name=prompt, convert_to_tensor=True)
 
 
