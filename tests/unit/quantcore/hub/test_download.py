@@ -4,6 +4,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import huggingface_hub
@@ -13,6 +14,7 @@ from huggingface_hub import constants
 from quantcore.checkpoint.artifact import module_files
 from quantcore.checkpoint.headers import ModelHeaders, read_local
 from quantcore.cli import main as cli
+from quantcore.cli import running
 from quantcore.config.task import Task
 from quantcore.errors import ModelError
 from quantcore.events import Event, PhaseStarted, Progress
@@ -399,7 +401,8 @@ def test_a_task_names_one_model_and_a_commit(model: dict[str, str]) -> None:
 def quantize(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, Task | None]]:
     """``quantize("org/tiny", ...)``: the command line's exit status, and the task it would have run."""
     tasks: list[Task] = []
-    monkeypatch.setattr(cli, "_pipeline", lambda task, emit: tasks.append(task))
+    monkeypatch.setattr(running, "pipeline", lambda task, emit: tasks.append(task))
+    monkeypatch.setattr(running, "proof_standing_by", nullcontext)
     monkeypatch.chdir(tmp_path)
 
     def run(model: str, *more: str) -> tuple[int, Task | None]:
