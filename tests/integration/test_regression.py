@@ -20,6 +20,7 @@ from quantcore.report.regression import measure_change
 from quantcore.runtime.streamed_model import StreamedModel
 from tests.support.jobs import task
 from tests.support.models import tiny_model
+from tests.support.proofs import proving_here
 from tests.support.tokenizers import save_byte_tokenizer
 
 NUM_WINDOWS, SEQ_LEN = 24, 64
@@ -32,9 +33,10 @@ def folders(tmp_path_factory):
     """A model, and its results int8 and w4a16."""
     base = tmp_path_factory.mktemp("results")
     tiny_model(base / "model", rank=8)
-    for preset in ("int8", "w4a16"):
-        asked = task(base / "model", base / preset, preset)
-        run(asked.model_copy(update={"evaluation": EvaluationConfig(num_windows=0)}), lambda event: None)
+    with proving_here():
+        for preset in ("int8", "w4a16"):
+            asked = task(base / "model", base / preset, preset)
+            run(asked.model_copy(update={"evaluation": EvaluationConfig(num_windows=0)}), lambda event: None)
     return base
 
 
