@@ -25,6 +25,7 @@ from quantcore.pipeline.job import run
 from quantcore.plan.planner import make_plan
 from quantcore.proof import verify as proof
 from quantcore.proof.expectation import Expectation
+from quantcore.proof.fresh_process import prove_in_fresh_process
 from quantcore.runtime.matmul import matmul_precision
 from tests.support.jobs import BOTH, CPU, math_close, perplexity_of, task, token_windows_of_jobs
 from tests.support.models import MIXTURES, tiny_model
@@ -268,7 +269,7 @@ def test_the_proof_sees_one_changed_byte(model_dir, tmp_path, monkeypatch, proof
 def test_the_proof_sees_other_logits(model_dir, tmp_path, monkeypatch):
     def tamper(task, folder, expected: Expectation, emit):
         expected.probe_logits[0, 3, 7] += 0.01 * expected.probe_logits.abs().max()
-        return proof.prove_in_fresh_process(task, folder, expected, emit)
+        return prove_in_fresh_process(task, folder, expected, emit)
 
     monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", tamper)
     with pytest.raises(ProofError, match="other logits"):

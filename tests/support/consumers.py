@@ -13,7 +13,7 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.events import Emit
 from quantcore.pipeline import job as pipeline
 from quantcore.proof.expectation import Expectation
-from quantcore.proof.verify import Proved
+from quantcore.proof.fresh_process import Proved
 
 ROOT = Path(__file__).parents[2]
 HAS_VNNI = "avx512_vnni" in Path("/proc/cpuinfo").read_text()
