@@ -73,7 +73,7 @@ demo: ui-if-possible  ## quantize a real language model in two ways on the real 
 up: ui-if-possible  ## run the whole service on this machine; Ctrl-C stops it
 	@$(BIN)/bitfoundry up $(ARGS)
 
-test: $(UI)  ## the tests, with real PostgreSQL and Valkey (a quarter of an hour on two slow cores)
+test: $(UI)  ## the tests, with real PostgreSQL and Valkey (eight minutes on two cores)
 	@$(NPM) test
 	@$(PYTEST) -m "not slow" $(ARGS)
 
