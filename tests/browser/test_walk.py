@@ -53,6 +53,7 @@ def test_a_run_is_started_watched_and_proven(
     page.get_by_label("Samples").fill("8")
     page.get_by_label("Calibration Sequence length").fill("128")
     page.get_by_label("Name", exact=True).fill("watched")
+    page.get_by_label("Uniform").check()
     page.get_by_label("compressed_tensors").check()
     page.get_by_role("button", name="Start job").click()
     expect(page.get_by_role("heading", name="watched")).to_be_visible()
