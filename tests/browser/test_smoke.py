@@ -152,7 +152,7 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     assert asked["evaluation"] == measured | {"tasks": ["gsm8k", "piqa"], "limit": 10}
     assert (asked["gate"], asked["publish"], asked["file2file"]) == ("fail", {"to": target, "force": False}, False)
     page.get_by_role("tab", name="Config").click()
-    expect(page.get_by_text("tasks gsm8k,piqa")).to_be_visible()
+    expect(page.get_by_text("tasks gsm8k + piqa")).to_be_visible()
     page.goto(f"/ui/jobs/new?from={job.id}")
     expect(page.get_by_label("Tasks")).to_have_value("gsm8k, piqa")
     expect(page.get_by_label("Quality gate")).to_have_value("fail")

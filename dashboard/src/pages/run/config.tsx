@@ -44,7 +44,8 @@ export function ConfigTab({ job }: { job: Job }) {
 
 /** {num_samples: 4, tasks: []} -> "num_samples 4": empty values are left out. */
 function factsText(facts: Record<string, unknown>) {
-  const parts = Object.entries(facts).filter(([, value]) => !Array.isArray(value) || value.length > 0);
+  const isSaid = (value: unknown) => value !== null && (!Array.isArray(value) || value.length > 0);
+  const parts = Object.entries(facts).filter(([, value]) => isSaid(value));
   return parts.map(([name, value]) => `${name} ${valueText(value)}`).join(", ");
 }
 
