@@ -14,6 +14,7 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ConfigError
 from quantcore.evaluation import harness
 from quantcore.pipeline.job import run
+from quantcore.proof import fresh_process
 from quantcore.proof import verify as proof
 from tests.support.jobs import task
 from tests.support.models import tiny_model
@@ -50,7 +51,7 @@ def test_a_warning_of_the_fresh_process_is_in_everything_that_travels(model_dir,
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{said}'\nexec '{sys.executable}' \"$@\"\n")
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(proof, "sys", SimpleNamespace(executable=str(python)))
+    monkeypatch.setattr(fresh_process, "sys", SimpleNamespace(executable=str(python)))
     events = []
     report = run(task(model_dir, tmp_path / "out", "w4a16"), events.append).to_dict()
     assert "a word from the fresh process" in [getattr(event, "message", "") for event in events]
