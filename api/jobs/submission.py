@@ -19,7 +19,9 @@ from api.store.accounts import audit, datasets
 from api.store.accounts.audit import Caller
 from api.store.queue import jobs
 from api.store.tables.jobs import Job
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import is_dataset_id
+from quantcore.plan.job import default_exports
 
 
 def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: str | None) -> Made:
@@ -97,6 +99,12 @@ def _keep_dataset(session: Session, source: str | None, caller: Caller, field: s
     return source
 
 
+def _has_default_exports(job: Job) -> bool:
+    """Return whether a job writes the format that its scheme has by default."""
+    spec = JobSpec.model_validate(job.spec)
+    return spec.export == default_exports(spec)
+
+
 def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
     model = original.model
     fields: dict[str, Any] = asked_of(original) | {
@@ -110,6 +118,8 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
     }
     if fields.get("goal"):  # it chose both, and will choose again
         fields = {name: value for name, value in fields.items() if name not in ("config", "export")}
+    elif not changes.keys().isdisjoint(("config", "mix")) and _has_default_exports(original):
+        del fields["export"]  # another scheme has another default
     elif changes.get("effort") and "config" not in changes:  # it replaces the algorithms of the original
         fields["config"] = fields["config"] | {"algo_config": []}
     try:

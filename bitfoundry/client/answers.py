@@ -112,10 +112,12 @@ class Verdict(Answer):
     """How far the result's predictions are from the original's.
 
     `level` is faithful, good, degraded or broken, and `reason` the measurement that keeps it from a better one.
+    `advice`: what a job could change to get closer to the original, for a degraded or broken result.
     """
 
     level: str
     reason: str
+    advice: str | None = None
 
 
 class JobSummary(Mapped):

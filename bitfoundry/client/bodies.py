@@ -10,11 +10,11 @@ class JobOptions(TypedDict, total=False):
 
     `goal` {runtime, device, max_size, min_recovery, context}: what the result is for, instead of a scheme. `effort`:
     the algorithms that are recommended for the scheme, "fast", "balanced" or "best". `calibration` {source or sources,
-    num_samples, seq_len, seed, ...}: the calibration text. `export`: one format or several.
-    `evaluation` {num_windows, source, tasks, ...}: how the result is measured. `gate`: the effect of a missed limit,
-    "off", "warn" or "fail". `max_shard_size`: size limit of a file of weights, "500MB". `file2file`: weights go from
-    file to file and no model is run. `shard_blocks`: whether each block is sharded over a worker's processes. `nodes`:
-    the number of workers, with a shared disk, that do the job together.
+    num_samples, seq_len, seed, ...}: the calibration text. `export`: one format or several; by default the one that
+    most programs load for the scheme. `evaluation` {num_windows, source, tasks, ...}: how the result is measured.
+    `gate`: the effect of a missed limit, "off", "warn" or "fail". `max_shard_size`: size limit of a file of weights,
+    "500MB". `file2file`: weights go from file to file and no model is run. `shard_blocks`: whether each block is
+    sharded over a worker's processes. `nodes`: the number of workers, with a shared disk, that do the job together.
     """
 
     goal: Mapping[str, Any] | None

@@ -1,10 +1,11 @@
-"""`bitfoundry demo`: a real model is quantized with two presets by the real stack, over HTTP."""
+"""`bitfoundry demo`: the real stack quantizes a real model over HTTP, with two presets and for a goal."""
 
 import io
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -15,15 +16,18 @@ from bitfoundry.commands import terminal
 from bitfoundry.local import demo_model
 from bitfoundry.local.stack import LocalStack
 
-PRESETS = ("int8_dynamic", "w4a16")
-CALIBRATION = {"source": "builtin", "num_samples": 32, "seq_len": 512}
-EXPORTS = ("quark", "compressed_tensors")
+REQUESTS: Mapping[str, Mapping[str, Any]] = {
+    "int8_dynamic": {"config": "int8_dynamic"},
+    "gguf_q8_0": {"config": "gguf_q8_0"},
+    "half the size": {"goal": {"runtime": "vllm", "device": "24GB", "max_size": "135MB", "min_recovery": 0.96}},
+}
+"""Name of a job -> what it asks for. The model has 269 MB."""
 POLL_S = 1.0
 NEXT = """\
 What to do next:
   the dashboard, with these jobs   bitfoundry up
-  a model of yours                 bitfoundry quantize --model_dir MODEL --output_dir OUT --quant_scheme w4a16
-  a better result, in more time    the same with --effort best
+  a model of yours, for a goal     bitfoundry auto MODEL --runtime vllm --device 24GB --output_dir OUT
+  with a scheme of your choice     bitfoundry quantize --model_dir MODEL --output_dir OUT --quant_scheme w4a16
   how good a result is             bitfoundry evaluate OUT --against MODEL"""
 PICTURE_WIDTH = 124  # columns: no line of the demo is longer
 
@@ -31,9 +35,11 @@ PICTURE_WIDTH = 124  # columns: no line of the demo is longer
 class Demo:
     """A run of the demo: unpack, start, submit, watch, show, stop. Only artifacts stay in the home."""
 
-    def __init__(self, home: Path | None, *, presets: Sequence[str] = PRESETS, quiet: bool = False) -> None:
+    def __init__(
+        self, home: Path | None, *, requests: Mapping[str, Mapping[str, Any]] = REQUESTS, quiet: bool = False
+    ) -> None:
         self._home = home
-        self._presets = presets
+        self._requests = requests
         self._quiet = quiet  # the caller prints the results
         self._shown: list[RenderableType] = []
 
@@ -43,7 +49,7 @@ class Demo:
         model_dir = demo_model.prepare(self._say)
         with LocalStack(self._home, port=0, model_roots=[model_dir.parent], say=self._say) as stack:
             with Client(stack.url, stack.api_key) as client:
-                jobs = self._watch(client, stack, [self._submit(client, model_dir, preset) for preset in self._presets])
+                jobs = self._watch(client, stack, [self._submit(client, model_dir, name) for name in self._requests])
             self._say("stopping the service")
         self._show(terminal.results_table(jobs))
         for job in jobs:
@@ -64,11 +70,10 @@ class Demo:
             re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
         )
 
-    def _submit(self, client: Client, model_dir: Path, preset: str) -> Job:
-        job = client.submit(
-            model_dir, config=preset, calibration=CALIBRATION, export=EXPORTS, name=preset, labels={"from": "demo"}
-        )
-        self._say(f"POST /v1/jobs, preset {preset} → 202 {job.id}")
+    def _submit(self, client: Client, model_dir: Path, name: str) -> Job:
+        job = client.submit(model_dir, name=name, labels={"from": "demo"}, **self._requests[name])
+        asked = ", ".join(f"{field} {value}" for field, value in self._requests[name].items())
+        self._say(f"POST /v1/jobs, {asked} → 202 {job.id}")
         return job
 
     def _watch(self, client: Client, stack: LocalStack, jobs: Sequence[Job]) -> list[Job]:
@@ -90,7 +95,7 @@ class Demo:
     def _show_loading(self, job: Job, home: Path) -> None:
         if job.artifact is None or job.artifact.path is None:
             return
-        folder = _link(home / "demo" / str(job.name), Path(job.artifact.path))
+        folder = _link(home / "demo" / str(job.name).replace(" ", "-"), Path(job.artifact.path))
         self._show(Text.assemble((f"{job.name} ", "bold"), (f"{folder}", "cyan")))
         self._show(Text(f"  {folder / 'report.html'}"))
         for lines in terminal.load_lines(job, str(folder)).values():

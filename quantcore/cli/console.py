@@ -68,7 +68,8 @@ def show_report(report: Report, output_dir: str) -> None:
         text = f"{before:.3f} -> {after:.3f} ({100 * (ratio - 1):+.2f} %)"
         rows.insert(1, ("perplexity", text))
     if summary.verdict is not None:
-        rows.insert(0, ("verdict", str(summary.verdict)))
+        advice = [("advice", summary.verdict.advice)] if summary.verdict.advice else []
+        rows[:0] = [("verdict", str(summary.verdict)), *advice]
     if report.goal is not None:
         rows.insert(0, ("goal", report.goal.why))
         rows += [("other sizes" if number == 0 else "", text) for number, text in enumerate(report.goal.advice)]

@@ -214,11 +214,12 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
     _add_algorithms(flags)
     add_calibration(flags)
     add = flags.add_argument_group("export").add_argument
-    add("--custom_mode", default="quark", help=f"layout of hf_format: {', '.join(CUSTOM_MODES)} (default: quark)")
+    add("--custom_mode", help=f"layout of hf_format: {', '.join(CUSTOM_MODES)} (default: quark)")
     add(
         "--model_export",
         action="append",
-        help=f"output format; repeatable: {', '.join(MODEL_EXPORTS)} (default: hf_format)",
+        help=f"output format; repeatable: {', '.join(MODEL_EXPORTS)} (default: the one that most programs load directly"
+        " for the scheme)",
     )
     add(
         "--export_weight_format",
@@ -330,8 +331,8 @@ def add_mix(flags: argparse.ArgumentParser) -> None:
     add("--preset_file", help="JSON file with your own presets")
     add(
         "--model_export",
-        default="hf_format",
-        help=f"format whose sizes count: {', '.join(MODEL_EXPORTS)} (default: hf_format)",
+        help=f"format whose sizes count: {', '.join(MODEL_EXPORTS)} (default: the one that most programs load directly"
+        " for these schemes)",
     )
     add_calibration(flags)
 

@@ -37,6 +37,7 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.config.texts import parse_sources
 from quantcore.config.values import config_error
 from quantcore.errors import ConfigError, unknown_value
+from quantcore.export import default_format
 from quantcore.hub.download import is_model_id, resolve
 from quantcore.mixed_precision.schemes import resolve as resolve_schemes
 
@@ -90,25 +91,29 @@ def _set(options: argparse.Namespace, flags: Mapping[str, str]) -> dict[str, Any
 
 
 def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the formats without duplicates; the two other flags decide the format that ``hf_format`` stands for."""
-    _one_of("custom_mode", [options.custom_mode], CUSTOM_MODES)
+    """Return the formats without duplicates; none stands for the default of the scheme.
+
+    The two other flags decide the format that ``hf_format`` stands for.
+    """
+    custom_mode = options.custom_mode or "quark"
+    is_fake = options.export_weight_format == "fake_quantized"
+    _one_of("custom_mode", [custom_mode], CUSTOM_MODES)
     _one_of("model_export", options.model_export, MODEL_EXPORTS)
     _one_of("export_weight_format", [options.export_weight_format], WEIGHT_FORMATS)
-    names = options.model_export or ["hf_format"]
-    if options.custom_mode != "quark" and "hf_format" not in names:
+    names = options.model_export or (["hf_format"] if options.custom_mode or is_fake else [])
+    if custom_mode != "quark" and "hf_format" not in names:
         raise ConfigError(
-            f"--custom_mode {options.custom_mode} applies to hf_format, but --model_export is {', '.join(names)}.",
+            f"--custom_mode {custom_mode} applies to hf_format, but --model_export is {', '.join(names)}.",
             code="invalid_export",
-            hint=f"Use --model_export {options.custom_mode}, alone or with the others.",
+            hint=f"Use --model_export {custom_mode}, alone or with the others.",
         )
-    is_fake = options.export_weight_format == "fake_quantized"
     if is_fake and "hf_format" not in names:
         raise ConfigError(
             f"--export_weight_format fake_quantized applies to hf_format, but --model_export is {', '.join(names)}.",
             code="invalid_export",
             hint="Use --model_export fake_quantized, alone or with the others.",
         )
-    hf_format = "fake_quantized" if is_fake else options.custom_mode
+    hf_format = "fake_quantized" if is_fake else custom_mode
     return tuple(dict.fromkeys(hf_format if name == "hf_format" else name for name in names))
 
 
@@ -353,10 +358,12 @@ def _mix_config(options: argparse.Namespace) -> MixConfig:
 
 def mix_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of ``mixed_precision.command.mix``. Raises ConfigError."""
-    _one_of("model_export", [options.model_export], MODEL_EXPORTS)
+    export = options.model_export
+    _one_of("model_export", [export] if export else [], MODEL_EXPORTS)
     named = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
+    asked = resolve_schemes(_mix_config(options), named)
+    if export is None:
+        export = default_format(*asked.configs.values())
     return {
-        "asked": resolve_schemes(_mix_config(options), named),
-        "calibration": calibration_of(options),
-        "export": "quark" if options.model_export == "hf_format" else options.model_export,
-    }
+        "asked": asked, "calibration": calibration_of(options), "export": "quark" if export == "hf_format" else export,
+    }  # fmt: skip

@@ -31,7 +31,8 @@ Gate = Literal["off", "warn", "fail"]
 GATES: tuple[Gate, ...] = get_args(Gate)
 TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$")]
 ExportName = Annotated[str, Field(min_length=1, max_length=100)]
-DEFAULT_EXPORTS = ("quark",)
+DEFAULT_EXPORTS: tuple[str, ...] = ()
+"""For the format that most programs load directly for the scheme (see ``quantcore.plan.job.fitted``)."""
 
 
 class Evaluation(TextSource):
@@ -142,7 +143,15 @@ class JobOptions(Settings):
     """The options that a request and a JobSpec share: they decide the result beside the model and the scheme."""
 
     calibration: CalibrationConfig = CalibrationConfig()
-    export: Annotated[tuple[ExportName, ...], Field(max_length=16)] = DEFAULT_EXPORTS
+    export: Annotated[
+        tuple[ExportName, ...],
+        Field(
+            max_length=16,
+            json_schema_extra={
+                "description": "Checkpoint formats. By default the one that most programs load directly for the scheme."
+            },
+        ),
+    ] = DEFAULT_EXPORTS
     evaluation: Evaluation = Evaluation()
     gate: Annotated[Gate, Field(description="What a missed quality limit means: off, warn, or fail.")] = "warn"
     max_shard_size: Annotated[

@@ -21,6 +21,8 @@ from quantcore.formats import IntFormat
 Effort = Literal["fast", "balanced", "best"]
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
 DEFAULT_EFFORT: Effort = "balanced"
+POOR = ("degraded", "broken")
+"""Verdicts that call for a better recipe. Such results are only published if somebody insists."""
 
 _CHAINS: dict[str, dict[Effort, str]] = {
     "static integers": {"fast": "", "balanced": "smoothquant,gptq", "best": "smoothquant,gptaq"},
@@ -59,10 +61,25 @@ def with_recipe(
     return replace(config, algo_config=chain)
 
 
+def advice_on(config: Config) -> str:
+    """Return what would bring the result of a scheme closer to the original: a better chain, and a goal."""
+    used = set(_names(config.algo_config))
+    chains = {effort: _names(recipe([config], effort)) for effort in EFFORTS}
+    goal = "a goal, which gives more bits to the layers that need them (bitfoundry auto, or a job's goal)"
+    if used.issuperset(chains["best"]):
+        return f"Choose {goal}."
+    better: Effort = "best" if used.issuperset(chains[DEFAULT_EFFORT]) else DEFAULT_EFFORT
+    return f"Use effort {better} ({', '.join(chains[better])}), or choose {goal}."
+
+
 def algorithms_text(config: Mapping[str, Any]) -> str:
     """Return the algorithms of a config, as JSON data, in words: ``smoothquant, gptaq``."""
     names = [algorithm["name"] for algorithm in config.get("algo_config", ())]
     return ", ".join("smoothquant" if name == "smooth" else name for name in names) or "none (rounds to nearest)"
+
+
+def _names(algorithms: Iterable[Any]) -> list[str]:
+    return ["smoothquant" if algorithm.name == "smooth" else algorithm.name for algorithm in algorithms]
 
 
 def conflicting_effort(message: str) -> ConfigError:

@@ -217,10 +217,14 @@ Level = Literal["faithful", "good", "degraded", "broken"]
 
 
 class Verdict(Record):
-    """The level of a result, and ``reason``: the measurement that keeps it from a better one."""
+    """The level of a result, and ``reason``: the measurement that keeps it from a better one.
+
+    ``advice``: what a job could change to get closer to the original, for a result that is degraded or broken.
+    """
 
     level: Level
     reason: str
+    advice: str | None = None
 
     def __str__(self) -> str:
         """Return the verdict in a sentence."""

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from quantcore.config.layer_plan import LayerPlan
-from quantcore.config.quantization import Config
+from quantcore.config.layer_plan import DRAFTS, TOWERS, LayerPlan
+from quantcore.config.quantization import CACHED_LAYERS, Config
+from quantcore.config.spec import Dtype, ScaleType
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import (
     EXPORTERS,
@@ -26,7 +27,7 @@ from quantcore.export.exporter import (
 
 __all__ = [
     "EXPORTERS", "TRANSFORMERS_PACKAGES", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports",
-    "config_json", "encoded", "formats_for", "holds_codes", "layouts_of", "tensor_name",
+    "config_json", "default_format", "encoded", "formats_for", "holds_codes", "layouts_of", "tensor_name",
 ]  # fmt: skip
 
 USUAL_SHAPE = (4096, 4096)
@@ -37,11 +38,60 @@ TRANSFORMERS_PACKAGES = {
 """Formats that Transformers reads on a CPU, and the package that each of them needs as well."""
 
 
-def formats_for(config: Config) -> list[str]:
-    """Return the formats that can hold a usual layer with the global config; those without codes come last."""
-    layer = LayerPlan("layer", 0, USUAL_SHAPE, config.global_quant_config)
-    fitting = [name for name in EXPORTERS if layer.config.weight is not None and not EXPORTERS.get(name).refuse(layer)]
-    return sorted(fitting, key=holds_codes, reverse=True)
+_BY_CONSUMERS = ("compressed_tensors", "awq", "bitsandbytes", "gguf", "quark")
+"""Formats of language models, from the one that most programs load directly (docs/reference/compatibility.md)."""
+
+
+def formats_for(*configs: Config) -> list[str]:
+    """Return the formats that can hold usual layers of all ``configs``, first the one that most programs load.
+
+    Those without codes come last.
+    """
+    layers = [layer for config in configs for layer in _usual_layers(config)]
+    fitting = [name for name in EXPORTERS if layers and _holds(EXPORTERS.get(name), layers)]
+    first = _first_choice(layers)
+    order = [name for name in (first, *_BY_CONSUMERS) if name in fitting]
+    return sorted(fitting, key=lambda name: (not holds_codes(name), order.index(name) if name in order else len(order)))
+
+
+def default_format(*configs: Config) -> str:
+    """Return the format that most programs load directly for the schemes of ``configs``.
+
+    Where no format holds their codes, it is one whose refusal names what can be done.
+    """
+    return next(filter(holds_codes, formats_for(*configs)), _BY_CONSUMERS[0])
+
+
+def _first_choice(layers: Sequence[LayerPlan]) -> str:
+    """Return the format to prefer for these layers, if it holds them.
+
+    Transformers 5.23 unpacks asymmetric int4 of compressed-tensors wrongly, and reads it in AWQ's layout. Scales in
+    float16 are GGUF's own.
+    """
+    if any(layer.weight.scale_type is ScaleType.float16 for layer in layers):
+        return "gguf"
+    return "awq" if any(layer.weight.dtype is Dtype.uint4 for layer in layers) else _BY_CONSUMERS[0]
+
+
+def _usual_layers(config: Config) -> list[LayerPlan]:
+    """Return a layer of usual shape for all settings in ``config`` that have a weight."""
+    cached = {name: config.choose(name, "Linear")[0] for name in CACHED_LAYERS if config.kv_cache_quant_config}
+    beside = {name: getattr(config, name) for name in (TOWERS, DRAFTS)}
+    own = {"layer": config.global_quant_config, **config.layer_quant_config, **cached, **beside}
+    return [
+        LayerPlan(name, 0, USUAL_SHAPE, settings)
+        for name, settings in own.items()
+        if settings is not None and settings.weight is not None
+    ]
+
+
+def _holds(exporter: Exporter, layers: Sequence[LayerPlan]) -> bool:
+    if any(map(exporter.refuse, layers)):
+        return False
+    if not isinstance(exporter, Uniform):
+        return True
+    first, *others = map(exporter.same_everywhere, layers)
+    return all(settings == first for settings in others)
 
 
 def config_json(

@@ -137,7 +137,10 @@ class _Search:
         chosen = self._best()
         for path in chosen.folder.iterdir():
             path.replace(folder / path.name)
-        report = read_report(folder).model_copy(update={"goal": self._result(chosen)})
+        report = read_report(folder)
+        verdict = report.summary.verdict and report.summary.verdict.model_copy(update={"advice": None})
+        summary = report.summary.model_copy(update={"verdict": verdict})  # the goal's own advice takes its place
+        report = report.model_copy(update={"summary": summary, "goal": self._result(chosen)})
         done = read_task(self.work_dir / f"{chosen.folder.name}.task.json")
         write_report(done.model_copy(update={"output_dir": self.task.output_dir}), folder, report)
         seal(folder)

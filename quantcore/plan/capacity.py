@@ -119,7 +119,7 @@ class Capacity:
 
 def plan_for(
     hardware: Hardware, config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], *,
-    calibration: CalibrationConfig | None = None, exports: Sequence[str] = ("quark",), warnings: tuple[str, ...] = (),
+    calibration: CalibrationConfig | None = None, exports: Sequence[str] = (), warnings: tuple[str, ...] = (),
 ) -> Capacity:  # fmt: skip
     """Plan one block of each kind, and compare all blocks with ``hardware``. Raises the errors of ``plan.planner``."""
     blocks = find_blocks(tensors, model_config)

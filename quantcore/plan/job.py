@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config.job_spec import Evaluation, JobSpec
 from quantcore.config.quantization import CalibrationConfig
+from quantcore.export import default_format
 from quantcore.plan.planner import Plan, make_plan
 
 Spec = TypeVar("Spec", bound=JobSpec)
@@ -31,9 +32,16 @@ def plan_job(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = 
 
 
 def fitted(spec: Spec, model_config: Mapping[str, Any]) -> Spec:
-    """Return ``spec`` whose windows are no longer than the model's context, where their length was not given."""
-    parts = {part: getattr(spec, part) for part in ("calibration", "evaluation")}
-    return spec.model_copy(update={part: fitted_text(text, model_config) for part, text in parts.items()})
+    """Return ``spec`` with the defaults that depend on its scheme and its model: the format, the length of windows."""
+    parts = {part: fitted_text(getattr(spec, part), model_config) for part in ("calibration", "evaluation")}
+    return spec.model_copy(update=parts | {"export": spec.export or default_exports(spec)})
+
+
+def default_exports(spec: JobSpec) -> tuple[str, ...]:
+    """Return the format that most programs load for the scheme, or for all schemes of a mix; none for a goal."""
+    if spec.goal is not None:
+        return ()
+    return (default_format(*(spec.mix.configs.values() if spec.mix else (spec.config,))),)
 
 
 def fitted_text(text: Text, model_config: Mapping[str, Any]) -> Text:

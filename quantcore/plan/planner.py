@@ -26,6 +26,7 @@ from quantcore.export import (
     Container,
     adapted,
     check_exports,
+    default_format,
     holds_codes,
     layouts_of,
 )
@@ -150,7 +151,7 @@ def make_plan(
     *,
     calibration: CalibrationConfig | None = None,
     evaluation: Evaluation | None = None,
-    exports: Sequence[str] = ("quark",),
+    exports: Sequence[str] = (),
     file2file: bool = False,
     shard_blocks: bool | None = None,
     num_schemes: int = 0,
@@ -158,12 +159,14 @@ def make_plan(
 ) -> Plan:
     """Decide how every layer is quantized, or why it is kept.
 
-    ``evaluation``, ``file2file`` and ``shard_blocks`` are a task's. ``warnings`` are carried over into the plan.
+    ``exports``: formats; by default the one that most programs load for the scheme. ``evaluation``, ``file2file`` and
+    ``shard_blocks`` are a task's. ``warnings`` are carried over into the plan.
     ``num_schemes`` is the number of schemes that a mix measures first.
 
     Raises ConfigError or ModelError that names the layers and a remedy.
     """
     calibration = calibration or CalibrationConfig()
+    exports = exports or (default_format(config),)
     _check_possible(config)
     if shard_blocks:
         _check_shards(config, file2file)

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCardData, metadata_load
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.opening import open_file, path_for_libraries
 from quantcore.hub.download import MAX_FETCHED_CARD_BYTES
-from quantcore.report.values import Mix, Report
+from quantcore.report.values import GoalResult, Mix, Report
 
 KEPT_FIELDS = tuple("license license_name license_link language pipeline_tag library_name datasets tags".split())
 """Fields of the source's front matter that stay true for the quantized model. Its scores (model-index) do not."""
@@ -74,7 +74,8 @@ def _intro(report: Report) -> str:
     return (
         f"This is {code(report.model.name)}{commit} with {summary.num_layers_quantized} layers quantized"
         f" ({', '.join(map(code, report.schemes))}) by Bitfoundry {report.environment['quantcore']}."
-        f" Linear layers kept in their original precision: {summary.num_layers_kept}.{_mix(report.mix)}"
+        f" Linear layers kept in their original precision: {summary.num_layers_kept}."
+        f"{_mix(report.mix)}{_goal(report.goal)}"
     )
 
 
@@ -86,6 +87,13 @@ def _mix(mix: Mix | None) -> str:
         f" The scheme of each layer was chosen by its rounding error, for {code(str(mix.asked))}: {layers};"
         f" {mix.chosen.bits:.2f} bits per weight."
     )
+
+
+def _goal(goal: GoalResult | None) -> str:
+    if goal is None:
+        return ""
+    asked = ", ".join(f"{name} {value}" for name, value in goal.asked.items())
+    return f" It was chosen for a goal ({code(asked)}) from {len(goal.trials)} candidates: {escape(goal.why)}."
 
 
 def _measured(report: Report) -> str:

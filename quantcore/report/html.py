@@ -65,6 +65,7 @@ def _overview(report: Report) -> str:
     phases = summary.memory_by_phase.rows if summary.memory_by_phase else []
     rows = [
         *([("Verdict", str(summary.verdict))] if summary.verdict else []),
+        *([("Advice", summary.verdict.advice)] if summary.verdict and summary.verdict.advice else []),
         ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({after / before:.1%})"),
         ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} kept"),
         ("Worst layer", f"{worst.name}: relative error {worst.relative_error:.4f}, {worst.sqnr_db:.1f} dB"),

@@ -14,9 +14,11 @@ from typing import Any
 from quantcore.calibration.experts import hardly_seen
 from quantcore.checkpoint.artifact import write_json
 from quantcore.checkpoint.experts import EXPERT
+from quantcore.config.quantization import Config
+from quantcore.config.recipes import POOR, advice_on
 from quantcore.config.task import Task
 from quantcore.config.texts import CalibrationConfig
-from quantcore.evaluation.quality import Quality
+from quantcore.evaluation.quality import Quality, TaskResults, Verdict
 from quantcore.evaluation.verdict import judge_quality
 from quantcore.events import Warned
 from quantcore.export.loading import load_lines
@@ -89,7 +91,7 @@ def build_report(
             size_before_bytes=plan.size_before_bytes,
             size_after_bytes=plan.size_after_bytes,
             **_quality_in_short(main.quality),
-            verdict=None if main.quality is None else judge_quality(main.quality, main.harness),
+            verdict=None if main.quality is None else _verdict(main.quality, main.harness, task.config),
             worst_layer=_worst_layer(outcome),
             num_layers_quantized=len(plan.layers),
             num_layers_kept=sum(entry.is_layer for entry in plan.kept),
@@ -139,6 +141,12 @@ def write_report(task: Task, folder: Path, report: Report) -> None:
     reproduce = folder / "reproduce.sh"
     reproduce.write_text(script(task, folder), "utf-8")
     reproduce.chmod(0o755)
+
+
+def _verdict(quality: Quality, tasks: TaskResults | None, config: Config) -> Verdict:
+    """Return the verdict on a result, with advice if it is a poor one."""
+    verdict = judge_quality(quality, tasks)
+    return verdict.model_copy(update={"advice": advice_on(config)}) if verdict.level in POOR else verdict
 
 
 def _quality_in_short(quality: Quality | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`make demo` in small: the same code with a tiny random model, one preset and little text."""
+"""`make demo` in small: the same code with a tiny random model, one preset, one goal and little text."""
 
 import tempfile
 from pathlib import Path
@@ -16,16 +16,18 @@ def test_the_demo_runs_shows_and_leaves_nothing_running(
 ) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.delenv("BROKER_URL", raising=False)
-    monkeypatch.setattr(demo, "CALIBRATION", {"source": "builtin", "num_samples": 2, "seq_len": 64})
+    few = {"calibration": {"num_samples": 2, "seq_len": 64}}
+    goal = {"runtime": "vllm", "device": "24GB", "min_recovery": "best"}
+    requests = {"fp8": {"config": "fp8", **few}, "for a goal": {"goal": goal, **few}}
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     with tempfile.TemporaryDirectory(prefix="bf-test-", dir="/tmp") as folder:
         model_dir = tiny_model(Path(folder) / "models" / "tiny")
         monkeypatch.setattr(demo_model, "prepare", lambda say: model_dir)
-        show = demo.Demo(Path(folder) / "home", presets=["fp8"])
-        (job,) = show.run()
-        assert job.state == "succeeded", job.error
-        link = Path(folder).resolve() / "home" / "demo" / "fp8"
-        assert (link / "quark" / "config.json").is_file()
+        show = demo.Demo(Path(folder) / "home", requests=requests)
+        for job in show.run():
+            assert job.state == "succeeded", job.error
+        links = Path(folder).resolve() / "home" / "demo"
+        assert (links / "fp8" / "config.json").is_file() and (links / "for-a-goal" / "config.json").is_file()
         show.save_picture(tmp_path / "demo.svg")
     said = capsys.readouterr()
     for part in (
@@ -33,11 +35,11 @@ def test_the_demo_runs_shows_and_leaves_nothing_running(
         "perplexity",
         "worst layer",
         "peak memory",
-        f"import_model_from_safetensors(None, '{link}/quark')",
+        f"from_pretrained('{links}/fp8')",
     ):
         assert part in said.out, part
-    assert "What to do next" in said.out and "--effort best" in said.out
-    assert "POST /v1/jobs, preset fp8 → 202 job_" in said.err
+    assert "What to do next" in said.out and "bitfoundry auto MODEL" in said.out
+    assert "POST /v1/jobs, config fp8, calibration" in said.err
     picture = (tmp_path / "demo.svg").read_text()
     assert picture.startswith("<svg")
     assert "make&#160;demo" in picture

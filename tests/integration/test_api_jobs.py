@@ -265,7 +265,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "#/file2file",
     ),
     "no config and no mix": ({"config": {}}, "invalid_config", "#/config/global_quant_config"),
-    "no export": ({"export": []}, "invalid_export", "#/export"),
     "export twice": ({"export": ["quark", "quark"]}, "invalid_export", "#/export"),
     "seq_len above the model's": ({"calibration": {"seq_len": 2048}}, "seq_len_too_long", "#/calibration/seq_len"),
     "no samples": ({"calibration": {"num_samples": 0}}, "invalid_request", "#/calibration/num_samples"),
@@ -494,7 +493,7 @@ def test_plans_and_presets(client: TestClient, make_model: MakeModel, sessions: 
     model = make_model()
     usable = {name for name, preset in rows.items() if preset["exports"] != ["fake_quantized"]}
     assert {"mxfp4", "nvfp4", "int4_fp8", "fp8", "nf4"} <= usable and "mxint8" not in usable
-    assert rows["fp8"]["exports"] == ["compressed_tensors", "fp8", "onnx", "quark", "fake_quantized"]
+    assert rows["fp8"]["exports"] == ["compressed_tensors", "quark", "fp8", "onnx", "fake_quantized"]
     for name in usable - {"uint4_wo_128", "int4_wo_128", "fp8_block"}:  # the model is narrower
         export = rows[name]["exports"][:1]
         answer = client.post("/v1/plans", json=body(model, config={"preset": name}, export=export))
@@ -537,6 +536,18 @@ def test_a_clone_with_an_effort_has_its_algorithms(client: TestClient, make_mode
     job = client.post("/v1/jobs", json=body(make_model(), config=config)).json()
     clone = client.post(f"/v1/jobs/{job['id']}/clone", json={"effort": "fast"}).json()
     assert clone["config"] == job["config"] | {"algo_config": []}
+
+
+def test_a_clone_with_another_scheme_has_its_default_format(client: TestClient, make_model: MakeModel) -> None:
+    model = make_model()
+
+    def exports_of(config: dict[str, Any], **more: Any) -> tuple[list[str], list[str]]:
+        job = client.post("/v1/jobs", json=body(model, config=config, **more)).json()
+        clone = client.post(f"/v1/jobs/{job['id']}/clone", json={"config": {"preset": "fp8"}}).json()
+        return job["export"], clone["export"]
+
+    assert exports_of({"preset": "w4a16"}) == (["awq"], ["compressed_tensors"])
+    assert exports_of({"preset": "w4a16"}, export=["quark"]) == (["quark"], ["quark"])  # named, so kept
 
 
 def test_a_preset_with_a_kv_cache_a_quark_config_and_the_schema(client: TestClient, make_model: MakeModel) -> None:

@@ -69,6 +69,7 @@ def test_the_smallest_that_is_good_enough_is_kept_and_others_are_not(model: Path
     manifest = {entry["path"]: entry["sha256"] for entry in json.loads((out / "MANIFEST.json").read_text())["files"]}
     assert manifest == {path.name: sha256(path) for path in out.iterdir() if path.name != "MANIFEST.json"}
     assert Report.model_validate_json((out / "report.json").read_text()).goal == result
+    assert f"from {len(result.trials)} candidates" in (out / "README.md").read_text()
     assert sum(isinstance(event, Completed) for event in events) == 1
     phases = [event.phase for event in events if isinstance(event, PhaseStarted)]
     assert phases.count("sensitivity") == 1 and phases.count("trial") == len(result.trials)

@@ -80,11 +80,11 @@ def test_the_commands_of_the_page_of_algorithms(folder, monkeypatch):
         task = task_of(parser().parse_args(flags))
         chosen[task.output_dir.name] = ([each.name for each in task.config.algo_config], task.export)
     assert chosen == {
-        "fast": ([], ("quark",)),
-        "balanced": (["gptq"], ("quark",)),
-        "out": (["awq", "rtn"], ("quark",)),
-        "smooth": (["rotation", "smoothquant"], ("quark",)),
-        "half": (["smoothquant"], ("quark",)),
+        "fast": ([], ()),
+        "balanced": (["gptq"], ()),
+        "out": (["awq", "rtn"], ()),
+        "smooth": (["rotation", "smoothquant"], ()),
+        "half": (["smoothquant"], ()),
         "rounded": (["awq"], ("fake_quantized",)),
         "both": (["autosmoothquant"], ("quark", "fake_quantized")),
     }

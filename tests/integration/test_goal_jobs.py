@@ -83,7 +83,7 @@ def test_leases_and_clones_know_it(client: TestClient, make_model: MakeModel, se
     changed = client.post(f"/v1/jobs/{job['id']}/clone", json={"goal": other}).json()
     assert (changed["goal"]["runtime"], changed["export"]) == ("llama_cpp", ["gguf"])
     plain = client.post(f"/v1/jobs/{job['id']}/clone", json={"goal": None, "config": {"preset": "fp8"}}).json()
-    assert (plain["goal"], plain["preset"], plain["export"]) == (None, "fp8", ["quark"])
+    assert (plain["goal"], plain["preset"], plain["export"]) == (None, "fp8", ["compressed_tensors"])
 
 
 def test_the_commands_take_it(

@@ -21,6 +21,7 @@ def test_files_of_a_combination_say_the_scheme_of_every_layer(tmp_path, proof_in
         Task(
             model_dir=tiny_model(tmp_path / "model"), output_dir=tmp_path / "out", config=config,
             calibration=CalibrationConfig(num_samples=2, seq_len=32), evaluation=EvaluationConfig(num_windows=0),
+            export=("quark",),
         ),
         lambda event: None,
     )  # fmt: skip

@@ -37,7 +37,7 @@ def silent(event: object) -> None:
 
 def mixed(model_dir: Path, schemes: Sequence[str] = SCHEMES, **budget: float) -> dict[str, Any]:
     asked = resolve_schemes(MixConfig(schemes=tuple(schemes), **budget))
-    return mix(str(model_dir), asked, CALIBRATION, silent, export="quark")
+    return mix(str(model_dir), asked, CALIBRATION, silent, export="compressed_tensors")
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,7 @@ def test_the_config_is_what_was_promised(model_dir: Path, tmp_path: Path, proof_
     task = Task(
         model_dir=model_dir, output_dir=tmp_path / "out", config=parse_config(found["config"]),
         calibration=CALIBRATION, evaluation=EvaluationConfig(num_windows=12, seq_len=32, num_prompts=0),
+        export=("compressed_tensors",),
     )  # fmt: skip
     report = run(task, silent).to_dict()
     assert report["quality"]["divergence"] == found["mix"]["measured"]["divergence"]

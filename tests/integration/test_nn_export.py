@@ -155,7 +155,8 @@ def test_a_stored_config_is_the_models(model_dir, tmp_path):
 def test_the_command_and_the_documents_python_write_the_same_bytes(model_dir, tmp_path, proof_in_this_process):
     """``--kv_cache_dtype fp8`` and ``kv_cache_group`` of ModelExporter: the weights, and config.json about them."""
     flags = ["--model_dir", str(model_dir), "--output_dir", str(tmp_path / "command"), "--quant_scheme", "w_fp8_a_fp8",
-             "--kv_cache_dtype", "fp8", "--num_calib_data", "3", "--seq_len", "32", "--skip_evaluation"]  # fmt: skip
+             "--kv_cache_dtype", "fp8", "--num_calib_data", "3", "--seq_len", "32", "--skip_evaluation",
+             "--model_export", "hf_format"]  # fmt: skip
     task = task_of(parser().parse_args(flags))
     run(task, lambda event: None)
     patterns = ["*k_proj", "*v_proj"]

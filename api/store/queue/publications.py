@@ -21,6 +21,7 @@ from api.store.queue.events import NewEvent
 from api.store.states import State
 from api.store.tables.jobs import Job
 from api.store.tables.publications import OPEN, Publication, PublicationState
+from quantcore.config.recipes import POOR
 
 
 class CannotPublish(Exception):
@@ -76,10 +77,6 @@ def ask_with_success(session: Session, job: Job) -> None:
         give_up(session, job, publication, reason)
 
 
-POOR = ("degraded", "broken")
-"""Verdicts of results that are published only on request (see ``quantcore.evaluation.quality.Verdict``)."""
-
-
 def _check_verdict(job: Job, asked: dict[str, Any]) -> None:
     """Raise CannotPublish ``poor_result`` for a result that is much worse than its original, unless forced."""
     verdict = (job.summary or {}).get("verdict") or {}
@@ -87,7 +84,8 @@ def _check_verdict(job: Job, asked: dict[str, Any]) -> None:
         raise CannotPublish(
             "poor_result",
             f"The result is {verdict['level']}: {verdict['reason']}.",
-            "Try --effort best or a scheme with more bits; or publish it as it is with --force (force: true).",
+            f"{verdict.get('advice') or 'Use a scheme with more bits.'} Or publish it as it is with --force"
+            " (force: true).",
         )
 
 

@@ -53,7 +53,7 @@ export function SizeChange({ job }: { job: Job }) {
 }
 
 /** The level of a result, and what keeps it from a better one; marked by a sign and a word, not by colour alone. */
-export function VerdictText({ verdict: { level, reason } }: { verdict: NonNullable<Summary["verdict"]> }) {
+export function VerdictText({ verdict: { level, reason, advice } }: { verdict: NonNullable<Summary["verdict"]> }) {
   const isFine = level === "faithful" || level === "good";
   return (
     <>
@@ -61,6 +61,7 @@ export function VerdictText({ verdict: { level, reason } }: { verdict: NonNullab
         {isFine ? "✓" : "✕"} {level}
       </strong>
       <div className="sub">{reason}</div>
+      {advice && <div className="sub">{advice}</div>}
     </>
   );
 }

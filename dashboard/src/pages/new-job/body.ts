@@ -88,7 +88,7 @@ const EFFORTS: Effort[] = ["balanced", "fast", "best"];
 export const effortOf = (body: Body) => body.effort ?? "balanced";
 
 export const START_GOAL: Goal = { runtime: "vllm", device: "24GB" };
-export const START_SCHEME = { config: { preset: "w4a16" }, export: ["quark"] };
+export const START_SCHEME = { config: { preset: "w4a16" } };
 export const START: Body = { model: { path: "" }, goal: START_GOAL };
 
 /** `body` with `value` at the pointer. Empty values are left out: the service fills in its defaults. */
@@ -163,21 +163,19 @@ export const recoveryOf = (text: string) => (text === "" ? undefined : text === 
 
 /** Switch to mixed precision, keeping the algorithms of the config, or back to the default config without a mix. */
 export function withMix({ config, mix: _, goal: __, ...rest }: Body, mix: Mix | undefined): Body {
-  const formats = { export: rest.export ?? START_SCHEME.export };
-  if (!mix) return { ...rest, ...formats, config: START_SCHEME.config };
+  if (!mix) return { ...rest, config: START_SCHEME.config };
   const algorithms = config?.algo_config ? { config: { algo_config: config.algo_config } } : {};
-  return { ...rest, ...formats, ...algorithms, mix };
+  return { ...rest, ...algorithms, mix };
 }
 
 /** The mix with this budget only: exactly one of the three is set. */
 export const withBudget = ({ schemes }: Mix, name: Budget): Mix => ({ schemes, [name]: BUDGETS[name] });
 export const budgetOf = (mix: Mix) => (Object.keys(BUDGETS) as Budget[]).find((name) => mix[name] !== undefined);
 
-/** Switch to another preset. Exports that cannot hold it are dropped; at least one remains. */
-export function withPreset(body: Body, preset: Preset): Body {
-  const kept = (body.export ?? []).filter((name) => preset.exports.includes(name));
-  const best = preset.exports.includes("quark") ? "quark" : preset.exports[0];
-  return { ...body, config: { preset: preset.name }, export: kept.length ? kept : best ? [best] : [] };
+/** Switch to another preset. Exports that cannot hold it are dropped; with none, the service chooses for the preset. */
+export function withPreset({ export: chosen = [], ...body }: Body, preset: Preset): Body {
+  const kept = chosen.filter((name) => preset.exports.includes(name));
+  return { ...body, config: { preset: preset.name }, ...(kept.length ? { export: kept } : {}) };
 }
 
 /** The whole config that a preset stands for with the algorithms of an effort. */

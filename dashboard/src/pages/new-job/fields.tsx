@@ -54,6 +54,31 @@ export function Value({
   );
 }
 
+interface Choosing extends Pick<At, "label" | "hint"> {
+  error?: string;
+  value: string;
+  texts: Record<string, string>;
+  onChoose: (value: string) => void;
+  disabled?: boolean;
+}
+
+/** A list to choose one value from, each shown by its text. */
+export function Choice({ label, hint, error, texts, onChoose, ...select }: Choosing) {
+  return (
+    <Field label={label} hint={hint} error={error}>
+      {(own) => (
+        <select {...own} {...select} onChange={({ target }) => onChoose(target.value)}>
+          {Object.entries(texts).map(([value, text]) => (
+            <option key={value} value={value}>
+              {text}
+            </option>
+          ))}
+        </select>
+      )}
+    </Field>
+  );
+}
+
 /** An input for the list of names at a pointer, separated by commas. */
 export function Names({ body, onChange, errorAt, pointer, label, hint, placeholder }: At) {
   const [text, setText] = useState(((valueAt(body, pointer) as string[] | undefined) ?? []).join(", "));

@@ -119,6 +119,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
   const isOwn = !body.goal && !body.mix && presetOf(body) === null;
   const schema = useQuery(isOwn ? "config-schema" : null, (signal) => get<Schema>("/v1/config-schema", {}, signal));
   const exports = preset?.exports ?? [...new Set(presets.flatMap((each) => each.exports))].sort();
+  const usual = !body.mix && preset ? ` (${preset.exports[0]})` : "";
   const choose = (name: string) => {
     const next = presets.find((each) => each.name === name);
     if (next) onChange(withPreset(body, next));
@@ -213,17 +214,18 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
           )}
         </>
       )}
-      {!body.goal && <Formats {...props} exports={exports} />}
+      {!body.goal && <Formats {...props} exports={exports} usual={usual} />}
     </fieldset>
   );
 }
 
 /** The export formats that hold the scheme, and whether weights go from file to file. */
-function Formats({ exports, ...props }: Props & { exports: string[] }) {
+function Formats({ exports, usual, ...props }: Props & { exports: string[]; usual: string }) {
   const { body, onChange, errorAt } = props;
   const toggle = (name: string) => {
     const now = body.export ?? [];
-    onChange({ ...body, export: now.includes(name) ? now.filter((each) => each !== name) : [...now, name] });
+    const chosen = now.includes(name) ? now.filter((each) => each !== name) : [...now, name];
+    onChange(withValue(body, "/export", chosen.length ? chosen : undefined));
   };
   return (
     <>
@@ -235,11 +237,11 @@ function Formats({ exports, ...props }: Props & { exports: string[] }) {
             {name}
           </label>
         ))}
-        {errorAt("/export") && (
-          <p className="error" id="exports-error">
-            ✕ {errorAt("/export")}
-          </p>
-        )}
+        <p className={errorAt("/export") ? "error" : "hint"} id="exports-error">
+          {errorAt("/export")
+            ? `✕ ${errorAt("/export")}`
+            : `If you choose none: the format that most programs load for this scheme${usual}.`}
+        </p>
       </fieldset>
       <label className="row">
         <input

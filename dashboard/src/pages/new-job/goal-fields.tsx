@@ -1,7 +1,6 @@
 import { RECOVERY_TEXTS, RUNTIME_TEXTS } from "../../labels";
-import { Field } from "../../ui/basics";
 import { type Goal, recoveryOf } from "./body";
-import { type Props, Value } from "./fields";
+import { Choice, type Props, Value } from "./fields";
 
 /** The three questions of a goal: where the result will run, how large it may be, and how good it must be. */
 export function GoalFields({ goal, ...props }: Props & { goal: Goal }) {
@@ -11,17 +10,14 @@ export function GoalFields({ goal, ...props }: Props & { goal: Goal }) {
     <>
       {errorAt("/goal") && <p className="error">✕ {errorAt("/goal")}</p>}
       <div className="fields">
-        <Field label="Where will it run?" hint="The program that loads the result." error={errorAt("/goal/runtime")}>
-          {(own) => (
-            <select {...own} value={goal.runtime} onChange={({ target }) => set({ runtime: target.value })}>
-              {Object.entries(RUNTIME_TEXTS).map(([name, text]) => (
-                <option key={name} value={name}>
-                  {text}
-                </option>
-              ))}
-            </select>
-          )}
-        </Field>
+        <Choice
+          label="Where will it run?"
+          hint="The program that loads the result."
+          error={errorAt("/goal/runtime")}
+          value={goal.runtime}
+          texts={RUNTIME_TEXTS}
+          onChoose={(runtime) => set({ runtime })}
+        />
         <Value
           {...props}
           pointer="/goal/device"
@@ -44,25 +40,14 @@ export function GoalFields({ goal, ...props }: Props & { goal: Goal }) {
           placeholder="what fits the device"
           hint="The size of all weight files, such as 4GB."
         />
-        <Field
+        <Choice
           label="How good must it be?"
           hint="The share of the original's probability per token that the result must keep."
           error={errorAt("/goal/min_recovery")}
-        >
-          {(own) => (
-            <select
-              {...own}
-              value={String(goal.min_recovery ?? "")}
-              onChange={({ target }) => set({ min_recovery: recoveryOf(target.value) })}
-            >
-              {Object.entries(RECOVERY_TEXTS).map(([value, text]) => (
-                <option key={value} value={value}>
-                  {text}
-                </option>
-              ))}
-            </select>
-          )}
-        </Field>
+          value={String(goal.min_recovery ?? "")}
+          texts={RECOVERY_TEXTS}
+          onChoose={(value) => set({ min_recovery: recoveryOf(value) })}
+        />
         <Value
           {...props}
           pointer="/goal/max_time_s"

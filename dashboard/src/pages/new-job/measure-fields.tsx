@@ -1,7 +1,6 @@
 import { COLUMN_PLACEHOLDER, GATE_TEXTS, LABELS } from "../../labels";
-import { Field } from "../../ui/basics";
 import { withValue } from "./body";
-import { Names, type Props, Scoped, Value } from "./fields";
+import { Choice, Names, type Props, Scoped, Value } from "./fields";
 import { TextFields } from "./text-fields";
 
 /** How the quantized model is compared with the original, and what happens when a limit is exceeded. */
@@ -12,25 +11,14 @@ export function MeasureFields(props: Props) {
   return (
     <fieldset>
       <legend>{LABELS.evaluation}</legend>
-      <Field
+      <Choice
         label={LABELS.qualityGate}
-        error={errorAt("/gate")}
         hint="What happens when perplexity, divergence or clipping exceeds its limit. A failed job keeps its artifact, marked as rejected."
-      >
-        {(own) => (
-          <select
-            {...own}
-            value={body.gate ?? "warn"}
-            onChange={(event) => onChange(withValue(body, "/gate", event.target.value))}
-          >
-            {Object.entries(GATE_TEXTS).map(([name, text]) => (
-              <option key={name} value={name}>
-                {text}
-              </option>
-            ))}
-          </select>
-        )}
-      </Field>
+        error={errorAt("/gate")}
+        value={body.gate ?? "warn"}
+        texts={GATE_TEXTS}
+        onChoose={(gate) => onChange(withValue(body, "/gate", gate))}
+      />
       <TextFields
         {...props}
         of="evaluation"

@@ -1,7 +1,6 @@
 import { useState } from "react";
-import { Field } from "../../ui/basics";
 import { type Budget, budgetOf, type Mix, withBudget } from "./body";
-import { Names, type Props, Value } from "./fields";
+import { Choice, Names, type Props, Value } from "./fields";
 
 const TEXTS: Record<Budget, string> = {
   max_size: "Total size of the weights",
@@ -27,17 +26,13 @@ export function MixFields({ mix, ...props }: Props & { mix: Mix }) {
         hint="Presets to choose from; keep leaves a layer unquantized."
         errorAt={() => places.map(errorAt).find(Boolean)}
       />
-      <Field label="Budget" error={errorAt("/mix")}>
-        {(own) => (
-          <select {...own} value={budget} onChange={(event) => change(event.target.value as Budget)}>
-            {Object.entries(TEXTS).map(([name, text]) => (
-              <option key={name} value={name}>
-                {text}
-              </option>
-            ))}
-          </select>
-        )}
-      </Field>
+      <Choice
+        label="Budget"
+        error={errorAt("/mix")}
+        value={budget}
+        texts={TEXTS}
+        onChoose={(name) => change(name as Budget)}
+      />
       <Value {...props} key={budget} pointer={`/mix/${budget}`} label="Maximum" number={budget !== "max_size"} />
     </div>
   );

@@ -3,7 +3,7 @@ import type { Preset } from "../../api/types";
 import { EFFORT_TEXTS } from "../../labels";
 import { Field } from "../../ui/basics";
 import { algorithmsOf, effortOf, withAlgorithms, withValue } from "./body";
-import type { Props } from "./fields";
+import { Choice, type Props } from "./fields";
 
 /** The algorithms of a preset: those that are recommended for an effort, or a chain of one's own. */
 export function RecipeFields(props: Props & { preset: Preset }) {
@@ -14,24 +14,14 @@ export function RecipeFields(props: Props & { preset: Preset }) {
   const chain = preset.recipes[effort]?.map(({ name }) => String(name)).join(", ");
   return (
     <>
-      <Field label="Effort" error={errorAt("/effort")}>
-        {(field) => (
-          <select
-            {...field}
-            value={effort}
-            disabled={own !== undefined}
-            onChange={({ target: { value } }) =>
-              onChange(withValue(body, "/effort", value === "balanced" ? undefined : value))
-            }
-          >
-            {Object.entries(EFFORT_TEXTS).map(([name, title]) => (
-              <option key={name} value={name}>
-                {title}
-              </option>
-            ))}
-          </select>
-        )}
-      </Field>
+      <Choice
+        label="Effort"
+        error={errorAt("/effort")}
+        value={effort}
+        texts={EFFORT_TEXTS}
+        disabled={own !== undefined}
+        onChoose={(value) => onChange(withValue(body, "/effort", value === "balanced" ? undefined : value))}
+      />
       <Field label="Algorithms" hint="Names separated by commas, or none." error={errorAt("/config/algo_config")}>
         {(field) => (
           <input

@@ -171,11 +171,12 @@ def test_a_config_file_keeps_its_own_algorithms(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "export"),
     [
-        ([], ("quark",)),
+        ([], ()),
+        (["--custom_mode", "quark"], ("quark",)),
         (["--custom_mode", "fp8"], ("fp8",)),
         (["--model_export", "fake_quantized"], ("fake_quantized",)),
         (["--model_export", "hf_format", "--model_export", "fake_quantized"], ("quark", "fake_quantized")),
-        (["--export_weight_format", "real_quantized"], ("quark",)),
+        (["--export_weight_format", "real_quantized"], ()),
         (["--export_weight_format", "fake_quantized"], ("fake_quantized",)),
         (["--custom_mode", "fp8", "--export_weight_format", "fake_quantized"], ("fake_quantized",)),
         (

@@ -9,7 +9,7 @@ import pytest
 from quantcore.config import presets
 from quantcore.config.algorithms import GPTQConfig
 from quantcore.config.quantization import Config, QuantizationConfig, QuantizationSpec
-from quantcore.config.recipes import EFFORTS, algorithms_text, recipe, with_recipe
+from quantcore.config.recipes import EFFORTS, Effort, advice_on, algorithms_text, recipe, with_recipe
 from quantcore.errors import ConfigError
 
 
@@ -45,3 +45,20 @@ def test_what_says_its_own_algorithms_keeps_them() -> None:
 def test_in_words() -> None:
     assert algorithms_text({"algo_config": [{"name": "smooth"}, {"name": "gptq"}]}) == "smoothquant, gptq"
     assert algorithms_text({}) == algorithms_text({"algo_config": []}) == "none (rounds to nearest)"
+
+
+@pytest.mark.parametrize(
+    ("preset", "used", "advised"),
+    [
+        ("w4a16", None, "Use effort balanced (gptq), or choose a goal"),
+        ("w4a16", "balanced", "Use effort best (gptaq), or choose a goal"),
+        ("w4a16", "best", "Choose a goal"),
+        ("int8_static", "balanced", "Use effort best (smoothquant, gptaq)"),
+        ("int8_dynamic", None, "Use effort best (gptaq)"),
+    ],
+)
+def test_advice_names_the_next_better_chain(preset: str, used: Effort | None, advised: str) -> None:
+    config = presets.resolve(preset)
+    if used is not None:
+        config = replace(config, algo_config=recipe([config], used))
+    assert advice_on(config).startswith(advised)

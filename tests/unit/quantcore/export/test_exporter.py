@@ -1,11 +1,16 @@
-"""Draft heads that stay in high precision: named as consumers read them, who build them with other names inside."""
+"""The default format of a scheme, and draft heads that stay in high precision, named as consumers read them."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatch
+from typing import Any
+
+import pytest
 
 from quantcore.config import presets
 from quantcore.config.layer_plan import DRAFTS, LayerPlan
-from quantcore.export import EXPORTERS
+from quantcore.export import EXPORTERS, default_format, formats_for, holds_codes
 from quantcore.export.exporter import draft_patterns
 
 W4 = presets.resolve("w4a16_sym")
@@ -65,3 +70,41 @@ def test_every_format_that_knows_patterns_has_them():
     assert of["compressed_tensors"]["ignore"] == [*KEPT, f"re:{pattern}"]
     assert of["quark"]["exclude"] == [*KEPT, f"re:{pattern}"]
     assert of["gptq"]["dynamic"][f"-:{pattern}"] == {}
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "wanted"),
+    [
+        ("int8_dynamic", {}, "compressed_tensors"),  # Transformers and vLLM
+        ("fp8", {"kv_cache": "fp8"}, "compressed_tensors"),
+        ("w4a16_sym", {}, "compressed_tensors"),
+        ("w4a16", {}, "awq"),  # Transformers misreads asymmetric int4 in compressed_tensors
+        ("w4a16", {"towers": "fp8"}, "compressed_tensors"),  # AWQ cannot hold fp8
+        ("w4a16", {"kv_cache": "fp8"}, "compressed_tensors"),
+        ("gguf_q4_0", {}, "gguf"),
+        ("nf4", {}, "bitsandbytes"),
+        ("mxfp4_fp8", {}, "quark"),
+    ],
+)
+def test_the_default_is_the_format_that_most_programs_load(
+    preset: str, changes: Mapping[str, Any], wanted: str
+) -> None:
+    config = presets.resolve(preset, **changes)
+    assert default_format(config) == wanted == formats_for(config)[0]
+
+
+def test_the_default_of_several_schemes_holds_all_of_them() -> None:
+    w4, int8, q6 = (presets.resolve(name) for name in ("w4a16", "int8_weight_only", "gguf_q6_k"))
+    assert default_format(w4, int8) == "compressed_tensors"
+    other_groups = presets.resolve("w4a16", group_size=32)
+    assert default_format(w4, other_groups) == "compressed_tensors"  # AWQ has one group size
+    inside = replace(w4, layer_quant_config={"*.down_proj": int8.global_quant_config})
+    assert default_format(inside) == "compressed_tensors"
+    assert not any(map(holds_codes, formats_for(w4, q6)))
+
+
+def test_the_default_never_drops_activations() -> None:
+    """The format that holds weights alone is for those who name it: else a part of the scheme would be left out."""
+    config = presets.resolve("int4_wa_64")
+    assert formats_for(config) == ["fake_quantized"]
+    assert default_format(config) != "fake_quantized"

@@ -4,6 +4,7 @@ import pytest
 
 from quantcore.checkpoint.headers import ModelHeaders, read_local
 from quantcore.config import presets
+from quantcore.config.goal import Goal
 from quantcore.config.job_spec import NO_SCHEME, Evaluation, JobSpec, MixConfig
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.mixed_precision.schemes import resolve
@@ -33,6 +34,16 @@ def test_a_mix_keeps_all_its_layers(tmp_path):
     mix = resolve(MixConfig(schemes=("w4a16", "fp8"), max_bits=5))
     mixed = JobSpec(config=Config(NO_SCHEME), mix=mix, calibration=SHORT)
     assert without_layers(mixed, headers, ["model.layers.0.mlp.up_proj"]) == (mixed, [])
+
+
+def test_a_job_that_names_no_format_gets_the_default_of_its_schemes() -> None:
+    w4 = JobSpec(config=presets.resolve("w4a16"))
+    mix = resolve(MixConfig(schemes=("w4a16", "int8_weight_only"), max_bits=6))
+    assert fitted(w4, {}).export == ("awq",)
+    assert fitted(JobSpec(config=Config(NO_SCHEME), mix=mix), {}).export == ("compressed_tensors",)
+    assert fitted(w4.model_copy(update={"export": ("gptq_v2",)}), {}).export == ("gptq_v2",)
+    goal = JobSpec(config=Config(NO_SCHEME), goal=Goal(runtime="vllm", device="24GB"))
+    assert fitted(goal, {}).export == ()  # the goal chooses
 
 
 def lengths(longest: int | None, **parts: CalibrationConfig | Evaluation) -> tuple[int, int]:
