@@ -179,8 +179,11 @@ class _Search:
         )  # fmt: skip
         self.emit(PhaseStarted("trial"))
         self.emit(Progress("trial", len(self.tried), MAX_TRIALS, "candidate"))
-        row = GoalTrial.model_validate(self._once(name, partial(self._run_trial, trial, mix, units)))
-        self.tried.append(_Tried(row, self.work_dir / name))
+        run = partial(self._run_trial, trial, mix, units)
+        self.tried.append(_Tried(GoalTrial.model_validate(self._once(name, run)), trial.output_dir))
+        if self._best() is self.tried[-1] and not self.ranks.share(trial.output_dir.is_dir()):
+            self._forget(name)  # an earlier search, for another goal, had a better one and dropped its files
+            self.tried[-1] = _Tried(GoalTrial.model_validate(self._once(name, run)), trial.output_dir)
         self._drop_all_but(self._best())
         return self.tried[-1].loss
 
@@ -205,7 +208,7 @@ class _Search:
     def _once(self, name: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the JSON data that ``find`` gives on the first rank, or gave in an earlier run of this search.
 
-        A trial runs on all ranks. It counts as done only while its folder may still be needed: see ``_best``.
+        A trial runs on all ranks.
         """
         note = self.work_dir / f"{name}.json"
         before = json.loads(note.read_text("utf-8")) if self.ranks.is_first and note.exists() else None
@@ -217,6 +220,11 @@ class _Search:
             unfinished.write_text(json.dumps(found), "utf-8")
             unfinished.replace(note)
         return self.ranks.share(found)
+
+    def _forget(self, name: str) -> None:
+        if self.ranks.is_first:
+            (self.work_dir / f"{name}.json").unlink()
+        self.ranks.wait()
 
     def _best(self) -> _Tried:
         """Return the smallest trial that meets the goal; if none does, the one that loses least."""

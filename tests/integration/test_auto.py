@@ -112,6 +112,31 @@ def test_it_goes_on_where_it_was_stopped(model: Path, tmp_path: Path, monkeypatc
     assert PhaseStarted("sensitivity") not in events
 
 
+def test_another_goal_runs_a_trial_again_whose_files_were_dropped(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, run = [], job.run
+    monkeypatch.setattr(job, "run", lambda *given: ran.append(given[0].output_dir.name) or run(*given))
+
+    def measuring(*places: int) -> None:
+        monkeypatch.setattr(
+            search, "find_smallest", lambda points, most, measure, *_: {i: measure(i % len(points)) for i in places}
+        )
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    measuring(0, -1)  # the smallest, and the largest, which is better
+    with monkeypatch.context() as stop, proving_here(), pytest.raises(KeyboardInterrupt):
+        stop.setattr(search._Search, "finish", stopped)
+        search.run_goal(task_for(model, tmp_path / "out", min_recovery=0.999999), lambda event: None)
+    smallest, largest = ran
+    measuring(0)
+    result, _, _ = find(task_for(model, tmp_path / "out", min_recovery=0.5))
+    assert result.is_met and ran == [smallest, largest, smallest]
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
 def test_the_kv_cache_is_quantized_where_nothing_fits_otherwise(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
