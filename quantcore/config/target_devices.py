@@ -46,7 +46,7 @@ DEVICES: dict[str, Device] = {
     "cpu": Device("x86 CPU", None, frozenset({"w4", "int8"})),
 }
 ANY_GPU = frozenset({"w4", "w8"})
-"""What a GPU computes of which only the memory is known."""
+"""Number formats that are assumed for a GPU of which only the memory is known."""
 
 
 def device_of(name: str) -> Device:

@@ -80,7 +80,7 @@ Scalar = StrictBool | StrictInt | Annotated[float, Field(strict=True, allow_inf_
 ChatArguments = Annotated[
     dict[str, Scalar], AfterValidator(_check_names), Field(max_length=32, examples=[{"enable_thinking": False}])
 ]
-"""What the templates of models take beside the messages, such as ``enable_thinking``; by vLLM's name for it."""
+"""Arguments of a chat template beside the messages, such as ``enable_thinking``. The name is vLLM's."""
 
 
 class CalibrationConfig(TextSource):

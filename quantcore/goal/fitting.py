@@ -1,4 +1,4 @@
-"""Which schemes a goal chooses from, and how large the result may be: known from the model's headers. No torch."""
+"""Plans the schemes that a goal chooses from, and the size that the result may have, from headers alone. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which schemes a runtime computes with kernels of its own on a device, and how much fits there. No torch.
+"""Lists the schemes that a runtime has kernels for on a device, and computes how much fits there. No torch.
 
 Sources: vLLM, "Quantization: supported hardware" and "FP8 W8A8" (docs.vllm.ai, 0.32); for the formats that
 Transformers, llama.cpp and ONNX Runtime load, docs/reference/formats.md and compatibility.md.

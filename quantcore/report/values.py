@@ -205,7 +205,7 @@ class GoalTrial(GoalPoint):
 
 
 class GoalResult(Record):
-    """What was asked for instead of a scheme, what was tried, and why this result was chosen."""
+    """The outcome of a goal: the request, the candidates that were tried, and why this result was chosen."""
 
     asked: dict[str, Any]
     max_bytes: Annotated[
