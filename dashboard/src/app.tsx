@@ -6,6 +6,7 @@ import { Link, type Place, usePlace } from "./router";
 import { SessionProvider, SignInPage, useSignIn } from "./sign-in";
 import { Announcer, announce } from "./ui/announcer";
 import { Empty, Loading, Title } from "./ui/basics";
+import { PageBoundary } from "./ui/boundary";
 import { applyTheme, readTheme, THEMES, type Theme } from "./ui/theme";
 
 type Page = ComponentType<{ place: Place; id: string }>;
@@ -98,9 +99,11 @@ function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]
       </header>
       <ConnectionNotice />
       <main id="content">
-        <Suspense fallback={<Loading />}>
-          <Routed place={place} />
-        </Suspense>
+        <PageBoundary key={place.path}>
+          <Suspense fallback={<Loading />}>
+            <Routed place={place} />
+          </Suspense>
+        </PageBoundary>
       </main>
       <Announcer />
     </>

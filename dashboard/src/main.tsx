@@ -7,7 +7,7 @@ import { applyTheme, readTheme } from "./ui/theme";
 applyTheme(readTheme());
 const root = document.getElementById("root");
 if (root) {
-  createRoot(root).render(
+  createRoot(root, { onCaughtError: (error) => console.warn(error) }).render(
     <StrictMode>
       <App />
     </StrictMode>,

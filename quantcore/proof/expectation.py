@@ -21,7 +21,7 @@ class Expectation:
 
     ``weights``: sha256 of each quantized layer's dequantized float32 weight; ``plain_weights``: of the same in the
     dtype and layout of the checkpoint, by the tensor's name, if a format stores that; ``activations``: the static
-    scales and zero points of its input and output; ``tensors``: sha256 of every tensor that is written unchanged;
+    scales and zero points of its input and output; ``tensors``: sha256 of every other tensor as it is written;
     ``kept``: sha256 of those that a format returns with other, equivalent values; ``probe_logits``
     [N, PROBE_POSITIONS, V] float32 for the first N windows of ``held_out``; ``original_states_NTH`` are the float
     model's after its last block, None if nothing is measured; ``model`` is that model's identity.

@@ -168,6 +168,20 @@ def test_a_lost_connection_is_said_and_comes_back(signed_in: Page, context: Brow
     expect(signed_in.get_by_role("heading", name="Runs")).to_be_visible()
 
 
+def test_a_page_that_cannot_be_loaded_says_so(signed_in: Page, context: BrowserContext) -> None:
+    """The code of a page is fetched when it is first opened: the service may be away then, or have another version."""
+    context.set_offline(True)
+    signed_in.get_by_role("link", name="Datasets").click()
+    expect(signed_in.get_by_role("heading", name="This page could not be loaded")).to_be_visible()
+    expect(signed_in.get_by_role("navigation", name="Main")).to_be_visible()
+    signed_in.get_by_role("link", name="Runs").click()
+    expect(signed_in.get_by_role("heading", name="Runs")).to_be_visible()
+    context.set_offline(False)
+    signed_in.get_by_role("link", name="Datasets").click()
+    signed_in.get_by_role("button", name="Reload").click()
+    expect(signed_in.get_by_role("heading", name="Datasets")).to_be_visible()
+
+
 HOSTILE = {
     "an element": "<img src=x onerror=\"document.title='owned'\">",
     "a script": "\"><script>document.title='owned'</script>",

@@ -97,9 +97,10 @@ class Failure:
 def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> Lease | None:
     """Take the job of the highest priority that has waited longest, or return None.
 
-    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others; jobs
-    of a project that runs as many as it may, and jobs for more workers than there are, are passed over. If a job for
-    several workers is next and not enough of them are idle, nobody takes a job behind it: else it would wait for ever.
+    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others. Jobs
+    are passed over if their project already runs as many as it may, or if they need more workers than there are. If the
+    next job needs several workers and not enough of them are idle, no later job is taken: otherwise it would wait for
+    ever.
     """
     due = select(Job).where(
         Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), placement.has_enough_workers()
