@@ -3,11 +3,12 @@
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
 quantization script of AMD Quark. ``auto`` chooses the scheme for a goal, ``mix`` that of each layer for a size or a
 quality. ``convert`` writes a quantized model in another format, ``evaluate`` measures a model, ``speed`` times a
-program that serves it, ``compare`` shows several results, or measures whether one is worse than another. ``plan``
-shows the resources that a job would need. ``presets`` and ``schema`` print the possible schemes, ``pull`` fetches a
-model from the Hub. Four subcommands are for programs: ``run TASK.json`` (started by a worker; JSON lines on stdout),
-``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (the content of an uploaded data file),
-``publish`` (uploads an artifact; the task is on standard input).
+program that serves it, ``compare`` shows several results, or measures whether one is worse than another, ``chat`` shows
+the answers of a model beside its original's. ``plan`` shows the resources that a job would need. ``presets`` and
+``schema`` print the possible schemes, ``pull`` fetches a model from the Hub. Four subcommands are for programs: ``run
+TASK.json`` (started by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process),
+``examine FILE`` (the content of an uploaded data file), ``publish`` (uploads an artifact; the task is on standard
+input).
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "convert": _convert,
         "evaluate": _evaluate,
         "compare": _compare,
+        "chat": _chat,
         "speed": _speed,
         "auto": _auto,
         "mix": _mix,
@@ -210,6 +212,13 @@ def _measure_change(options: argparse.Namespace) -> int:
     from quantcore.cli.console import show_change
 
     return shown(work, _print_json if options.json else show_change)
+
+
+def _chat(arguments: list[str]) -> int:
+    """Run ``chat OUT --against ORIGINAL``: let both models answer prompts, side by side."""
+    from quantcore.cli import chat
+
+    return chat.run(chat.parser().parse_args(arguments))
 
 
 def _mix(arguments: list[str]) -> int:

@@ -42,6 +42,12 @@ def test_the_page_of_the_python_api(folder):
     assert (folder / "errors.svg").read_text().startswith("<svg ")
 
 
+def test_the_page_of_chats(folder):
+    turn = json.loads(read_page("how-to/chat.md", folder).outputs[0].splitlines()[-1])
+    shown = [row[0] for row in rows_of((DOCS / "how-to" / "chat.md").read_text(), "In a program")]
+    assert set(turn) == {name.strip("`") for cell in shown for name in cell.split(", ")}
+
+
 ALGORITHMS = (DOCS / "how-to" / "algorithms.md").read_text()
 
 
