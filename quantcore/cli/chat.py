@@ -144,7 +144,7 @@ def _converse(chat: Chat, console: Console) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401, lets the person edit the line
     about = "" if chat.has_template else " The model has no chat template: each prompt is continued by itself."
-    console.print(f"/reset starts a new conversation, /exit ends it.{about}", style="dim")
+    console.print(f"/reset starts a new conversation, /exit ends it.{about}", style="dim", highlight=False)
     while True:
         try:
             prompt = console.input("[bold]> [/]").strip()
