@@ -140,6 +140,26 @@ def test_an_error_of_the_model_reaches_the_reader(model_dir):
         next(stream_tokens(model, [1, 2], GenerationConfig(max_new_tokens=2)))
 
 
+def test_a_chat_for_a_worker_is_lines_of_json(tmp_path, capsys, monkeypatch):
+    """A prompt that cannot be answered ends its turn alone; a model that cannot be loaded ends the chat."""
+    folder = with_template(tmp_path)
+    task_file = tmp_path / "task.json"
+    task_file.write_text(json.dumps({"artifact_dir": str(folder), "model_dir": str(folder), "max_new_tokens": 4}))
+    prompts = ["hello", "long " * SHAPE["max_position_embeddings"], "again"]
+    asked = "".join(json.dumps({"number": n, "prompt": text}) + "\n" for n, text in enumerate(prompts, 1))
+    monkeypatch.setattr(sys, "stdin", StringIO(asked))
+    assert cli.main(["converse", str(task_file)]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert events[0] == {"kind": "chat_ready", "has_template": True}
+    ends = [event for event in events if event.get("is_whole") or event["kind"] == "chat_turn_failed"]
+    assert [event["number"] for event in ends] == [1, 2, 3]
+    assert ends[0]["turn"]["prompt"] == "hello" and ends[0]["turn"]["original"]["num_tokens"] == 4
+    assert (ends[1]["kind"], ends[1]["code"]) == ("chat_turn_failed", "chat_too_long")
+    task_file.write_text(json.dumps({"artifact_dir": "/nowhere", "model_dir": str(folder), "max_new_tokens": 4}))
+    assert cli.main(["converse", str(task_file)]) == 1
+    assert json.loads(capsys.readouterr().out)["code"] == "model_not_found"
+
+
 def test_what_cannot_chat_is_said(model_dir, tmp_path, capsys):
     encoder = tiny_model(tmp_path / "other")
     config = json.loads((encoder / "config.json").read_text())
