@@ -127,6 +127,14 @@ class Settings(BaseSettings):
     keep_jobs_days: PositiveFloat | None = None
     # A folder with YAML files of tasks that jobs may name beside those of lm-evaluation-harness. They may run code.
     lm_eval_tasks_dir: Annotated[Path, AfterValidator(Path.resolve)] | None = None
+    # A chat with a result: seconds until a worker must have taken it, without a prompt, and altogether; its turns, and
+    # the tokens of an answer. On a worker: how it starts the engine of a chat.
+    chat_wait_s: PositiveFloat = 60
+    chat_idle_s: PositiveFloat = 300
+    chat_max_s: PositiveFloat = 1800
+    chat_max_turns: PositiveInt = 20
+    chat_max_new_tokens: PositiveInt = 512
+    chat_command: str = "{python} -m quantcore converse"
     log_format: Literal["text", "json"] = "text"
     trace_file: Path | None = None
 

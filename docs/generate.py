@@ -165,7 +165,8 @@ def own_command(command: str) -> Iterator[str]:
     yield table(("option", "meaning"), rows)
 
 
-WITH_OWN_FLAGS = ("submit", "plan", "clone", "quantize", "auto", "mix", "convert", "evaluate", "speed", "compare")
+WITH_OWN_FLAGS = ("submit", "plan", "clone", "quantize", "auto", "mix", "convert", "evaluate", "speed", "compare",
+                  "chat")  # fmt: skip
 
 
 def service_command(path: str, command: click.Command) -> Iterator[str]:

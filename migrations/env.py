@@ -6,6 +6,7 @@ from alembic import context
 from sqlalchemy import create_engine
 
 import api.store.tables.accounts
+import api.store.tables.chats
 import api.store.tables.publications
 import api.store.tables.seats  # noqa: F401  their tables are part of the metadata
 from api.store.tables.jobs import Base

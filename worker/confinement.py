@@ -129,7 +129,12 @@ def reach_of(settings: Settings, folder: Path, task: Mapping[str, Any], *, with_
 
 
 def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the model's folder with the blobs that a snapshot links to; for a GGUF file also its side files."""
+    """Yield the model's folder with the blobs that a snapshot links to; for a GGUF file also its side files.
+
+    The task of a chat also names a result.
+    """
+    if task.get("artifact_dir") is not None:
+        yield Path(task["artifact_dir"])
     if task.get("model_dir") is None:
         return
     model = Path(task["model_dir"])

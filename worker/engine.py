@@ -63,17 +63,20 @@ class Stop(Enum):
     DRAINED = "drained"
     LEASE_LOST = "lease_lost"
     NO_ROOM = "no_room"
+    WORKER_NEEDED = "worker_needed"
+    IDLE = "idle"
 
 
 class Child:
     """A running child process. ``stop`` may be called from any thread; only the first reason counts."""
 
     def __init__(
-        self, settings: Settings, argv: Sequence[str], environment: Mapping[str, str], *, said: str | None = None
-    ) -> None:
+        self, settings: Settings, argv: Sequence[str], environment: Mapping[str, str], *, said: str | None = None,
+        listens: bool = False,
+    ) -> None:  # fmt: skip
         """Start the process, from a thread that outlives it: the kernel ties the child to that thread.
 
-        ``said`` is written to its standard input.
+        ``said`` is written to its standard input, which stays open for ``tell`` if the child ``listens``.
         """
         self.stopped_by: Stop | None = None
         self._grace_s = settings.stop_grace_s
@@ -82,17 +85,26 @@ class Child:
         self._kill_timer: threading.Timer | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), *argv],
-            stdin=subprocess.DEVNULL if said is None else subprocess.PIPE,
+            stdin=subprocess.PIPE if said is not None or listens else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,
         )
-        if self._process.stdin is not None and said is not None:
-            with suppress(BrokenPipeError), self._process.stdin as pipe:
-                pipe.write(said.encode())
+        if said is not None:
+            self.tell(said)
+        if self._process.stdin is not None and not listens:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         self._end = threading.Thread(target=self._await_end, name="engine-end", daemon=True)
         self._end.start()
+
+    def tell(self, text: str) -> None:
+        """Write to the standard input of a child that ``listens``. One that has ended hears nothing."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(text.encode())
+            self._process.stdin.flush()
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the JSON objects that the engine prints, until it ends. Skips anything else."""
@@ -112,6 +124,9 @@ class Child:
     def wait(self) -> int:
         """Wait for the end and return the exit status; 128 + n if signal n ended the engine."""
         self._end.join()  # only then may the process be reaped
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         status = self._process.wait()
         return status if status >= 0 else 128 - status
 

@@ -20,6 +20,7 @@ from api import json_log
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.queue import leases
+from api.store.queue.chat_leases import ChatLease
 from api.store.queue.leases import Lease, LeaseLost, Order
 from api.store.queue.publication_leases import PublicationLease
 from api.store.queue.seats import SeatLease
@@ -40,7 +41,7 @@ class HeldLease:
 
     def __init__(
         self,
-        lease: Lease | PublicationLease | SeatLease,
+        lease: Lease | PublicationLease | SeatLease | ChatLease,
         sessions: Sessions,
         settings: Settings,
         *,

@@ -23,12 +23,13 @@ from sqlalchemy.orm import Session
 from api import disk
 from api.settings import Settings
 from api.store.engine import Sessions, connect, dispose
-from api.store.queue import leases, publication_leases, seats, workers
+from api.store.queue import chat_leases, leases, publication_leases, seats, workers
 from api.store.queue.outbox import Send
 from api.store.queue.upkeep import Upkeep
 from api.store.states import FINAL, HELD
 from api.store.tables.jobs import Job
 from worker import confinement, workspace
+from worker.chatting import Conversation
 from worker.devices import find_devices
 from worker.engine import Stop
 from worker.node_run import NodeRun
@@ -107,7 +108,7 @@ class Supervisor:
 
 
 class Work(Protocol):
-    """The work of a slot: a job's ``Run``, a ``NodeRun`` of a job that another worker leads, or a ``Publish``."""
+    """The work of a slot: a ``Run``, a ``NodeRun`` of a job that another worker leads, a chat, or a ``Publish``."""
 
     def execute(self) -> None: ...
 
@@ -118,7 +119,7 @@ Take = Callable[[Sessions, Settings, str], Work | None]
 
 
 def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None:
-    """Take a seat of a job that waits for this worker, else claim a job.
+    """Take a seat of a job that waits for this worker, else claim a job, else a chat: jobs go first.
 
     Returns None if there is none, or no disk space.
     """
@@ -131,9 +132,13 @@ def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None
         }  # fmt: skip
         seat = seats.take(session, **claimant)
         lease = None if seat else leases.claim(session, **claimant)
+        chat = None if seat or lease else chat_leases.claim(session, **claimant)
     if seat is not None:
         logger.info("%s: node %d, fence %d", seat.job_id, seat.node_rank, seat.fence)
         return NodeRun(seat, sessions, settings, claimed_at=claimed_at)
+    if chat is not None:
+        logger.info("%s: of %s, fence %d", chat.chat_id, chat.job_id, chat.fence)
+        return Conversation(chat, sessions, settings, claimed_at=claimed_at)
     if lease is None:
         return None
     logger.info("%s: attempt %d, fence %d", lease.job_id, lease.attempt, lease.fence)
@@ -230,6 +235,9 @@ def remove_stale_attempts(session: Session, settings: Settings) -> None:
 
     The files from which an unfinished job resumes stay in place: another worker may take them at this moment.
     """
+    for folder, (chat_id, fence) in workspace.list_chats(settings).items():
+        if not chat_leases.is_held(session, chat_id, fence):
+            shutil.rmtree(folder, ignore_errors=True)
     attempts = workspace.list_attempts(settings)  # listed before the query: a folder made later is not touched
     between = workspace.list_between_attempts(settings)
     ids = {job_id for job_id, _ in attempts.values()} | set(between.values())

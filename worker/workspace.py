@@ -95,12 +95,26 @@ class Workspace:
 
 def list_attempts(settings: Settings) -> dict[Path, tuple[str, int]]:
     """Return the attempt folders on this disk: folder -> (job id, fence)."""
-    attempts = {}
-    for folder in settings.work_dir.glob("job_*.*"):
-        job_id, _, fence = folder.name.rpartition(".")
+    return _fenced(settings, "job_*.*")
+
+
+def chat_folder(settings: Settings, chat_id: str, fence: int) -> Path:
+    """Return the folder for the task and the temporary files of a chat."""
+    return settings.work_dir / f"{chat_id}.{fence}"
+
+
+def list_chats(settings: Settings) -> dict[Path, tuple[str, int]]:
+    """Return the folders of chats on this disk: folder -> (chat id, fence)."""
+    return _fenced(settings, "chat_*.*")
+
+
+def _fenced(settings: Settings, pattern: str) -> dict[Path, tuple[str, int]]:
+    found = {}
+    for folder in settings.work_dir.glob(pattern):
+        name, _, fence = folder.name.rpartition(".")
         if fence.isdecimal():
-            attempts[folder] = (job_id, int(fence))
-    return attempts
+            found[folder] = (name, int(fence))
+    return found
 
 
 def list_between_attempts(settings: Settings) -> dict[Path, str]:

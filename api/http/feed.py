@@ -1,4 +1,4 @@
-"""Wakes the streams of a job when the job has new events.
+"""Wakes the streams of a job when the job has new events, and those of a chat when it has changed.
 
 A waiting stream holds no thread and no connection. One task of the app polls the newest events of all watched jobs.
 Streams that then read the same rows share one read. Every few ticks the task also checks whether the keys and sign-ins
@@ -23,7 +23,7 @@ from api.http.stream_permits import RENEW_S, StreamPermits
 from api.store.accounts import projects, signins
 from api.store.accounts.audit import Caller, Shown
 from api.store.engine import Sessions
-from api.store.queue import events
+from api.store.queue import chats, events
 from api.store.tables.jobs import Project
 
 logger = logging.getLogger(__name__)
@@ -131,10 +131,12 @@ class Feed:
     def _poll(
         self, watched: Sequence[str], shown: Collection[Shown]
     ) -> tuple[dict[str, int], dict[Shown, frozenset[str]]]:
-        """Return the newest event of each job, and the present scopes of each of the credentials ``shown``."""
+        """Return the newest event of each job or change of each chat, and the present scopes of each ``shown``."""
         with self._sessions.begin() as session:
             scopes = signins.find_open(session, shown) if shown else {}
-            return events.find_heads(session, watched), {each: scopes.get(each, frozenset()) for each in shown}
+            heads = events.find_heads(session, watched)
+            heads |= chats.find_heads(session, [name for name in watched if name.startswith("chat_")])
+            return heads, {each: scopes.get(each, frozenset()) for each in shown}
 
     def _credentials_due(self) -> Collection[Shown]:
         """Return the credentials of all streams if it is time to check them."""

@@ -28,9 +28,10 @@ from api.store.tables.jobs import ApiKey
 
 READ = "jobs:read"
 WRITE = "jobs:write"
+CHAT = "jobs:chat"
 ADMIN = "admin"
 OPERATOR = "operator"
-SCOPES = (READ, WRITE, ADMIN, OPERATOR)
+SCOPES = (READ, WRITE, CHAT, ADMIN, OPERATOR)
 SIGN_IN_COOKIE = "bitfoundry_sign_in"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -206,6 +207,7 @@ def check_scope(caller: Caller, scope: str) -> None:
 
 Reader = Annotated[Caller, Depends(require(READ))]
 Writer = Annotated[Caller, Depends(require(WRITE))]
+Chatter = Annotated[Caller, Depends(require(CHAT))]
 Admin = Annotated[Caller, Depends(require(ADMIN))]
 Operator = Annotated[Caller, Depends(require(OPERATOR))]
 

@@ -57,17 +57,18 @@ def tell_events(feed: Feed, sessions: Sessions, job_id: str, start: Start) -> As
 
     The stream ends after the job's end, and with the key that opened it.
     """
-    return _tell(feed, job_id, start, "events", partial(_read, sessions, job_id))
+    return tell(feed, job_id, start, "events", partial(_read, sessions, job_id))
 
 
 def tell_log(feed: Feed, sessions: Sessions, job_id: str, start: Start, level: str) -> AsyncIterator[str]:
     """Stream the lines of at least ``level`` from ``start`` on, in the same way."""
-    return _tell(feed, job_id, start, level, partial(_read_log, sessions, job_id, level))
+    return tell(feed, job_id, start, level, partial(_read_log, sessions, job_id, level))
 
 
-async def _tell(
+async def tell(
     feed: Feed, job_id: str, start: Start, what: Hashable, read: Callable[[int], News]
 ) -> AsyncIterator[str]:
+    """Stream what ``read`` returns after the number ``start``, whenever the job, or the chat, has news."""
     after = start.after
     yield f"retry: {RETRY_MS}\n\n"
     with feed.watch(job_id, start.ticket) as watch:
@@ -101,13 +102,14 @@ def find_log_start(feed: Feed, sessions: Sessions, job_id: str, after: int, call
 
 
 def _find_start(feed: Feed, sessions: Sessions, news: News, after: int, caller: Caller) -> Start | None:
-    if _is_over(news, after):
+    if is_over(news, after):
         return None
     with reading(sessions) as session:
         return Start(after, feed.admit(session, caller, READ))
 
 
-def _is_over(news: News, after: int) -> bool:
+def is_over(news: News, after: int) -> bool:
+    """Return True if there is nothing after the number ``after``, and nothing will come."""
     return news.ended is not None and news.last == after and not news.more
 
 

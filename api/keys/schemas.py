@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from api.jobs.schemas import RequestBody, Text
 from api.store.tables.jobs import ApiKey
 
-Scope = Literal["jobs:read", "jobs:write", "admin", "operator"]
+Scope = Literal["jobs:read", "jobs:write", "jobs:chat", "admin", "operator"]
 MAX_OVERLAP_S = 7 * 24 * 3600
 
 KEY: dict[str, Any] = {
@@ -30,7 +30,8 @@ KEY: dict[str, Any] = {
 class KeyCreate(RequestBody):
     """The request body for a key of the caller's project, or with the scope ``operator`` of another one.
 
-    ``jobs:read`` sees jobs, ``jobs:write`` makes and moves them, ``admin`` manages the project (keys, tokens, webhooks,
+    ``jobs:read`` sees jobs, ``jobs:write`` makes and moves them, ``jobs:chat`` chats with their
+    results, ``admin`` manages the project (keys, tokens, webhooks,
     audit log), ``operator`` the service (projects, workers). You cannot grant a scope that you do not have, nor a
     longer life than your own key has.
     """
@@ -40,7 +41,7 @@ class KeyCreate(RequestBody):
     )
 
     name: Text
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=4)]
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=5)]
     expires_at: AwareDatetime | None = Field(default=None, description="In the future. Without it the key stays valid.")
     project_id: Annotated[str, Field(pattern="^prj_[0-9a-f]{32}$")] | None = None
 

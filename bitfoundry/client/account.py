@@ -110,7 +110,10 @@ class Account:
         expires_at: datetime | str | None = None,
         project_id: str | None = None,
     ) -> Key:
-        """Create a key with some of the scopes jobs:read, jobs:write, admin, operator. Its `key` is shown once."""
+        """Create a key with some of the scopes jobs:read, jobs:write, jobs:chat, admin and operator.
+
+        Its `key` is shown once.
+        """
         until = expires_at.isoformat() if isinstance(expires_at, datetime) else expires_at
         fields = {"name": name, "scopes": [*scopes], "expires_at": until, "project_id": project_id}
         return self._key("POST", "/v1/keys", body={name: value for name, value in fields.items() if value is not None})

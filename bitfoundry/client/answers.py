@@ -76,6 +76,40 @@ class Publication(Answer):
         return self.state in ("published", "failed")
 
 
+class ChatAnswer(Answer):
+    """An answer of one model in a chat. `time_s` includes reading the prompt."""
+
+    text: str
+    num_tokens: int
+    time_s: float
+
+
+class ChatEvent(Answer):
+    """A change of a chat: of its turn `number`, or of the chat itself."""
+
+    seq: int
+    state: str
+    number: int | None = None
+
+
+class ChatTurn(Answer):
+    """A prompt with both answers: `waiting`, `answering` (then the answers are those so far), `answered` or `failed`.
+
+    `first_difference` is the index of the first token that differs, None while all are equal; its text begins at
+    `first_different_char` of the quantized model's answer.
+    """
+
+    seq: int
+    number: int
+    prompt: str
+    state: str
+    original: ChatAnswer | None = None
+    quantized: ChatAnswer | None = None
+    first_difference: int | None = None
+    first_different_char: int | None = None
+    error: dict[str, Any] | None = None
+
+
 class Mapped(Answer):
     """An answer whose fields can also be read by name, as JSON data: it used to be a plain dictionary."""
 

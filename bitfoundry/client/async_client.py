@@ -13,6 +13,7 @@ from typing import Self
 import httpx2
 
 from bitfoundry.client.account import Account
+from bitfoundry.client.chats import Chats
 from bitfoundry.client.connection import Connection
 from bitfoundry.client.datasets import Datasets
 from bitfoundry.client.on_asyncio import AsyncTransport, Twin, asked, run, streamed
@@ -52,6 +53,18 @@ class AsyncWebhooks(Twin[Webhooks]):
     test = asked(Webhooks.test)
     deliveries = streamed(Webhooks.deliveries)
     redeliver = asked(Webhooks.redeliver)
+
+
+class AsyncChats(Twin[Chats]):
+    """Calls for chats with a job's result and its original."""
+
+    open = asked(Chats.open)
+    of_job = asked(Chats.of_job)
+    get = asked(Chats.get)
+    ask = asked(Chats.ask)
+    stream = streamed(Chats.stream)
+    say = asked(Chats.say)
+    end = asked(Chats.end)
 
 
 class AsyncDatasets(Twin[Datasets]):
@@ -121,6 +134,7 @@ class AsyncClient(Twin[Client]):
             Client.over(AsyncTransport(connection.url, connection.api_key, timeout_s=timeout_s, transport=transport))
         )
         self.account = AsyncAccount(self._original.account)
+        self.chats = AsyncChats(self._original.chats)
         self.webhooks = AsyncWebhooks(self._original.webhooks)
         self.datasets = AsyncDatasets(self._original.datasets)
         self.retention = AsyncRetention(self._original.retention)

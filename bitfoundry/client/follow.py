@@ -1,22 +1,22 @@
-"""Live streams of a job's events and log lines, which reconnect where they broke off."""
+"""Live streams of a job's events and log lines, and of chats, which reconnect where they broke off."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TypeVar
 
 import httpx2
 
-from bitfoundry.client.answers import Event, LogLine
+from bitfoundry.client.answers import ChatEvent, Event, LogLine
 from bitfoundry.client.transport import AWAY, NUM_TRIES, Transport
 from bitfoundry.errors import ApiError
 
 SILENCE_S = 45.0  # the service sends something every 15 s, a comment if nothing is new
 PAUSE_S = 1.0
 
-T = TypeVar("T", Event, LogLine)
+T = TypeVar("T", Event, LogLine, ChatEvent)
 
 
-def follow(transport: Transport, path: str, after: int, made: type[T]) -> Iterator[T]:
-    """Yield each event or line (of the class `made`) after number `after` once, until the job has ended.
+def follow(transport: Transport, path: str, after: int, made: type[T]) -> Generator[T]:
+    """Yield each event or line (of the class `made`) after number `after` once, until the job or chat has ended.
 
     Raises ApiError if the service stays away.
     """

@@ -21,6 +21,7 @@ import httpx2
 from bitfoundry.client.account import Account
 from bitfoundry.client.answers import ArtifactFile, Event, Inspection, Job, LogLine, Plan, Summary, Sweep
 from bitfoundry.client.bodies import JobOptions, given, job_body, model_of
+from bitfoundry.client.chats import Chats
 from bitfoundry.client.connection import Connection
 from bitfoundry.client.datasets import Datasets
 from bitfoundry.client.follow import follow
@@ -75,6 +76,7 @@ class Client:
     def _attach(self, service: Transport) -> None:
         self._service = service
         self.account = Account(service)
+        self.chats = Chats(service)
         self.retention = Retention(service)
         self.webhooks = Webhooks(service)
 

@@ -15,7 +15,9 @@ from bitfoundry.commands.options import AsJson, show_deleted, with_client
 
 KeyId = Annotated[str, typer.Argument(help="Key id, as shown by `keys list`.")]
 Name = Annotated[str, typer.Argument(help="Name to recognize it by.")]
-Scope = Annotated[list[str] | None, typer.Option(help="jobs:read, jobs:write, admin or operator. Repeatable.")]
+Scope = Annotated[
+    list[str] | None, typer.Option(help="jobs:read, jobs:write, jobs:chat, admin or operator. Repeatable.")
+]
 Quota = Annotated[int | None, typer.Option(min=-1, help="Limit; -1 removes it.")]
 KEY_COLUMNS = ("id", "name", "scopes", "last_used_at", "expires_at", "revoked_at")
 TOKEN_COLUMNS = ("name", "created_at", "updated_at")

@@ -126,6 +126,7 @@ _of_engine("auto", "Quantize a model for a goal: where it will run, how large it
 _of_engine("mix", "Choose the scheme of each layer for a target size or quality (mixed precision)")
 _of_engine("convert", "Convert a quantized model, from Bitfoundry or another tool, to another format without loss")
 _of_engine("evaluate", "Evaluate a model: perplexity, divergence from the original, tasks")
+_of_engine("chat", "Chat with a quantized model and its original, side by side")
 _of_engine("speed", "Benchmark a model in a serving program: tokens per second and memory, compared with the original")
 _of_engine("compare", "Compare results for one model by size and quality, or measure whether one is worse than another")
 
@@ -241,7 +242,9 @@ def run(arguments: list[str]) -> int:
         error.show() if hasattr(error, "show") else print(error.format_message(), file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
-        extra = "engine" if "quantize" in arguments[:1] else "demo" if "demo" in arguments[:1] else "local"
+        extra = (
+            "engine" if arguments[:1] in (["quantize"], ["chat"]) else "demo" if "demo" in arguments[:1] else "local"
+        )
         missing = BitfoundryError(
             f"This command needs the package {error.name}", hint=f"Install it: pip install 'bitfoundry[{extra}]'"
         )

@@ -233,7 +233,7 @@ class LocalStack:
         headers = {"Authorization": f"Bearer {key}"}
         with httpx2.Client(base_url=self.url, trust_env=False, headers=headers) as session:
             answer = session.get("/v1/keys/self")
-        return answer.status_code == 200 and {"admin", "operator"} <= set(answer.json()["scopes"])
+        return answer.status_code == 200 and {"jobs:chat", "admin", "operator"} <= set(answer.json()["scopes"])
 
 
 def _free_port(wanted: int) -> int:

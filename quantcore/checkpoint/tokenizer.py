@@ -46,12 +46,17 @@ def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def tokenize_with(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
-    """Return a function from text to token ids, without special tokens. It raises ModelError ``bad_tokenizer``."""
+def tokenize_with(
+    tokenizer: PreTrainedTokenizerBase, *, with_special_tokens: bool = False
+) -> Callable[[str], list[int]]:
+    """Return a function from text to token ids, without special tokens. It raises ModelError ``bad_tokenizer``.
+
+    ``with_special_tokens`` adds those that begin a text of this model.
+    """
 
     def tokenize(text: str) -> list[int]:
         try:
-            ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            ids: list[int] = tokenizer(text, add_special_tokens=with_special_tokens, verbose=False)["input_ids"]
         except BaseException as error:
             if not is_failure(error):
                 raise

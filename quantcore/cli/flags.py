@@ -105,7 +105,7 @@ def _share(text: str) -> float:
     return value
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not a positive number")
@@ -262,8 +262,8 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
         "--tasks",
         help="comma-separated tasks of lm-evaluation-harness (bitfoundry[eval]), run in addition to perplexity",
     )
-    add("--eval_batch_size", type=_positive, default=usual.batch_size, help="batch size of these tasks (default: 8)")
-    add("--limit", type=_positive, help="maximum documents per task (default: all)")
+    add("--eval_batch_size", type=positive, default=usual.batch_size, help="batch size of these tasks (default: 8)")
+    add("--limit", type=positive, help="maximum documents per task (default: all)")
     add("--num_fewshot", type=int, help="few-shot examples per question (default: the task's own)")
     add("--include_path", help="folder with YAML files of additional tasks")
     _add_text(add, f"default: {usual.num_windows}", usual.num_windows)
@@ -279,10 +279,10 @@ def _add_text(add: Callable[..., object], default: str, num_windows: int | None 
     add("--eval_dataset_split", help="split of a Hub dataset (default: train)")
     add("--eval_dataset_column", help="column with the text or the chat messages (default: text, else messages)")
     add("--eval_chat_template_kwargs", **_TEMPLATE_ARGUMENTS)
-    add("--eval_stride", type=_positive, help="stride between evaluation windows, in tokens (default: no overlap)")
-    add("--num_eval_data", type=_positive, default=num_windows, help=f"number of evaluation windows ({default})")
+    add("--eval_stride", type=positive, help="stride between evaluation windows, in tokens (default: no overlap)")
+    add("--num_eval_data", type=positive, default=num_windows, help=f"number of evaluation windows ({default})")
     usual_len = _length(EvaluationConfig().seq_len)
-    add("--eval_seq_len", type=_positive, help=f"tokens per evaluation window (default: {usual_len})")
+    add("--eval_seq_len", type=positive, help=f"tokens per evaluation window (default: {usual_len})")
 
 
 def comparing() -> Flags:
@@ -317,10 +317,10 @@ def add_speed(flags: argparse.ArgumentParser) -> None:
         default=sys.executable,
         help="Python interpreter of the environment with that program (default: this one)",
     )
-    add("--prompt_len", type=_positive, default=256, help="tokens per prompt (default: 256)")
-    add("--num_new", type=_positive, default=64, help="tokens to generate per prompt, at least 2 (default: 64)")
-    add("--batch_size", type=_positive, default=1, help="prompts per batch (default: 1)")
-    add("--repeats", type=_positive, default=3, help="number of runs; the median is reported (default: 3)")
+    add("--prompt_len", type=positive, default=256, help="tokens per prompt (default: 256)")
+    add("--num_new", type=positive, default=64, help="tokens to generate per prompt, at least 2 (default: 64)")
+    add("--batch_size", type=positive, default=1, help="prompts per batch (default: 1)")
+    add("--repeats", type=positive, default=3, help="number of runs; the median is reported (default: 3)")
 
 
 def add_mix(flags: argparse.ArgumentParser) -> None:
@@ -398,8 +398,8 @@ def add_calibration(flags: argparse.ArgumentParser) -> None:
     usual = CalibrationConfig()
     add = flags.add_argument_group("calibration").add_argument
     shown = "(default: %(default)s)"
-    add("--num_calib_data", type=_positive, default=usual.num_samples, help=f"calibration samples {shown}")
-    add("--seq_len", type=_positive, help=f"tokens per sample (default: {_length(usual.seq_len)})")
+    add("--num_calib_data", type=positive, default=usual.num_samples, help=f"calibration samples {shown}")
+    add("--seq_len", type=positive, help=f"tokens per sample (default: {_length(usual.seq_len)})")
     add(
         "--dataset",
         default="builtin",

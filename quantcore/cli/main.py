@@ -3,11 +3,12 @@
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
 quantization script of AMD Quark. ``auto`` chooses the scheme for a goal, ``mix`` that of each layer for a size or a
 quality. ``convert`` writes a quantized model in another format, ``evaluate`` measures a model, ``speed`` times a
-program that serves it, ``compare`` shows several results, or measures whether one is worse than another. ``plan``
-shows the resources that a job would need. ``presets`` and ``schema`` print the possible schemes, ``pull`` fetches a
-model from the Hub. Four subcommands are for programs: ``run TASK.json`` (started by a worker; JSON lines on stdout),
-``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (the content of an uploaded data file),
-``publish`` (uploads an artifact; the task is on standard input).
+program that serves it, ``compare`` shows several results, or measures whether one is worse than another, ``chat`` shows
+the answers of a model beside its original's. ``plan`` shows the resources that a job would need. ``presets`` and
+``schema`` print the possible schemes, ``pull`` fetches a model from the Hub. Five subcommands are for programs: ``run
+TASK.json`` (started by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process),
+``examine FILE`` (the content of an uploaded data file), ``publish`` (uploads an artifact; the task is on standard
+input), ``converse TASK.json`` (a chat with prompts on standard input).
 """
 
 from __future__ import annotations
@@ -59,9 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "verify": verify,
         "examine": _examine,
         "publish": _publish,
+        "converse": _converse,
         "convert": _convert,
         "evaluate": _evaluate,
         "compare": _compare,
+        "chat": _chat,
         "speed": _speed,
         "auto": _auto,
         "mix": _mix,
@@ -212,6 +215,13 @@ def _measure_change(options: argparse.Namespace) -> int:
     return shown(work, _print_json if options.json else show_change)
 
 
+def _chat(arguments: list[str]) -> int:
+    """Run ``chat OUT --against ORIGINAL``: let both models answer prompts, side by side."""
+    from quantcore.cli import chat
+
+    return chat.run(chat.parser().parse_args(arguments))
+
+
 def _mix(arguments: list[str]) -> int:
     """Run ``mix MODEL --schemes A B --max_size 90MB``: write a config with the scheme that suits each layer."""
     flags = Flags(
@@ -279,6 +289,22 @@ def _publish(arguments: list[str]) -> int:
             emit(push(task, token, emit))
 
     return reporting(publish, print_json_lines())
+
+
+def _converse(arguments: list[str]) -> int:
+    """Run ``converse TASK.json``: answer prompts from standard input, and print one JSON line per event on stdout."""
+    if len(arguments) != 1:
+        print("usage: python -m quantcore converse TASK.json < PROMPTS", file=sys.stderr)
+        return 2
+
+    def work(emit: Emit) -> None:
+        from quantcore.evaluation.converse import converse, read_chat_task
+        from quantcore.runtime.devices import limit_threads
+
+        limit_threads()
+        converse(read_chat_task(Path(arguments[0])), sys.stdin, emit)
+
+    return reporting(work, print_json_lines())
 
 
 def _pull(arguments: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
 
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
@@ -55,12 +56,17 @@ def continue_prompts(model: EvaluatedModel, ids_NT: torch.Tensor, eos_token_id: 
     return [row[: row.index(eos_token_id)] if eos_token_id in row else row for row in rows]
 
 
-def generate(model: PreTrainedModel, ids_NT: torch.Tensor, settings: GenerationConfig) -> torch.Tensor:
-    """Return the prompts with their continuations, [N, T + at most max_new_tokens]."""
+def generate(
+    model: PreTrainedModel, ids_NT: torch.Tensor, settings: GenerationConfig, streamer: BaseStreamer | None = None
+) -> torch.Tensor:
+    """Return the prompts with their continuations, [N, T + at most max_new_tokens].
+
+    ``streamer`` is given each token of a single prompt's continuation as soon as it is known.
+    """
     ids_NT = ids_NT.to(model.device)
     with matmul_precision(model.device):  # in tiles: otherwise the whole head is held in float32, twice
         ids: torch.Tensor = model.generate(  # type: ignore[operator]
-            ids_NT, attention_mask=torch.ones_like(ids_NT), generation_config=settings
+            ids_NT, attention_mask=torch.ones_like(ids_NT), generation_config=settings, streamer=streamer
         )
     return ids
 

@@ -27,6 +27,7 @@ ALLOWED = {
         "quantcore.reading.model",
         "quantcore.registry",
         "quantcore.report.values",
+        "quantcore.evaluation.answers",
         "quantcore.errors",
         "quantcore.checkpoint.opening",
         "quantcore.events",

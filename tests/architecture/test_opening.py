@@ -43,6 +43,7 @@ ALLOWED = {
         "quantcore.data.builtin_text": 1,
         "quantcore.config.task": 1,
         "quantcore.cli.running": 1,
+        "quantcore.evaluation.converse": 1,
     },
     "pipes to a process of the engine's own": {"quantcore.proof.standby": 3},
     "what was just downloaded, or is checked on its way": {

@@ -113,6 +113,32 @@ def test_runs_are_compared(signed_in: Page, finished: list[Job], check_accessibl
     check_accessible(page)
 
 
+def test_a_result_is_tried_beside_its_original(
+    signed_in: Page, finished: list[Job], check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    page.goto(f"/ui/jobs/{finished[1].id}?tab=chat")
+    page.get_by_role("button", name="Start chat").click()
+    prompt = page.get_by_role("textbox", name="Prompt")
+    prompt.fill("for example")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("heading", name="Quantized")).to_be_visible()
+    marked = page.locator(".answer mark")
+    expect(marked).to_have_css("text-decoration-line", "underline")  # not by its colour alone
+    expect(page.get_by_text("differs from token")).to_be_visible()
+    expect(prompt).to_have_value("")
+    check_accessible(page)
+    page.set_viewport_size({"width": 360, "height": 740})
+    original, quantized = (page.get_by_role("heading", name=name).bounding_box() for name in ("Original", "Quantized"))
+    assert original and quantized and original["y"] < quantized["y"], "one above the other"
+    page.reload()  # the chat goes on
+    expect(page.get_by_text("for example")).to_be_visible()
+    page.get_by_role("button", name="End chat").click()
+    expect(page.get_by_text("You ended this chat.")).to_be_visible()
+    check_accessible(page)
+    expect(page.get_by_role("button", name="Start a new chat")).to_be_visible()
+
+
 def test_a_running_job_is_cancelled_in_the_list(signed_in: Page, stack: LocalStack, client: Client) -> None:
     page = signed_in
     jobs = [

@@ -17,13 +17,15 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from api.http import security
-from api.http.security import ADMIN, OPERATOR, READ, WRITE, create_key
+from api.http.security import ADMIN, CHAT, OPERATOR, READ, WRITE, create_key
 from api.main import create_app
 from api.settings import Settings
 from api.store.accounts import projects
 from api.store.engine import Sessions
+from api.store.ids import new_id
 from api.store.queue import leases, workers
-from tests.support.api import bearer, limit, refused_for, walk
+from api.store.tables.chats import Chat
+from tests.support.api import JOB, bearer, limit, refused_for, walk
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
@@ -43,7 +45,7 @@ def other(client: TestClient) -> dict[str, str]:
     """The headers of a key that may do everything in a project of its own."""
     project = client.post("/v1/projects", json={"name": "other"}).json()
     made = client.post(
-        "/v1/keys", json={"name": "k", "scopes": [READ, WRITE, ADMIN], "project_id": project["id"]}
+        "/v1/keys", json={"name": "k", "scopes": [READ, WRITE, CHAT, ADMIN], "project_id": project["id"]}
     ).json()
     return bearer(made["key"])
 
@@ -61,12 +63,17 @@ def things(client: TestClient, make_model: MakeModel, sessions: Sessions) -> dic
     upload = client.post("/v1/uploads", json={"filename": "rows.jsonl"}).json()
     with sessions.begin() as session:
         workers.beat(session, worker_id="host:1:0", host="host", num_slots=1, memory_bytes=1, devices=[], live_s=60)
+        soon = datetime.now(UTC) + timedelta(hours=1)
+        chat = Chat(id=new_id("chat"), job_id=job["id"], project_id=projects.DEFAULT, max_new_tokens=1,
+                    needs_memory_bytes=1, seq=1, waits_until=soon)  # fmt: skip
+        session.add(chat)
     return {
         "worker_id": "host:1:0",
         "webhook_id": hook,
         "delivery_id": client.post(f"/v1/webhooks/{hook}/test").json()["id"],
         "name": "team",
         "job_id": job["id"],
+        "chat_id": chat.id,
         "sweep_id": client.post("/v1/sweeps", json=sweep).json()["id"],
         "path": "x",
         "key_id": key["id"],
@@ -102,6 +109,7 @@ def test_a_thing_of_another_project_is_not_there(
 
 
 EXAMPLES = {
+    "/v1/chats/{chat_id}/turns": {"prompt": "x"},
     "/v1/jobs/{job_id}": {"priority": 3},
     "/v1/projects/{project_id}": {"max_running": 4},
     "/v1/hub-tokens/{name}": {"token": "hf_something"},
@@ -275,14 +283,16 @@ def test_a_key_gives_no_longer_life_than_its_own(client: TestClient) -> None:
 
 @pytest.mark.parametrize("scope", security.SCOPES)
 def test_a_missing_scope_is_named(scope: str, client: TestClient, sessions: Sessions) -> None:
-    place = {READ: "/v1/jobs", WRITE: "/v1/jobs", ADMIN: "/v1/keys", OPERATOR: "/v1/projects"}[scope]
+    place = {
+        READ: "/v1/jobs", WRITE: "/v1/jobs", CHAT: f"/v1/jobs/{JOB}/chat", ADMIN: "/v1/keys", OPERATOR: "/v1/projects",
+    }[scope]  # fmt: skip
     lacking = bearer(create_key(sessions, "k", scopes=[each for each in security.SCOPES if each != scope]))
     method = "GET" if scope in (READ, ADMIN) else "POST"
     refused = client.request(method, place, headers=lacking)
     assert (refused.status_code, refused.json()["errors"][0]["allowed"]) == (403, [scope])
     assert scope in refused.json()["detail"]
     enough = bearer(create_key(sessions, "k", scopes=[scope]))
-    assert client.request(method, place, headers=enough).status_code in (200, 422)
+    assert client.request(method, place, headers=enough).status_code in (200, 404, 422)
 
 
 # quotas and rates
@@ -455,6 +465,8 @@ EVERY_CHANGE = {
     ("POST", "/v1/keys/{key_id}/revoke"): "key.revoke",
     ("PUT", "/v1/hub-tokens/{name}"): "hub_token.put",
     ("DELETE", "/v1/hub-tokens/{name}"): "hub_token.delete",
+    ("POST", "/v1/chats/{chat_id}/turns"): "chat.ask",
+    ("DELETE", "/v1/chats/{chat_id}"): "chat.end",
     ("DELETE", "/v1/jobs/{job_id}"): "job.delete",
     ("POST", "/v1/workers/{worker_id}/drain"): "worker.drain",
     ("POST", "/v1/workers/{worker_id}/uncordon"): "worker.uncordon",
@@ -465,7 +477,8 @@ EVERY_CHANGE = {
     ("DELETE", "/v1/webhooks/{webhook_id}"): "webhook.delete",
 }
 NO_CHANGE = {("POST", "/v1/plans"), ("POST", "/v1/retention/preview")}
-ELSEWHERE = {  # test_publishing, test_api_signin, test_retention
+ELSEWHERE = {  # test_publishing, test_chats, test_api_signin, test_retention
+    ("POST", "/v1/jobs/{job_id}/chat"),
     ("POST", "/v1/jobs/{job_id}/publish"), ("POST", "/v1/sign-in"), ("DELETE", "/v1/sign-in"),
     ("PUT", "/v1/retention"), ("POST", "/v1/retention/run"),
 }  # fmt: skip
@@ -492,7 +505,8 @@ def test_every_change_leaves_an_entry(client: TestClient, things: dict[str, str]
         found = client.get("/v1/audit", params={"project_id": "all", "action": action, "limit": 1}).json()["data"][0]
         assert (found["action"], found["key_id"]) == (action, own), (method, path)
         assert found["request_id"] == answer.headers["x-request-id"], (method, path)
-        place = {"hub_token": "name", "webhook": "webhook_id", "worker": "worker_id"}.get(action.partition(".")[0])
+        places = {"hub_token": "name", "webhook": "webhook_id", "worker": "worker_id", "chat": "chat_id"}
+        place = places.get(action.partition(".")[0])
         if place and action != "webhook.create":
             assert found["object_id"] == things[place]
         else:

@@ -14,6 +14,7 @@ import pytest
 from bitfoundry.client import async_client
 from bitfoundry.client.account import Account
 from bitfoundry.client.async_client import AsyncClient
+from bitfoundry.client.chats import Chats
 from bitfoundry.client.datasets import Datasets
 from bitfoundry.client.retention import Retention
 from bitfoundry.client.service import Client
@@ -25,7 +26,7 @@ from tests.support.service import Server, WorkerProcess
 def test_it_can_do_all_that_the_other_can() -> None:
     twins: dict[type, type] = {
         Client: AsyncClient, Account: async_client.AsyncAccount, Webhooks: async_client.AsyncWebhooks,
-        Datasets: async_client.AsyncDatasets, Retention: async_client.AsyncRetention,
+        Chats: async_client.AsyncChats, Datasets: async_client.AsyncDatasets, Retention: async_client.AsyncRetention,
     }  # fmt: skip
     for original, twin in twins.items():
         names = {name for name, member in vars(original).items() if inspect.isfunction(member) and name[0] != "_"}

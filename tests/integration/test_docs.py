@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from api.store.tables.chats import EndReason
 from bitfoundry.commands.main import app
 from quantcore.cli.flags import add_mix, add_speed, parser
 from quantcore.cli.from_flags import task_of
@@ -40,6 +41,14 @@ def test_the_page_of_the_python_api(folder):
     read_page("how-to/python.md", folder)
     assert (folder / "exported" / "model.safetensors").is_file() and (folder / "onnx" / "model.onnx").is_file()
     assert (folder / "errors.svg").read_text().startswith("<svg ")
+
+
+def test_the_page_of_chats(folder):
+    turn = json.loads(read_page("how-to/chat.md", folder).outputs[0].splitlines()[-1])
+    shown = [row[0] for row in rows_of((DOCS / "how-to" / "chat.md").read_text(), "In a program")]
+    assert set(turn) == {name.strip("`") for cell in shown for name in cell.split(", ")}
+    reasons = [row[0] for row in rows_of((DOCS / "how-to" / "chat.md").read_text(), "In the service")]
+    assert {name.strip("`") for cell in reasons for name in cell.split(", ")} == set(EndReason)
 
 
 ALGORITHMS = (DOCS / "how-to" / "algorithms.md").read_text()

@@ -65,7 +65,7 @@ def test_the_tables() -> None:
     quotas = re.findall(r"^\| `(\w+_\w+)` \|", ACCOUNTS, flags=re.MULTILINE)
     assert set(quotas) == {*projects.QUOTAS, "requests_per_minute"}
     assert set(quotas) <= {*Project.__table__.columns.keys()}
-    assert re.findall(r"^\| `([a-z:]+)` \| (?:see|submit|manage)", ACCOUNTS, flags=re.MULTILINE) == list(SCOPES)
+    assert re.findall(r"^\| `([a-z:]+)` \| (?:see|submit|chat|manage)", ACCOUNTS, flags=re.MULTILINE) == list(SCOPES)
 
 
 @pytest.mark.slow

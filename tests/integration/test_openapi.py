@@ -34,6 +34,7 @@ def operations(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 JOB = "/v1/jobs/{job_id}"
+CHAT = "/v1/chats/{chat_id}"
 SWEEP = "/v1/sweeps/{sweep_id}"
 DATASET = "/v1/datasets/{dataset_id}"
 UPLOAD = "/v1/uploads/{upload_id}"
@@ -53,6 +54,8 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         *(f"POST {JOB}/{action}" for action in ("cancel", "pause", "resume", "retry")),
         f"GET {JOB}/events", f"GET {JOB}/events/stream", f"GET {JOB}/logs", f"GET {JOB}/logs/download",
         f"GET {JOB}/logs/stream", f"GET {JOB}/artifacts", f"GET {JOB}/artifacts/{{path}}", f"POST {JOB}/publish",
+        f"POST {JOB}/chat", f"GET {JOB}/chat", f"GET {CHAT}", f"DELETE {CHAT}", f"POST {CHAT}/turns",
+        f"GET {CHAT}/stream",
         "POST /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
         "POST /v1/datasets", "GET /v1/datasets", f"GET {DATASET}", f"DELETE {DATASET}",
         f"GET {DATASET}/preview", f"GET {DATASET}/statistics",
@@ -150,7 +153,7 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
     assert bodies == jobs | {
         "PublishTo",
         "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate", "HubTokenPut", "WebhookCreate", "WebhookPatch",
-        "SignInCreate", "PolicyIn",
+        "SignInCreate", "PolicyIn", "ChatCreate", "ChatPrompt",
     }  # fmt: skip
     for name, kind in FILES.items():
         assert set(operations(document)[name]["requestBody"]["content"]) == {kind}

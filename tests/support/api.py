@@ -14,6 +14,7 @@ DOOR = ("POST", "/v1/sign-in")  # the key is in the body
 JOB = "job_" + "0" * 32
 PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetensors"} | {
     "dataset_id": "dst_" + "0" * 32,
+    "chat_id": "chat_" + "0" * 32,
     "upload_id": "upl_" + "0" * 32,
     "number": "1",
     "project_id": "prj_" + "1" * 32,

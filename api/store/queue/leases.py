@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, DateTime, cast, delete, func, select, update
+from sqlalchemy import ColumnElement, DateTime, Select, cast, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from api.store.accounts import hub_tokens, projects
@@ -45,6 +45,8 @@ class Order(StrEnum):
     TIME_IS_UP = "time_is_up"
     NODE_LOST = "node_lost"  # of a job on several nodes: see ``seats``
     NODE_LEFT = "node_left"  # it was drained
+    WORKER_NEEDED = "worker_needed"  # of a chat: a job waits for its worker
+    IDLE = "idle"  # of a chat
 
 
 _ORDERS: dict[str, Order] = {State.CANCELLING: Order.CANCEL, State.PAUSING: Order.PAUSE}
@@ -102,12 +104,7 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     next job needs several workers and not enough of them are idle, no later job is taken: otherwise it would wait for
     ever.
     """
-    due = select(Job).where(
-        Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), placement.has_enough_workers()
-    )
-    if memory_bytes is not None:
-        due = due.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
-    due = due.order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True)
+    due = _due(memory_bytes).order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True)
     while (job := session.scalar(due)) is not None:
         if not projects.may_run(session, job.project_id):
             due = due.where(Job.project_id != job.project_id)
@@ -131,6 +128,26 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
     return Lease(job.id, fence, job.attempt, job.project_id, job.model, job.spec, job.nodes, sealed, job.traceparent)
+
+
+def is_any_due(session: Session, *, waits_s: float, memory_bytes: int) -> bool:
+    """Return True if a job that fits into ``memory_bytes`` could run, and has waited ``waits_s`` seconds for a slot."""
+    due = _due(memory_bytes).where(Job.run_at <= _in(-waits_s)).order_by(Job.project_id).limit(1)
+    while (job := session.scalar(due)) is not None:
+        if projects.may_run(session, job.project_id):
+            return True
+        due = due.where(Job.project_id > job.project_id)
+    return False
+
+
+def _due(memory_bytes: int | None) -> Select[Job]:
+    """Return the query for the jobs whose time has come, and that need no more workers and memory than there are."""
+    due = select(Job).where(
+        Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), placement.has_enough_workers()
+    )
+    if memory_bytes is not None:
+        due = due.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
+    return due
 
 
 def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from api.store.accounts import idempotency, webhooks
 from api.store.engine import Sessions
-from api.store.queue import leases, outbox, publication_leases, workers
+from api.store.queue import chat_leases, leases, outbox, publication_leases, workers
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Upkeep:
             *([extra_task] if extra_task else []),
             lambda session: leases.reap(session, limit=REAP_BATCH),
             lambda session: publication_leases.reap(session, limit=REAP_BATCH),
+            lambda session: chat_leases.reap(session, limit=REAP_BATCH),
             self._relay,  # after what writes messages
             leases.expire_pending,
             workers.purge,

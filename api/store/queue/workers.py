@@ -11,11 +11,12 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, delete, func, or_, select
+from sqlalchemy import ColumnElement, Select, delete, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from api.store.states import HELD
+from api.store.tables.chats import HOLDING, Chat
 from api.store.tables.jobs import Job, Worker
 from api.store.tables.seats import Seat, SeatState
 
@@ -102,7 +103,10 @@ def _ready() -> Select[int, bool]:
     """Return the query for the ready workers. Made once: every poll of a job that waits runs it."""
     jobs = select(func.count()).where(Job.state.in_(HELD), func.starts_with(Job.worker, Worker.id + ":"))
     seats = select(func.count()).where(Seat.state == SeatState.TAKEN, func.starts_with(Seat.worker, Worker.id + ":"))
-    used = jobs.correlate(Worker).scalar_subquery() + seats.correlate(Worker).scalar_subquery()
+    chats = select(func.count()).where(Chat.state.in_(HOLDING), func.starts_with(Chat.worker, Worker.id + ":"))
+    used: ColumnElement[int] = sum(
+        (held.correlate(Worker).scalar_subquery() for held in (jobs, seats, chats)), start=literal(0)
+    )
     return select(Worker.memory_bytes, used < Worker.num_slots).where(*_is_ready())
 
 

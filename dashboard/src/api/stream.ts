@@ -33,18 +33,32 @@ const FIRST_WAIT_MS = 500;
 const LAST_WAIT_MS = 10_000;
 
 /** Pass on all events of a job from the first, over any number of connections, until it ends or `signal` aborts. */
-export async function follow(
+export function follow(
   jobId: string,
   onEvents: (events: JobEvent[]) => void,
   onLink: (link: Link) => void,
   signal: AbortSignal,
 ): Promise<void> {
-  let last = 0;
+  const pass = (messages: Message[]) => {
+    const events = messages.filter((each) => each.id).map((each) => JSON.parse(each.data) as JobEvent);
+    if (events.length) onEvents(events);
+  };
+  return followMessages(`/v1/jobs/${jobId}/events/stream`, pass, onLink, signal);
+}
+
+/** Pass on the messages of a stream, over any number of connections, until it ends or `signal` aborts. */
+export async function followMessages(
+  path: string,
+  onMessages: (messages: Message[]) => void,
+  onLink: (link: Link) => void,
+  signal: AbortSignal,
+): Promise<void> {
+  let last = "";
   let waitMs = FIRST_WAIT_MS;
   while (!signal.aborted) {
     try {
-      const headers: Record<string, string> = last ? { "Last-Event-ID": String(last) } : {};
-      const response = await open(`/v1/jobs/${jobId}/events/stream`, headers, signal);
+      const headers: Record<string, string> = last ? { "Last-Event-ID": last } : {};
+      const response = await open(path, headers, signal);
       if (response.status === 204 || !response.body) return onLink("ended");
       onLink("open");
       waitMs = FIRST_WAIT_MS;
@@ -55,11 +69,8 @@ export async function follow(
         if (done) break;
         const { messages, rest } = parseMessages(text + value);
         text = rest;
-        const events = messages.filter((each) => each.id).map((each) => JSON.parse(each.data) as JobEvent);
-        if (events.length) {
-          last = events.at(-1)?.seq ?? last;
-          onEvents(events);
-        }
+        last = messages.findLast((each) => each.id)?.id ?? last;
+        if (messages.length) onMessages(messages);
         if (messages.some((each) => each.event === "end")) return onLink("ended");
       }
     } catch (error) {

@@ -35,6 +35,9 @@ export type Quality = Schemas["Quality"];
 export type Drafts = Schemas["DraftQuality"];
 export type Measured = Schemas["Measure"];
 export type Gate = Schemas["GateResult"];
+export type Chat = Schemas["ChatOut"];
+export type ChatTurn = Schemas["TurnOut"];
+export type ChatAnswer = Schemas["Answer"];
 export type List<T> = { data: T[] };
 
 // Types of what is untyped in the OpenAPI document, with the fields that the pages show.

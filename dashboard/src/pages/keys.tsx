@@ -21,6 +21,7 @@ import {
 const SCOPES: [string, string][] = [
   ["jobs:read", "View jobs, preview plans and download artifacts"],
   ["jobs:write", "Submit, change and delete jobs"],
+  ["jobs:chat", "Chat with the results of jobs, on a worker"],
   ["admin", "Manage the project: keys, tokens, webhooks and audit log"],
   ["operator", "Manage the service: projects and workers"],
 ];

@@ -5,12 +5,14 @@ import { failureOf, type Job, modelOf, progressOf, schemeOf } from "../../api/ty
 import { formatDuration, plural, shortId, shortName } from "../../format";
 import { OPERATOR } from "../../labels";
 import { Link, navigate, type Place, withParams } from "../../router";
+import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
 import { Bar, Failure, Loading, scrollable, TabPanel, Tabs, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, STATES, StateLabel } from "../../ui/states";
 import { formatProgress } from "../job-progress";
 import { RunActions } from "./actions";
 import { Artifacts } from "./artifacts";
+import { TryIt } from "./chat";
 import { ConfigTab } from "./config";
 import { type EventLog, useEventLog } from "./event-log";
 import { Log } from "./log";
@@ -24,6 +26,7 @@ const TABS = [
   { id: "artifacts", text: "Artifacts" },
   { id: "events", text: "Events" },
 ];
+const TRY_IT = { id: "chat", text: "Try it" };
 
 export default function Run({ id, place: { search, path } }: { id: string; place: Place }) {
   const [isOver, setIsOver] = useState(false);
@@ -33,6 +36,7 @@ export default function Run({ id, place: { search, path } }: { id: string; place
   const [round, setRound] = useState(0);
   const { log: eventLog, link } = useEventLog(id, round);
   const job = query.data;
+  const mayChat = useSession().can("jobs:chat") && job?.state === "succeeded";
 
   useEffect(() => setIsOver(!!job && FINAL_STATES.has(job.state) && !isPublishing(job)), [job]);
   useEffect(() => {
@@ -68,13 +72,14 @@ export default function Run({ id, place: { search, path } }: { id: string; place
       )}
       <JobFailure job={job} />
       <Live job={job} eventLog={eventLog} />
-      <Tabs tabs={TABS} shown={tab} onShow={show} label="Run details" />
+      <Tabs tabs={mayChat ? [...TABS, TRY_IT] : TABS} shown={tab} onShow={show} label="Run details" />
       <TabPanel shown={tab}>
         {tab === "overview" && <Overview job={job} eventLog={eventLog} />}
         {tab === "log" && <Log job={job} line={Number(search.get("line")) || null} />}
         {tab === "config" && <ConfigTab job={job} />}
         {tab === "artifacts" && <Artifacts job={job} />}
         {tab === "events" && <Events eventLog={eventLog} />}
+        {tab === TRY_IT.id && mayChat && <TryIt job={job} />}
       </TabPanel>
     </>
   );

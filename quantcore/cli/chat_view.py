@@ -1,0 +1,84 @@
+"""Shows two answers side by side while they grow, and marks where the quantized model's differs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from quantcore.evaluation.answers import Turn
+
+MIN_COLUMNS = 80
+"""Width of a terminal below which the answers stand one above the other."""
+TITLES = ("original", "quantized")
+MARK = "bold underline yellow"
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def layout(turn: Turn, width: int) -> RenderableType:
+    """Return both answers as two columns, or one above the other if ``width`` is less than ``MIN_COLUMNS``.
+
+    In the quantized model's answer all tokens from the first one that differs are marked: behind it the models
+    continue different texts.
+    """
+    answers = [Text(_printable(turn.original.text)), Text(_printable(turn.quantized.text))]
+    if turn.first_different_char is not None:
+        answers[1].stylize(MARK, turn.first_different_char)
+    figures = [Text(text, style="dim") for text in _figures(turn)]
+    if width < MIN_COLUMNS:
+        first, second = Text(TITLES[0], style="bold"), Text(TITLES[1], style="bold")
+        return Group(first, answers[0], figures[0], "", second, answers[1], figures[1])
+    table = Table(box=None, expand=True, padding=(0, 2, 0, 0), show_edge=False)
+    for title in TITLES:
+        table.add_column(title, ratio=1, overflow="fold")
+    table.add_row(*answers)
+    table.add_row(*figures)
+    return table
+
+
+def show_streamed(turns: Generator[Turn], console: Console) -> None:
+    """Show a turn while it grows: in the end all of it, before that the last lines that fit the terminal."""
+    last: Turn | None = None
+    with closing(turns), Live(console=console, auto_refresh=False, transient=True) as live:
+        for last in turns:
+            live.update(_Tail(layout(last, console.width)), refresh=True)
+    if last is not None:
+        console.print(layout(last, console.width), "")
+
+
+def show_lines(turn: Turn) -> None:
+    """Print a whole turn as lines of text."""
+    print(f"> {turn.prompt}\n")
+    for title, answer, figures in zip(TITLES, (turn.original, turn.quantized), _figures(turn), strict=True):
+        print(f"[{title}: {figures}]\n{_printable(answer.text)}\n", flush=True)
+
+
+def _figures(turn: Turn) -> tuple[str, str]:
+    original, quantized = (
+        f"{answer.num_tokens} tokens, {answer.time_s:.1f} s" for answer in (turn.original, turn.quantized)
+    )
+    index = turn.first_difference
+    return original, f"{quantized}, " + ("no difference" if index is None else f"differs from token {index + 1} on")
+
+
+def _printable(text: str) -> str:
+    """Return the text without characters that control a terminal; each becomes one other character."""
+    return text.translate(_CONTROLS)
+
+
+class _Tail:
+    """Shows the last lines of something, as many as the terminal has."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._shown, options.update(height=None), pad=False)
+        for line in lines[-(console.height - 1) :]:
+            yield from line
+            yield Segment.line()
