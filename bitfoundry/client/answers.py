@@ -127,6 +127,7 @@ class JobSummary(Mapped):
     perplexity_after: float | None = None
     perplexity_ratio: float | None = None
     kl_mean: float | None = None
+    kl_stderr: float | None = None
     verdict: Verdict | None = None
     worst_layer: WorstLayer
     num_layers_quantized: int = 0
