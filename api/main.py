@@ -13,7 +13,21 @@ from sqlalchemy.orm import Session
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import audit, catalog, datasets, hub_tokens, jobs, keys, projects, retention, signin, sweeps, webhooks, workers
+from api import (
+    audit,
+    catalog,
+    datasets,
+    hub_tokens,
+    jobs,
+    keys,
+    lineage,
+    projects,
+    retention,
+    signin,
+    sweeps,
+    webhooks,
+    workers,
+)
 from api.http import dashboard, docs, errors, health, metrics
 from api.http.deps import Context
 from api.http.feed import Feed
@@ -95,7 +109,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     }
     app.include_router(signin.router, prefix="/v1")
     app.include_router(metrics.router, **guarded)
-    work = (*jobs.routers, sweeps.router, *datasets.routers, catalog.router)
+    work = (*jobs.routers, sweeps.router, *datasets.routers, catalog.router, lineage.router)
     for router in (*work, *accounts, workers.router):
         app.include_router(router, prefix="/v1", **guarded)
     docs.install(app)
