@@ -35,6 +35,12 @@ export type Quality = Schemas["Quality"];
 export type Drafts = Schemas["DraftQuality"];
 export type Measured = Schemas["Measure"];
 export type Gate = Schemas["GateResult"];
+export type UsedModel = Schemas["ModelOut"];
+export type ModelPage = Schemas["ModelPage"];
+export type ModelResult = Schemas["ResultOut"];
+export type ResultPage = Schemas["ResultPage"];
+export type ResultBrief = Schemas["ResultBrief"];
+export type Recipe = Schemas["RecipeOut"];
 export type List<T> = { data: T[] };
 
 // Types of what is untyped in the OpenAPI document, with the fields that the pages show.
