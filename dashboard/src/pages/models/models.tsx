@@ -57,7 +57,7 @@ function ModelTable({ models }: { models: UsedModel[] }) {
             <tr key={model.name}>
               <td>
                 <Link to={modelAddress(model.name)}>{modelText(model.name)}</Link>
-                <div className="sub">{model.name}</div>
+                <div className="sub wrap">{model.name}</div>
                 {model.derived_from && (
                   <div className="sub">
                     from <Link to={modelAddress(model.derived_from.model)}>{modelText(model.derived_from.model)}</Link>
