@@ -21,6 +21,7 @@ from api import (
     hub_tokens,
     jobs,
     keys,
+    lineage,
     projects,
     retention,
     signin,
@@ -109,7 +110,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     }
     app.include_router(signin.router, prefix="/v1")
     app.include_router(metrics.router, **guarded)
-    work = (*jobs.routers, *chats.routers, sweeps.router, *datasets.routers, catalog.router)
+    work = (*jobs.routers, *chats.routers, sweeps.router, *datasets.routers, catalog.router, lineage.router)
     for router in (*work, *accounts, workers.router):
         app.include_router(router, prefix="/v1", **guarded)
     docs.install(app)

@@ -1,4 +1,4 @@
-"""Encodes the opaque cursor of a list: the place where the last page ended, and its filter."""
+"""Encodes the opaque cursor of a list: the place where the last page ended, and the filter of the list."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from datetime import datetime
 
 from api.http.errors import Problem
 from api.store.queue.listing import JobFilter
-from api.store.tables.jobs import Job
 
 
-def encode(last: Job, wanted: JobFilter) -> str:
-    place = [last.created_at.isoformat(), last.id, _name(wanted)]
+def encode(at: datetime, job_id: str, filtered: str) -> str:
+    """Return the cursor after the row with this time and this id of a job; ``filtered`` is the filter's fingerprint."""
+    place = [at.isoformat(), job_id, filtered]
     return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
 
 
-def decode(cursor: str, wanted: JobFilter) -> tuple[datetime, str]:
-    """Return (created_at, id) of the last job seen. Raises Problem ``invalid_cursor``, also for another filter."""
+def decode(cursor: str, filtered: str) -> tuple[datetime, str]:
+    """Return the time and the id of the last row seen. Raises Problem ``invalid_cursor``, also for another filter."""
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
-        created_at, job_id, filtered = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-        place = datetime.fromisoformat(created_at), str(job_id)
-        if filtered != _name(wanted) or place[0].tzinfo is None or not place[1].isascii() or "\0" in place[1]:
+        at, job_id, fingerprint = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+        place = datetime.fromisoformat(at), str(job_id)
+        if fingerprint != filtered or place[0].tzinfo is None or not place[1].isascii() or "\0" in place[1]:
             raise ValueError
     except (binascii.Error, ValueError, TypeError, RecursionError) as error:
         raise Problem(
@@ -36,7 +36,12 @@ def decode(cursor: str, wanted: JobFilter) -> tuple[datetime, str]:
     return place
 
 
-def _name(wanted: JobFilter) -> str:
+def fingerprint_of(wanted: JobFilter) -> str:
     """Return a filter's fingerprint; the order of repeated parameters makes no difference."""
     parts = {**vars(wanted), "states": sorted(wanted.states), "labels": sorted(wanted.labels)}
-    return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()[:16]
+    return fingerprint(*sorted(parts.items()))
+
+
+def fingerprint(*parts: object) -> str:
+    """Return the fingerprint of a list that depends on nothing but ``parts``."""
+    return hashlib.sha256(repr([*parts]).encode()).hexdigest()[:16]

@@ -74,20 +74,15 @@ def list_jobs(
 ) -> JobPage | Response:
     """List the jobs, newest first; the Link header leads to the next page."""
     wanted = query.to_filter(caller.project_id)
-    after = cursors.decode(query.cursor, wanted) if query.cursor is not None else None
+    filtered = cursors.fingerprint_of(wanted)
+    after = cursors.decode(query.cursor, filtered) if query.cursor is not None else None
     with reading(sessions) as session:
         rows = listing.page(session, wanted, limit=query.limit + 1, after=after)
         shown = view.show_all(session, rows[: query.limit])
-    next_cursor = cursors.encode(rows[query.limit - 1], wanted) if len(rows) > query.limit else None
+    last = rows[query.limit - 1] if len(rows) > query.limit else None
+    next_cursor = cursors.encode(last.created_at, last.id, filtered) if last else None
     page = JobPage(data=[job.out for job in shown], has_more=next_cursor is not None, next_cursor=next_cursor)
-    etag = view.etag_of(page)
-    if view.matches(if_none_match, etag):
-        return Response(status_code=304, headers={"ETag": etag})
-    response.headers["ETag"] = etag
-    if next_cursor:
-        following = request.url.include_query_params(cursor=next_cursor)
-        response.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
-    return page
+    return view.answer_page(page, next_cursor, request, response, if_none_match)
 
 
 @router.get("/summary", responses=may(422))

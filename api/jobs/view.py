@@ -6,7 +6,9 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from fastapi import Request, Response
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
@@ -17,6 +19,8 @@ from api.store.queue import jobs, publications, waiting
 from api.store.queue.waiting import Waiting
 from api.store.states import State
 from api.store.tables.jobs import Job
+
+Page = TypeVar("Page", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,20 @@ def show(session: Session, job: Job) -> Shown:
 def etag_of(body: BaseModel) -> str:
     """Return the ETag of a response that has no version of its own."""
     return f'"{hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]}"'
+
+
+def answer_page(
+    page: Page, next_cursor: str | None, request: Request, response: Response, if_none_match: str | None
+) -> Page | Response:
+    """Return a page of a list with its ETag and the Link to the next one; a 304 if the client has it already."""
+    etag = etag_of(page)
+    if matches(if_none_match, etag):
+        return Response(status_code=304, headers={"ETag": etag})
+    response.headers["ETag"] = etag
+    if next_cursor:
+        following = request.url.include_query_params(cursor=next_cursor)
+        response.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
+    return page
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:

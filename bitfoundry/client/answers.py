@@ -163,6 +163,7 @@ class JobSummary(Mapped):
     perplexity_after: float | None = None
     perplexity_ratio: float | None = None
     kl_mean: float | None = None
+    kl_stderr: float | None = None
     verdict: Verdict | None = None
     worst_layer: WorstLayer
     num_layers_quantized: int = 0
@@ -343,6 +344,87 @@ class Plan(Mapped):
     memory_by_phase: dict[str, dict[str, int]] = {}
     warnings: list[str] = []
     capacity: dict[str, Any] | None = None
+
+
+class Recipe(Answer):
+    """What a result was made with: a `preset`, a `mix` of schemes, or a `goal`; with none of them a whole config.
+
+    `algorithms` is None with a goal, for which the job chose them.
+    """
+
+    preset: str | None = None
+    mix: dict[str, Any] | None = None
+    goal: dict[str, Any] | None = None
+    algorithms: list[str] | None = None
+
+
+class BriefResult(Answer):
+    """A result in short. Sizes are in bytes; what was not measured is None.
+
+    `kl_mean` is in nats per token, with the standard error `kl_stderr`.
+    """
+
+    job_id: str
+    finished_at: str
+    recipe: Recipe
+    size_before_bytes: int | None = None
+    size_after_bytes: int | None = None
+    verdict: str | None = None
+    kl_mean: float | None = None
+    kl_stderr: float | None = None
+
+
+class BriefPublication(Answer):
+    """The newest publication of a result in short; `url` is None until it has succeeded."""
+
+    state: str
+    url: str | None = None
+
+
+class Result(BriefResult):
+    """A result of a model. `derived_models` are models in its artifact that other jobs quantized.
+
+    `sha` is the commit of a model on the Hub. The job `cloned_from` may be deleted since.
+    """
+
+    name: str | None = None
+    sha: str | None = None
+    export: list[str] = []
+    perplexity_ratio: float | None = None
+    cloned_from: str | None = None
+    publication: BriefPublication | None = None
+    derived_models: list[str] = []
+
+
+class ParentResult(Answer):
+    """The job whose artifact a model lies in, and the name of the model that this job quantized."""
+
+    job_id: str
+    model: str
+
+
+class UsedModel(Answer):
+    """A model that jobs used: its Hub id or its path on the server, its jobs, and its results in short.
+
+    `best` is the smallest of the results with the best verdict. `active_at` is when one of its jobs was last submitted,
+    started or ended.
+    """
+
+    name: str
+    num_jobs: int
+    num_results: int
+    active_at: str
+    newest: BriefResult | None = None
+    best: BriefResult | None = None
+    derived_from: ParentResult | None = None
+
+
+class ModelResults(Answer):
+    """The results of a model, newest first, and the result that the model itself came from, if any."""
+
+    model: str
+    derived_from: ParentResult | None = None
+    data: list[Result]
 
 
 class Sweep(Answer):

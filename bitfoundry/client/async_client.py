@@ -113,6 +113,8 @@ class AsyncClient(Twin[Client]):
     logs = streamed(Client.logs)
     stream_logs = streamed(Client.stream_logs)
     inspect = asked(Client.inspect)
+    models = streamed(Client.models)
+    results_of = asked(Client.results_of)
     presets = asked(Client.presets)
     readiness = asked(Client.readiness)
     wait = asked(Client.wait)

@@ -10,41 +10,36 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 from urllib.parse import quote, urlencode
 
 import httpx2
 
 from bitfoundry.client.account import Account
-from bitfoundry.client.answers import ArtifactFile, Event, Inspection, Job, LogLine, Plan, Summary, Sweep
+from bitfoundry.client.answers import (
+    ArtifactFile,
+    Event,
+    Inspection,
+    Job,
+    LogLine,
+    ModelResults,
+    Plan,
+    Summary,
+    Sweep,
+    UsedModel,
+)
 from bitfoundry.client.bodies import JobOptions, given, job_body, model_of
 from bitfoundry.client.chats import Chats
 from bitfoundry.client.connection import Connection
 from bitfoundry.client.datasets import Datasets
+from bitfoundry.client.filters import JobFilter, query_of
 from bitfoundry.client.follow import follow
 from bitfoundry.client.retention import Retention
 from bitfoundry.client.transport import NUM_TRIES, Transport
 from bitfoundry.client.webhooks import Webhooks
 from bitfoundry.errors import BitfoundryError, WaitTimeout
-
-
-class JobFilter(TypedDict, total=False):
-    """A filter of jobs. A job must fit every field that is given.
-
-    It is in one of the `states`, has all of the `labels`, is of the `model` (a path or a Hub id), has `text` in its
-    name, id, model or preset, was created between two times (RFC 3339), and belongs to the `sweep`.
-    """
-
-    states: Sequence[str]
-    labels: Mapping[str, str] | None
-    model: str | None
-    text: str | None
-    created_after: datetime | str | None
-    created_before: datetime | str | None
-    sweep: str | None
 
 
 class Client:
@@ -132,17 +127,12 @@ class Client:
 
     def list(self, *, page_size: int = 50, **wanted: Unpack[JobFilter]) -> Iterator[Job]:
         """Yield the jobs that fit the filter, newest first, loaded page by page."""
-        query = _query(wanted) | {"limit": page_size}
-        while True:
-            page = self._service.send("GET", "/v1/jobs", query=query).json()
+        for page in self._pages("/v1/jobs", query_of(wanted) | {"limit": page_size}):
             yield from (Job.model_validate(each) for each in page["data"])
-            if not page["has_more"]:
-                return
-            query["cursor"] = page["next_cursor"]
 
     def summary(self, **wanted: Unpack[JobFilter]) -> Summary:
         """Return the number of jobs in each state, among those that `list` would yield."""
-        answer = self._service.send("GET", "/v1/jobs/summary", query=_query(wanted))
+        answer = self._service.send("GET", "/v1/jobs/summary", query=query_of(wanted))
         return Summary.model_validate_json(answer.content)
 
     def edit(self, job_id: str, changes: Mapping[str, Any], *, etag: str = "*") -> Job:
@@ -276,6 +266,20 @@ class Client:
         query = dict(model_of(model)) | ({"revision": revision} if revision else {})
         return Inspection.model_validate_json(self._service.send("GET", "/v1/models/inspect", query=query).content)
 
+    def models(self, *, page_size: int = 50) -> Iterator[UsedModel]:
+        """Yield the models that the project's jobs used, newest activity first, loaded page by page."""
+        for page in self._pages("/v1/models", {"limit": page_size}):
+            yield from (UsedModel.model_validate(each) for each in page["data"])
+
+    def results_of(self, model: str | Path) -> ModelResults:
+        """Return all results of a model, newest first; `model` is a name that `models` yields, or as in `submit`.
+
+        Raises ApiError `model_not_used` if no job used it.
+        """
+        (name,) = model_of(model).values()
+        pages = [*self._pages("/v1/models/results", {"model": name, "limit": 100})]
+        return ModelResults.model_validate(pages[0] | {"data": [each for page in pages for each in page["data"]]})
+
     @property
     def base_url(self) -> str:
         """The address of the service."""
@@ -340,6 +344,15 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _pages(self, path: str, query: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the pages of a list."""
+        while True:
+            page = self._service.send("GET", path, query=query).json()
+            yield page
+            if not page["has_more"]:
+                return
+            query = query | {"cursor": page["next_cursor"]}
 
     def _poll(
         self,
@@ -421,20 +434,6 @@ class Client:
 
 def _path(identity: str, kind: str = "jobs") -> str:
     return f"/v1/{kind}/{quote(identity, safe='')}"
-
-
-def _query(wanted: JobFilter) -> dict[str, Any]:
-    """Return the query that lists and counts share."""
-    times = {name: wanted.get(name) for name in ("created_after", "created_before")}
-    query: dict[str, Any] = {
-        "state": [*wanted.get("states", ())],
-        "label": [f"{name}={value}" for name, value in (wanted.get("labels") or {}).items()],
-        "model": wanted.get("model"),
-        "q": wanted.get("text"),
-        "sweep": wanted.get("sweep"),
-        **{name: at.isoformat() if isinstance(at, datetime) else at for name, at in times.items()},
-    }
-    return {name: value for name, value in query.items() if value}
 
 
 def _inside(name: str) -> PurePosixPath:

@@ -22,6 +22,7 @@ from bitfoundry.commands import backup as backup_commands
 from bitfoundry.commands import datasets as dataset_commands
 from bitfoundry.commands import fsck, terminal
 from bitfoundry.commands import jobs as job_commands
+from bitfoundry.commands import models as model_commands
 from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import retention as retention_commands
 from bitfoundry.commands import webhooks as webhook_commands
@@ -204,6 +205,7 @@ for command in (*publish_commands.COMMANDS, *backup_commands.COMMANDS):
 for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)
 app.add_typer(sweep, name="sweep")
+app.command()(model_commands.models)
 app.command()(account_commands.audit)
 app.command()(account_commands.usage)
 app.command()(fsck.fsck)

@@ -24,6 +24,7 @@ from bitfoundry.client.answers import (
     LogLine,
     MixSummary,
     Publication,
+    Recipe,
     Summary,
     Sweep,
 )
@@ -100,7 +101,7 @@ def _plain_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) 
 
 def _fitting_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Fitting:
     """Return a table with one line per row if that fits, else one line per value."""
-    records = [_pairs({name: value for name, value in zip(headings, row, strict=True) if value}) for row in rows]
+    records = [pairs({name: value for name, value in zip(headings, row, strict=True) if value}) for row in rows]
     apart = [part for record in records for part in (record, "")][:-1]
     return Fitting(_plain_table(headings, rows), Group(*apart))
 
@@ -115,9 +116,9 @@ def jobs_table(jobs: Sequence[Job]) -> Fitting:
         ("id\nname", "state\nphase", "config\ncreated"),
         [
             (
-                f"{job_id}\n{_shortened(str(name), 36)}",
+                f"{job_id}\n{shortened(str(name), 36)}",
                 Text.assemble(state, "\n", phase),
-                f"{_shortened(str(config), 19)}\n{created}",
+                f"{shortened(str(config), 19)}\n{created}",
             )
             for job_id, name, config, state, phase, created in rows
         ],
@@ -125,13 +126,13 @@ def jobs_table(jobs: Sequence[Job]) -> Fitting:
     return Fitting(_plain_table(("id", "name", "config", "state", "phase", "created"), rows), narrow)
 
 
-def _shortened(text: str, width: int) -> str:
+def shortened(text: str, width: int) -> str:
     """Shorten `text` to at most `width` characters: 'a-long-na…w4a16'."""
     head = width // 2
     return text if len(text) <= width else f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"
 
 
-def scheme_of(job: Job) -> str:
+def scheme_of(job: Job | Recipe) -> str:
     """Return the preset's name; for a mix its schemes, for a goal the runtime and the device."""
     if job.goal:
         return f"auto for {job.goal['runtime']} on {job.goal['device']}"
@@ -203,7 +204,7 @@ def publication_rows(publication: Publication) -> dict[str, str]:
 
 
 def publication_details(publication: Publication) -> Table:
-    return _pairs(publication_rows(publication))
+    return pairs(publication_rows(publication))
 
 
 def event_line(event: Event) -> str:
@@ -287,7 +288,7 @@ def dataset_details(dataset: Dataset, statistics: Mapping[str, Any]) -> Table:
         rows["tokens"] = _lengths(tokens["tokens"]) + ("" if tokens["is_whole"] else " (of the first rows)")
         seq_len, num_longer = tokens["seq_len"], tokens["num_longer"]
         rows["windows"] = f"{tokens['num_windows']:,} of {seq_len} tokens; {num_longer:,} rows are longer"
-    return _pairs(rows)
+    return pairs(rows)
 
 
 def inspection_details(found: Inspection) -> Group:
@@ -314,14 +315,15 @@ def inspection_details(found: Inspection) -> Group:
         refused = (estimate.refused or {}).get("message", "")
         peak = megabytes(estimate.peak_memory_bytes) if estimate.peak_memory_bytes else ""
         table.add_row(estimate.preset, peak, sizes or refused)
-    return Group(_pairs(about), "", table) if found.estimates else Group(_pairs(about))
+    return Group(pairs(about), "", table) if found.estimates else Group(pairs(about))
 
 
 def _lengths(lengths: Mapping[str, Any]) -> str:
     return f"{lengths['sum']:,}; per row {lengths['min']:,} to {lengths['max']:,}, median {lengths['median']:,}"
 
 
-def _pairs(rows: Mapping[str, str | Text]) -> Table:
+def pairs(rows: Mapping[str, str | Text]) -> Table:
+    """Return a table of names and values, without those that are empty."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")

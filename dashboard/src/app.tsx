@@ -13,6 +13,7 @@ type Page = ComponentType<{ place: Place; id: string }>;
 
 const Run = lazy(() => import("./pages/run/run"));
 const NewJob = lazy(() => import("./pages/new-job/new-job"));
+const Models = lazy(() => import("./pages/models/models"));
 const Compare = lazy(() => import("./pages/compare/compare"));
 const Workers = lazy(() => import("./pages/workers"));
 const Datasets = lazy(() => import("./pages/datasets"));
@@ -25,6 +26,7 @@ const ROUTES: [RegExp, Page][] = [
   [/^\/(?:jobs\/?)?$/, Runs],
   [/^\/jobs\/new$/, NewJob],
   [/^\/jobs\/(job_[0-9a-f]{32})$/, Run],
+  [/^\/models$/, Models],
   [/^\/compare$/, Compare],
   [/^\/workers$/, Workers],
   [/^\/datasets$/, Datasets],
@@ -37,6 +39,7 @@ const ROUTES: [RegExp, Page][] = [
 const MENU: [string, string, string?][] = [
   ["/", "Runs"],
   ["/jobs/new", "New job", "jobs:write"],
+  ["/models", "Models"],
   ["/compare", "Compare"],
   ["/datasets", "Datasets"],
   ["/workers", "Workers", "operator"],

@@ -21,7 +21,7 @@ DEFAULT_RECOVERY = 0.98
 
 
 class Goal(Settings):
-    """A description of what the result is for. The job chooses the scheme of each layer, the KV cache and the algorithms.
+    """A description of what the result is for. The job chooses each layer's scheme, the KV cache and the algorithms.
 
     ``device`` is a name (``h100``) or the memory of a GPU (``24GB``), on which the weights and the KV cache of
     ``context`` tokens must fit. ``max_size`` limits the weight files. ``min_recovery`` is the share of the probability

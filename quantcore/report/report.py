@@ -155,6 +155,7 @@ def _quality_in_short(quality: Quality | None) -> dict[str, Any]:
         "perplexity_after": quality and quality.after.token_perplexity.value,
         "perplexity_ratio": quality and quality.ratio.value,
         "kl_mean": quality and quality.divergence.kl_mean.value,
+        "kl_stderr": quality and quality.divergence.kl_mean.stderr,
     }
 
 

@@ -93,6 +93,7 @@ class Summary(Record):
     perplexity_after: Number | None
     perplexity_ratio: Number | None
     kl_mean: Number | None
+    kl_stderr: Annotated[Number | None, Field(description="Standard error of kl_mean.")] = None
     verdict: Verdict | None = None
     worst_layer: WorstLayer
     num_layers_quantized: int

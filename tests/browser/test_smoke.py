@@ -14,6 +14,7 @@ from tests.support.models import tiny_model
 PAGES = {
     "/": "Runs",
     "/jobs/new": "New job",
+    "/models": "Models",
     "/compare": "Compare",
     "/datasets": "Datasets",
     "/workers": "Workers",

@@ -139,6 +139,31 @@ def test_a_result_is_tried_beside_its_original(
     expect(page.get_by_role("button", name="Start a new chat")).to_be_visible()
 
 
+def test_the_results_of_a_model_are_walked(
+    signed_in: Page, finished: list[Job], client: Client, check_accessible: Callable[[Page], None]
+) -> None:
+    page, first = signed_in, finished[0]
+    assert first.artifact and first.artifact.path
+    client.cancel(client.submit(Path(first.artifact.path), config="int8_dynamic", calibration=CALIBRATION).id)
+    page.goto(f"/ui/jobs/{first.id}")
+    page.get_by_role("link", name=str(first.model["path"])).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("model")
+    expect(page.get_by_role("img", name="KL divergence and size of each result")).to_be_visible()
+    row = page.get_by_role("row").filter(has_text="as fp8")
+    expect(row).to_contain_text("±")
+    check_accessible(page)
+    row.get_by_role("link", name=f"job_…{first.id[-6:]}").click()
+    expect(page.get_by_text("This model is the result of run")).to_be_visible()
+    expect(page.get_by_text("No run of this model has succeeded yet")).to_be_visible()
+    check_accessible(page)
+    page.get_by_role("link", name="Models", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Models")
+    expect(page.get_by_role("link", name="model", exact=True).first).to_be_visible()
+    check_accessible(page)
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+
+
 def test_a_running_job_is_cancelled_in_the_list(signed_in: Page, stack: LocalStack, client: Client) -> None:
     page = signed_in
     jobs = [

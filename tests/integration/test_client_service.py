@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from api.store.accounts import projects
+from api.store.engine import Sessions
+from api.store.queue import lineage
 from bitfoundry.client.service import Client
 from bitfoundry.commands import main as cli
 from bitfoundry.errors import ApiError
@@ -78,6 +81,11 @@ def test_the_client_speaks_the_whole_contract(service: Client, make_model: MakeM
     assert [job.id for job in service.list(text="TWO", created_after=first.created_at)] == [second.id]
     assert list(service.list(created_before=first.created_at)) == []
     assert service.summary(text="one").by_state["queued"] == 1
+    assert [(used.name, used.num_jobs, used.best) for used in service.models(page_size=1)] == [(str(model), 2, None)]
+    assert service.results_of(model).data == []
+    with pytest.raises(ApiError) as unused:
+        service.results_of("org/name")
+    assert (unused.value.status, unused.value.code) == (404, "model_not_used")
 
     assert service.edit(first.id, {"priority": 9}).priority == 9
     with pytest.raises(ApiError) as changed:
@@ -165,9 +173,10 @@ def test_the_commands_speak_the_whole_contract(
 
 
 def test_the_commands_follow_a_job(
-    command: Callable[..., Any], make_model: MakeModel, start_here: Callable[..., Supervisor]
+    command: Callable[..., Any], make_model: MakeModel, start_here: Callable[..., Supervisor], sessions: Sessions
 ) -> None:
-    job = command(f"submit {make_model(mode='steady', log='ERROR bad')} -c fp8")
+    model = make_model(mode="steady", log="ERROR bad")
+    job = command(f"submit {model} -c fp8")
     started = time.monotonic()
     threading.Timer(0.5, start_here).start()
     lines = command(f"logs {job['id']} --follow")
@@ -178,6 +187,12 @@ def test_the_commands_follow_a_job(
     assert [line["text"] for line in [command(f"logs {job['id']} --level error")]] == ["ERROR bad"]
     events = command(f"events {job['id']} --follow --kind state_changed")
     assert [event["data"]["state"] for event in events] == ["queued", "running", "succeeded"]
+    assert [each["num_results"] for each in command("models")] == [1]
+    assert [each["job_id"] for each in command(f"models {model}")["data"]] == [job["id"]]
+    inside = command(f"show {job['id']}")["artifact"]["path"] + "/quark"
+    with sessions.begin() as session:
+        parents = lineage.find_parents(session, projects.DEFAULT, [inside])
+    assert parents == {inside: lineage.Parent(job["id"], str(model))}
 
 
 def test_the_commands_about_accounts(

@@ -49,6 +49,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
     """A route that comes or goes is a change of the contract: it belongs into the changelog, too."""
     assert set(operations(document)) == {
         "POST /v1/plans", "GET /v1/presets", "GET /v1/config-schema", "GET /v1/models/inspect",
+        "GET /v1/models", "GET /v1/models/results",
         "POST /v1/jobs", "GET /v1/jobs", "GET /v1/jobs/summary",
         f"GET {JOB}", f"PATCH {JOB}", f"DELETE {JOB}", f"POST {JOB}/clone",
         *(f"POST {JOB}/{action}" for action in ("cancel", "pause", "resume", "retry")),

@@ -59,6 +59,10 @@ def _one_of(column: str, values: object) -> str:
 
 
 NODES = "COALESCE((spec ->> 'nodes')::smallint, 1)"
+SOURCE = "COALESCE(model ->> 'id', model ->> 'path')"
+"""The name of a job's model: its id on the Hub, or its path on the server."""
+PARENT = "substring(model ->> 'path', '/(job_[0-9a-f]{32})/')"
+"""The id of the job in whose artifact the model lies, if it lies in one: artifacts are in ``<job id>/<hash>``."""
 FENCE = Sequence("fence_seq", metadata=Base.metadata, data_type=BigInteger)
 
 
@@ -280,6 +284,15 @@ class Job(Base):
         Index(
             "ix_job_open", "project_id", "state", postgresql_where=text(f"NOT ({_one_of('state', FINAL)})")
         ),  # for quotas
+        Index(
+            "ix_job_results",
+            "project_id",
+            text(SOURCE),
+            text("finished_at DESC"),
+            text("id DESC"),
+            postgresql_where=text(f"state = '{State.SUCCEEDED}'"),
+        ),
+        Index("ix_job_parent", text(PARENT), postgresql_where=text(f"{PARENT} IS NOT NULL")),
         Index("ix_job_sweep_id", "sweep_id", postgresql_where=text("sweep_id IS NOT NULL")),
         Index("ix_job_dataset_id", "dataset_id", postgresql_where=text("dataset_id IS NOT NULL")),
         Index(

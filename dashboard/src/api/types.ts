@@ -38,6 +38,12 @@ export type Gate = Schemas["GateResult"];
 export type Chat = Schemas["ChatOut"];
 export type ChatTurn = Schemas["TurnOut"];
 export type ChatAnswer = Schemas["Answer"];
+export type UsedModel = Schemas["ModelOut"];
+export type ModelPage = Schemas["ModelPage"];
+export type ModelResult = Schemas["ResultOut"];
+export type ResultPage = Schemas["ResultPage"];
+export type ResultBrief = Schemas["ResultBrief"];
+export type Recipe = Schemas["RecipeOut"];
 export type List<T> = { data: T[] };
 
 // Types of what is untyped in the OpenAPI document, with the fields that the pages show.

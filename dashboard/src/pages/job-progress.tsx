@@ -52,14 +52,21 @@ export function SizeChange({ job }: { job: Job }) {
   );
 }
 
-/** The level of a result, and what keeps it from a better one; marked by a sign and a word, not by colour alone. */
-export function VerdictText({ verdict: { level, reason, advice } }: { verdict: NonNullable<Summary["verdict"]> }) {
+/** The level of a result, marked by a sign and a word, not by colour alone. */
+export function VerdictLevel({ level }: { level: string }) {
   const isFine = level === "faithful" || level === "good";
   return (
+    <strong className={isFine ? undefined : "error"}>
+      {isFine ? "✓" : "✕"} {level}
+    </strong>
+  );
+}
+
+/** The level of a result, and what keeps it from a better one. */
+export function VerdictText({ verdict: { level, reason, advice } }: { verdict: NonNullable<Summary["verdict"]> }) {
+  return (
     <>
-      <strong className={isFine ? undefined : "error"}>
-        {isFine ? "✓" : "✕"} {level}
-      </strong>
+      <VerdictLevel level={level} />
       <div className="sub">{reason}</div>
       {advice && <div className="sub">{advice}</div>}
     </>

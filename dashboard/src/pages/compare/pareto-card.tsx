@@ -23,11 +23,11 @@ export function ParetoCard({ jobs, names }: { jobs: Job[]; names: Map<string, st
       results.map((result, look) => ({
         name: result.name,
         look,
-        points: [{ x: result.bytes, y: result.perplexity, name: result.name, error: result.stderr }],
+        points: [{ x: result.bytes, y: result.loss, name: result.name, error: result.stderr }],
       })),
     [results],
   );
-  const path = useMemo(() => front.map(({ bytes, perplexity }) => ({ x: bytes, y: perplexity })), [front]);
+  const path = useMemo(() => front.map(({ bytes, loss }) => ({ x: bytes, y: loss })), [front]);
   if (results.length < 2) return null;
   return (
     <section className="card">
@@ -60,7 +60,7 @@ export function ParetoCard({ jobs, names }: { jobs: Job[]; names: Map<string, st
               <td>{result.name}</td>
               <td className="number">{formatBytes(result.bytes)}</td>
               <td className="number">
-                {formatNumber(result.perplexity, 5)}
+                {formatNumber(result.loss, 5)}
                 {result.stderr ? ` ± ${formatNumber(result.stderr, 2)}` : ""}
               </td>
               <td>{front.includes(result) ? "✓ Yes" : "No"}</td>
@@ -81,5 +81,5 @@ async function readStderr(id: string, signal: AbortSignal): Promise<number | und
 function resultOf(job: Job, name: string, stderr: number | undefined): Result[] {
   const summary = summaryOf(job);
   if (summary?.perplexity_after == null) return [];
-  return [{ id: job.id, name, bytes: summary.size_after_bytes, perplexity: summary.perplexity_after, stderr }];
+  return [{ id: job.id, name, bytes: summary.size_after_bytes, loss: summary.perplexity_after, stderr }];
 }

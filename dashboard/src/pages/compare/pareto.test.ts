@@ -1,7 +1,7 @@
 import { expect, it } from "vitest";
 import { paretoFront } from "./pareto";
 
-const run = (id: string, bytes: number, perplexity: number) => ({ id, name: id, bytes, perplexity });
+const run = (id: string, bytes: number, loss: number) => ({ id, name: id, bytes, loss });
 
 it("keeps what no other run beats in both", () => {
   const front = paretoFront([

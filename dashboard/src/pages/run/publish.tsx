@@ -21,7 +21,7 @@ const LOOKS: Record<string, [string, string]> = {
   failed: ["bad", "✕ Failed"],
 };
 
-export const publicationText = ({ state }: Publication) => LOOKS[state]?.[1] ?? state;
+export const publicationText = ({ state }: Pick<Publication, "state">) => LOOKS[state]?.[1] ?? state;
 
 /** Where the artifact is published, and a button to publish it. */
 export function Publish({ job }: { job: Job }) {
@@ -53,6 +53,16 @@ export function Publish({ job }: { job: Job }) {
   );
 }
 
+/** An address as a link if a browser can open it. */
+export function PublishedAt({ address }: { address: string }) {
+  if (!address.startsWith("https://")) return <span>{address}</span>;
+  return (
+    <a href={address} rel="noreferrer">
+      {address}
+    </a>
+  );
+}
+
 function Shown({ publication }: { publication: Publication }) {
   const [tone, text] = LOOKS[publication.state] ?? ["quiet", publication.state];
   const { target, url } = publication;
@@ -62,13 +72,7 @@ function Shown({ publication }: { publication: Publication }) {
     <>
       <p className="row">
         <span className={`state ${tone}`}>{text}</span>
-        {url?.startsWith("https://") ? (
-          <a href={url} rel="noreferrer">
-            {url}
-          </a>
-        ) : (
-          <span>{url ?? String(target.repo_id ?? target.to)}</span>
-        )}
+        <PublishedAt address={url ?? String(target.repo_id ?? target.to)} />
         {publication.revision && <code>{publication.revision.slice(0, 12)}</code>}
         <Time at={publication.finished_at} />
       </p>

@@ -10,6 +10,7 @@ import { announce } from "../../ui/announcer";
 import { Bar, Failure, Loading, scrollable, TabPanel, Tabs, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, STATES, StateLabel } from "../../ui/states";
 import { formatProgress } from "../job-progress";
+import { modelAddress } from "../models/results";
 import { RunActions } from "./actions";
 import { Artifacts } from "./artifacts";
 import { TryIt } from "./chat";
@@ -58,8 +59,10 @@ export default function Run({ id, place: { search, path } }: { id: string; place
         <StateLabel state={job.state} />
         <code>{job.id}</code>
         <span className="faint">
-          {modelOf(job)} · {schemeOf(job)} · submitted by {job.submitted_by?.name ?? OPERATOR} ·{" "}
-          <Time at={job.created_at} />
+          <Link to={modelAddress(modelOf(job))} title="Results of this model">
+            {modelOf(job)}
+          </Link>{" "}
+          · {schemeOf(job)} · submitted by {job.submitted_by?.name ?? OPERATOR} · <Time at={job.created_at} />
           {job.attempt > 1 && ` · attempt ${job.attempt}`}
         </span>
         {job.cloned_from && <Link to={`/jobs/${job.cloned_from}`}>Cloned from {shortId(job.cloned_from)}</Link>}

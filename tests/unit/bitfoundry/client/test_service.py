@@ -262,3 +262,20 @@ def test_a_loopback_service_is_not_asked_through_a_proxy(monkeypatch: pytest.Mon
     with Client("http://127.0.0.1:1", "bf_key") as client, pytest.raises(ApiError, match=r"127\.0\.0\.1:1 does not"):
         client.get("job_1")
     assert client._service.trusts_environment is False
+
+
+def test_results_of_a_model_come_from_all_pages() -> None:
+    result = {"job_id": "job_1", "finished_at": "2026-11-21T12:00:00Z", "recipe": {"preset": "fp8"}}
+    pages = [
+        {"model": "org/name", "derived_from": None, "data": [result | {"kl_mean": kl}], "next_cursor": more}
+        for kl, more in ((0.1, "c"), (0.2, None))
+    ]
+    client, asked = answering(
+        *(httpx2.Response(200, json=page | {"has_more": bool(page["next_cursor"])}) for page in pages)
+    )
+    found = client.results_of("org/name")
+    assert [each.kl_mean for each in found.data] == [0.1, 0.2]
+    assert found.data[0].recipe.preset == "fp8"
+    assert [dict(request.url.params) for request in asked] == [
+        {"model": "org/name", "limit": "100"}, {"model": "org/name", "limit": "100", "cursor": "c"},
+    ]  # fmt: skip

@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from bitfoundry.client.answers import ArtifactFile, Event, Job, KeptTensor, LogLine, Plan, Summary, Sweep
+from bitfoundry.client.answers import (
+    ArtifactFile,
+    Event,
+    Job,
+    KeptTensor,
+    LogLine,
+    ModelResults,
+    Plan,
+    Summary,
+    Sweep,
+    UsedModel,
+)
 from bitfoundry.client.connection import Connection
 from bitfoundry.client.user_config import UserConfig
 from bitfoundry.commands import main as cli
@@ -100,6 +111,8 @@ class FakeClient:
                 "artifacts": [ArtifactFile(path="a", bytes=1, sha256="0")],
                 "download": args[1] if len(args) > 1 else None,
                 "plan": PLAN,
+                "models": iter([UsedModel(name="/m", num_jobs=2, num_results=0, active_at="2026-11-21T12:00:00Z")]),
+                "results_of": ModelResults(model="/m", data=[]),
             }
             return answers.get(name, JOB)
 
@@ -134,6 +147,8 @@ COMMANDS: list[list[str]] = [
     ["sweep", "cancel", "swp_1"],
     ["presets"],
     ["download", "job_1"],
+    ["models"],
+    ["models", "/m"],
 ]
 
 

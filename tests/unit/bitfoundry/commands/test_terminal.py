@@ -10,6 +10,7 @@ from bitfoundry.client.answers import ArtifactRef, Dataset, Job, JobError, Progr
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import WORKER_COLUMNS
 from quantcore import events
+from tests.support.terminals import shown
 
 SUMMARY: dict[str, Any] = {
     "size_before_bytes": 269_000_000,
@@ -35,12 +36,6 @@ def job_with(**fields: Any) -> Job:
         "created_at": "2026-11-21T12:00:00Z",
     }
     return Job.model_validate(given | fields)
-
-
-def shown(what: RenderableType, width: int = 80) -> str:
-    console = Console(file=StringIO(), width=width, markup=terminal.out._markup)
-    console.print(what)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
 def test_three_results_fit_80_characters() -> None:

@@ -25,7 +25,7 @@ def newer() -> dict:
     use = {"peak_memory_bytes": 1, "planned_peak_memory_bytes": 2}
     data["summary"] |= {
         "executor": "streamed", "failed_tasks": {"gsm8k": "no"}, "ranks": RANKS,
-        "memory_by_phase": {"quantize": use, "verify": use},
+        "memory_by_phase": {"quantize": use, "verify": use}, "kl_stderr": 0.01,
     }  # fmt: skip
     data["mix"] = None
     data["proof"]["quark"]["consumer_check"] = {"consumer": "Transformers 5", "logit_difference": 0.0, "of_twin": True}

@@ -1,0 +1,157 @@
+import { useMemo, useState } from "react";
+import { get } from "../../api/client";
+import { useQuery } from "../../api/query";
+import type { ModelResult, ResultPage } from "../../api/types";
+import { Scatter } from "../../charts/scatter";
+import { formatBytes, formatNumber, formatPercent, shortId } from "../../format";
+import { LABELS } from "../../labels";
+import { Link, withParams } from "../../router";
+import { Empty, Pending, scrollable, Time, Title } from "../../ui/basics";
+import { paretoFront } from "../compare/pareto";
+import { VerdictLevel } from "../job-progress";
+import { PublishedAt, publicationText } from "../run/publish";
+import { byVerdict, measured, modelAddress, modelText, recipeText } from "./results";
+
+const EVERY_MS = 10_000;
+
+/** The results of one model over time, what the model came from, and what was made of its results. */
+export function ModelLineage({ model, search }: { model: string; search: URLSearchParams }) {
+  const params = { model, cursor: search.get("cursor"), limit: 100 };
+  const query = useQuery(
+    `results ${JSON.stringify(params)}`,
+    (signal) => get<ResultPage>("/v1/models/results", params, signal),
+    { everyMs: EVERY_MS },
+  );
+  const page = query.data;
+  return (
+    <>
+      <Title>{modelText(model)}</Title>
+      <p className="row">
+        <code className="wrap">{model}</code>
+        <Link to={`/${withParams(new URLSearchParams(), { model })}`}>All runs of this model</Link>
+        <Link to="/models">All models</Link>
+      </p>
+      {page?.derived_from && (
+        <p>
+          This model is the result of run{" "}
+          <Link to={`/jobs/${page.derived_from.job_id}`}>{shortId(page.derived_from.job_id)}</Link>, which quantized{" "}
+          <Link to={modelAddress(page.derived_from.model)}>{modelText(page.derived_from.model)}</Link>.
+        </p>
+      )}
+      <Pending query={query} />
+      {page?.data.length === 0 && (
+        <Empty>
+          <p>No run of this model has succeeded yet. Its results appear here, with their sizes and their quality.</p>
+        </Empty>
+      )}
+      {page && page.data.length > 0 && (
+        <>
+          <SizeAndQuality results={page.data} />
+          <ResultTable results={page.data} />
+        </>
+      )}
+      <div className="row spread">
+        {params.cursor ? <Link to={modelAddress(model)}>← Newest</Link> : <span />}
+        {page?.next_cursor && <Link to={`/models${withParams(search, { cursor: page.next_cursor })}`}>Older →</Link>}
+      </div>
+    </>
+  );
+}
+
+function SizeAndQuality({ results }: { results: ModelResult[] }) {
+  const [picked, setPicked] = useState<string | null>(null);
+  const points = useMemo(() => measured(results), [results]);
+  const series = useMemo(() => byVerdict(points), [points]);
+  const front = useMemo(() => paretoFront(points).map(({ bytes, loss }) => ({ x: bytes, y: loss })), [points]);
+  if (points.length < 2) return null;
+  return (
+    <section className="card">
+      <h2>Size vs. quality</h2>
+      <Scatter
+        label="KL divergence and size of each result; lower is better for both"
+        series={series}
+        xLabel="size"
+        yLabel="KL divergence"
+        formatX={formatBytes}
+        formatY={(value) => formatNumber(value, 3)}
+        radius={5}
+        front={front}
+        onPick={setPicked}
+        picked={picked}
+      />
+    </section>
+  );
+}
+
+function ResultTable({ results }: { results: ModelResult[] }) {
+  return (
+    <div className="table" ref={scrollable}>
+      <table>
+        <thead>
+          <tr>
+            <th>Run</th>
+            <th>Recipe</th>
+            <th className="number">Size</th>
+            <th>Verdict</th>
+            <th className="number">{LABELS.klMean}</th>
+            <th>Finished</th>
+            <th>Published</th>
+            <th>Quantized again</th>
+          </tr>
+        </thead>
+        <tbody>
+          {results.map((result) => (
+            <Row key={result.job_id} result={result} />
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Row({ result }: { result: ModelResult }) {
+  const { job_id: id, size_before_bytes: before, size_after_bytes: after, publication } = result;
+  return (
+    <tr>
+      <td>
+        <Link to={`/jobs/${id}`} title={id}>
+          {result.name ?? shortId(id)}
+        </Link>
+        {result.cloned_from && (
+          <div className="sub">
+            clone of <Link to={`/jobs/${result.cloned_from}`}>{shortId(result.cloned_from)}</Link>
+          </div>
+        )}
+      </td>
+      <td>
+        {recipeText(result.recipe)}
+        <div className="sub">{result.export.join(", ")}</div>
+      </td>
+      <td className="number">
+        {formatBytes(after)}
+        {before != null && after != null && <div className="sub">{formatPercent(after / before - 1, 0)}</div>}
+      </td>
+      <td className="nowrap">{result.verdict ? <VerdictLevel level={result.verdict} /> : "not measured"}</td>
+      <td className="number">
+        {formatNumber(result.kl_mean, 3)}
+        {result.kl_stderr != null && <div className="sub">± {formatNumber(result.kl_stderr, 2)}</div>}
+      </td>
+      <td className="nowrap">
+        <Time at={result.finished_at} />
+        {result.sha && <div className="sub">commit {result.sha.slice(0, 7)}</div>}
+      </td>
+      <td className="wrap">
+        {publication && (publication.url ? <PublishedAt address={publication.url} /> : publicationText(publication))}
+      </td>
+      <td>
+        {result.derived_models.map((model) => (
+          <div key={model}>
+            <Link to={modelAddress(model)} title={model}>
+              {modelText(model)}
+            </Link>
+          </div>
+        ))}
+      </td>
+    </tr>
+  );
+}

@@ -1,0 +1,116 @@
+import { get } from "../../api/client";
+import { useQuery } from "../../api/query";
+import type { ModelPage, ResultBrief, UsedModel } from "../../api/types";
+import { formatBytes } from "../../format";
+import { Link, type Place, withParams } from "../../router";
+import { useSession } from "../../sign-in";
+import { Code, Empty, Pending, scrollable, Time, Title } from "../../ui/basics";
+import { VerdictLevel } from "../job-progress";
+import { ModelLineage } from "./lineage";
+import { modelAddress, modelText, recipeText } from "./results";
+
+const EVERY_MS = 10_000;
+
+/** The models that jobs used; with the parameter `model`, the results of one of them. */
+export default function Models({ place: { search } }: { place: Place }) {
+  const model = search.get("model");
+  return model ? <ModelLineage key={model} model={model} search={search} /> : <ModelList search={search} />;
+}
+
+function ModelList({ search }: { search: URLSearchParams }) {
+  const params = { cursor: search.get("cursor"), limit: 50 };
+  const query = useQuery(`models ${JSON.stringify(params)}`, (signal) => get<ModelPage>("/v1/models", params, signal), {
+    everyMs: EVERY_MS,
+  });
+  return (
+    <>
+      <Title>Models</Title>
+      <Pending query={query} />
+      {query.data?.data.length === 0 && <NoModels />}
+      {query.data && query.data.data.length > 0 && <ModelTable models={query.data.data} />}
+      <div className="row spread">
+        {params.cursor ? <Link to="/models">← Newest</Link> : <span />}
+        {query.data?.next_cursor && (
+          <Link to={`/models${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>
+        )}
+      </div>
+    </>
+  );
+}
+
+function ModelTable({ models }: { models: UsedModel[] }) {
+  return (
+    <div className="table" ref={scrollable}>
+      <table>
+        <thead>
+          <tr>
+            <th>Model</th>
+            <th className="number">Runs</th>
+            <th className="number">Results</th>
+            <th>Best result</th>
+            <th>Newest result</th>
+            <th>Last activity</th>
+          </tr>
+        </thead>
+        <tbody>
+          {models.map((model) => (
+            <tr key={model.name}>
+              <td>
+                <Link to={modelAddress(model.name)}>{modelText(model.name)}</Link>
+                <div className="sub wrap">{model.name}</div>
+                {model.derived_from && (
+                  <div className="sub">
+                    from <Link to={modelAddress(model.derived_from.model)}>{modelText(model.derived_from.model)}</Link>
+                  </div>
+                )}
+              </td>
+              <td className="number">{model.num_jobs}</td>
+              <td className="number">{model.num_results}</td>
+              <td>
+                <Brief result={model.best} />
+              </td>
+              <td>
+                <Brief result={model.newest} />
+              </td>
+              <td className="nowrap">
+                <Time at={model.active_at} />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Brief({ result }: { result: ResultBrief | null }) {
+  if (!result) return <>–</>;
+  return (
+    <>
+      <Link to={`/jobs/${result.job_id}`}>{recipeText(result.recipe)}</Link>
+      <div className="sub">
+        {formatBytes(result.size_after_bytes)} {result.verdict && <VerdictLevel level={result.verdict} />}
+      </div>
+    </>
+  );
+}
+
+function NoModels() {
+  const mayWrite = useSession().can("jobs:write");
+  return (
+    <Empty>
+      <p>No models yet. A model appears here with its first job, and its results are compared over time.</p>
+      {mayWrite && (
+        <>
+          <p>
+            <Link to="/jobs/new" className="button primary">
+              Create your first job
+            </Link>
+          </p>
+          <p>or on the command line, with a folder on the server or a model on the Hub:</p>
+          <Code text="bitfoundry submit org/name --quant_scheme w4a16 --wait" label="Command that submits a job" />
+        </>
+      )}
+    </Empty>
+  );
+}

@@ -1,0 +1,68 @@
+import { expect, it } from "vitest";
+import type { ModelResult, Recipe } from "../../api/types";
+import { byVerdict, measured, modelAddress, modelText, recipeText } from "./results";
+
+const RECIPE: Recipe = { preset: null, mix: null, goal: null, algorithms: [] };
+
+const result = (fields: Partial<ModelResult>): ModelResult => ({
+  job_id: "job_01a200dc5edf7cfaa251b183f95c582d",
+  name: null,
+  finished_at: "2026-11-22T08:00:00Z",
+  recipe: { ...RECIPE, preset: "fp8" },
+  sha: null,
+  export: ["quark"],
+  size_before_bytes: 200,
+  size_after_bytes: 100,
+  verdict: "good",
+  kl_mean: 0.05,
+  kl_stderr: 0.001,
+  perplexity_ratio: 1.01,
+  cloned_from: null,
+  publication: null,
+  derived_models: [],
+  ...fields,
+});
+
+it("says in short what a result was made with", () => {
+  expect(recipeText({ ...RECIPE, preset: "w4a16", algorithms: ["smooth", "gptq"] })).toBe("w4a16 + smooth + gptq");
+  expect(recipeText({ ...RECIPE, mix: { schemes: ["w4a16", "keep"], max_bits: 5 } })).toBe("mix of w4a16, keep");
+  expect(recipeText({ ...RECIPE, goal: { runtime: "vllm", device: "24GB" }, algorithms: null })).toBe(
+    "goal: vLLM on 24GB",
+  );
+  expect(recipeText(RECIPE)).toBe("custom");
+});
+
+it("keeps the slashes and signs of a name out of the address", () => {
+  expect(modelAddress("/models/a&b #1")).toBe("/models?model=%2Fmodels%2Fa%26b%20%231");
+});
+
+it("names a model in an artifact after the run that made it", () => {
+  const folder = `/data/artifacts/job_01a200dc5edf7cfaa251b183f95c582d/${"a".repeat(64)}`;
+  expect(modelText(folder)).toBe("job_…5c582d");
+  expect(modelText(`${folder}/quark`)).toBe("job_…5c582d/quark");
+  expect(modelText("/models/tiny")).toBe("tiny");
+  expect(modelText("org/name")).toBe("name");
+});
+
+it("charts only what was measured, with its error", () => {
+  const points = measured([
+    result({ name: "one" }),
+    result({ kl_mean: null }),
+    result({ size_after_bytes: null }),
+    result({ kl_mean: 0, kl_stderr: null, verdict: null }),
+  ]);
+  expect(points.map(({ name, bytes, loss, stderr, level }) => [name, bytes, loss, stderr, level])).toEqual([
+    ["one (job_…5c582d)", 100, 0.05, 0.001, "good"],
+    ["fp8 (job_…5c582d)", 100, 0, undefined, "no verdict"],
+  ]);
+});
+
+it("gives each verdict a series, the best first, and always the same look", () => {
+  const series = byVerdict(
+    measured([result({ verdict: "broken" }), result({ verdict: "faithful" }), result({ verdict: "broken" })]),
+  );
+  expect(series.map(({ name, look, points }) => [name, look, points.length])).toEqual([
+    ["faithful", 0, 1],
+    ["broken", 3, 2],
+  ]);
+});
