@@ -3,7 +3,8 @@
 One pass over the float model estimates what the rounding of every layer costs in each scheme that the runtime computes
 on the device (``mixed_precision.sensitivity``). The best mix of every size is a candidate. ``find_smallest`` chooses
 the few that are quantized as whole jobs, with their algorithms, proof and measurement. Only the best result so far is
-kept on disk. A search that was stopped continues: what was measured before is read, not repeated.
+kept on disk. What was measured before is read, not repeated: by this search if it was stopped, and by searches for
+other goals (``BaselineCache``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from quantcore.config.quantization import Config
 from quantcore.config.recipes import DEFAULT_EFFORT, Effort, algorithms_text, recipe
 from quantcore.config.task import Task, read_task
 from quantcore.errors import ConfigError
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import open_model
+from quantcore.evaluation.provenance import model_identity
 from quantcore.evaluation.verdict import DEVIATIONS
 from quantcore.events import Completed, Emit, PhaseStarted, Progress, silence
 from quantcore.goal.fitting import fit, megabytes
@@ -83,10 +86,14 @@ def run_goal(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
 
 @dataclass(frozen=True)
 class _Tried:
-    """A trial as it is remembered: its row of the report, whose ``is_chosen`` is not decided yet, and its folder."""
+    """A trial as it is remembered: its row of the report, whose ``is_chosen`` is not decided yet, and its folder.
+
+    ``run`` makes the folder, which is missing if only the row was remembered.
+    """
 
     row: GoalTrial
     folder: Path
+    run: Callable[[], dict[str, Any]]
 
     @property
     def loss(self) -> float:
@@ -113,7 +120,14 @@ class _Search:
         self.fit = fit(self.goal, self.model.headers, self.task.calibration, self.task.export)
 
     def run(self) -> None:
-        """Measure candidates until the search ends."""
+        """Measure candidates until the search ends; then make the files of the best one, if they are not there."""
+        self._search()
+        best = self._best()
+        if not self.ranks.share(best.folder.is_dir()):
+            row = GoalTrial.model_validate(self.ranks.share(best.run()))
+            self.tried[self.tried.index(best)] = replace(best, row=row)
+
+    def _search(self) -> None:
         units, outside = self._units()
         configs = {name: config for name, (config, _) in self.fit.plans.items()}
         frontier = [
@@ -180,10 +194,7 @@ class _Search:
         self.emit(PhaseStarted("trial"))
         self.emit(Progress("trial", len(self.tried), MAX_TRIALS, "candidate"))
         run = partial(self._run_trial, trial, mix, units)
-        self.tried.append(_Tried(GoalTrial.model_validate(self._once(name, run)), trial.output_dir))
-        if self._best() is self.tried[-1] and not self.ranks.share(trial.output_dir.is_dir()):
-            self._forget(name)  # an earlier search, for another goal, had a better one and dropped its files
-            self.tried[-1] = _Tried(GoalTrial.model_validate(self._once(name, run)), trial.output_dir)
+        self.tried.append(_Tried(GoalTrial.model_validate(self._once(name, run)), trial.output_dir, run))
         self._drop_all_but(self._best())
         return self.tried[-1].loss
 
@@ -206,7 +217,7 @@ class _Search:
         ).to_dict()  # fmt: skip
 
     def _once(self, name: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the JSON data that ``find`` gives on the first rank, or gave in an earlier run of this search.
+        """Return the JSON data that ``find`` gives on the first rank, or gave before, in this search or another one.
 
         A trial runs on all ranks.
         """
@@ -214,17 +225,14 @@ class _Search:
         before = json.loads(note.read_text("utf-8")) if self.ranks.is_first and note.exists() else None
         if before := self.ranks.share(before):
             return dict(before)
-        found = find() if self.ranks.is_first or name.startswith("trial") else {}
+        runs_here = self.ranks.is_first or name.startswith("trial")
+        cache = BaselineCache(model_identity(self.task), self.ranks)
+        found = cache.value({"goal": name}, lambda: find() if runs_here else {})
         if self.ranks.is_first:
             unfinished = note.with_suffix(".partial")
             unfinished.write_text(json.dumps(found), "utf-8")
             unfinished.replace(note)
         return self.ranks.share(found)
-
-    def _forget(self, name: str) -> None:
-        if self.ranks.is_first:
-            (self.work_dir / f"{name}.json").unlink()
-        self.ranks.wait()
 
     def _best(self) -> _Tried:
         """Return the smallest trial that meets the goal; if none does, the one that loses least."""

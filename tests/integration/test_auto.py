@@ -17,6 +17,7 @@ from quantcore.config.quantization import Config
 from quantcore.config.target_devices import DEVICES, Device
 from quantcore.config.task import Task
 from quantcore.errors import ConfigError
+from quantcore.evaluation.baseline_cache import VARIABLE
 from quantcore.events import Completed, Event, PhaseStarted
 from quantcore.goal import run as search
 from quantcore.goal.runtimes import USABLE_SHARE, kv_cache_bytes
@@ -135,6 +136,20 @@ def test_another_goal_runs_a_trial_again_whose_files_were_dropped(
     result, _, _ = find(task_for(model, tmp_path / "out", min_recovery=0.5))
     assert result.is_met and ran == [smallest, largest, smallest]
     assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_another_goal_starts_from_what_was_measured(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "known"))
+    best, *_ = find(task_for(model, tmp_path / "first", min_recovery="best"))
+    ran, run = [], job.run
+    monkeypatch.setattr(job, "run", lambda *given: ran.append(given[0].output_dir.name) or run(*given))
+    again, _, events = find(task_for(model, tmp_path / "second", min_recovery="best", max_size="1GB"))
+    assert PhaseStarted("sensitivity") not in events and len(ran) == 1  # only to make its files
+    assert [(trial.kl, trial.size_bytes) for trial in again.trials] == [(t.kl, t.size_bytes) for t in best.trials]
+    weights = [sha256(tmp_path / name / "model.safetensors") for name in ("first", "second")]
+    assert weights[0] == weights[1]
 
 
 def test_the_kv_cache_is_quantized_where_nothing_fits_otherwise(
