@@ -59,10 +59,16 @@ it("charts only what was measured, with its error", () => {
 
 it("gives each verdict a series, the best first, and always the same look", () => {
   const series = byVerdict(
-    measured([result({ verdict: "broken" }), result({ verdict: "faithful" }), result({ verdict: "broken" })]),
+    measured([
+      result({ verdict: "broken" }),
+      result({ verdict: null }),
+      result({ verdict: "faithful" }),
+      result({ verdict: "broken" }),
+    ]),
   );
   expect(series.map(({ name, look, points }) => [name, look, points.length])).toEqual([
     ["faithful", 0, 1],
     ["broken", 3, 2],
+    ["no verdict", 4, 1],
   ]);
 });
