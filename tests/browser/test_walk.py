@@ -54,7 +54,8 @@ def test_a_run_is_started_watched_and_proven(
     page.get_by_label("Calibration Sequence length").fill("128")
     page.get_by_label("Name", exact=True).fill("watched")
     page.get_by_label("Uniform").check()
-    page.get_by_label("compressed_tensors").check()
+    for name in ("quark", "compressed_tensors"):
+        page.get_by_label(name, exact=True).check()
     page.get_by_role("button", name="Start job").click()
     expect(page.get_by_role("heading", name="watched")).to_be_visible()
     state = page.locator("main .state").first
@@ -162,6 +163,39 @@ def test_the_results_of_a_model_are_walked(
     check_accessible(page)
     page.set_viewport_size({"width": 360, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+
+
+def test_from_the_three_questions_to_a_comparison_and_a_chat(
+    signed_in: Page, stack: LocalStack, finished: list[Job]
+) -> None:
+    page = signed_in
+    page.get_by_role("link", name="New job").first.click()
+    page.get_by_role("textbox", name="Path on the server").fill(str(stack.home.parent / "model"))
+    page.get_by_label("Where will it run?").select_option(label="Transformers")
+    page.get_by_label("Device").fill("cpu")
+    page.get_by_label("How large may it be?").fill("1GB")
+    page.get_by_label("How good must it be?").select_option(label="The best that fits")
+    page.get_by_label("Samples").fill("4")
+    page.get_by_label("Calibration Sequence length").fill("64")
+    page.get_by_label("Name", exact=True).fill("for a goal")
+    page.get_by_role("button", name="Start job").click()
+    expect(page.locator("main .state").first).to_contain_text("Succeeded", timeout=JOB_LIMIT_MS)
+
+    page.get_by_role("link", name="Runs", exact=True).click()
+    for name in ("for a goal", str(finished[0].name)):
+        page.get_by_label(f"Select {name}").check()
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_role("columnheader", name="for a goal").first).to_be_visible()
+    expect(page.get_by_role("img", name="Perplexity and size of each run")).to_be_visible()
+
+    page.get_by_role("link", name="for a goal").first.click()
+    page.get_by_role("tab", name="Try it").click()
+    page.get_by_role("button", name="Start chat").click()
+    page.get_by_role("textbox", name="Prompt").fill("for example")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("heading", name="Quantized")).to_be_visible()
+    page.get_by_role("button", name="End chat").click()
+    expect(page.get_by_text("You ended this chat.")).to_be_visible()
 
 
 def test_a_running_job_is_cancelled_in_the_list(signed_in: Page, stack: LocalStack, client: Client) -> None:
