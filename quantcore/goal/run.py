@@ -35,10 +35,10 @@ from quantcore.evaluation.provenance import model_identity
 from quantcore.evaluation.verdict import DEVIATIONS
 from quantcore.events import Completed, Emit, PhaseStarted, Progress, silence
 from quantcore.goal.fitting import fit, megabytes
-from quantcore.goal.search import Point, find_smallest, predict
 from quantcore.hub.download import fetch
 from quantcore.mixed_precision.choice import Mix, Option, Unit, mixes
 from quantcore.mixed_precision.command import bytes_outside_of, config_of, read_texts, units_of
+from quantcore.mixed_precision.search import Point, find_smallest, predict
 from quantcore.mixed_precision.sensitivity import Sensitivity
 from quantcore.model.kinds import Kind
 from quantcore.model.skeleton import kind_of
@@ -52,6 +52,8 @@ from quantcore.report.values import GoalPoint, GoalResult, GoalTrial, Report
 from quantcore.runtime.ranks import ALONE, Ranks
 
 MAX_TRIALS = 5
+LEFT_BY_GPTQ = 0.35
+"""Divergence that remains of the estimate of plain rounding, once GPTQ has run: see docs/benchmarks.md."""
 SHOWN_POINTS = 24
 """Number of sizes that the report's frontier shows."""
 ADVICE_STEPS = (1.1, 1.25, 0.9, 0.75)
@@ -141,7 +143,10 @@ class _Search:
         if most is None:
             self.measured = {last: measure("best", last)}
             return
-        found = find_smallest(self.points, most, partial(measure, DEFAULT_EFFORT), MAX_TRIALS, self._may_go_on)
+        found = find_smallest(
+            self.points, most, partial(measure, DEFAULT_EFFORT), MAX_TRIALS, may_go_on=self._may_go_on,
+            first_guess=LEFT_BY_GPTQ,
+        )  # fmt: skip
         if min(found.values()) > most and last in found and self._may_go_on():
             found[last] = min(found[last], measure("best", last))
         self.measured = found

@@ -1,4 +1,4 @@
-"""Chooses schemes for layers: the smallest loss for a size, or the smallest size for a loss. No torch.
+"""Chooses schemes for layers: the smallest loss for a size, and the best mix of every size. No torch.
 
 This is a knapsack problem with several choices for each item. For each unit only the schemes on the lower convex hull
 of (bytes, loss) are used. Steps along the hulls, in order of the loss saved for each byte, give a mix at every size
@@ -81,12 +81,6 @@ def of_size(units: Sequence[Unit], max_bytes: int) -> Mix:
         chosen[number] = better
         left -= cost
     return Mix(tuple(chosen))
-
-
-def of_loss(units: Sequence[Unit], max_loss: float) -> Mix:
-    """Return the smallest mix that loses at most ``max_loss``; the best mix if all lose more."""
-    frontier = mixes(units)
-    return next((mix for mix in frontier if mix.loss <= max_loss), frontier[-1])
 
 
 def hull(options: Sequence[Option]) -> list[Option]:

@@ -26,8 +26,9 @@ from quantcore.evaluation.quality import Quality
 from quantcore.evaluation.text import EvaluationText, of_windows
 from quantcore.events import Emit, PhaseStarted
 from quantcore.export import EXPORTERS, layouts_of
-from quantcore.mixed_precision.choice import Mix, Option, Unit, mixes, of_loss, of_size
+from quantcore.mixed_precision.choice import Mix, Option, Unit, mixes, of_size
 from quantcore.mixed_precision.schemes import Plans, plan_each
+from quantcore.mixed_precision.search import Point, find_smallest
 from quantcore.mixed_precision.sensitivity import Losses, Sensitivity
 from quantcore.mixed_precision.trial import Trial
 from quantcore.plan import planner as plan
@@ -36,7 +37,6 @@ from quantcore.reading.model import Model, read_model
 
 NUM_HELD_OUT = 12  # windows on which a mix is measured
 MAX_ROUNDS = 4  # measurements in the search for the mix with the largest allowed loss
-ENOUGH_SHARE = 0.9  # of the allowed divergence: the search ends at a mix that uses this share of it
 
 
 def mix(name: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Emit, *, export: str) -> dict[str, Any]:
@@ -187,27 +187,23 @@ def _within(
     if budget.max_divergence is None:
         chosen = of_size(units, bytes_of(budget, units, bytes_outside))
         return chosen, quality(chosen)
-    allowed = target = budget.max_divergence
-    tried: list[tuple[Mix, Quality]] = []
-    for _ in range(MAX_ROUNDS):
-        chosen = of_loss(units, target)
-        if any(chosen == before for before, _ in tried):
-            break
-        tried.append((chosen, quality(chosen)))
-        lost = _divergence(tried[-1][1])
-        if ENOUGH_SHARE * allowed <= lost <= allowed:
-            break
-        target *= allowed / max(lost, 1e-9)  # the estimate is wrong by about this factor
-    fitting = [pair for pair in tried if _divergence(pair[1]) <= allowed]
+    allowed = budget.max_divergence
+    frontier, qualities = mixes(units), dict[int, Quality]()
+
+    def measure(index: int) -> float:
+        qualities[index] = quality(frontier[index])
+        return _divergence(qualities[index])
+
+    measured = find_smallest([Point(mix.num_bytes, mix.loss) for mix in frontier], allowed, measure, MAX_ROUNDS)
+    fitting = [index for index, lost in measured.items() if lost <= allowed]
     if not fitting:
-        least = min(_divergence(measured) for _, measured in tried)
         raise ConfigError(
-            f"The best mix of these schemes that was found is {least:.2g} nats a token away from the original; "
-            f"{allowed:g} was asked for.",
+            f"The best mix of these schemes that was found is {min(measured.values()):.2g} nats a token away from the "
+            f"original; {allowed:g} was asked for.",
             code="budget_too_small",
             hint="Allow more, or give a scheme with more bits, or 'keep'.",
         )
-    return min(fitting, key=lambda pair: pair[0].num_bytes)
+    return frontier[min(fitting)], qualities[min(fitting)]
 
 
 def bytes_of(budget: MixConfig, units: Sequence[Unit], bytes_outside: int) -> int:

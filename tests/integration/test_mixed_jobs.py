@@ -115,7 +115,7 @@ def test_algorithms_are_applied_on_top(
 KILLS = {
     "in the first block": (writing.ResultWriter, "write", 2),
     "in the third block": (writing.ResultWriter, "write", 16),
-    "while it measures": (command, "_units", 1),
+    "while it measures": (command, "units_of", 1),
 }
 
 

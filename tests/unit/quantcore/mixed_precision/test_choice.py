@@ -12,7 +12,7 @@ from quantcore.config.job_spec import MixConfig, check_mix
 from quantcore.config.quantization import parse_config
 from quantcore.config.task import Task
 from quantcore.errors import ConfigError
-from quantcore.mixed_precision.choice import Mix, Option, Unit, hull, mixes, of_loss, of_size
+from quantcore.mixed_precision.choice import Mix, Option, Unit, hull, mixes, of_size
 from quantcore.mixed_precision.command import bytes_of
 from quantcore.mixed_precision.schemes import resolve
 
@@ -60,14 +60,6 @@ def test_a_step_that_does_not_fit_does_not_end_the_choice() -> None:
     large = Unit(0, ("a",), 1, (Option("few", 10, 1.0), Option("many", 110, 0.0)))
     small = Unit(1, ("b",), 1, (Option("few", 10, 0.01), Option("many", 20, 0.0)))
     assert [option.scheme for option in of_size([large, small], 60).chosen] == ["few", "many"]
-
-
-def test_the_smallest_mix_for_a_loss() -> None:
-    units = units_of(3)
-    every = mixes(units)
-    allowed = every[4].loss * 1.0001
-    assert of_loss(units, allowed) == every[4]
-    assert of_loss(units, 0.0) == every[-1], "the best there is where none is good enough"
 
 
 def test_what_is_larger_and_no_better_is_never_taken() -> None:

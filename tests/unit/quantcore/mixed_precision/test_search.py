@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from quantcore.goal.search import CLOSE_BY_LOSS, CLOSE_BY_SIZE, Point, find_smallest, predict
+from quantcore.mixed_precision.search import CLOSE_BY_LOSS, CLOSE_BY_SIZE, Point, find_smallest, predict
 
 POINTS = [Point(num_bytes=1000 + 10 * index, loss=0.5 * 0.96**index) for index in range(101)]
 
@@ -25,7 +25,11 @@ def test_the_answer_is_nearly_that_of_trying_all(max_loss: float) -> None:
         real = losses(seed)
         tried: list[int] = []
         measured = find_smallest(
-            POINTS, max_loss, lambda index, real=real, tried=tried: tried.append(index) or real[index], 8
+            POINTS,
+            max_loss,
+            lambda index, real=real, tried=tried: tried.append(index) or real[index],
+            8,
+            first_guess=0.35,
         )
         assert len(tried) == len(set(tried)) == len(measured)
         wanted = next((index for index, loss in enumerate(real) if loss <= max_loss), None)
@@ -45,12 +49,18 @@ def test_one_measurement_decides_if_even_the_best_is_too_bad() -> None:
     assert measured == {100: POINTS[100].loss}
 
 
+def test_the_last_measurement_is_that_of_the_largest_if_nothing_was_good_enough() -> None:
+    """An answer that exists is found, however wrong the estimates are."""
+    measured = find_smallest(POINTS, 0.05, lambda index: 0.01 if index == 100 else 0.2 - 1e-4 * index, 3)
+    assert measured[100] == 0.01 and len(measured) == 3
+
+
 def test_it_ends_with_the_smallest_if_that_is_good_enough() -> None:
     assert find_smallest(POINTS, 1.0, lambda index: 0.1, 8) == {0: 0.1}
 
 
 def test_it_stops_when_the_time_is_over_but_measures_once() -> None:
-    assert len(find_smallest(POINTS, 0.05, lambda index: POINTS[index].loss, 8, lambda: False)) == 1
+    assert len(find_smallest(POINTS, 0.05, lambda index: POINTS[index].loss, 8, may_go_on=lambda: False)) == 1
 
 
 def test_a_measurement_corrects_the_estimates_near_it() -> None:
