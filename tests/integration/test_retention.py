@@ -22,6 +22,7 @@ from api.store.queue.leases import Lease
 from api.store.queue.logs import NewLine
 from api.store.tables.jobs import Event, Job, LogLine, Project
 from tests.support.service import WorkerProcess
+from tests.support.waiting import wait_until
 
 Submit = Callable[..., str]
 
@@ -148,6 +149,7 @@ def test_a_job_that_runs_keeps_its_folder(
     task = RetentionTask(settings.model_copy(update={"keep_logs_days": 1e-9, "keep_jobs_days": 1000}), sessions)
     start_worker()
     wait_for(job_id, "running")
+    wait_until(lambda: counts(sessions, job_id)[1])  # its first event
     while (job := wait_for(job_id, "running", "succeeded")).state == "running":
         age(folder, days=400)
         task.purge()
