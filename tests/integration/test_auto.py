@@ -121,7 +121,9 @@ def test_another_goal_runs_a_trial_again_whose_files_were_dropped(
 
     def measuring(*places: int) -> None:
         monkeypatch.setattr(
-            search, "find_smallest", lambda points, most, measure, *_: {i: measure(i % len(points)) for i in places}
+            search,
+            "find_smallest",
+            lambda points, most, measure, *_, **__: {i: measure(i % len(points)) for i in places},
         )
 
     def stopped(*_: Any) -> None:
