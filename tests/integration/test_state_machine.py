@@ -243,7 +243,7 @@ MUTANTS: dict[str, tuple[ModuleType, str, str, str, tuple[str, ...]]] = {
     ),
     "claims ignore the state": (
         leases,
-        "claim",
+        "_due",
         "Job.state.in_(CLAIMABLE), ",
         "",
         ("cannot move", "does not wait", "uq_"),
