@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantcore.config.grouping import weight_grouping
-from quantcore.config.quantization import QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.config.quantization import (
+    CACHED_LAYERS,
+    Config,
+    QSchemeType,
+    QuantizationConfig,
+    QuantizationSpec,
+    ScaleType,
+)
 from quantcore.config.spec import SUPER_BLOCK
 from quantcore.errors import ConfigError
 
+USUAL_SHAPE = (4096, 4096)
 TOWERS, DRAFTS = "tower_quant_config", "draft_quant_config"
 GROUP_SIZES = (16, 32, 64, 96, 128, 192, 256, 512)
 
@@ -156,3 +164,15 @@ def _describe_activation(spec: QuantizationSpec) -> str:
     if spec.is_dynamic:
         text = text.replace("per_channel", "per_token")
     return f"{text} {'dynamic' if spec.is_dynamic else 'static'}"
+
+
+def usual_layers(config: Config) -> list[LayerPlan]:
+    """Return a layer of usual shape for all settings in ``config`` that have a weight."""
+    cached = {name: config.choose(name, "Linear")[0] for name in CACHED_LAYERS if config.kv_cache_quant_config}
+    beside = {name: getattr(config, name) for name in (TOWERS, DRAFTS)}
+    own = {"layer": config.global_quant_config, **config.layer_quant_config, **cached, **beside}
+    return [
+        LayerPlan(name, 0, USUAL_SHAPE, settings)
+        for name, settings in own.items()
+        if settings is not None and settings.weight is not None
+    ]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from quantcore.config.layer_plan import DRAFTS, TOWERS, LayerPlan
-from quantcore.config.quantization import CACHED_LAYERS, Config
+from quantcore.config.layer_plan import LayerPlan, usual_layers
+from quantcore.config.quantization import Config
 from quantcore.config.spec import Dtype, ScaleType
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import (
@@ -30,7 +30,6 @@ __all__ = [
     "config_json", "default_format", "encoded", "formats_for", "holds_codes", "layouts_of", "tensor_name",
 ]  # fmt: skip
 
-USUAL_SHAPE = (4096, 4096)
 TRANSFORMERS_PACKAGES = {
     "compressed_tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf", "fp8": None,
     "fake_quantized": None,
@@ -47,7 +46,7 @@ def formats_for(*configs: Config) -> list[str]:
 
     Those without codes come last.
     """
-    layers = [layer for config in configs for layer in _usual_layers(config)]
+    layers = [layer for config in configs for layer in usual_layers(config)]
     fitting = [name for name in EXPORTERS if layers and _holds(EXPORTERS.get(name), layers)]
     first = _first_choice(layers)
     order = [name for name in (first, *_BY_CONSUMERS) if name in fitting]
@@ -71,18 +70,6 @@ def _first_choice(layers: Sequence[LayerPlan]) -> str:
     if any(layer.weight.scale_type is ScaleType.float16 for layer in layers):
         return "gguf"
     return "awq" if any(layer.weight.dtype is Dtype.uint4 for layer in layers) else _BY_CONSUMERS[0]
-
-
-def _usual_layers(config: Config) -> list[LayerPlan]:
-    """Return a layer of usual shape for all settings in ``config`` that have a weight."""
-    cached = {name: config.choose(name, "Linear")[0] for name in CACHED_LAYERS if config.kv_cache_quant_config}
-    beside = {name: getattr(config, name) for name in (TOWERS, DRAFTS)}
-    own = {"layer": config.global_quant_config, **config.layer_quant_config, **cached, **beside}
-    return [
-        LayerPlan(name, 0, USUAL_SHAPE, settings)
-        for name, settings in own.items()
-        if settings is not None and settings.weight is not None
-    ]
 
 
 def _holds(exporter: Exporter, layers: Sequence[LayerPlan]) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.config import presets
-from quantcore.config.layer_plan import LayerPlan
-from quantcore.config.quantization import CACHED_LAYERS, Config
+from quantcore.config.layer_plan import LayerPlan, usual_layers
+from quantcore.config.quantization import Config
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import EXPORTERS
 
@@ -53,11 +53,7 @@ def load_lines(export: str, layers: Iterable[LayerPlan], path: str, *, is_read_b
 
 def kinds_of(config: Config) -> Kinds:
     """Return the kinds of layers in ``config`` that a loading program distinguishes; group sizes do not count."""
-    cached = [config.choose(name, "Linear")[0] for name in CACHED_LAYERS if config.kv_cache_quant_config]
-    configs = [config.global_quant_config, *config.layer_quant_config.values(), *cached]
-    return frozenset(
-        _kind(LayerPlan("layer", 0, (4096, 4096), own)) for own in configs if own is not None and own.weight is not None
-    )
+    return frozenset(map(_kind, usual_layers(config)))
 
 
 def _kind(layer: LayerPlan) -> str:
