@@ -54,7 +54,7 @@ class ResultListQuery(ModelListQuery):
 
 
 class RecipeOut(BaseModel):
-    """What a result was made with: a ``preset``, a ``mix`` of schemes, or a ``goal``; with none of them a whole config.
+    """The recipe of a result: a ``preset``, a ``mix`` of schemes, or a ``goal``; with none of them a whole config.
 
     ``algorithms`` is null with a goal: then the job chose them, and its report names them.
     """

@@ -347,7 +347,7 @@ class Plan(Mapped):
 
 
 class Recipe(Answer):
-    """What a result was made with: a `preset`, a `mix` of schemes, or a `goal`; with none of them a whole config.
+    """The recipe of a result: a `preset`, a `mix` of schemes, or a `goal`; with none of them a whole config.
 
     `algorithms` is None with a goal, for which the job chose them.
     """

@@ -12,7 +12,7 @@ MAX_NEW_TOKENS = 200
 
 
 class Answer(Record):
-    """What one model said: greedy tokens as text. ``time_s`` includes reading the prompt."""
+    """The answer of one model: greedy tokens as text. ``time_s`` includes reading the prompt."""
 
     text: str
     num_tokens: int
