@@ -17,11 +17,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from huggingface_hub import get_token
-
 from api.settings import Settings
 from api.store import manifest
-from api.store.accounts import hub_tokens
 from api.store.engine import Sessions
 from api.store.queue import chat_leases, jobs
 from api.store.queue.chat_leases import Asked, ChatLease, Limits
@@ -29,7 +26,8 @@ from api.store.queue.leases import LeaseLost, Order
 from api.store.tables.chats import EndReason
 from quantcore.errors import QuantError
 from worker import confinement
-from worker.engine import Child, Stop, engine_environment
+from worker.engine import Child, Stop, StopSwitch, engine_environment
+from worker.hub_token import find_hub_token
 from worker.lease import HeldLease
 from worker.redaction import Redactor
 from worker.workspace import chat_folder
@@ -73,9 +71,7 @@ class Conversation:
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
         self._redactor = Redactor.of_worker(settings)
-        self._lock = threading.Lock()
-        self._child: Child | None = None
-        self._stop: Stop | None = None
+        self._switch = StopSwitch()
         self._failure: dict[str, Any] | None = None
         self._told = 0  # the number of the last prompt that the process was given
 
@@ -87,20 +83,14 @@ class Conversation:
         except LeaseLost:
             logger.info("%s: has ended", self.lease.chat_id)
         finally:
-            if self._child is not None:
-                self._child.kill(Stop.LEASE_LOST)
-                self._child.wait()
+            if self._switch.child is not None:
+                self._switch.child.kill(Stop.LEASE_LOST)
+                self._switch.child.wait()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self, reason: Stop) -> None:
         """End the process: with a grace time, or at once when the chat is no longer ours."""
-        with self._lock:
-            if self._child is None:
-                self._stop = reason
-            elif reason is Stop.LEASE_LOST:
-                self._child.kill(reason)
-            else:
-                self._child.stop(reason)
+        self._switch.stop(reason)
 
     def _execute(self) -> None:
         try:
@@ -132,12 +122,11 @@ class Conversation:
         if self._settings.confine_engine:
             reach = confinement.reach_of(self._settings, self._folder, task, with_hub=on_hub)
             argv, environment = reach.command(argv), environment | reach.environment()
-        token = f"{self._hub_token()}\n" if on_hub else None
-        with self._lock:
-            self._child = Child(self._settings, argv, environment, said=token, listens=True)
-            if self._stop:
-                self._child.stop(self._stop)
-            return self._child
+        token = None
+        if on_hub:
+            name = self.lease.model.get("hub_token")
+            token = f"{find_hub_token(self._settings, self.lease, name, self._redactor) or ''}\n"
+        return self._switch.start(lambda: Child(self._settings, argv, environment, said=token, listens=True))
 
     def _artifact(self) -> Path:
         """Return the folder of the result, or of the first of its formats. Raises ProofError for a changed one."""
@@ -156,17 +145,6 @@ class Conversation:
     def _is_own(self, folder: Path) -> bool:
         with self._sessions.begin() as session:
             return jobs.owns_artifact(session, self.lease.project_id, folder)
-
-    def _hub_token(self) -> str:
-        """Return the token that the job names, else the service's own, or "". Raises ModelError."""
-        name = self.lease.model.get("hub_token")
-        if name is None:
-            token = get_token() or ""
-        else:
-            sealed = self.lease.sealed_hub_token
-            token = hub_tokens.unseal(self._settings.vault, sealed, self.lease.project_id, name)
-        self._redactor.hide(token)
-        return token
 
     def _talk(self, child: Child) -> None:
         """Pass prompts to the process, and what it answers into rows, until it ends."""

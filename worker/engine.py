@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from api.settings import Settings
 from worker import confinement
@@ -51,6 +51,9 @@ HUB_VARIABLES = (
 )
 NETWORK_PREFIXES = ("NCCL_", "RCCL_", "GLOO_")  # the network between the processes of several nodes
 KEPT_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "PYTORCH_", *NETWORK_PREFIXES)
+
+
+AnyChild = TypeVar("AnyChild", bound="Child")
 
 
 class Stop(Enum):
@@ -161,6 +164,37 @@ class Child:
     def _signal_group(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+
+class StopSwitch:
+    """Stops the one child of an attempt; a child that starts after the stop ends at once.
+
+    Its methods may be called from any thread. ``reason`` is that of the first stop; a lost lease replaces it.
+    """
+
+    def __init__(self) -> None:
+        self.reason: Stop | None = None
+        self.child: Child | None = None
+        self._lock = threading.Lock()
+
+    def start(self, start: Callable[[], AnyChild]) -> AnyChild:
+        """Start the child with the function ``start``, and return it."""
+        with self._lock:
+            self.child = child = start()
+            self._apply()
+            return child
+
+    def stop(self, reason: Stop) -> None:
+        """End the child: with a grace time, or at once when the lease is lost."""
+        with self._lock:
+            if self.reason is None or reason is Stop.LEASE_LOST:
+                self.reason = reason
+            self._apply()
+
+    def _apply(self) -> None:
+        if self.child is not None and self.reason is not None:
+            end = self.child.kill if self.reason is Stop.LEASE_LOST else self.child.stop
+            end(self.reason)
 
 
 class Engine(Child):

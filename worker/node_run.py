@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 
 from api import json_log
@@ -18,7 +17,7 @@ from api.store.queue import seats
 from api.store.queue.leases import Failure, LeaseLost
 from api.store.queue.seats import SeatLease
 from api.store.tables.seats import SeatState
-from worker.engine import Engine, Stop
+from worker.engine import Engine, Stop, StopSwitch
 from worker.joblog import JobLog
 from worker.journal import crash, failure_of
 from worker.launcher import Node
@@ -59,9 +58,7 @@ class NodeRun:
         )
         self._redactor = Redactor.of_worker(settings)
         self._log = JobLog(self._held, self._redactor, prefix=f"node {lease.node_rank}: ")
-        self._lock = threading.Lock()
-        self._engine: Engine | None = None
-        self._stop: Stop | None = None
+        self._switch = StopSwitch()
 
     def execute(self) -> None:
         """Run the node to its end. The result goes into the seat's row, or nowhere if the seat was lost."""
@@ -77,10 +74,7 @@ class NodeRun:
 
     def stop(self, reason: Stop) -> None:
         """End the engine: with a grace time, or at once when the seat is gone."""
-        with self._lock:
-            self._stop = self._stop or reason
-            if self._engine is not None:
-                (self._engine.kill if reason is Stop.LEASE_LOST else self._engine.stop)(reason)
+        self._switch.stop(reason)
 
     def _execute(self) -> None:
         try:
@@ -99,21 +93,21 @@ class NodeRun:
 
     def _await_start(self) -> Node | None:
         """Wait for all nodes. Returns this node with their address, or None if the worker was stopped before."""
-        while self._stop is None:
+        while self._switch.reason is None:
             answers: list[str | None] = []
             self._held.write(lambda session, lease, to=answers: to.append(seats.find_endpoint(session, lease)))
             if endpoint := answers[-1]:
                 host, _, port = endpoint.rpartition(":")
                 return Node(self.lease.node_rank, self.lease.nodes, host, int(port), seats.run_id(self.lease))
             time.sleep(LOOK_S)
-        if self._stop is Stop.LEASE_LOST:
+        if self._switch.reason is Stop.LEASE_LOST:
             raise LeaseLost
         return None
 
     def _is_shared(self) -> bool:
         """Return True if this worker sees the leader's folder under the same path."""
         deadline = time.monotonic() + NUM_LATE_BEATS * self._settings.heartbeat_s
-        while time.monotonic() < deadline and self._stop is None:
+        while time.monotonic() < deadline and self._switch.reason is None:
             try:
                 task = json.loads(self._workspace.task_file.read_text())
             except (OSError, ValueError):  # not there, or not whole yet
@@ -123,10 +117,7 @@ class NodeRun:
         return False
 
     def _run(self, node: Node) -> None:
-        with self._lock:
-            engine = self._engine = Engine(self._settings, self._workspace.task_file, node=node)
-            if self._stop:
-                engine.stop(self._stop)
+        engine = self._switch.start(lambda: Engine(self._settings, self._workspace.task_file, node=node))
         self._log.follow(engine.log_lines())
         failure: Failure | None = None
         for line in engine.lines():

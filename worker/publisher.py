@@ -10,21 +10,20 @@ import json
 import logging
 import os
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from api.settings import Settings
 from api.store import manifest
-from api.store.accounts import hub_tokens
 from api.store.engine import Sessions
 from api.store.queue import publication_leases
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import Failure, LeaseLost
 from api.store.queue.publication_leases import PublicationLease
 from quantcore.errors import QuantError
-from worker.engine import Child, Stop, engine_environment
+from worker.engine import Child, Stop, StopSwitch, engine_environment
+from worker.hub_token import find_hub_token
 from worker.joblog import JobLog
 from worker.lease import HeldLease
 from worker.redaction import Redactor
@@ -60,9 +59,7 @@ class Publish:
         )
         self._redactor = Redactor.of_worker(settings)
         self._log = JobLog(self._held, self._redactor, write=publication_leases.write_log)
-        self._lock = threading.Lock()
-        self._child: Child | None = None
-        self._stop: Stop | None = None
+        self._switch = StopSwitch()
 
     def execute(self) -> None:
         """Do the whole attempt. It ends in a row, or writes nothing at all if the lease was lost."""
@@ -76,13 +73,7 @@ class Publish:
 
     def stop(self, reason: Stop) -> None:
         """End the child: with a grace time, or at once when the publication is no longer ours."""
-        with self._lock:
-            if self._child is None:
-                self._stop = reason
-            elif reason is Stop.LEASE_LOST:
-                self._child.kill(reason)
-            else:
-                self._child.stop(reason)
+        self._switch.stop(reason)
 
     def _execute(self) -> None:
         try:
@@ -101,12 +92,7 @@ class Publish:
     def _find_token(self) -> str:
         """Return the token for a target on the Hub, else "". Raises ModelError ``hub_token_not_found``."""
         name = self.lease.hub_token
-        if name is None:
-            return ""
-        sealed = self.lease.sealed_hub_token
-        token = hub_tokens.unseal(self._settings.vault, sealed, self.lease.project_id, name)
-        self._redactor.hide(token)
-        return token
+        return "" if name is None else find_hub_token(self._settings, self.lease, name, self._redactor) or ""
 
     def _task(self) -> dict[str, Any]:
         """Return the fields of a ``quantcore.hub.push_task.PublishTask``.
@@ -130,12 +116,8 @@ class Publish:
         }
 
     def _start(self, stdin_text: str) -> Child:
-        with self._lock:
-            argv = [sys.executable, "-m", "quantcore", "publish"]
-            self._child = Child(self._settings, argv, self._environment(), said=stdin_text)
-            if self._stop:
-                self._child.stop(self._stop)
-            return self._child
+        argv = [sys.executable, "-m", "quantcore", "publish"]
+        return self._switch.start(lambda: Child(self._settings, argv, self._environment(), said=stdin_text))
 
     def _environment(self) -> Mapping[str, str]:
         variables = engine_environment(self._settings, with_hub=True) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}

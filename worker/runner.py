@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import get_token
-
 from api import disk, json_log, tracing
 from api.settings import Settings
-from api.store.accounts import datasets, hub_tokens
+from api.store.accounts import datasets
 from api.store.engine import Sessions
 from api.store.queue import jobs, leases, seats
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from quantcore.config.quantization import is_dataset_id
 from quantcore.errors import CalibrationError, QuantError
-from worker.engine import Engine, Stop
+from worker.engine import Engine, Stop, StopSwitch
+from worker.hub_token import find_hub_token
 from worker.joblog import JobLog
 from worker.journal import Journal, crash
 from worker.launcher import Node
@@ -78,9 +77,7 @@ class Run:
         self._redactor = Redactor.of_worker(settings)
         self._hub_token: str | None = None
         self._log = JobLog(self._held, self._redactor)
-        self._lock = threading.Lock()
-        self._engine: Engine | None = None
-        self._stop: Stop | None = None
+        self._switch = StopSwitch()
         self._may_go_on = False
 
     def execute(self) -> None:
@@ -100,18 +97,12 @@ class Run:
 
     def stop(self, reason: Stop) -> None:
         """End the engine: with a grace time, or at once when the job is no longer ours."""
-        with self._lock:
-            if self._engine is None:
-                self._stop = reason
-            elif reason is Stop.LEASE_LOST:
-                self._engine.kill(reason)
-            else:
-                self._engine.stop(reason)
+        self._switch.stop(reason)
 
     def _execute(self) -> None:
         try:
             self._prepare()
-            engine = self._start_engine(self._nodes.wait_for_all(lambda: self._stop is not None))
+            engine = self._start_engine(self._nodes.wait_for_all(lambda: self._switch.reason is not None))
             journal = self._listen(engine)
             self._conclude(engine, journal)
         except NodesMissing:
@@ -128,7 +119,9 @@ class Run:
 
     def _prepare(self) -> None:
         self._workspace.create()
-        self._hub_token = self._find_hub_token() if self._needs_hub else None
+        if self._needs_hub:
+            name = self.lease.model.get("hub_token")
+            self._hub_token = find_hub_token(self._settings, self.lease, name, self._redactor)
         self._workspace.write_task(self._task())
 
     def _task(self) -> dict[str, Any]:
@@ -191,33 +184,18 @@ class Run:
         on_hub = any(text.revision is not None for text in (*spec.calibration.parts, spec.evaluation))
         return "id" in self.lease.model or on_hub or bool(spec.evaluation.tasks)
 
-    def _find_hub_token(self) -> str | None:
-        """Return the token that the job names, else the service's own. Raises ModelError ``hub_token_not_found``."""
-        name = self.lease.model.get("hub_token")
-        if name is None:
-            token = get_token()  # HF_TOKEN, or the file of `hf auth login`: the engine cannot read that itself
-            if token is not None:
-                self._redactor.hide(token)
-            return token
-        sealed = self.lease.sealed_hub_token
-        token = hub_tokens.unseal(self._settings.vault, sealed, self.lease.project_id, name)
-        self._redactor.hide(token)
-        return token
-
     def _start_engine(self, node: Node | None) -> Engine:
-        with self._lock:
-            token, self._hub_token = self._hub_token, None
-            self._engine = Engine(
-                self._settings,
-                self._workspace.task_file,
-                with_hub=self._needs_hub,
-                hub_token=token,
-                traceparent=tracing.current(),
-                node=node,
-            )
-            if self._stop:
-                self._engine.stop(self._stop)
-            return self._engine
+        token, self._hub_token = self._hub_token, None
+        start = partial(
+            Engine,
+            self._settings,
+            self._workspace.task_file,
+            with_hub=self._needs_hub,
+            hub_token=token,
+            traceparent=tracing.current(),
+            node=node,
+        )
+        return self._switch.start(start)
 
     def _listen(self, engine: Engine) -> Journal:
         """Write the engine's events until it ends."""

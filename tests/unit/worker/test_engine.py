@@ -1,5 +1,6 @@
 """The engine's process: what it is given, what is heard of it, and that nothing of it survives."""
 
+import signal
 import sys
 import threading
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from api.settings import Settings
 from tests.support.waiting import give_time, wait_until
-from worker.engine import Engine, Stop, engine_environment
+from worker.engine import Engine, Stop, StopSwitch, engine_environment
 from worker.launcher import Node, engine_argv
 
 
@@ -142,6 +143,26 @@ def test_kill_is_at_once_and_a_lost_lease_outweighs_a_cancel(tmp_path: Path) -> 
     engine.stop(Stop.CANCELLED)  # after the end: nothing happens
     engine.kill(Stop.CANCELLED)
     assert engine.stopped_by is Stop.LEASE_LOST
+
+
+@pytest.mark.parametrize(
+    ("reasons", "signal_name", "reason"),
+    [
+        ((Stop.DRAINED, Stop.CANCELLED), "SIGTERM", Stop.DRAINED),
+        ((Stop.CANCELLED, Stop.LEASE_LOST), "SIGKILL", Stop.LEASE_LOST),
+    ],
+    ids=["the first reason counts", "a lost lease ends it at once"],
+)
+def test_an_engine_that_starts_after_the_stop_ends_at_once(
+    reasons: tuple[Stop, ...], signal_name: str, reason: Stop, tmp_path: Path
+) -> None:
+    switch = StopSwitch()
+    for each in reasons:
+        switch.stop(each)
+    engine = switch.start(lambda: make(tmp_path, "import time; time.sleep(300)", stop_grace_s=60.0))
+    assert list(engine.lines()) == []
+    assert engine.wait() == 128 + signal.Signals[signal_name]
+    assert (engine.stopped_by, switch.reason, switch.child) == (reason, reason, engine)
 
 
 def test_the_environment_is_an_allow_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
