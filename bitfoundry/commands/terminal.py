@@ -1,6 +1,7 @@
 """Output for people: errors, tables, progress of jobs. It is live on a terminal, and one line per step in a log."""
 
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -378,7 +379,8 @@ def load_lines(job: Job, artifact: str) -> dict[str, str]:
     lines = {}
     for name, export in (job.summary.exports if job.summary else {}).items():
         folder = artifact if export.path == "." else f"{artifact}/{export.path}"
-        lines[name] = export.load.replace(f"'{export.path}'", f"'{folder}'", 1)
+        quoted_path = rf"'{re.escape(export.path)}(?=['/])"  # './model.gguf' as well
+        lines[name] = re.sub(quoted_path, lambda _, folder=folder: f"'{folder}", export.load, count=1)
     return lines
 
 

@@ -62,6 +62,8 @@ def test_lines_to_load_name_the_folder_and_nothing_else_changes() -> None:
     }
     alone = SUMMARY | {"exports": {"quark": {"path": ".", "bytes": 1, "load": "LLM('.', quantization='quark')"}}}
     assert terminal.load_lines(job_with(summary=alone), "/a") == {"quark": "LLM('/a', quantization='quark')"}
+    of_a_file = SUMMARY | {"exports": {"gguf": {"path": ".", "bytes": 1, "load": "Llama('./model.gguf')"}}}
+    assert terminal.load_lines(job_with(summary=of_a_file), "/a") == {"gguf": "Llama('/a/model.gguf')"}
 
 
 @pytest.mark.parametrize(
