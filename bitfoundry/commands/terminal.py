@@ -379,8 +379,8 @@ def load_lines(job: Job, artifact: str) -> dict[str, str]:
     lines = {}
     for name, export in (job.summary.exports if job.summary else {}).items():
         folder = artifact if export.path == "." else f"{artifact}/{export.path}"
-        quoted_path = rf"'{re.escape(export.path)}(?=['/])"  # './model.gguf' as well
-        lines[name] = re.sub(quoted_path, lambda _, folder=folder: f"'{folder}", export.load, count=1)
+        start, *rest = re.split(rf"'{re.escape(export.path)}(?=['/])", export.load, maxsplit=1)
+        lines[name] = f"'{folder}".join([start, *rest])
     return lines
 
 
