@@ -1,5 +1,6 @@
 import { type Job, type Progress, progressOf, type Summary, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatPercent } from "../format";
+import { nameOf } from "../names";
 import { Bar } from "../ui/basics";
 
 /** The progress of the current phase as text, for example "block 12 of 30". */
@@ -14,11 +15,7 @@ export function JobProgress({ job }: { job: Job }) {
     const shown = progress && progress.phase === job.phase ? progress : null;
     return (
       <div>
-        <Bar
-          done={shown?.done ?? 0}
-          total={shown?.total ?? 1}
-          label={`${job.name ?? job.id}: ${job.phase ?? "starting"}`}
-        />
+        <Bar done={shown?.done ?? 0} total={shown?.total ?? 1} label={`${nameOf(job)}: ${job.phase ?? "starting"}`} />
         <div className="sub">
           {job.phase ?? "starting"}
           {shown && ` · ${formatProgress(shown)}`}

@@ -1,8 +1,8 @@
 import { useMemo } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type EventPage, type Job, type JobPage, type Layer, modelOf, schemeOf, summaryOf } from "../../api/types";
-import { shortName } from "../../format";
+import { type EventPage, type Job, type JobPage, type Layer, schemeOf, summaryOf } from "../../api/types";
+import { nameOf } from "../../names";
 import { Link, navigate, type Place } from "../../router";
 import { Empty, Failure, Field, Loading, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, StateLabel } from "../../ui/states";
@@ -36,8 +36,6 @@ export default function Compare({ place: { search } }: { place: Place }) {
   );
 }
 
-export const labelOf = (job: Job) => job.name ?? `${shortName(modelOf(job))} ${schemeOf(job)}`;
-
 const address = (ids: string[]) => `/compare${ids.length ? "?" : ""}${ids.map((id) => `job=${id}`).join("&")}`;
 
 function Comparison({ jobs }: { jobs: Job[] }) {
@@ -58,9 +56,9 @@ function Comparison({ jobs }: { jobs: Job[] }) {
 
 /** Names of runs for charts and tables. Runs with the same name get the end of their id. */
 function uniqueNames(jobs: Job[]): Map<string, string> {
-  const count = (label: string) => jobs.filter((job) => labelOf(job) === label).length;
+  const count = (label: string) => jobs.filter((job) => nameOf(job) === label).length;
   return new Map(
-    jobs.map((job) => [job.id, count(labelOf(job)) > 1 ? `${labelOf(job)} …${job.id.slice(-4)}` : labelOf(job)]),
+    jobs.map((job) => [job.id, count(nameOf(job)) > 1 ? `${nameOf(job)} …${job.id.slice(-4)}` : nameOf(job)]),
   );
 }
 
@@ -88,7 +86,7 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
       <div className="chips">
         {jobs.map((job, index) => (
           <span key={job.id} className="chip">
-            <Link to={`/jobs/${job.id}`}>{labelOf(job)}</Link>
+            <Link to={`/jobs/${job.id}`}>{nameOf(job)}</Link>
             {index === 0 && <strong>baseline</strong>}
             <StateLabel state={job.state} /> <Time at={job.created_at} />
             {index > 0 && (
@@ -103,7 +101,7 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
             <button
               type="button"
               className="small"
-              aria-label={`Remove ${labelOf(job)}`}
+              aria-label={`Remove ${nameOf(job)}`}
               onClick={() => navigate(address(ids.filter((id) => id !== job.id)), { replace: true })}
             >
               ✕
@@ -124,7 +122,7 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
               <option value="">{free.length ? "Choose a run…" : "No other finished runs"}</option>
               {free.map((job) => (
                 <option key={job.id} value={job.id}>
-                  {labelOf(job)} · {schemeOf(job)} · {job.id.slice(-6)}
+                  {nameOf(job)} · {schemeOf(job)} · {job.id.slice(-6)}
                 </option>
               ))}
             </select>

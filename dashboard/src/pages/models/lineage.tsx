@@ -5,12 +5,13 @@ import type { ModelResult, ResultPage } from "../../api/types";
 import { Scatter } from "../../charts/scatter";
 import { formatBytes, formatNumber, formatPercent, shortId } from "../../format";
 import { LABELS } from "../../labels";
+import { modelText, recipeText } from "../../names";
 import { Link, withParams } from "../../router";
 import { Empty, Pending, scrollable, Time, Title } from "../../ui/basics";
 import { paretoFront } from "../compare/pareto";
 import { VerdictLevel } from "../job-progress";
 import { PublishedAt, publicationText } from "../run/publish";
-import { byVerdict, measured, modelAddress, modelText, recipeText } from "./results";
+import { byVerdict, measured, modelAddress } from "./results";
 
 const EVERY_MS = 10_000;
 

@@ -2,8 +2,9 @@ import { useEffect, useRef, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import { failureOf, type Job, modelOf, progressOf, schemeOf } from "../../api/types";
-import { formatDuration, plural, shortId, shortName } from "../../format";
+import { formatDuration, plural, shortId } from "../../format";
 import { OPERATOR } from "../../labels";
+import { nameOf } from "../../names";
 import { Link, navigate, type Place, withParams } from "../../router";
 import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
@@ -54,7 +55,7 @@ export default function Run({ id, place: { search, path } }: { id: string; place
   };
   return (
     <>
-      <Title extra={<RunActions job={job} onChange={changed} />}>{job.name ?? shortName(modelOf(job))}</Title>
+      <Title extra={<RunActions job={job} onChange={changed} />}>{nameOf(job)}</Title>
       <p className="row">
         <StateLabel state={job.state} />
         <code>{job.id}</code>
