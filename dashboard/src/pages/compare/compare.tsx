@@ -1,7 +1,16 @@
 import { useMemo } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type EventPage, type Job, type JobPage, type Layer, schemeOf, summaryOf } from "../../api/types";
+import {
+  type EventPage,
+  type Job,
+  type JobPage,
+  type Layer,
+  type Measured,
+  type Report,
+  schemeOf,
+  summaryOf,
+} from "../../api/types";
 import { nameOf } from "../../names";
 import { Link, navigate, type Place } from "../../router";
 import { Empty, Failure, Field, Loading, Time, Title } from "../../ui/basics";
@@ -12,6 +21,7 @@ import { ParetoCard } from "./pareto-card";
 import { ResultsTable } from "./results";
 
 const MAX_RUNS = 8;
+const NO_RATIOS: ReadonlyMap<string, Measured> = new Map();
 
 export default function Compare({ place: { search } }: { place: Place }) {
   const ids = [...new Set(search.getAll("job"))].slice(0, MAX_RUNS);
@@ -43,11 +53,14 @@ function Comparison({ jobs }: { jobs: Job[] }) {
   const layers = useQuery(`layers ${withLayers.map((job) => job.id).join()}`, (signal) =>
     Promise.all(withLayers.map(async (job) => ({ job, layers: await readLayers(job.id, signal) }))),
   );
+  const done = jobs.filter((job) => job.artifact);
+  const reports = useQuery(`ratios ${done.map((job) => job.id).join()}`, (signal) => readRatios(done, signal));
+  const ratios = reports.data ?? NO_RATIOS;
   const names = useMemo(() => uniqueNames(jobs), [jobs]);
   return (
     <>
-      <ResultsTable jobs={jobs} names={names} />
-      <ParetoCard jobs={jobs} names={names} />
+      <ResultsTable jobs={jobs} names={names} ratios={ratios} />
+      <ParetoCard jobs={jobs} names={names} ratios={ratios} />
       {layers.data && layers.data.length > 0 && <LayersOverlay runs={layers.data} names={names} />}
       <ConfigDiff jobs={jobs} names={names} />
     </>
@@ -60,6 +73,14 @@ function uniqueNames(jobs: Job[]): Map<string, string> {
   return new Map(
     jobs.map((job) => [job.id, count(nameOf(job)) > 1 ? `${nameOf(job)} …${job.id.slice(-4)}` : nameOf(job)]),
   );
+}
+
+/** The perplexity of each result against its original's, with its standard error, from the reports. */
+async function readRatios(jobs: Job[], signal: AbortSignal): Promise<Map<string, Measured>> {
+  const reports = await Promise.all(
+    jobs.map(({ id }) => get<Report>(`/v1/jobs/${id}/artifacts/report.json`, {}, signal)),
+  );
+  return new Map(reports.flatMap(({ quality }, index) => (quality ? [[jobs[index]?.id ?? "", quality.ratio]] : [])));
 }
 
 async function readLayers(id: string, signal: AbortSignal): Promise<Layer[]> {
@@ -85,7 +106,7 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
     <section className="card">
       <div className="chips">
         {jobs.map((job, index) => (
-          <span key={job.id} className="chip">
+          <span key={job.id} className="chip compared">
             <Link to={`/jobs/${job.id}`}>{nameOf(job)}</Link>
             {index === 0 && <strong>baseline</strong>}
             <StateLabel state={job.state} /> <Time at={job.created_at} />
