@@ -62,7 +62,7 @@ function Outliers({ layers, metric, onPick }: { layers: Layer[]; metric: Metric;
   const far = useMemo(() => outliers(layers, metric), [layers, metric]);
   if (!far.length) return null;
   return (
-    <div className="row">
+    <div className="row outliers">
       <strong>Outliers:</strong>
       {far.slice(0, MOST_OUTLIERS).map((layer) => (
         <button type="button" key={layer.name} className="link wrap" onClick={() => onPick(layer.name)}>
