@@ -206,7 +206,9 @@ class Run:
             with RoomWatch(self._settings, lambda: engine.kill(Stop.NO_ROOM)):
                 for line in engine.lines():
                     if line["kind"] == "phase_started":
-                        phases.enter(str(line.get("phase")))
+                        name = self._redactor.clean(str(line.get("phase")))
+                        phases.enter(name)
+                        self._log.add(f"worker: phase {name} began", "info")
                     journal.note(line)
             journal.close()
         except BaseException:

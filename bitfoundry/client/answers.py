@@ -135,11 +135,15 @@ class MixSummary(Answer):
 
 
 class ExportSummary(Answer):
-    """A checkpoint of the artifact: its folder, its size in bytes, and the Python lines that load it."""
+    """A checkpoint of the artifact: its folder, its size in bytes, and the Python lines that load it.
+
+    `programs`: the lines of each program that was seen to load such files.
+    """
 
     path: str
     bytes: int
     load: str
+    programs: dict[str, str] = {}
 
 
 class Verdict(Answer):

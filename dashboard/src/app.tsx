@@ -1,7 +1,9 @@
 import { type ComponentType, lazy, Suspense, useEffect, useMemo, useState, useSyncExternalStore } from "react";
 import { connection } from "./api/connection";
 import { capitalize } from "./format";
-import { Runs } from "./pages/runs";
+import { isShown, menuFor, type Section, sectionOf } from "./menu";
+import { Runs } from "./pages/runs/runs";
+import { Palette, usePalette } from "./palette";
 import { Link, type Place, usePlace } from "./router";
 import { SessionProvider, SignInPage, useSignIn } from "./sign-in";
 import { Announcer, announce } from "./ui/announcer";
@@ -20,6 +22,8 @@ const Datasets = lazy(() => import("./pages/datasets"));
 const Keys = lazy(() => import("./pages/keys"));
 const Webhooks = lazy(() => import("./pages/webhooks"));
 const Audit = lazy(() => import("./pages/audit"));
+const Project = lazy(() => import("./pages/project"));
+const Queue = lazy(() => import("./pages/queue"));
 const System = lazy(() => import("./pages/system"));
 
 const ROUTES: [RegExp, Page][] = [
@@ -33,20 +37,9 @@ const ROUTES: [RegExp, Page][] = [
   [/^\/keys$/, Keys],
   [/^\/webhooks$/, Webhooks],
   [/^\/audit$/, Audit],
+  [/^\/project$/, Project],
+  [/^\/queue$/, Queue],
   [/^\/system$/, System],
-];
-
-const MENU: [string, string, string?][] = [
-  ["/", "Runs"],
-  ["/jobs/new", "New job", "jobs:write"],
-  ["/models", "Models"],
-  ["/compare", "Compare"],
-  ["/datasets", "Datasets"],
-  ["/workers", "Workers", "operator"],
-  ["/keys", "Keys", "admin"],
-  ["/webhooks", "Webhooks", "admin"],
-  ["/audit", "Audit", "admin"],
-  ["/system", "System"],
 ];
 
 export function App() {
@@ -70,6 +63,9 @@ export function App() {
 
 function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]; signOut: () => Promise<void> }) {
   const place = usePlace();
+  const palette = usePalette();
+  const { main, sections, newJob } = menuFor(scopes);
+  const section = sectionOf(sections, place.path);
   return (
     <>
       <a className="skip" href="#content">
@@ -84,15 +80,29 @@ function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]
           Bitfoundry
         </Link>
         <nav aria-label="Main">
-          {MENU.filter(([, , scope]) => !scope || scopes.includes(scope)).map(([to, text]) => (
+          {main.map(({ to, text }) => (
             <Link key={to} to={to} aria-current={isShown(to, place.path) ? "page" : undefined}>
+              {text}
+            </Link>
+          ))}
+          <span className="gap" />
+          {sections.map(({ text, pages: [first] }) => (
+            <Link key={text} to={first?.to ?? "/"} aria-current={section?.text === text ? "true" : undefined}>
               {text}
             </Link>
           ))}
         </nav>
         <div className="who">
+          <button type="button" className="small" title="Search and commands" onClick={palette.open}>
+            Search <kbd>Ctrl K</kbd>
+          </button>
+          {newJob && (
+            <Link to={newJob.to} className="button small primary">
+              {newJob.text}
+            </Link>
+          )}
           <ThemeChoice />
-          <span className="faint" title="The API key you are signed in with">
+          <span className="faint key-name" title="The API key you are signed in with">
             {keyName}
           </span>
           <button type="button" className="small" onClick={() => void signOut()}>
@@ -100,6 +110,7 @@ function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]
           </button>
         </div>
       </header>
+      {section && <SectionMenu section={section} path={place.path} />}
       <ConnectionNotice />
       <main id="content">
         <PageBoundary key={place.path}>
@@ -108,13 +119,23 @@ function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]
           </Suspense>
         </PageBoundary>
       </main>
+      {palette.isOpen && <Palette onClose={palette.close} />}
       <Announcer />
     </>
   );
 }
 
-const isShown = (to: string, path: string) =>
-  to === "/" ? path === "/" || /^\/jobs(\/job_.*)?$/.test(path) : path === to;
+function SectionMenu({ section: { text, pages }, path }: { section: Section; path: string }) {
+  return (
+    <nav aria-label={text} className="section-menu">
+      {pages.map((page) => (
+        <Link key={page.to} to={page.to} aria-current={page.to === path ? "page" : undefined}>
+          {page.text}
+        </Link>
+      ))}
+    </nav>
+  );
+}
 
 function Routed({ place }: { place: Place }) {
   for (const [pattern, Page] of ROUTES) {

@@ -34,21 +34,40 @@ MAIN = {
     "gguf": "llama.cpp",
 }  # fmt: skip
 """The program of each format's ``load_hint``. The others, onnx and fake_quantized, are an ordinary graph and model."""
+PLAIN = {"onnx": "ONNX Runtime", "fake_quantized": "Transformers"}
 OTHERS = {"vLLM (CPU)": VLLM, "AMD Quark": AMD_QUARK, "Transformers + GPTQModel": TRANSFORMERS}
 
 
 def load_lines(export: str, layers: Iterable[LayerPlan], path: str, *, is_read_by_transformers: bool) -> str:
-    """Return the Python lines that load the ``export`` of ``layers`` at ``path``.
+    """Return the Python lines that load the ``export`` of ``layers`` at ``path``: of the first program, else ours."""
+    lines = program_lines(export, layers, path, is_read_by_transformers=is_read_by_transformers)
+    return next(iter(lines.values()), OURS.format(path=path))
 
-    ``is_read_by_transformers``: Transformers has read these very files, see ``consumer.check_export``.
+
+def program_lines(
+    export: str, layers: Iterable[LayerPlan], path: str, *, is_read_by_transformers: bool
+) -> dict[str, str]:
+    """Return the Python lines that load the ``export`` of ``layers`` at ``path`` by program, the main one first.
+
+    A program that was not seen to load such files is left out. ``is_read_by_transformers``: Transformers has read these
+    very files, see ``consumer.check_export``.
     """
     hint = EXPORTERS.get(export).load_hint(path)
     seen = _seen_by(export, frozenset(map(_kind, layers)))
-    if export not in MAIN or MAIN[export] in seen:
-        return hint
+    if export not in MAIN:
+        return {PLAIN.get(export, export): hint}
+    lines = {_title(MAIN[export]): hint} if MAIN[export] in seen else {}
     if is_read_by_transformers and export != "gguf":
-        return TRANSFORMERS.format(path=path)
-    return next((OTHERS[name].format(path=path) for name in OTHERS if name in seen), OURS.format(path=path))
+        lines.setdefault("Transformers", TRANSFORMERS.format(path=path))
+    for name, text in OTHERS.items():
+        if name in seen:
+            lines.setdefault(_title(name), text.format(path=path))
+    return lines
+
+
+def _title(program: str) -> str:
+    """Return the name of a program of the table without the library or the device that it was tested with."""
+    return re.split(r" [(+]", program, maxsplit=1)[0]
 
 
 def kinds_of(config: Config) -> Kinds:

@@ -21,7 +21,7 @@ from quantcore.config.texts import CalibrationConfig
 from quantcore.evaluation.quality import Quality, TaskResults, Verdict
 from quantcore.evaluation.verdict import judge_quality
 from quantcore.events import Warned
-from quantcore.export.loading import load_lines
+from quantcore.export.loading import load_lines, program_lines
 from quantcore.plan.planner import Plan
 from quantcore.proof.gate_result import GateResult
 from quantcore.proof.judging import Outcome
@@ -249,8 +249,10 @@ def _source(task: Task) -> dict[str, str]:
 
 def _export(plan: Plan, name: str, proof: Proof) -> ExportSummary:
     path = "." if len(plan.exports) == 1 else name
+    is_read_by_transformers = proof.consumer_check.consumer is not None
     return ExportSummary(
         path=path,
         bytes=sum(layout.num_bytes for layout in plan.layouts[name].values()),
-        load=load_lines(name, plan.layers, path, is_read_by_transformers=proof.consumer_check.consumer is not None),
+        load=load_lines(name, plan.layers, path, is_read_by_transformers=is_read_by_transformers),
+        programs=program_lines(name, plan.layers, path, is_read_by_transformers=is_read_by_transformers),
     )

@@ -21,6 +21,8 @@ PAGES = {
     "/keys": "Keys",
     "/webhooks": "Webhooks",
     "/audit": "Audit",
+    "/project": "Project",
+    "/queue": "Queue",
     "/system": "System",
     "/nowhere": "Page not found",
 }
@@ -172,13 +174,13 @@ def test_a_lost_connection_is_said_and_comes_back(signed_in: Page, context: Brow
 def test_a_page_that_cannot_be_loaded_says_so(signed_in: Page, context: BrowserContext) -> None:
     """The code of a page is fetched when it is first opened: the service may be away then, or have another version."""
     context.set_offline(True)
-    signed_in.get_by_role("link", name="Datasets").click()
+    signed_in.get_by_role("link", name="Data", exact=True).click()
     expect(signed_in.get_by_role("heading", name="This page could not be loaded")).to_be_visible()
     expect(signed_in.get_by_role("navigation", name="Main")).to_be_visible()
     signed_in.get_by_role("link", name="Runs").click()
     expect(signed_in.get_by_role("heading", name="Runs")).to_be_visible()
     context.set_offline(False)
-    signed_in.get_by_role("link", name="Datasets").click()
+    signed_in.get_by_role("link", name="Data", exact=True).click()
     signed_in.get_by_role("button", name="Reload").click()
     expect(signed_in.get_by_role("heading", name="Datasets")).to_be_visible()
 
@@ -206,3 +208,46 @@ def test_a_hostile_name_is_text(subtests: pytest.Subtests, signed_in: Page, clie
             page.get_by_role("heading", name="Runs").wait_for()
             expect(page.get_by_text(name).first).to_be_visible()
             assert page.title() != "owned" and page.locator("img[src=x]").count() == 0
+
+
+def test_the_menu_and_the_palette_lead_to_every_page(
+    signed_in: Page, client: Client, stack: LocalStack, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    menu = page.get_by_role("navigation", name="Main")
+    assert menu.get_by_role("link").all_inner_texts() == ["Models", "Runs", "Compare", "Data", "Settings", "Operations"]
+    for section, pages in (("Settings", ["API keys", "Webhooks", "Audit log", "Project"]), ("Operations", ["Workers"])):
+        menu.get_by_role("link", name=section).click()
+        expect(menu.get_by_role("link", name=section)).to_have_attribute("aria-current", "true")
+        for name in pages:
+            page.get_by_role("navigation", name=section).get_by_role("link", name=name).click()
+            expect(page.locator("h1")).to_be_focused()
+
+    job = client.submit(stack.home.parent / "model", config="fp8", calibration={"num_samples": 2, "seq_len": 64})
+    client.cancel(job.id)
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        page.goto("/ui/system")
+        expect(page.get_by_role("heading", level=1)).to_have_text("System")
+        page.keyboard.press("Control+k")
+        search = page.get_by_role("combobox", name="Page, run or command")
+        expect(search).to_be_focused()
+        search.fill("audit sett")
+        expect(page.locator("[role=option][aria-selected=true]")).to_contain_text("Audit log")
+        check_accessible(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(f"{stack.url}/ui/audit")
+    page.get_by_role("button", name="Search").click()
+    search.fill(job.id[-6:])  # a run without a name is called after its model and recipe
+    expect(page.locator("[role=option]")).to_have_count(1)
+    expect(page.locator("[role=option]")).to_contain_text("model fp8")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("model fp8 + gptq")
+    page.keyboard.press("Control+k")
+    page.get_by_role("option", name="New job").click()
+    expect(page).to_have_url(f"{stack.url}/ui/jobs/new")
+    page.keyboard.press("Control+k")
+    page.keyboard.press("Escape")
+    expect(search).to_be_hidden()

@@ -59,6 +59,7 @@ export interface JobFailure {
   code: string;
   message: string;
   hint?: string;
+  detail?: string;
   retryable?: boolean;
 }
 

@@ -1,7 +1,10 @@
 import { expect, it } from "vitest";
-import { byBadness, kindOf, METRICS, seriesByKind } from "./layers";
+import { formatBytes } from "../format";
+import { byBadness, kindOf, METRICS, outliers, seriesByKind } from "./layers";
 import { marksPath } from "./marks";
-import { linear, niceTicks } from "./scale";
+import { distinctTicks, linear, niceTicks, rangeOf } from "./scale";
+
+const PLAIN = { format: String };
 
 it("ticks are round and cover the range", () => {
   expect(niceTicks(0, 1)).toEqual([0, 0.2, 0.4, 0.6, 0.8, 1]);
@@ -11,12 +14,43 @@ it("ticks are round and cover the range", () => {
 });
 
 it("a scale leaves room at both ends, also around one value", () => {
-  const scale = linear([10, 20], 0, 100);
+  const scale = linear([10, 20], 0, 100, PLAIN);
   expect(scale(15)).toBeCloseTo(50);
   expect(scale(10)).toBeGreaterThan(0);
   expect(scale(20)).toBeLessThan(100);
-  expect(linear([7], 0, 100)(7)).toBeCloseTo(50);
-  expect(Number.isFinite(linear([], 0, 100)(0.5))).toBe(true);
+  expect(linear([7], 0, 100, PLAIN)(7)).toBeCloseTo(50);
+  expect(Number.isFinite(linear([], 0, 100, PLAIN)(0.5))).toBe(true);
+});
+
+it("no two ticks have the same text", () => {
+  const texts = (low: number, high: number) =>
+    distinctTicks(low, high, { format: formatBytes }).map(({ text }) => text);
+  for (const [low, high] of [
+    [799.6e6, 800.4e6],
+    [825e6, 826e6],
+    [0, 826e6],
+    [7, 7],
+  ] as const) {
+    expect(new Set(texts(low, high)).size).toBe(texts(low, high).length);
+  }
+  expect(texts(0, 826e6)).toEqual(["0 B", "200 MB", "400 MB", "600 MB", "800 MB"]);
+});
+
+it("an axis does not magnify noise", () => {
+  expect(rangeOf([0.0263, 0.0267], { fromZero: true })[0]).toBe(0);
+  const [low, high] = rangeOf([30, 30.1], { leastSpan: 0.3 });
+  expect(high - low).toBeGreaterThan(9);
+  expect(rangeOf([-1, 2], { fromZero: true })[0]).toBeLessThan(-1); // what lies below zero is shown
+  expect(rangeOf([0, 0], { fromZero: true })).toEqual([0, 0.05]);
+});
+
+it("names the layers that are far worse than the others", () => {
+  const many = Array.from({ length: 20 }, (_, index) => layer(`layers.${index}.a`, index, 0.1 + index / 1000, 20));
+  expect(outliers(many, METRICS[0])).toEqual([]);
+  const bad = layer("layers.20.down", 20, 0.9, 1);
+  expect(outliers([...many, bad], METRICS[0])).toEqual([bad]);
+  expect(outliers([...many, bad], METRICS[1] as (typeof METRICS)[0])).toEqual([bad]);
+  expect(outliers([bad], METRICS[0])).toEqual([]);
 });
 
 const layer = (name: string, block: number, relative_error: number, sqnr_db: number) => ({

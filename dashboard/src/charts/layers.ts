@@ -2,23 +2,32 @@
 import type { Layer } from "../api/types";
 import { formatNumber, formatPercent } from "../format";
 import { NUM_LOOKS } from "./marks";
+import type { Axis } from "./scale";
 import type { Series } from "./scatter";
 
 export interface Metric {
   id: "sqnr_db" | "relative_error" | "output_error";
   text: string;
   format: (value: number) => string;
+  axis: Axis;
   /** Whether a higher value is better. */
   up: boolean;
 }
 
 const asPercent = (value: number) => formatPercent(value, 2).replace(/^[+±]/, "");
 
+const asDecibels = (value: number) => formatNumber(value, 4);
+const SHARES: Axis = { format: asPercent, fromZero: true };
+const DECIBELS: Axis = { format: asDecibels, leastSpan: 0.3 };
+
 export const METRICS: [Metric, ...Metric[]] = [
-  { id: "relative_error", text: "Relative weight error", format: asPercent, up: false },
-  { id: "sqnr_db", text: "SQNR (dB)", format: (value) => formatNumber(value, 4), up: true },
-  { id: "output_error", text: "Relative output error", format: asPercent, up: false },
+  { id: "relative_error", text: "Relative weight error", format: asPercent, axis: SHARES, up: false },
+  { id: "sqnr_db", text: "SQNR (dB)", format: asDecibels, axis: DECIBELS, up: true },
+  { id: "output_error", text: "Relative output error", format: asPercent, axis: SHARES, up: false },
 ];
+
+/** Axes of blocks and layers. */
+export const COUNTS: Axis = { format: (value) => formatNumber(value), counted: true };
 
 export const metricValue = (layer: Layer, metric: Metric) => layer[metric.id] ?? null;
 
@@ -50,4 +59,21 @@ export function byBadness(layers: Layer[], metric: Metric): Layer[] {
   const bad = (layer: Layer) =>
     (metricValue(layer, metric) ?? (metric.up ? Infinity : -Infinity)) * (metric.up ? -1 : 1);
   return [...layers].sort((a, b) => bad(b) - bad(a));
+}
+
+const FAR = 3; // interquartile ranges beyond the quartile: Tukey's "far out"
+const ENOUGH = 8; // layers, for quartiles that mean something
+
+/** The layers far worse than the others by a metric, worst first. */
+export function outliers(layers: Layer[], metric: Metric): Layer[] {
+  const sign = metric.up ? -1 : 1;
+  const bad = layers.flatMap((layer) => {
+    const value = metricValue(layer, metric);
+    return value === null ? [] : [{ layer, value: sign * value }];
+  });
+  if (bad.length < ENOUGH) return [];
+  bad.sort((a, b) => b.value - a.value);
+  const quartile = (share: number) => bad[Math.floor(share * (bad.length - 1))]?.value ?? 0;
+  const limit = quartile(0.25) + FAR * (quartile(0.25) - quartile(0.75));
+  return bad.filter(({ value }) => value > limit).map(({ layer }) => layer);
 }

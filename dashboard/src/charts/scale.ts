@@ -1,9 +1,31 @@
 // Maps values to positions in a chart, and chooses round numbers for its axes.
 
+export interface Tick {
+  value: number;
+  text: string;
+}
+
 export interface Scale {
   (value: number): number;
-  ticks: number[];
+  ticks: Tick[];
 }
+
+/** How an axis is drawn. */
+export interface Axis {
+  format: (value: number) => string;
+  /** How half an error bar is written, if not as a value. */
+  formatError?: (value: number) => string;
+  /** Whether the axis begins at zero, so that lengths can be compared. */
+  fromZero?: boolean;
+  /** The least span as a share of the largest value: smaller differences must not look like cliffs. */
+  leastSpan?: number;
+  /** Whether the values are counts, such as blocks or layers. */
+  counted?: boolean;
+  /** About so many ticks. */
+  numTicks?: number;
+}
+
+const ROOM = 0.05; // beside the outermost marks, as a share of the span
 
 /** About `count` round numbers that cover `low` to `high`, at least `minStep` apart. */
 export function niceTicks(low: number, high: number, count = 5, minStep = 0): number[] {
@@ -19,22 +41,32 @@ export function niceTicks(low: number, high: number, count = 5, minStep = 0): nu
   return ticks;
 }
 
-/** A linear scale with some room at both ends, so that no mark lies on the frame. Ticks come from `niceTicks`. */
-export function linear(
-  values: number[],
-  from: number,
-  to: number,
-  { room = 0.05, count = 5, minStep = 0 } = {},
-): Scale {
+/** Ticks of which no two have the same text: there are fewer of them where the format rounds. */
+export function distinctTicks(low: number, high: number, { format, numTicks = 5, counted = false }: Axis): Tick[] {
+  for (let count = numTicks; ; count /= 2) {
+    const ticks = niceTicks(low, high, count, counted ? 1 : 0).map((value) => ({ value, text: format(value) }));
+    if (new Set(ticks.map(({ text }) => text)).size === ticks.length) return ticks;
+  }
+}
+
+/** The range of an axis that shows `values`. */
+export function rangeOf(values: number[], { fromZero = false, leastSpan = 0 }: Omit<Axis, "format">): [number, number] {
   let low = Infinity;
   let high = -Infinity;
   for (const value of values) {
     if (value < low) low = value;
     if (value > high) high = value;
   }
-  if (low > high) [low, high] = [0, 1];
-  const margin = (high - low || Math.abs(high) || 1) * room;
-  [low, high] = [low - margin, high + margin];
+  if (low > high) return [0, 1];
+  const margin = (high - low || Math.abs(high) || 1) * ROOM;
+  const missing = Math.max(0, leastSpan * Math.max(Math.abs(low), Math.abs(high)) - (high - low)) / 2;
+  if (fromZero && low >= 0) return [0, high + margin || 1];
+  return [low - margin - missing, high + margin + missing];
+}
+
+/** A linear scale with some room at both ends, so that no mark lies on the frame. */
+export function linear(values: number[], from: number, to: number, axis: Axis): Scale {
+  const [low, high] = rangeOf(values, axis);
   const scale = (value: number) => from + ((value - low) / (high - low)) * (to - from);
-  return Object.assign(scale, { ticks: niceTicks(low, high, count, minStep) });
+  return Object.assign(scale, { ticks: distinctTicks(low, high, axis) });
 }

@@ -1,6 +1,6 @@
 import { type KeyboardEvent, memo, type PointerEvent, useLayoutEffect, useMemo, useRef, useState } from "react";
 import { colourOf, Mark, marksPath } from "./marks";
-import { linear } from "./scale";
+import { type Axis, linear } from "./scale";
 
 export interface Point {
   x: number;
@@ -22,10 +22,11 @@ interface Props {
   series: Series[];
   xLabel: string;
   yLabel: string;
-  formatX: (value: number) => string;
-  formatY: (value: number) => string;
-  /** Whether x is a count, such as blocks or layers. */
-  counted?: boolean;
+  /** The axes: constants, because a new object draws the chart anew. */
+  xAxis: Axis;
+  yAxis: Axis;
+  /** A value of y with a name, drawn as a line across the chart. */
+  limit?: { y: number; text: string };
   joined?: boolean;
   radius?: number;
   /** The Pareto front, drawn as a line below the marks. */
@@ -41,7 +42,7 @@ const PICK_RADIUS = 30;
 
 /** A scatter chart. A click selects the nearest point; the arrow keys move between points from left to right. */
 export function Scatter(props: Props) {
-  const { series, onPick, picked, formatX, formatY } = props;
+  const { series, onPick, picked, xAxis, yAxis, limit } = props;
   const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
   const [width, setWidth] = useState(START_WIDTH);
   const frame = useRef<SVGSVGElement>(null);
@@ -56,8 +57,8 @@ export function Scatter(props: Props) {
   }, []);
   const shown = useMemo(() => series.filter((each) => !hidden.has(each.name)), [series, hidden]);
   const placed = useMemo(
-    () => place(shown, props.front ?? [], width, props.counted ? 1 : 0),
-    [shown, props.front, width, props.counted],
+    () => place(shown, props.front ?? [], width, xAxis, yAxis, limit?.y),
+    [shown, props.front, width, xAxis, yAxis, limit?.y],
   );
   const current = placed.all.find((each) => each.point.name === picked);
 
@@ -114,14 +115,15 @@ export function Scatter(props: Props) {
         onKeyDown={step}
       >
         <svg ref={frame} height={HEIGHT} role="img" aria-label={props.label} onPointerDown={pickNear}>
-          <Axes placed={placed} xLabel={props.xLabel} yLabel={props.yLabel} formatX={formatX} formatY={formatY} />
+          <Axes placed={placed} xLabel={props.xLabel} yLabel={props.yLabel} />
+          {placed.limitY !== undefined && <Limit y={placed.limitY} width={width} text={limit?.text ?? ""} />}
           <Marks placed={placed} joined={props.joined ?? false} radius={props.radius ?? 3.5} />
           {current && <circle className="mark" cx={current.x} cy={current.y} r={8} />}
         </svg>
       </div>
       <p role="status" className="sub">
         {current
-          ? `${current.point.name}: ${props.xLabel} ${formatX(current.point.x)}, ${props.yLabel} ${formatY(current.point.y)}${current.point.error ? ` ± ${formatY(current.point.error)}` : ""}`
+          ? `${current.point.name}: ${props.xLabel} ${xAxis.format(current.point.x)}, ${props.yLabel} ${yAxis.format(current.point.y)}${current.point.error ? ` ± ${(yAxis.formatError ?? yAxis.format)(current.point.error)}` : ""}`
           : "Click a point or use the arrow keys to see its values."}
       </p>
     </div>
@@ -134,20 +136,28 @@ interface Placed {
   point: Point;
 }
 
-function place(series: Series[], front: { x: number; y: number }[], width: number, minStep: number) {
+function place(
+  series: Series[],
+  front: { x: number; y: number }[],
+  width: number,
+  xAxis: Axis,
+  yAxis: Axis,
+  limit: number | undefined,
+) {
   const points = series.flatMap((each) => each.points);
   const xs = linear(
     points.map((point) => point.x),
     FRAME.left,
     width - FRAME.right,
-    { count: width / 110, minStep },
+    { ...xAxis, numTicks: width / 110 },
   );
   const ends = points.flatMap(({ y, error = 0 }) => [y - error, y + error]);
-  const ys = linear(ends, HEIGHT - FRAME.bottom, FRAME.top);
+  const ys = linear(limit === undefined ? ends : [...ends, limit], HEIGHT - FRAME.bottom, FRAME.top, yAxis);
   const put = (point: Point): Placed => ({ x: xs(point.x), y: ys(point.y), point });
   const drawn = series.map((each) => ({ ...each, placed: each.points.map(put) }));
   const all = drawn.flatMap((each) => each.placed).sort((a, b) => a.x - b.x || a.y - b.y);
-  return { xs, ys, drawn, all, width, front: front.map(({ x, y }) => ({ x: xs(x), y: ys(y) })) };
+  const limitY = limit === undefined ? undefined : ys(limit);
+  return { xs, ys, drawn, all, width, limitY, front: front.map(({ x, y }) => ({ x: xs(x), y: ys(y) })) };
 }
 
 type Drawing = ReturnType<typeof place>;
@@ -156,23 +166,21 @@ const Axes = memo(function Axes({
   placed: { xs, ys, width },
   xLabel,
   yLabel,
-  formatX,
-  formatY,
-}: { placed: Drawing } & Pick<Props, "xLabel" | "yLabel" | "formatX" | "formatY">) {
+}: { placed: Drawing } & Pick<Props, "xLabel" | "yLabel">) {
   const floor = HEIGHT - FRAME.bottom;
   return (
     <g>
-      {ys.ticks.map((tick) => (
-        <g key={tick}>
-          <line className="grid" x1={FRAME.left} x2={width - FRAME.right} y1={ys(tick)} y2={ys(tick)} />
-          <text x={FRAME.left - 7} y={ys(tick) + 4} textAnchor="end">
-            {formatY(tick)}
+      {ys.ticks.map(({ value, text }) => (
+        <g key={value}>
+          <line className="grid" x1={FRAME.left} x2={width - FRAME.right} y1={ys(value)} y2={ys(value)} />
+          <text x={FRAME.left - 7} y={ys(value) + 4} textAnchor="end">
+            {text}
           </text>
         </g>
       ))}
-      {xs.ticks.map((tick) => (
-        <text key={tick} x={xs(tick)} y={floor + 16} textAnchor="middle">
-          {formatX(tick)}
+      {xs.ticks.map(({ value, text }) => (
+        <text key={value} x={xs(value)} y={floor + 16} textAnchor="middle">
+          {text}
         </text>
       ))}
       <line className="axis" x1={FRAME.left} x2={width - FRAME.right} y1={floor} y2={floor} />
@@ -185,6 +193,17 @@ const Axes = memo(function Axes({
     </g>
   );
 });
+
+function Limit({ y, width, text }: { y: number; width: number; text: string }) {
+  return (
+    <g>
+      <line className="limit" x1={FRAME.left} x2={width - FRAME.right} y1={y} y2={y} />
+      <text x={width - FRAME.right} y={y - 4} textAnchor="end">
+        {text}
+      </text>
+    </g>
+  );
+}
 
 const Marks = memo(function Marks({ placed, joined, radius }: { placed: Drawing; joined: boolean; radius: number }) {
   const errorBars = placed.drawn.flatMap((each) => each.placed.filter(({ point }) => point.error));

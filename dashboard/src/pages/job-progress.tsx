@@ -1,9 +1,10 @@
-import { type Job, type Progress, progressOf, type Summary, summaryOf } from "../api/types";
+import { type Job, type Progress, progressOf, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatPercent } from "../format";
+import { nameOf } from "../names";
 import { Bar } from "../ui/basics";
 
 /** The progress of the current phase as text, for example "block 12 of 30". */
-export function formatProgress({ unit, done, total }: Progress): string {
+export function formatProgress({ unit, done, total }: Pick<Progress, "unit" | "done" | "total">): string {
   return unit === "byte" ? `${formatBytes(done)} of ${formatBytes(total)}` : `${unit} ${done} of ${total}`;
 }
 
@@ -14,15 +15,11 @@ export function JobProgress({ job }: { job: Job }) {
     const shown = progress && progress.phase === job.phase ? progress : null;
     return (
       <div>
-        <Bar
-          done={shown?.done ?? 0}
-          total={shown?.total ?? 1}
-          label={`${job.name ?? job.id}: ${job.phase ?? "starting"}`}
-        />
+        <Bar done={shown?.done ?? 0} total={shown?.total ?? 1} label={`${nameOf(job)}: ${job.phase ?? "starting"}`} />
         <div className="sub">
           {job.phase ?? "starting"}
           {shown && ` · ${formatProgress(shown)}`}
-          {shown?.eta_s ? ` · ${formatDuration(shown.eta_s)} left` : ""}
+          {shown?.eta_s ? ` · ${formatDuration(shown.eta_s)} left in ${shown.phase}` : ""}
         </div>
       </div>
     );
@@ -35,7 +32,14 @@ export function JobProgress({ job }: { job: Job }) {
       </div>
     );
   }
-  if (job.error) return <div className="sub clip error">{String(job.error.message ?? job.error.code)}</div>;
+  if (job.error) {
+    const message = String(job.error.message ?? job.error.code);
+    return (
+      <div className="sub clip error" title={message}>
+        {message}
+      </div>
+    );
+  }
   const seconds = summaryOf(job)?.total_s;
   return <div className="sub">{seconds ? `took ${formatDuration(seconds)}` : ""}</div>;
 }
@@ -62,17 +66,6 @@ export function VerdictLevel({ level }: { level: string }) {
   );
 }
 
-/** The level of a result, and what keeps it from a better one. */
-export function VerdictText({ verdict: { level, reason, advice } }: { verdict: NonNullable<Summary["verdict"]> }) {
-  return (
-    <>
-      <VerdictLevel level={level} />
-      <div className="sub">{reason}</div>
-      {advice && <div className="sub">{advice}</div>}
-    </>
-  );
-}
-
 export function PerplexityChange({ job }: { job: Job }) {
   const summary = summaryOf(job);
   if (summary?.perplexity_before == null || summary.perplexity_after == null) return <>–</>;
@@ -83,7 +76,12 @@ export function PerplexityChange({ job }: { job: Job }) {
       {summary.perplexity_ratio !== null && (
         <div className="sub">
           {formatPercent(summary.perplexity_ratio - 1, 2)}
-          {summary.verdict && ` · ${summary.verdict.level}`}
+          {summary.verdict && (
+            <>
+              {" · "}
+              <VerdictLevel level={summary.verdict.level} />
+            </>
+          )}
         </div>
       )}
     </>

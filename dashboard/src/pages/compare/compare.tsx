@@ -1,8 +1,17 @@
 import { useMemo } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type EventPage, type Job, type JobPage, type Layer, modelOf, schemeOf, summaryOf } from "../../api/types";
-import { shortName } from "../../format";
+import {
+  type EventPage,
+  type Job,
+  type JobPage,
+  type Layer,
+  type Measured,
+  type Report,
+  schemeOf,
+  summaryOf,
+} from "../../api/types";
+import { nameOf } from "../../names";
 import { Link, navigate, type Place } from "../../router";
 import { Empty, Failure, Field, Loading, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, StateLabel } from "../../ui/states";
@@ -12,6 +21,7 @@ import { ParetoCard } from "./pareto-card";
 import { ResultsTable } from "./results";
 
 const MAX_RUNS = 8;
+const NO_RATIOS: ReadonlyMap<string, Measured> = new Map();
 
 export default function Compare({ place: { search } }: { place: Place }) {
   const ids = [...new Set(search.getAll("job"))].slice(0, MAX_RUNS);
@@ -36,8 +46,6 @@ export default function Compare({ place: { search } }: { place: Place }) {
   );
 }
 
-export const labelOf = (job: Job) => job.name ?? `${shortName(modelOf(job))} ${schemeOf(job)}`;
-
 const address = (ids: string[]) => `/compare${ids.length ? "?" : ""}${ids.map((id) => `job=${id}`).join("&")}`;
 
 function Comparison({ jobs }: { jobs: Job[] }) {
@@ -45,11 +53,14 @@ function Comparison({ jobs }: { jobs: Job[] }) {
   const layers = useQuery(`layers ${withLayers.map((job) => job.id).join()}`, (signal) =>
     Promise.all(withLayers.map(async (job) => ({ job, layers: await readLayers(job.id, signal) }))),
   );
+  const done = jobs.filter((job) => job.artifact);
+  const reports = useQuery(`ratios ${done.map((job) => job.id).join()}`, (signal) => readRatios(done, signal));
+  const ratios = reports.data ?? NO_RATIOS;
   const names = useMemo(() => uniqueNames(jobs), [jobs]);
   return (
     <>
-      <ResultsTable jobs={jobs} names={names} />
-      <ParetoCard jobs={jobs} names={names} />
+      <ResultsTable jobs={jobs} names={names} ratios={ratios} />
+      <ParetoCard jobs={jobs} names={names} ratios={ratios} />
       {layers.data && layers.data.length > 0 && <LayersOverlay runs={layers.data} names={names} />}
       <ConfigDiff jobs={jobs} names={names} />
     </>
@@ -58,10 +69,18 @@ function Comparison({ jobs }: { jobs: Job[] }) {
 
 /** Names of runs for charts and tables. Runs with the same name get the end of their id. */
 function uniqueNames(jobs: Job[]): Map<string, string> {
-  const count = (label: string) => jobs.filter((job) => labelOf(job) === label).length;
+  const count = (label: string) => jobs.filter((job) => nameOf(job) === label).length;
   return new Map(
-    jobs.map((job) => [job.id, count(labelOf(job)) > 1 ? `${labelOf(job)} …${job.id.slice(-4)}` : labelOf(job)]),
+    jobs.map((job) => [job.id, count(nameOf(job)) > 1 ? `${nameOf(job)} …${job.id.slice(-4)}` : nameOf(job)]),
   );
+}
+
+/** The perplexity of each result against its original's, with its standard error, from the reports. */
+async function readRatios(jobs: Job[], signal: AbortSignal): Promise<Map<string, Measured>> {
+  const reports = await Promise.all(
+    jobs.map(({ id }) => get<Report>(`/v1/jobs/${id}/artifacts/report.json`, {}, signal)),
+  );
+  return new Map(reports.flatMap(({ quality }, index) => (quality ? [[jobs[index]?.id ?? "", quality.ratio]] : [])));
 }
 
 async function readLayers(id: string, signal: AbortSignal): Promise<Layer[]> {
@@ -87,8 +106,8 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
     <section className="card">
       <div className="chips">
         {jobs.map((job, index) => (
-          <span key={job.id} className="chip">
-            <Link to={`/jobs/${job.id}`}>{labelOf(job)}</Link>
+          <span key={job.id} className="chip compared">
+            <Link to={`/jobs/${job.id}`}>{nameOf(job)}</Link>
             {index === 0 && <strong>baseline</strong>}
             <StateLabel state={job.state} /> <Time at={job.created_at} />
             {index > 0 && (
@@ -103,7 +122,7 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
             <button
               type="button"
               className="small"
-              aria-label={`Remove ${labelOf(job)}`}
+              aria-label={`Remove ${nameOf(job)}`}
               onClick={() => navigate(address(ids.filter((id) => id !== job.id)), { replace: true })}
             >
               ✕
@@ -124,7 +143,7 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
               <option value="">{free.length ? "Choose a run…" : "No other finished runs"}</option>
               {free.map((job) => (
                 <option key={job.id} value={job.id}>
-                  {labelOf(job)} · {schemeOf(job)} · {job.id.slice(-6)}
+                  {nameOf(job)} · {schemeOf(job)} · {job.id.slice(-6)}
                 </option>
               ))}
             </select>

@@ -1,8 +1,7 @@
 import { useMemo, useState } from "react";
 import type { Job, Layer } from "../../api/types";
-import { kindOf, METRICS, type Metric, metricValue } from "../../charts/layers";
+import { COUNTS, kindOf, METRICS, type Metric, metricValue } from "../../charts/layers";
 import { Scatter, type Series } from "../../charts/scatter";
-import { formatNumber } from "../../format";
 import { scrollable } from "../../ui/basics";
 
 interface Run {
@@ -52,9 +51,8 @@ export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string,
         series={series}
         xLabel="layer, in model order"
         yLabel={metric.text}
-        formatX={(value) => formatNumber(value)}
-        counted
-        formatY={metric.format}
+        xAxis={COUNTS}
+        yAxis={metric.axis}
         joined
         radius={2.5}
         onPick={setPicked}

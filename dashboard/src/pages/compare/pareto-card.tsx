@@ -1,21 +1,31 @@
 import { useMemo, useState } from "react";
-import { get } from "../../api/client";
-import { useQuery } from "../../api/query";
-import { type Job, type Report, summaryOf } from "../../api/types";
+import { type Job, type Measured, summaryOf } from "../../api/types";
+import type { Axis } from "../../charts/scale";
 import { Scatter, type Series } from "../../charts/scatter";
-import { formatBytes, formatNumber } from "../../format";
+import { formatBytes, formatPercent } from "../../format";
+import { scrollable } from "../../ui/basics";
+import { halfInterval } from "./change";
 import { paretoFront, type Result } from "./pareto";
 
-export function ParetoCard({ jobs, names }: { jobs: Job[]; names: Map<string, string> }) {
+const asChange = (value: number) => formatPercent(value, 2);
+const asError = (value: number) => asChange(value).replace(/^[+±−]/, "");
+const SIZES: Axis = { format: formatBytes, leastSpan: 0.2 };
+const CHANGES: Axis = { format: asChange, formatError: asError, fromZero: true };
+
+/** Size against quality. The perplexity is that against the original on the same tokens: its error is a paired one. */
+export function ParetoCard({
+  jobs,
+  names,
+  ratios,
+}: {
+  jobs: Job[];
+  names: Map<string, string>;
+  ratios: ReadonlyMap<string, Measured>;
+}) {
   const [picked, setPicked] = useState<string | null>(null);
-  const done = jobs.filter((job) => job.artifact);
-  const errors = useQuery(`errors ${done.map((job) => job.id).join()}`, async (signal) => {
-    const entries = await Promise.all(done.map(async (job) => [job.id, await readStderr(job.id, signal)] as const));
-    return new Map(entries);
-  });
   const results = useMemo(
-    () => jobs.flatMap((job) => resultOf(job, names.get(job.id) ?? job.id, errors.data?.get(job.id))),
-    [jobs, names, errors.data],
+    () => jobs.flatMap((job) => resultOf(job, names.get(job.id) ?? job.id, ratios.get(job.id)?.stderr)),
+    [jobs, names, ratios],
   );
   const front = useMemo(() => paretoFront(results), [results]);
   const series = useMemo<Series[]>(
@@ -23,7 +33,7 @@ export function ParetoCard({ jobs, names }: { jobs: Job[]; names: Map<string, st
       results.map((result, look) => ({
         name: result.name,
         look,
-        points: [{ x: result.bytes, y: result.loss, name: result.name, error: result.stderr }],
+        points: [{ x: result.bytes, y: result.loss, name: result.name, error: halfInterval(result.stderr) }],
       })),
     [results],
   );
@@ -36,50 +46,49 @@ export function ParetoCard({ jobs, names }: { jobs: Job[]; names: Map<string, st
         label="Perplexity and size of each run; lower is better for both"
         series={series}
         xLabel="size"
-        yLabel="perplexity"
-        formatX={formatBytes}
-        formatY={(value) => formatNumber(value)}
+        yLabel="perplexity vs. original"
+        xAxis={SIZES}
+        yAxis={CHANGES}
         radius={6}
         front={path}
         onPick={setPicked}
         picked={picked}
       />
-      <table>
-        <caption>A run is Pareto-optimal if no other run is both smaller and better.</caption>
-        <thead>
-          <tr>
-            <th>Run</th>
-            <th className="number">Size</th>
-            <th className="number">Perplexity</th>
-            <th>Pareto-optimal</th>
-          </tr>
-        </thead>
-        <tbody>
-          {results.map((result) => (
-            <tr key={result.id}>
-              <td>{result.name}</td>
-              <td className="number">{formatBytes(result.bytes)}</td>
-              <td className="number">
-                {formatNumber(result.loss, 5)}
-                {result.stderr ? ` ± ${formatNumber(result.stderr, 2)}` : ""}
-              </td>
-              <td>{front.includes(result) ? "✓ Yes" : "No"}</td>
+      <div className="table" ref={scrollable}>
+        <table>
+          <caption>
+            A run is Pareto-optimal if no other run is both smaller and better. ± is half a 95 % interval.
+          </caption>
+          <thead>
+            <tr>
+              <th>Run</th>
+              <th className="number">Size</th>
+              <th className="number">Perplexity vs. original</th>
+              <th>Pareto-optimal</th>
             </tr>
-          ))}
-        </tbody>
-      </table>
+          </thead>
+          <tbody>
+            {results.map((result) => (
+              <tr key={result.id}>
+                <td className="wrap">{result.name}</td>
+                <td className="number">{formatBytes(result.bytes)}</td>
+                <td className="number">
+                  {asChange(result.loss)}
+                  {result.stderr ? ` ± ${asError(halfInterval(result.stderr))}` : ""}
+                </td>
+                <td>{front.includes(result) ? "✓ Yes" : "No"}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
     </section>
   );
 }
 
-/** One standard error of the perplexity, from the report; undefined if it was not measured. */
-async function readStderr(id: string, signal: AbortSignal): Promise<number | undefined> {
-  const report = await get<Report>(`/v1/jobs/${id}/artifacts/report.json`, {}, signal);
-  return report.quality?.after.token_perplexity.stderr ?? undefined;
-}
-
-function resultOf(job: Job, name: string, stderr: number | undefined): Result[] {
+function resultOf(job: Job, name: string, stderr: number | null | undefined): Result[] {
   const summary = summaryOf(job);
-  if (summary?.perplexity_after == null) return [];
-  return [{ id: job.id, name, bytes: summary.size_after_bytes, loss: summary.perplexity_after, stderr }];
+  if (summary?.perplexity_ratio == null) return [];
+  const { size_after_bytes: bytes, perplexity_ratio: ratio } = summary;
+  return [{ id: job.id, name, bytes, loss: ratio - 1, stderr: stderr ?? undefined }];
 }

@@ -1,63 +1,21 @@
-import { type Job, type Summary, schemeOf, summaryOf } from "../../api/types";
-import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../format";
-import { LABELS } from "../../labels";
+import { type Job, type Measured, modelOf, schemeOf, summaryOf } from "../../api/types";
 import { scrollable } from "../../ui/basics";
+import { changeOf, halfInterval, ROWS, type Row } from "./change";
 
-interface Row {
-  text: string;
-  value: (summary: Summary) => number | null | undefined;
-  format: (value: number) => string;
-  /** The direction of an improvement. */
-  better: "less" | "more";
-}
-
-const ROWS: Row[] = [
-  { text: "Size", value: (summary) => summary.size_after_bytes, format: formatBytes, better: "less" },
-  {
-    text: "Perplexity",
-    value: (summary) => summary.perplexity_after,
-    format: (value) => formatNumber(value, 5),
-    better: "less",
-  },
-  {
-    text: "Perplexity vs. original",
-    value: (summary) => summary.perplexity_ratio,
-    format: (value) => formatPercent(value - 1, 2),
-    better: "less",
-  },
-  {
-    text: LABELS.klMean,
-    value: (summary) => summary.kl_mean,
-    format: (value) => formatNumber(value, 3),
-    better: "less",
-  },
-  {
-    text: "Relative weight error, worst layer",
-    value: (summary) => summary.worst_layer.relative_error,
-    format: (value) => formatPercent(value, 2).slice(1),
-    better: "less",
-  },
-  {
-    text: "SQNR (dB), worst layer",
-    value: (summary) => summary.worst_layer.sqnr_db,
-    format: (value) => formatNumber(value),
-    better: "more",
-  },
-  { text: "Layers quantized", value: (summary) => summary.num_layers_quantized, format: String, better: "more" },
-  { text: "Duration", value: (summary) => summary.total_s, format: formatDuration, better: "less" },
-  { text: LABELS.peakMemory, value: (summary) => summary.peak_memory_bytes, format: formatBytes, better: "less" },
-];
-
-const NOTHING = { worst_layer: {} } as Summary;
+type Ratios = ReadonlyMap<string, Measured>;
 
 /** Each metric and its change from the baseline, marked by sign and word, not by colour alone. */
-export function ResultsTable({ jobs, names }: { jobs: Job[]; names: Map<string, string> }) {
+export function ResultsTable({ jobs, names, ratios }: { jobs: Job[]; names: Map<string, string>; ratios: Ratios }) {
   const [first] = jobs;
-  const base = first && summaryOf(first);
+  const shown = ROWS.filter((row) => jobs.some((job) => valueIn(row, job, ratios) != null));
+  const isMixed = first && jobs.some((job) => modelOf(job) !== modelOf(first));
   return (
-    <div className="table" ref={scrollable}>
+    <div className="table results" ref={scrollable}>
       <table>
-        <caption>Changes are relative to {first && names.get(first.id)}</caption>
+        <caption>
+          Changes are from {first && names.get(first.id)}; ± is half a 95 % interval.
+          {isMixed && " Runs of another model are compared by their perplexity against their own original alone."}
+        </caption>
         <thead>
           <tr>
             <th>Metric</th>
@@ -77,21 +35,10 @@ export function ResultsTable({ jobs, names }: { jobs: Job[]; names: Map<string, 
               </td>
             ))}
           </tr>
-          {ROWS.filter((row) => jobs.some((job) => row.value(summaryOf(job) ?? NOTHING) != null)).map((row) => (
+          {shown.map((row) => (
             <tr key={row.text}>
               <th scope="row">{row.text}</th>
-              {jobs.map((job) => {
-                const summary = summaryOf(job);
-                return (
-                  <Cell
-                    key={job.id}
-                    row={row}
-                    value={summary && row.value(summary)}
-                    base={base && row.value(base)}
-                    isBase={job === first}
-                  />
-                );
-              })}
+              {first && jobs.map((job) => <Cell key={job.id} row={row} job={job} base={first} ratios={ratios} />)}
             </tr>
           ))}
         </tbody>
@@ -100,28 +47,28 @@ export function ResultsTable({ jobs, names }: { jobs: Job[]; names: Map<string, 
   );
 }
 
-function Cell({
-  row,
-  value,
-  base,
-  isBase,
-}: {
-  row: Row;
-  value: number | null | undefined;
-  base: number | null | undefined;
-  isBase: boolean;
-}) {
+function valueIn(row: Row, job: Job, ratios: Ratios) {
+  const summary = summaryOf(job);
+  return summary && row.value(summary, ratios.get(job.id));
+}
+
+function stderrOf(row: Row, job: Job, ratios: Ratios): number {
+  const summary = summaryOf(job);
+  return (summary && row.stderr?.(summary, ratios.get(job.id))) || 0;
+}
+
+function Cell({ row, job, base, ratios }: { row: Row; job: Job; base: Job; ratios: Ratios }) {
+  const value = valueIn(row, job, ratios);
+  const baseValue = valueIn(row, base, ratios);
   if (value == null) return <td className="number">–</td>;
-  const change = base && !isBase ? value / base - 1 : 0;
-  const isBetter = row.better === "less" ? change < 0 : change > 0;
+  const stderr = stderrOf(row, job, ratios);
+  const isComparable = job !== base && baseValue != null && (row.ofAnyModel || modelOf(job) === modelOf(base));
+  const change = isComparable ? changeOf(row, value, baseValue, [stderr, stderrOf(row, base, ratios)]) : null;
   return (
     <td className="number">
       {row.format(value)}
-      {Math.abs(change) > 5e-4 && (
-        <div className={`sub ${isBetter ? "good" : "bad"}`}>
-          {formatPercent(change, Math.abs(change) < 0.1 ? 2 : 0)} {isBetter ? "better" : "worse"}
-        </div>
-      )}
+      {stderr > 0 && ` ± ${row.format(halfInterval(stderr)).replace(/^[+±−]/, "")}`}
+      {change && <div className={`sub ${change.tone}`}>{change.text}</div>}
     </td>
   );
 }

@@ -2,16 +2,20 @@ import { useMemo, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { ModelResult, ResultPage } from "../../api/types";
+import type { Axis } from "../../charts/scale";
 import { Scatter } from "../../charts/scatter";
 import { formatBytes, formatNumber, formatPercent, shortId } from "../../format";
 import { LABELS } from "../../labels";
+import { modelText, recipeText } from "../../names";
 import { Link, withParams } from "../../router";
 import { Empty, Pending, scrollable, Time, Title } from "../../ui/basics";
 import { paretoFront } from "../compare/pareto";
 import { VerdictLevel } from "../job-progress";
 import { PublishedAt, publicationText } from "../run/publish";
-import { byVerdict, measured, modelAddress, modelText, recipeText } from "./results";
+import { byVerdict, measured, modelAddress } from "./results";
 
+const SIZES: Axis = { format: formatBytes, leastSpan: 0.2 };
+const DIVERGENCES: Axis = { format: (value) => formatNumber(value, 3), fromZero: true };
 const EVERY_MS = 10_000;
 
 /** The results of one model over time, what the model came from, and what was made of its results. */
@@ -72,8 +76,8 @@ function SizeAndQuality({ results }: { results: ModelResult[] }) {
         series={series}
         xLabel="size"
         yLabel="KL divergence"
-        formatX={formatBytes}
-        formatY={(value) => formatNumber(value, 3)}
+        xAxis={SIZES}
+        yAxis={DIVERGENCES}
         radius={5}
         front={front}
         onPick={setPicked}

@@ -2,12 +2,13 @@ import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { ModelPage, ResultBrief, UsedModel } from "../../api/types";
 import { formatBytes } from "../../format";
+import { modelText, recipeText } from "../../names";
 import { Link, type Place, withParams } from "../../router";
 import { useSession } from "../../sign-in";
 import { Code, Empty, Pending, scrollable, Time, Title } from "../../ui/basics";
 import { VerdictLevel } from "../job-progress";
 import { ModelLineage } from "./lineage";
-import { modelAddress, modelText, recipeText } from "./results";
+import { modelAddress } from "./results";
 
 const EVERY_MS = 10_000;
 

@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { ModelResult, Recipe } from "../../api/types";
-import { byVerdict, measured, modelAddress, modelText, recipeText } from "./results";
+import { byVerdict, measured, modelAddress } from "./results";
 
 const RECIPE: Recipe = { preset: null, mix: null, goal: null, algorithms: [] };
 
@@ -23,25 +23,8 @@ const result = (fields: Partial<ModelResult>): ModelResult => ({
   ...fields,
 });
 
-it("says in short what a result was made with", () => {
-  expect(recipeText({ ...RECIPE, preset: "w4a16", algorithms: ["smooth", "gptq"] })).toBe("w4a16 + smooth + gptq");
-  expect(recipeText({ ...RECIPE, mix: { schemes: ["w4a16", "keep"], max_bits: 5 } })).toBe("mix of w4a16, keep");
-  expect(recipeText({ ...RECIPE, goal: { runtime: "vllm", device: "24GB" }, algorithms: null })).toBe(
-    "goal: vLLM on 24GB",
-  );
-  expect(recipeText(RECIPE)).toBe("custom");
-});
-
 it("keeps the slashes and signs of a name out of the address", () => {
   expect(modelAddress("/models/a&b #1")).toBe("/models?model=%2Fmodels%2Fa%26b%20%231");
-});
-
-it("names a model in an artifact after the run that made it", () => {
-  const folder = `/data/artifacts/job_01a200dc5edf7cfaa251b183f95c582d/${"a".repeat(64)}`;
-  expect(modelText(folder)).toBe("job_…5c582d");
-  expect(modelText(`${folder}/quark`)).toBe("job_…5c582d/quark");
-  expect(modelText("/models/tiny")).toBe("tiny");
-  expect(modelText("org/name")).toBe("name");
 });
 
 it("charts only what was measured, with its error", () => {

@@ -40,24 +40,24 @@ export function RunActions({ job, onChange }: { job: Job; onChange: () => void }
     if (WARNINGS[action]) setAsking(action);
     else act(action).catch(setError);
   };
+  const actions = ACTIONS[job.state];
+  const isOffered = (action: Action) => action === "retry" && job.state === "failed"; // beside what has failed
+  const buttons = (some: readonly Action[]) =>
+    some.map((action) => (
+      <button type="button" key={action} onClick={() => press(action)}>
+        {TEXTS[action]}
+      </button>
+    ));
   return (
     <div className="row">
-      {ACTIONS[job.state].map((action) => (
-        <button
-          type="button"
-          key={action}
-          className={WARNINGS[action] ? "danger" : undefined}
-          onClick={() => press(action)}
-        >
-          {TEXTS[action]}
-        </button>
-      ))}
+      {buttons(actions.filter((action) => action !== "delete" && !isOffered(action)))}
       <Link className="button" to={`/jobs/new?from=${job.id}`}>
         Clone
       </Link>
       <Link className="button" to={`/compare?job=${job.id}`}>
         Compare
       </Link>
+      {buttons(actions.filter((action) => action === "delete"))}
       {error && <Failure error={error} />}
       {asking && (
         <Confirm

@@ -1,10 +1,11 @@
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type ArtifactFile, type Job, type List, summaryOf } from "../../api/types";
+import type { ArtifactFile, Job, List } from "../../api/types";
 import { formatBytes, plural } from "../../format";
-import { Code, CopyButton, Empty, Failure, Loading, scrollable } from "../../ui/basics";
+import { CopyButton, Empty, Failure, Loading, scrollable } from "../../ui/basics";
 import { FINAL_STATES } from "../../ui/states";
 import { Publish } from "./publish";
+import { UseIt } from "./use-it";
 
 export function Artifacts({ job }: { job: Job }) {
   const files = useQuery(job.artifact ? `files ${job.id}` : null, (signal) =>
@@ -19,22 +20,9 @@ export function Artifacts({ job }: { job: Job }) {
   }
   if (files.error) return <Failure error={files.error} retry={files.reload} />;
   if (!files.data) return <Loading />;
-  const exports = Object.entries(summaryOf(job)?.exports ?? {});
   return (
     <>
-      <section className="card">
-        <h2>Download</h2>
-        <Code text={`bitfoundry download ${job.id} model`} label="Download command" />
-        {exports.length > 0 && <p className="hint">Then, in the downloaded folder:</p>}
-        {exports.map(([name, { load, bytes }]) => (
-          <div key={name}>
-            <h3>
-              {name} <span className="faint">{formatBytes(bytes)}</span>
-            </h3>
-            <Code text={load} label={`Code to load ${name}`} />
-          </div>
-        ))}
-      </section>
+      <UseIt job={job} />
       <Publish job={job} />
       <Files job={job} files={files.data.data} />
     </>

@@ -1,11 +1,12 @@
 import { useMemo, useState } from "react";
 import type { Layer } from "../../api/types";
-import { byBadness, METRICS, type Metric, metricValue, seriesByKind } from "../../charts/layers";
+import { byBadness, COUNTS, METRICS, type Metric, metricValue, outliers, seriesByKind } from "../../charts/layers";
 import { Scatter } from "../../charts/scatter";
-import { formatNumber, plural } from "../../format";
+import { plural } from "../../format";
 import { Empty, Facts, scrollable } from "../../ui/basics";
 
 const ROWS = 50;
+const MOST_OUTLIERS = 4;
 
 /** The quantization error of each layer: a chart by module type, the selected layer, and a table of all layers. */
 export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: boolean }) {
@@ -42,17 +43,34 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
             series={series}
             xLabel="block"
             yLabel={metric.text}
-            formatX={(value) => formatNumber(value)}
-            counted
-            formatY={metric.format}
+            xAxis={COUNTS}
+            yAxis={metric.axis}
             onPick={setPicked}
             picked={picked}
           />
+          <Outliers layers={layers} metric={metric} onPick={setPicked} />
           {layer && <LayerFacts layer={layer} />}
           <LayerTable layers={layers} metric={metric} />
         </>
       )}
     </section>
+  );
+}
+
+/** Names the layers that are far worse than the others. */
+function Outliers({ layers, metric, onPick }: { layers: Layer[]; metric: Metric; onPick: (name: string) => void }) {
+  const far = useMemo(() => outliers(layers, metric), [layers, metric]);
+  if (!far.length) return null;
+  return (
+    <div className="row outliers">
+      <strong>Outliers:</strong>
+      {far.slice(0, MOST_OUTLIERS).map((layer) => (
+        <button type="button" key={layer.name} className="link wrap" onClick={() => onPick(layer.name)}>
+          {layer.name} ({metric.format(metricValue(layer, metric) ?? 0)})
+        </button>
+      ))}
+      {far.length > MOST_OUTLIERS && <span className="faint">and {far.length - MOST_OUTLIERS} more</span>}
+    </div>
   );
 }
 

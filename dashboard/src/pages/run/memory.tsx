@@ -1,9 +1,15 @@
 import { useMemo, useState } from "react";
+import type { Summary } from "../../api/types";
+import type { Axis } from "../../charts/scale";
 import { Scatter, type Series } from "../../charts/scatter";
 import { formatBytes, formatDuration } from "../../format";
+import { memoryText } from "./memory-text";
 
-/** Memory of the engine's processes, as reported with its progress. */
-export function MemoryCard({ memory }: { memory: { at: number; bytes: number }[] }) {
+const TIME: Axis = { format: formatDuration };
+const BYTES: Axis = { format: formatBytes, fromZero: true };
+
+/** Memory of the engine's processes, as reported with its progress, against the plan. */
+export function MemoryCard({ memory, summary }: { memory: { at: number; bytes: number }[]; summary?: Summary | null }) {
   const [picked, setPicked] = useState<string | null>(null);
   const series = useMemo<Series[]>(() => {
     const start = memory[0]?.at ?? 0;
@@ -14,22 +20,28 @@ export function MemoryCard({ memory }: { memory: { at: number; bytes: number }[]
     }));
     return [{ name: "memory", look: 0, points }];
   }, [memory]);
-  if (memory.length < 2) return null;
+  if (memory.length < 2 && !summary) return null;
+  const said = summary && memoryText(summary);
   return (
-    <section className="card">
-      <h2>Memory over time</h2>
-      <Scatter
-        label="Engine memory over time"
-        series={series}
-        xLabel="time"
-        yLabel="memory"
-        formatX={(value) => formatDuration(value)}
-        formatY={formatBytes}
-        joined
-        radius={2.5}
-        onPick={setPicked}
-        picked={picked}
-      />
+    <section className="card" aria-label="Memory">
+      <h2>Memory</h2>
+      {said && <p>Peak: {said.text}</p>}
+      {said?.why && <p className="hint">{said.why}</p>}
+      {memory.length > 1 && (
+        <Scatter
+          label="Engine memory over time"
+          series={series}
+          xLabel="time"
+          yLabel="memory"
+          xAxis={TIME}
+          yAxis={BYTES}
+          limit={summary ? { y: summary.planned_peak_memory_bytes, text: "planned peak" } : undefined}
+          joined
+          radius={2.5}
+          onPick={setPicked}
+          picked={picked}
+        />
+      )}
     </section>
   );
 }

@@ -15,11 +15,15 @@ import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../
 import { LABELS } from "../../labels";
 import { Link } from "../../router";
 import { Empty, Facts, scrollable } from "../../ui/basics";
-import { VerdictText } from "../job-progress";
+import { VerdictLevel } from "../job-progress";
 import { type EventLog, latestLayers } from "./event-log";
 import { LayersCard } from "./layers-card";
 import { MemoryCard } from "./memory";
+import { memoryText } from "./memory-text";
+import { Phases } from "./phases";
 import { publicationText } from "./publish";
+import { UseIt } from "./use-it";
+import { divergenceText, ratioText, toneOf } from "./verdict";
 
 export function Overview({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   const summary = summaryOf(job);
@@ -29,11 +33,13 @@ export function Overview({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   );
   return (
     <>
-      {summary && <Result job={job} summary={summary} />}
+      {summary && <Result job={job} summary={summary} quality={report.data?.quality} />}
+      {hasReport && <Phases job={job} eventLog={eventLog} />}
+      {hasReport && <UseIt job={job} />}
       <LayersCard layers={latestLayers(eventLog.layers)} isRunning={!summary} />
       {report.data && <Proof report={report.data} />}
       <div className="columns">
-        <MemoryCard memory={eventLog.memory} />
+        <MemoryCard memory={eventLog.memory} summary={summary} />
         {(report.data || eventLog.warnings.length > 0) && (
           <Fallbacks kept={report.data?.kept ?? []} warnings={report.data?.warnings ?? eventLog.warnings} />
         )}
@@ -42,15 +48,21 @@ export function Overview({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   );
 }
 
-function Result({ job: { id, publication }, summary }: { job: Job; summary: Summary }) {
+function Result({
+  job: { id, publication },
+  summary,
+  quality,
+}: {
+  job: Job;
+  summary: Summary;
+  quality: Quality | null | undefined;
+}) {
   const { perplexity_before: before, perplexity_after: after, perplexity_ratio: ratio } = summary;
   return (
     <section className="card" aria-label="Result">
+      {summary.verdict && <Verdict verdict={summary.verdict} summary={summary} ratio={quality?.ratio} />}
       <Facts
         facts={[
-          ...(summary.verdict
-            ? [["Verdict", <VerdictText key="verdict" verdict={summary.verdict} />] as [string, ReactNode]]
-            : []),
           [
             "Size",
             `${formatBytes(summary.size_before_bytes)} → ${formatBytes(summary.size_after_bytes)} (${formatPercent(summary.size_after_bytes / summary.size_before_bytes - 1, 0)})`,
@@ -76,16 +88,37 @@ function Result({ job: { id, publication }, summary }: { job: Job; summary: Summ
           ["Layers", `${summary.num_layers_quantized} quantized, ${summary.num_layers_kept} not quantized`],
           ["Worst layer", `${summary.worst_layer.name} (${formatNumber(summary.worst_layer.sqnr_db)} dB)`],
           ["Duration", formatDuration(summary.total_s)],
-          [
-            LABELS.peakMemory,
-            `${formatBytes(summary.peak_memory_bytes)} (planned ${formatBytes(summary.planned_peak_memory_bytes)})`,
-          ],
+          [LABELS.peakMemory, memoryText(summary).text],
           ...Object.entries(summary.failed_tasks ?? {}).map(
             ([task, reason]) => [`Task ${task}`, `failed: ${reason}`] as [string, string],
           ),
         ]}
       />
     </section>
+  );
+}
+
+/** The level of the result with the intervals that it was judged by. */
+function Verdict({
+  verdict: { level, reason, advice },
+  summary,
+  ratio,
+}: {
+  verdict: NonNullable<Summary["verdict"]>;
+  summary: Summary;
+  ratio: Measured | undefined;
+}) {
+  return (
+    <div className={`notice ${toneOf(level)}`}>
+      <h2>
+        <VerdictLevel level={level} />
+      </h2>
+      <p>{[divergenceText(summary), ratio && ratioText(ratio)].filter(Boolean).join(". ")}</p>
+      <p>
+        {reason}
+        {advice && `. ${advice}`}
+      </p>
+    </div>
   );
 }
 

@@ -1,23 +1,25 @@
 import { useEffect, useRef, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { failureOf, type Job, modelOf, progressOf, schemeOf } from "../../api/types";
-import { formatDuration, plural, shortId, shortName } from "../../format";
+import { type Job, modelOf, schemeOf } from "../../api/types";
+import { plural, shortId } from "../../format";
 import { OPERATOR } from "../../labels";
+import { nameOf } from "../../names";
 import { Link, navigate, type Place, withParams } from "../../router";
 import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
-import { Bar, Failure, Loading, scrollable, TabPanel, Tabs, Time, Title } from "../../ui/basics";
+import { Failure, Loading, scrollable, TabPanel, Tabs, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, STATES, StateLabel } from "../../ui/states";
-import { formatProgress } from "../job-progress";
 import { modelAddress } from "../models/results";
 import { RunActions } from "./actions";
 import { Artifacts } from "./artifacts";
 import { TryIt } from "./chat";
 import { ConfigTab } from "./config";
 import { type EventLog, useEventLog } from "./event-log";
+import { JobFailure } from "./failure";
 import { Log } from "./log";
 import { Overview } from "./overview";
+import { Phases } from "./phases";
 
 const EVERY_MS = 2500;
 const TABS = [
@@ -54,7 +56,7 @@ export default function Run({ id, place: { search, path } }: { id: string; place
   };
   return (
     <>
-      <Title extra={<RunActions job={job} onChange={changed} />}>{job.name ?? shortName(modelOf(job))}</Title>
+      <Title extra={<RunActions job={job} onChange={changed} />}>{nameOf(job)}</Title>
       <p className="row">
         <StateLabel state={job.state} />
         <code>{job.id}</code>
@@ -73,8 +75,8 @@ export default function Run({ id, place: { search, path } }: { id: string; place
           ⚠ The event stream was interrupted. It resumes when the service responds.
         </div>
       )}
-      <JobFailure job={job} />
-      <Live job={job} eventLog={eventLog} />
+      <JobFailure job={job} onChange={changed} />
+      {job.state !== "succeeded" && <Phases job={job} eventLog={eventLog} />}
       <Tabs tabs={mayChat ? [...TABS, TRY_IT] : TABS} shown={tab} onShow={show} label="Run details" />
       <TabPanel shown={tab}>
         {tab === "overview" && <Overview job={job} eventLog={eventLog} />}
@@ -98,69 +100,6 @@ function NoRun({ error, retry }: { error: Error; retry: () => void }) {
       <Link to="/">View all runs</Link>
     </>
   );
-}
-
-function JobFailure({ job }: { job: Job }) {
-  const failure = failureOf(job);
-  if (!failure) return null;
-  return (
-    <div className="notice bad">
-      <p>
-        <strong>{failure.message}</strong> {failure.hint}
-      </p>
-      <p className="sub">
-        <code>{failure.code}</code> ·{" "}
-        {failure.retryable ? "retrying may help" : "retrying without changes will not help"}
-      </p>
-    </div>
-  );
-}
-
-/** The phases of the current attempt and the progress of the current phase. Events arrive before the job is polled. */
-function Live({ job, eventLog }: { job: Job; eventLog: EventLog }) {
-  const progress = eventLog.progress ?? progressOf(job);
-  const isRunning = !FINAL_STATES.has(job.state) && !!job.phase;
-  return (
-    <section className="card" aria-label="Phases">
-      {job.phases.length === 0 && <p className="faint">{waitingText(job)}</p>}
-      <ol className="phases">
-        {job.phases.map((phase) => (
-          <li key={phase.name} className={phase.state}>
-            <strong>{phase.name}</strong>{" "}
-            <span className="sub">
-              {phase.state === "done" ? "✓ " : phase.state === "stopped" ? "✕ stopped " : "▶ "}
-              <PhaseTime start={phase.started_at} end={phase.ended_at} />
-            </span>
-          </li>
-        ))}
-      </ol>
-      {isRunning && progress && progress.phase === job.phase && (
-        <>
-          <Bar done={progress.done} total={progress.total} label={`Progress of ${progress.phase}`} />
-          <p className="sub">
-            {formatProgress(progress)}
-            {progress.eta_s ? ` · ${formatDuration(progress.eta_s)} left in this phase` : ""}
-          </p>
-        </>
-      )}
-    </section>
-  );
-}
-
-function waitingText(job: Job): string {
-  if (job.waiting_reason)
-    return `Waiting: ${job.waiting_reason.replaceAll("_", " ")}${job.queue_position ? `, #${job.queue_position} in queue` : ""}.`;
-  return FINAL_STATES.has(job.state) ? "The run ended before its first phase." : "Starting…";
-}
-
-function PhaseTime({ start, end }: { start: string; end: string | null }) {
-  const [now, setNow] = useState(Date.now);
-  useEffect(() => {
-    if (end) return;
-    const timer = window.setInterval(() => setNow(Date.now()), 1000);
-    return () => window.clearInterval(timer);
-  }, [end]);
-  return <>{formatDuration(((end ? Date.parse(end) : now) - Date.parse(start)) / 1000)}</>;
 }
 
 function Events({ eventLog }: { eventLog: EventLog }) {

@@ -7,7 +7,7 @@ import pytest
 from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.export import EXPORTERS
-from quantcore.export.loading import TABLE, kinds_of, load_lines
+from quantcore.export.loading import TABLE, kinds_of, load_lines, program_lines
 
 SEEN, UNSEEN = True, False
 
@@ -40,6 +40,22 @@ def layers_of(*names):
 def test_a_line_names_a_program_that_was_seen_to_load_it(export, schemes, is_read, program):
     lines = load_lines(export, layers_of(*schemes), "./out", is_read_by_transformers=is_read)
     assert lines.split()[1] == program and "'./out" in lines
+
+
+@pytest.mark.parametrize(
+    ("export", "schemes", "is_read", "programs"),
+    [
+        ("quark", ["int8_dynamic"], UNSEEN, ["vLLM", "AMD Quark"]),
+        ("compressed_tensors", ["w4a16_sym"], SEEN, ["Transformers", "vLLM"]),
+        ("compressed_tensors", ["int8_static", "w4a16_sym"], UNSEEN, []),
+        ("awq", ["w4a16"], UNSEEN, ["vLLM", "Transformers"]),
+        ("gguf", ["gguf_q4_k"], SEEN, ["llama.cpp"]),
+        ("onnx", ["int8_static"], UNSEEN, ["ONNX Runtime"]),
+    ],
+)
+def test_every_program_that_was_seen_to_load_it_has_lines(export, schemes, is_read, programs):
+    lines = program_lines(export, layers_of(*schemes), "./out", is_read_by_transformers=is_read)
+    assert list(lines) == programs and all("'./out" in text for text in lines.values())
 
 
 def test_the_size_of_groups_makes_no_other_scheme():

@@ -1,8 +1,8 @@
 // Keyboard shortcuts of the list of runs.
 import { useEffect, useState } from "react";
-import type { Job } from "../api/types";
-import { navigate } from "../router";
-import { Dialog } from "../ui/basics";
+import type { Job } from "../../api/types";
+import { navigate } from "../../router";
+import { Dialog } from "../../ui/basics";
 
 const SHORTCUTS: [string, string][] = [
   ["j k", "Next or previous run"],
@@ -11,11 +11,14 @@ const SHORTCUTS: [string, string][] = [
   ["c", "Compare selected runs"],
   ["/", "Search"],
   ["n", "New job"],
+  ["Ctrl K", "Search and commands, on every page"],
   ["?", "Show keyboard shortcuts"],
 ];
 
 const isTyping = (target: EventTarget | null) =>
   target instanceof HTMLElement && (/^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable);
+
+export const MAX_COMPARED = 8;
 
 export const compareAddress = (ids: string[]) => `/compare?${ids.map((id) => `job=${id}`).join("&")}`;
 
@@ -33,13 +36,15 @@ export function useShortcuts(jobs: Job[], toggle: (id: string) => void, selected
     };
     const press = (event: KeyboardEvent) => {
       const isBox = event.target instanceof HTMLInputElement && event.target.type === "checkbox";
-      if ((isTyping(event.target) && !isBox) || event.metaKey || event.ctrlKey || event.altKey || helpShown) return;
+      if ((isTyping(event.target) && !isBox) || event.metaKey || event.ctrlKey || event.altKey) return;
+      if (helpShown || document.querySelector("dialog[open]")) return;
       const onControl = event.target instanceof HTMLElement && event.target.closest("a, button, input, select");
       if (event.key === "j") move(1);
       else if (event.key === "k") move(-1);
       else if (event.key === "x" && cursorId) toggle(cursorId);
       else if (event.key === "Enter" && cursorId && !onControl) navigate(`/jobs/${cursorId}`);
-      else if (event.key === "c" && selected.length > 1 && selected.length < 9) navigate(compareAddress(selected));
+      else if (event.key === "c" && selected.length > 1 && selected.length <= MAX_COMPARED)
+        navigate(compareAddress(selected));
       else if (event.key === "/") document.getElementById("search")?.focus();
       else if (event.key === "n" && mayWrite) navigate("/jobs/new");
       else if (event.key === "?") setHelpShown(true);

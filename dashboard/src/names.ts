@@ -1,0 +1,27 @@
+// What runs, models and recipes are called in text.
+import { type Job, modelOf, type Recipe } from "./api/types";
+import { shortId, shortName } from "./format";
+import { RUNTIME_TEXTS } from "./labels";
+
+const IN_ARTIFACT = /\/(job_[0-9a-f]{32})\/[0-9a-f]{64}(\/.*)?$/;
+
+/** A model's name in short: the last part of its path or id, or the run whose artifact it lies in. */
+export function modelText(name: string): string {
+  const [, id, rest = ""] = IN_ARTIFACT.exec(name) ?? [];
+  return id ? `${shortId(id)}${rest}` : shortName(name);
+}
+
+/** "w4a16 + gptq", "mix of w4a16, keep", "goal: vLLM on 24GB": what a result was made with. */
+export function recipeText({ preset, mix, goal, algorithms }: Recipe): string {
+  if (goal) return `goal: ${RUNTIME_TEXTS[String(goal.runtime)] ?? goal.runtime} on ${goal.device}`;
+  const schemes = mix?.schemes as string[] | undefined;
+  return [schemes ? `mix of ${schemes.join(", ")}` : (preset ?? "custom"), ...(algorithms ?? [])].join(" + ");
+}
+
+export function recipeOf({ preset, mix, goal, config }: Job): Recipe {
+  const algorithms = (config.algo_config as { name: string }[] | undefined)?.map(({ name }) => name) ?? [];
+  return { preset, mix, goal: (goal as Recipe["goal"] | undefined) ?? null, algorithms };
+}
+
+/** The name of a run. One without a name is called after its model and its recipe. */
+export const nameOf = (job: Job) => job.name ?? `${modelText(modelOf(job))} ${recipeText(recipeOf(job))}`;

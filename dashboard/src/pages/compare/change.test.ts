@@ -1,0 +1,31 @@
+import { expect, it } from "vitest";
+import { changeOf, ROWS, type Row } from "./change";
+
+const row = (text: string) => ROWS.find((each) => each.text.startsWith(text)) as Row;
+
+it("compares shares by points, never by percentages of percentages", () => {
+  expect(changeOf(row("Perplexity vs."), 0.0042, 0.0021)).toEqual({ text: "+0.21 points worse", tone: "bad" });
+  expect(changeOf(row("Relative weight"), 0.02, 0.03)).toEqual({ text: "−1.00 points better", tone: "good" });
+});
+
+it("compares decibels by decibels", () => {
+  expect(changeOf(row("SQNR"), 22.1, 20)).toEqual({ text: "+2.1 dB better", tone: "good" });
+});
+
+it("gives a factor where a percentage would be absurd", () => {
+  expect(changeOf(row("KL"), 1.2944, 0.01)).toEqual({ text: "129 times worse", tone: "bad" });
+  expect(changeOf(row("Size"), 25, 100)).toEqual({ text: "−75 % better", tone: "good" });
+  expect(changeOf(row("Size"), 95, 100)).toEqual({ text: "−5.00 % better", tone: "good" });
+});
+
+it("is silent about noise, and judges neither memory nor time", () => {
+  expect(changeOf(row("Peak"), 1001.2, 1000)).toBeNull();
+  expect(changeOf(row("Peak"), 1200, 1000)).toEqual({ text: "+20 %", tone: "" });
+  expect(changeOf(row("Duration"), 200, 100)).toEqual({ text: "2 times", tone: "" });
+  expect(changeOf({ ...row("Perplexity"), scale: "none" }, 20, 10)).toBeNull();
+});
+
+it("says when two values differ by less than their errors", () => {
+  expect(changeOf(row("KL"), 0.052, 0.05, [0.001, 0.001])).toEqual({ text: "within the error", tone: "" });
+  expect(changeOf(row("KL"), 0.06, 0.05, [0.001, 0.001])?.tone).toBe("bad");
+});

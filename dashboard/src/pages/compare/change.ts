@@ -1,0 +1,125 @@
+// How a value of a run differs from the baseline's, in the terms of its own scale.
+import type { Measured, Summary } from "../../api/types";
+import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../format";
+import { LABELS } from "../../labels";
+
+export interface Row {
+  text: string;
+  value: (summary: Summary, ratio?: Measured) => number | null | undefined;
+  stderr?: (summary: Summary, ratio?: Measured) => number | null | undefined;
+  format: (value: number) => string;
+  /** Shares change by percentage points, decibels by decibels, all others by a ratio. */
+  scale: "ratio" | "points" | "decibels" | "none";
+  /** The direction of an improvement; without one a change is neither. */
+  better?: "less" | "more";
+  /** Whether values of different models can be compared. */
+  ofAnyModel?: boolean;
+  /** Changes up to this one are not worth a word, in the unit of the scale. */
+  noise: number;
+}
+
+export interface Change {
+  text: string;
+  tone: "good" | "bad" | "";
+}
+
+const Z95 = 1.96;
+const MANY = 2; // times as much: from here on a factor is clearer than a percentage
+
+const asShare = (value: number) => formatPercent(value, 2).replace(/^[+±−]/, "");
+
+export const ROWS: Row[] = [
+  {
+    text: "Size",
+    value: (summary) => summary.size_after_bytes,
+    format: formatBytes,
+    scale: "ratio",
+    better: "less",
+    noise: 0.001,
+  },
+  {
+    text: "Perplexity vs. original",
+    value: (summary) => (summary.perplexity_ratio == null ? null : summary.perplexity_ratio - 1),
+    stderr: (_, ratio) => ratio?.stderr,
+    format: (value) => formatPercent(value, 2),
+    scale: "points",
+    better: "less",
+    ofAnyModel: true,
+    noise: 0.0001,
+  },
+  {
+    text: LABELS.klMean,
+    value: (summary) => summary.kl_mean,
+    stderr: (summary) => summary.kl_stderr,
+    format: (value) => formatNumber(value, 3),
+    scale: "ratio",
+    better: "less",
+    noise: 0.005,
+  },
+  {
+    text: "Perplexity",
+    value: (summary) => summary.perplexity_after,
+    format: (value) => formatNumber(value, 5),
+    scale: "none",
+    noise: 0,
+  },
+  {
+    text: "Relative weight error, worst layer",
+    value: (summary) => summary.worst_layer.relative_error,
+    format: asShare,
+    scale: "points",
+    better: "less",
+    noise: 0.0005,
+  },
+  {
+    text: "SQNR (dB), worst layer",
+    value: (summary) => summary.worst_layer.sqnr_db,
+    format: (value) => formatNumber(value),
+    scale: "decibels",
+    better: "more",
+    noise: 0.05,
+  },
+  {
+    text: "Layers quantized",
+    value: (summary) => summary.num_layers_quantized,
+    format: String,
+    scale: "none",
+    noise: 0,
+  },
+  { text: "Duration", value: (summary) => summary.total_s, format: formatDuration, scale: "ratio", noise: 0.05 },
+  {
+    text: LABELS.peakMemory,
+    value: (summary) => summary.peak_memory_bytes,
+    format: formatBytes,
+    scale: "ratio",
+    noise: 0.05,
+  },
+];
+
+/** Half the 95 % interval of a value. */
+export const halfInterval = (stderr: number | null | undefined) => (stderr ? Z95 * stderr : 0);
+
+/** The change from `base` to `value`; null if there is none to speak of. The errors are standard errors. */
+export function changeOf(row: Row, value: number, base: number, errors: [number, number] = [0, 0]): Change | null {
+  if (row.scale === "none") return null;
+  const difference = value - base;
+  const size = row.scale === "ratio" ? (base ? Math.abs(difference / base) : 0) : Math.abs(difference);
+  if (size <= row.noise) return null;
+  if (Math.abs(difference) < halfInterval(Math.hypot(...errors))) return { text: "within the error", tone: "" };
+  const text = changeText(row.scale, value, base);
+  if (!row.better) return { text, tone: "" };
+  const isBetter = difference < 0 === (row.better === "less");
+  return { text: `${text} ${isBetter ? "better" : "worse"}`, tone: isBetter ? "good" : "bad" };
+}
+
+function changeText(scale: "ratio" | "points" | "decibels", value: number, base: number): string {
+  const sign = value > base ? "+" : "−";
+  const difference = Math.abs(value - base);
+  if (scale === "points") return `${sign}${(100 * difference).toFixed(2)} points`;
+  if (scale === "decibels") return `${sign}${formatNumber(difference, 3)} dB`;
+  const factor = value / base;
+  if (factor > 0 && (factor >= MANY || factor <= 1 / MANY)) {
+    return factor > 1 ? `${formatNumber(factor, 3)} times` : `${formatPercent(factor - 1, 0)}`;
+  }
+  return formatPercent(factor - 1, Math.abs(factor - 1) < 0.1 ? 2 : 0);
+}

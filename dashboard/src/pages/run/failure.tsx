@@ -1,0 +1,57 @@
+import { useState } from "react";
+import { post } from "../../api/client";
+import { failureOf, type Job } from "../../api/types";
+import { Link } from "../../router";
+import { useSession } from "../../sign-in";
+import { Failure } from "../../ui/basics";
+import { ACTIONS } from "../../ui/states";
+import { failedText } from "./timeline";
+
+/** What has failed, where and why, and what to do: each of it a button. */
+export function JobFailure({ job, onChange }: { job: Job; onChange: () => void }) {
+  const mayWrite = useSession().can("jobs:write");
+  const [error, setError] = useState<Error>();
+  const failure = failureOf(job);
+  if (!failure) return null;
+  const isFinal = job.state === "failed";
+  const retry = () => post(`/v1/jobs/${job.id}/retry`).then(onChange, setError);
+  return (
+    <section className="notice bad" aria-label="Failure">
+      <h2>{isFinal ? failedText(job) : "The last attempt failed"}</h2>
+      <p>
+        <strong>{failure.message}</strong>
+      </p>
+      {failure.hint && <p>{failure.hint}</p>}
+      {failure.detail && (
+        <details>
+          <summary>Details</summary>
+          <pre className="wrap">{failure.detail}</pre>
+        </details>
+      )}
+      <p className="sub">
+        <code>{failure.code}</code> · {adviceText(job.state, failure.retryable)}
+      </p>
+      <div className="actions">
+        {mayWrite && ACTIONS[job.state].includes("retry") && (
+          <button type="button" className={failure.retryable ? "primary" : undefined} onClick={retry}>
+            Retry
+          </button>
+        )}
+        {mayWrite && isFinal && (
+          <Link to={`/jobs/new?from=${job.id}`} className={failure.retryable ? "button" : "button primary"}>
+            Clone and change
+          </Link>
+        )}
+        <Link to={`/jobs/${job.id}?tab=log`} className="button">
+          Open log
+        </Link>
+      </div>
+      {error && <Failure error={error} />}
+    </section>
+  );
+}
+
+function adviceText(state: Job["state"], isRetryable: boolean | undefined): string {
+  if (state !== "failed") return "the job goes on by itself";
+  return isRetryable ? "a retry may help" : "it fails again unless something is changed";
+}

@@ -1,0 +1,53 @@
+import { expect, it } from "vitest";
+import type { Phase, Progress } from "../../api/types";
+import { failedText, remainingText, timeline } from "./timeline";
+
+const at = (second: number) => new Date(second * 1000).toISOString();
+const phase = (name: string, start: number, end: number | null, more: Partial<Phase> = {}): Phase => ({
+  name,
+  state: end === null ? "running" : "done",
+  started_at: at(start),
+  ended_at: end === null ? null : at(end),
+  done: null,
+  total: null,
+  unit: null,
+  ...more,
+});
+const RUNNING = { state: "running" as const, phases: [phase("resolve", 0, 1), phase("plan", 1, 3)] };
+
+it("shows the phases that are still to come", () => {
+  const job = { ...RUNNING, phases: [...RUNNING.phases, phase("quantize", 3, null)] };
+  const steps = timeline(job, 10_000);
+  expect(steps.map(({ name, state, seconds }) => [name, state, seconds])).toEqual([
+    ["resolve", "done", 1],
+    ["plan", "done", 2],
+    ["quantize", "running", 7],
+    ["export", "coming", 0],
+    ["verify", "coming", 0],
+  ]);
+  expect(timeline({ ...RUNNING, phases: [], mix: {} }, 0).map(({ name }) => name)).toContain("sensitivity");
+  expect(timeline({ ...job, state: "succeeded" }, 10_000)).toHaveLength(3);
+  expect(timeline({ ...job, goal: {} }, 10_000)).toHaveLength(3);
+});
+
+it("adds up the rounds of a phase that a search repeats", () => {
+  const phases = [phase("trial", 0, 1), phase("quantize", 1, 4), phase("trial", 4, 5), phase("quantize", 5, null)];
+  const steps = timeline({ state: "running", phases, goal: {} }, 9_000);
+  expect(steps.map(({ name, seconds, rounds, state }) => [name, seconds, rounds, state])).toEqual([
+    ["trial", 2, 2, "done"],
+    ["quantize", 7, 2, "running"],
+  ]);
+});
+
+it("says what an estimate is of, and what follows", () => {
+  const progress: Progress = { phase: "quantize", done: 3, total: 30, unit: "block", eta_s: 40 };
+  const steps = timeline({ ...RUNNING, phases: [phase("quantize", 3, null)] }, 9_000);
+  expect(remainingText(progress, steps)).toBe("block 3 of 30 · 40 s left in quantize, then export and verify");
+  expect(remainingText({ ...progress, eta_s: null }, [])).toBe("block 3 of 30");
+});
+
+it("says where a run has failed", () => {
+  const stopped = phase("quantize", 3, 7, { state: "stopped", done: 3, total: 30, unit: "block" });
+  expect(failedText({ state: "failed", phases: [stopped] })).toBe("Failed in quantize, at block 3 of 30, after 4 s");
+  expect(failedText({ state: "failed", phases: [] })).toBe("Failed before its first phase");
+});

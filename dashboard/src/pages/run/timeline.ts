@@ -1,0 +1,68 @@
+// The phases of a run as a timeline, and what they say about a run that goes on or has failed.
+import type { Job, Progress } from "../../api/types";
+import { formatDuration } from "../../format";
+import { formatProgress } from "../job-progress";
+
+export interface Step {
+  name: string;
+  state: "done" | "running" | "stopped" | "coming";
+  /** Seconds in this phase, all its rounds together; 0 for one that is still to come. */
+  seconds: number;
+  rounds: number;
+}
+
+/** What each phase of the engine does. */
+export const PHASE_TEXTS: Record<string, string> = {
+  resolve: "Find the model",
+  download: "Download the model from the Hub",
+  plan: "Decide for each layer, and estimate size and memory",
+  sensitivity: "Measure how each layer takes each scheme",
+  trial: "Quantize and measure a candidate",
+  quantize: "Quantize block after block",
+  export: "Write the files",
+  verify: "Read the files back and measure the result",
+};
+
+type Phased = Pick<Job, "state" | "phases"> & { goal?: unknown; mix?: unknown };
+
+/** The phases so far, one step for each name, then those that a job which has not ended will still enter. */
+export function timeline(job: Phased, now: number): Step[] {
+  const steps = new Map<string, Step>();
+  for (const { name, state, started_at: start, ended_at: end } of job.phases) {
+    const before = steps.get(name) ?? { seconds: 0, rounds: 0 };
+    const seconds = before.seconds + ((end ? Date.parse(end) : now) - Date.parse(start)) / 1000;
+    steps.set(name, { name, state, seconds, rounds: before.rounds + 1 });
+  }
+  const coming = comingPhases(job).map((name): Step => ({ name, state: "coming", seconds: 0, rounds: 0 }));
+  return [...steps.values(), ...coming];
+}
+
+/** The phases after the present one. A search for a goal repeats them, and nobody knows how often. */
+function comingPhases({ state, phases, goal, mix }: Phased): string[] {
+  if (goal || ["succeeded", "failed", "cancelled", "cancelling"].includes(state)) return [];
+  const order = ["resolve", "plan", ...(mix ? ["sensitivity"] : []), "quantize", "export", "verify"];
+  const entered = new Set(phases.map((phase) => phase.name));
+  const last = order.findLastIndex((name) => entered.has(name));
+  return order.slice(last + 1);
+}
+
+/** "block 3 of 30 · 40 s left in quantize, then export and verify" */
+export function remainingText(progress: Progress, steps: Step[]): string {
+  const left = progress.eta_s ? `${formatDuration(progress.eta_s)} left in ${progress.phase}` : "";
+  const next = steps.filter(({ state }) => state === "coming").map(({ name }) => name);
+  const then = next.length ? `then ${listed(next)}` : "";
+  return [formatProgress(progress), [left, then].filter(Boolean).join(", ")].filter(Boolean).join(" · ");
+}
+
+const listed = (names: string[]) =>
+  names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names.join();
+
+/** Where a run has failed: "Failed in quantize, at block 3 of 30, after 4 s". */
+export function failedText(job: Phased): string {
+  const phase = job.phases.at(-1);
+  if (!phase) return "Failed before its first phase";
+  const { name, done, total, unit, started_at: start, ended_at: end } = phase;
+  const at = done != null && total != null && unit ? `, at ${formatProgress({ done, total, unit })}` : "";
+  const after = end ? `, after ${formatDuration((Date.parse(end) - Date.parse(start)) / 1000)}` : "";
+  return `Failed in ${name}${at}${after}`;
+}

@@ -1,0 +1,33 @@
+import { type Job, summaryOf } from "../../api/types";
+import { formatBytes } from "../../format";
+import { Code } from "../../ui/basics";
+
+/** How to get the artifact and load it: the lines of each program that was seen to load such files. */
+export function UseIt({ job }: { job: Job }) {
+  const exports = Object.entries(summaryOf(job)?.exports ?? {});
+  return (
+    <section className="card" aria-label="Use it">
+      <h2>Use it</h2>
+      <Code text={`bitfoundry download ${job.id} model\ncd model`} label="Download command" />
+      {exports.map(([name, { load, bytes, programs = {} }]) => (
+        <div key={name}>
+          <h3>
+            {name} <span className="faint">{formatBytes(bytes)}</span>
+          </h3>
+          {Object.keys(programs).length > 0 ? (
+            <div className="columns">
+              {Object.entries(programs).map(([program, lines]) => (
+                <div key={program}>
+                  <strong>{program}</strong>
+                  <Code text={lines} label={`Load ${name} with ${program}`} />
+                </div>
+              ))}
+            </div>
+          ) : (
+            <Code text={load} label={`Load ${name}`} />
+          )}
+        </div>
+      ))}
+    </section>
+  );
+}

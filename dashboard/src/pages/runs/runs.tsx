@@ -1,0 +1,201 @@
+import { useEffect, useRef, useState } from "react";
+import { get } from "../../api/client";
+import { useQuery } from "../../api/query";
+import { type Job, type JobPage, type JobSummary, modelOf, type State, schemeOf } from "../../api/types";
+import { shortId, shortName } from "../../format";
+import { OPERATOR } from "../../labels";
+import { nameOf } from "../../names";
+import { Link, type Place, withParams } from "../../router";
+import { useSession } from "../../sign-in";
+import { announce } from "../../ui/announcer";
+import { Empty, Failure, Loading, scrollable, Time, Title } from "../../ui/basics";
+import { STATES, StateLabel } from "../../ui/states";
+import { JobProgress, PerplexityChange, SizeChange } from "../job-progress";
+import { ActiveFilters, FILTERS, readFilters, Search, StateChips } from "./filters";
+import { Selection } from "./selection";
+import { ShortcutHelp, useShortcuts } from "./shortcuts";
+
+const PAGE = 50;
+const EVERY_MS = 3000;
+export function Runs({ place: { search } }: { place: Place }) {
+  const session = useSession();
+  const filters = readFilters(search);
+  const cursor = search.get("cursor");
+  const params = { ...filters, limit: PAGE, cursor };
+  const jobs = useQuery(`jobs ${JSON.stringify(params)}`, (signal) => get<JobPage>("/v1/jobs", params, signal), {
+    everyMs: EVERY_MS,
+  });
+  const { state: _, ...others } = filters;
+  const summary = useQuery(
+    `summary ${JSON.stringify(others)}`,
+    (signal) => get<JobSummary>("/v1/jobs/summary", others, signal),
+    { everyMs: EVERY_MS },
+  );
+  const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
+  const shown = jobs.data?.data ?? [];
+  useAnnounceStateChanges(shown);
+
+  const toggle = (id: string) =>
+    setSelected((old) => {
+      const next = new Set(old);
+      if (!next.delete(id)) next.add(id);
+      return next;
+    });
+  const { cursorId, helpShown, closeHelp } = useShortcuts(shown, toggle, [...selected], session.can("jobs:write"));
+  const isFiltered = FILTERS.some((name) => search.has(name));
+
+  return (
+    <>
+      <Title extra={<Search search={search} />}>Runs</Title>
+      <StateChips search={search} summary={summary.data} />
+      <ActiveFilters search={search} />
+      {jobs.error && !jobs.data && <Failure error={jobs.error} retry={jobs.reload} />}
+      {!jobs.data && !jobs.error && <Loading />}
+      {jobs.data && shown.length === 0 && <NoRuns isFiltered={isFiltered} mayWrite={session.can("jobs:write")} />}
+      {shown.length > 0 && (
+        <>
+          <RunTable jobs={shown} selected={selected} toggle={toggle} cursorId={cursorId} />
+          <Pages search={search} page={jobs.data} />
+        </>
+      )}
+      {selected.size > 0 && (
+        <Selection
+          ids={[...selected]}
+          jobs={shown}
+          clear={() => setSelected(new Set())}
+          onCancelled={() => {
+            jobs.reload();
+            summary.reload();
+          }}
+        />
+      )}
+      {helpShown && <ShortcutHelp onClose={closeHelp} />}
+    </>
+  );
+}
+
+function RunTable({
+  jobs,
+  selected,
+  toggle,
+  cursorId,
+}: {
+  jobs: Job[];
+  selected: ReadonlySet<string>;
+  toggle: (id: string) => void;
+  cursorId: string | null;
+}) {
+  return (
+    <div className="table runs" ref={scrollable}>
+      <table>
+        <thead>
+          <tr>
+            <th className="check">
+              <span className="hidden">Select</span>
+            </th>
+            <th>Run</th>
+            <th>Preset</th>
+            <th>State</th>
+            <th>Progress</th>
+            <th className="number">Size</th>
+            <th className="number">Perplexity</th>
+            <th>Owner</th>
+            <th>Created</th>
+          </tr>
+        </thead>
+        <tbody>
+          {jobs.map((job) => (
+            <tr key={job.id} id={`row-${job.id}`} className={job.id === cursorId ? "cursor" : undefined}>
+              <td className="check">
+                <input
+                  type="checkbox"
+                  aria-label={`Select ${nameOf(job)}`}
+                  checked={selected.has(job.id)}
+                  onChange={() => toggle(job.id)}
+                />
+              </td>
+              <td className="name">
+                <div>
+                  <Link to={`/jobs/${job.id}`} title={job.id}>
+                    {nameOf(job)}
+                  </Link>
+                </div>
+                <div className="sub" title={modelOf(job)}>
+                  {job.name ? shortName(modelOf(job)) : shortId(job.id)}
+                </div>
+              </td>
+              <td data-label="Preset">{schemeOf(job)}</td>
+              <td data-label="State">
+                <StateLabel state={job.state} />
+              </td>
+              <td className="progress">
+                <JobProgress job={job} />
+              </td>
+              <td className="number" data-label="Size">
+                <SizeChange job={job} />
+              </td>
+              <td className="number" data-label="Perplexity">
+                <PerplexityChange job={job} />
+              </td>
+              <td data-label="Owner">{job.submitted_by?.name ?? OPERATOR}</td>
+              <td className="nowrap" data-label="Created">
+                <Time at={job.created_at} />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function NoRuns({ isFiltered, mayWrite }: { isFiltered: boolean; mayWrite: boolean }) {
+  if (isFiltered) {
+    return (
+      <Empty>
+        <p>No runs match these filters.</p>
+        <Link to="/">Clear filters</Link>
+      </Empty>
+    );
+  }
+  return (
+    <Empty>
+      <p>No runs yet.</p>
+      {mayWrite && (
+        <Link to="/jobs/new" className="button primary">
+          Create your first job
+        </Link>
+      )}
+    </Empty>
+  );
+}
+
+function Pages({ search, page }: { search: URLSearchParams; page: JobPage | undefined }) {
+  if (!page || (!page.next_cursor && !search.has("cursor"))) return null;
+  return (
+    <nav className="row spread" aria-label="Pagination">
+      {search.has("cursor") ? <Link to={`/${withParams(search, { cursor: null })}`}>← Newest</Link> : <span />}
+      {page.next_cursor && (
+        <Link to={`/${withParams(search, { cursor: page.next_cursor })}`} onClick={() => window.scrollTo(0, 0)}>
+          Older →
+        </Link>
+      )}
+    </nav>
+  );
+}
+
+/** Announces to screen readers which runs on the page have changed their state. */
+function useAnnounceStateChanges(jobs: Job[]) {
+  const before = useRef(new Map<string, State>());
+  useEffect(() => {
+    const changed = jobs.filter((job) => {
+      const old = before.current.get(job.id);
+      return old && old !== job.state;
+    });
+    if (changed.length > 3) announce(`${changed.length} runs have changed state.`);
+    else if (changed.length) {
+      announce(changed.map((job) => `${nameOf(job)}: ${STATES[job.state].text}`).join(". "));
+    }
+    before.current = new Map(jobs.map((job) => [job.id, job.state]));
+  }, [jobs]);
+}

@@ -1,0 +1,169 @@
+"""What the pages say of runs that ended well or badly: a real job, with changed answers of the service."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from bitfoundry.client.answers import Job
+from bitfoundry.client.service import Client
+from bitfoundry.local.stack import LocalStack
+
+MB = 1_000_000
+MESSAGE = "The engine stopped because " + "the weights of model.layers.7.mlp.down_proj are not finite and " * 8
+SUMMARY: dict[str, Any] = {
+    "size_before_bytes": 200 * MB, "size_after_bytes": 60 * MB, "num_layers_quantized": 21, "num_layers_kept": 1,
+    "perplexity_before": 15.8, "perplexity_after": 15.9, "perplexity_ratio": 1.0063, "kl_mean": 0.05,
+    "kl_stderr": 0.001, "quantize_s": 3.0, "total_s": 9.0, "executor": "streamed", "gate": "warn", "gates": [],
+    "verdict": {"level": "degraded", "reason": "recovery 94.1 %", "advice": "Try GPTQ."},
+    "worst_layer": {"name": "model.layers.0.mlp.down_proj", "relative_error": 0.09, "sqnr_db": 20.9},
+    "peak_memory_bytes": 950 * MB, "planned_peak_memory_bytes": 528 * MB, "failed_tasks": {},
+    "memory_by_phase": {
+        name: {"peak_memory_bytes": peak * MB, "planned_peak_memory_bytes": 528 * MB}
+        for name, peak in (("quantize", 500), ("verify", 950))
+    },
+    "exports": {
+        "compressed_tensors": {
+            "path": ".", "bytes": 60 * MB, "load": "load me",
+            "programs": {"Transformers": "model = from_pretrained('.')", "vLLM": "llm = LLM('.')"},
+        },
+        "quark": {"path": "quark", "bytes": 60 * MB, "load": "quantcore.load('quark')"},
+    },
+}  # fmt: skip
+MEASURE = {"value": 15.9, "stderr": 0.4}
+REPORT: dict[str, Any] = {
+    "summary": SUMMARY, "proof": {}, "kept": [], "warnings": [], "environment": {}, "samples": None,
+    "quality": {
+        "before": {"token_perplexity": MEASURE}, "after": {"token_perplexity": MEASURE}, "num_tokens": 6144,
+        "divergence": {"kl_mean": MEASURE, "kl_p99": 0.4, "top1_agreement": MEASURE},
+        "ratio": {"value": 1.0063, "stderr": 0.001},
+    },
+}  # fmt: skip
+TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def phase(name: str, start: int, end: int, state: str = "done") -> dict[str, Any]:
+    times = {"started_at": f"2026-11-26T08:00:{start:02}Z", "ended_at": f"2026-11-26T08:00:{end:02}Z"}
+    return {"name": name, "state": state, "done": 3, "total": 30, "unit": "block"} | times
+
+
+FAILED: dict[str, Any] = {
+    "state": "failed",
+    "error": {"code": "nonfinite_weights", "message": MESSAGE, "hint": "Give another model.", "retryable": False},
+    "phases": [phase("plan", 0, 2), phase("quantize", 2, 6, "stopped")],
+}
+SUCCEEDED: dict[str, Any] = {
+    "state": "succeeded", "summary": SUMMARY, "error": None,
+    "artifact": {"bytes": 60 * MB, "manifest_sha256": "0" * 64, "path": "/artifact"},
+    "phases": [phase("plan", 0, 2), phase("quantize", 2, 8), phase("verify", 8, 12)],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ended(stack: LocalStack) -> Iterator[Job]:
+    """A job that was cancelled at once."""
+    with Client(stack.url, stack.api_key) as client:
+        job = client.submit(stack.home.parent / "model", config="fp8", calibration={"num_samples": 2, "seq_len": 64})
+        yield client.cancel(job.id)
+
+
+def change(page: Page, address: str, changes: Callable[[Any], None]) -> None:
+    """Let the page see the service's answers from ``address`` with ``changes``."""
+
+    def answer(route: Route) -> None:
+        body = route.fetch(headers={**route.request.headers, "if-none-match": ""}).json()
+        changes(body)
+        route.fulfill(json=body)
+
+    page.route(address, answer)
+
+
+def test_a_failed_run_says_what_failed_and_what_to_do(
+    signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
+) -> None:
+    page, posted = signed_in, []
+    change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(FAILED))
+    page.route(f"**/v1/jobs/{ended.id}/retry", lambda route: (posted.append(route.request.method), route.abort())[1])
+    page.goto(f"/ui/jobs/{ended.id}")
+    failure = page.get_by_role("region", name="Failure")
+    expect(failure.get_by_role("heading")).to_have_text("Failed in quantize, at block 3 of 30, after 4 s")
+    expect(failure).to_contain_text("Give another model.")
+    expect(failure).to_contain_text("it fails again unless something is changed")
+    expect(failure.get_by_role("link", name="Clone and change")).to_have_class("button primary")
+    expect(page.get_by_role("button", name="Delete")).not_to_have_class("danger")
+    check_accessible(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate(TOO_WIDE) <= 0
+    failure.get_by_role("button", name="Retry").click()
+    expect(failure.get_by_role("alert")).to_be_visible()  # the service was away
+    assert posted == ["POST"]
+    failure.get_by_role("link", name="Open log").click()
+    expect(page.get_by_role("tab", name="Log")).to_have_attribute("aria-selected", "true")
+
+
+def test_a_long_message_leaves_the_columns_and_an_ended_run_no_cancel(signed_in: Page, ended: Job) -> None:
+    page = signed_in
+    change(page, "**/v1/jobs?*", lambda jobs: [job.update(FAILED) for job in jobs["data"] if job["id"] == ended.id])
+    page.goto("/ui/")
+    row = page.get_by_role("row").filter(has_text="The engine stopped because")
+    expect(row).to_be_visible()
+    last = page.get_by_role("columnheader", name="Created").bounding_box()
+    assert last and last["x"] + last["width"] <= 1280
+    row.get_by_role("checkbox").check()
+    selection = page.get_by_role("region", name="Selected runs")
+    expect(selection.get_by_role("button", name="Clear")).to_be_visible()
+    expect(selection.get_by_role("button", name="Cancel")).to_have_count(0)
+
+
+def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
+    signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(SUCCEEDED))
+    page.route("**/artifacts/report.json", lambda route: route.fulfill(json=REPORT))
+    page.goto(f"/ui/jobs/{ended.id}")
+    result = page.get_by_role("region", name="Result")
+    expect(result.get_by_role("heading").first).to_have_text("✕ degraded")
+    expect(result).to_contain_text("KL divergence 0.05, 95 % interval 0.048 to 0.052")
+    expect(result).to_contain_text("Perplexity +0.63 %, 95 % interval +0.43 % to +0.83 %")
+    assert page.get_by_role("region").first.get_attribute("aria-label") == "Result"
+    expect(page.get_by_role("region", name="Phases")).to_contain_text("12 s in all phases")
+    use = page.get_by_role("region", name="Use it")
+    expect(use.get_by_label("Load compressed_tensors with vLLM")).to_contain_text("LLM('.')")
+    expect(use.get_by_label("Load compressed_tensors with Transformers")).to_be_visible()
+    expect(use.get_by_label("Load quark")).to_contain_text("quantcore.load")  # no other program was seen to load it
+    expect(use.get_by_label("Load quark with")).to_have_count(0)
+    memory = page.get_by_role("region", name="Memory")
+    expect(memory).to_contain_text("950 MB in verify, planned 528 MB (+80 %)")
+    expect(memory).to_contain_text("mapped into memory")
+    check_accessible(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate(TOO_WIDE) <= 0
+
+
+def test_runs_of_two_models_are_compared_on_a_phone(
+    signed_in: Page, ended: Job, client: Client, stack: LocalStack, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    calibration = {"num_samples": 2, "seq_len": 64}
+    other = client.submit(stack.home.parent / "deep", config="w4a16", calibration=calibration, name="W" * 80)
+    client.cancel(other.id)
+    worse = copy.deepcopy(SUMMARY) | {"kl_mean": 6.5, "perplexity_after": 2047.0, "perplexity_ratio": 1.016}
+    change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(SUCCEEDED))
+    change(page, f"**/v1/jobs/{other.id}", lambda job: job.update(SUCCEEDED | {"summary": worse}))
+    page.route("**/artifacts/report.json", lambda route: route.fulfill(json=REPORT))
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"/ui/compare?job={ended.id}&job={other.id}")
+    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Perplexity vs. original"))
+    expect(row).to_contain_text("+0.97 points worse")
+    expect(row).to_contain_text("± 0.20 %")
+    expect(page.get_by_text("Runs of another model are compared")).to_be_visible()
+    for name in ("Perplexity", "KL divergence (mean)", "Size"):
+        own = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=name, exact=True))
+        expect(own).not_to_contain_text("worse")
+    assert page.evaluate(TOO_WIDE) <= 0
+    check_accessible(page)
