@@ -20,7 +20,6 @@ The backend stays registered for the life of a process, so ``on_accelerator`` ru
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import sys
 import traceback
 from collections import Counter
@@ -28,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from io import BytesIO
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -37,6 +37,7 @@ from weakref import WeakValueDictionary
 
 import torch
 import torch._dynamo  # a dispatch mode loads it: once here, and not in every fork
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -158,6 +159,12 @@ class SimTensor(torch.Tensor):
     def data(self, value: SimTensor) -> None:
         torch.Tensor.data.__set__(self, value)
         self.raw, self.held = value.raw, value.held
+
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.raw.untyped_storage()
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         _count_wait()
@@ -394,6 +401,7 @@ def _tensor(data: Any, *, dtype: Any = None, device: Any = None, plain: Any = to
 def accelerator(memory_bytes: int = UNLIMITED_BYTES) -> Iterator[Counts]:
     """Plug in a device with ``memory_bytes`` of memory while this lasts; its counts start at zero."""
     library = _register()
+    _device_constructors()  # it is kept, and must know torch.tensor and not what takes its place below
     _device.counts, _device.memory_bytes, _device.is_present = Counts(), memory_bytes, True
     memory = {
         "get_memory_info": lambda *_: (memory_bytes - _device.counts.held_bytes, memory_bytes),
@@ -422,9 +430,12 @@ def on_accelerator(work: Callable[[Counts], T], memory_bytes: int = UNLIMITED_BY
     def run(answers: Connection) -> None:
         try:
             with accelerator(memory_bytes) as counts:
-                answers.send_bytes(pickle.dumps((work(counts), None)))  # by itself, a tensor would go as shared memory
+                answer = work(counts), None
         except BaseException:
-            answers.send_bytes(pickle.dumps((None, traceback.format_exc())))
+            answer = None, traceback.format_exc()
+        buffer = BytesIO()
+        torch.save(answer, buffer)
+        answers.send_bytes(buffer.getvalue())
 
     context = multiprocessing.get_context("fork")
     answers, to_test = context.Pipe(duplex=False)
@@ -432,7 +443,7 @@ def on_accelerator(work: Callable[[Counts], T], memory_bytes: int = UNLIMITED_BY
     process.start()
     to_test.close()
     try:
-        answer, fault = pickle.loads(answers.recv_bytes())
+        answer, fault = torch.load(BytesIO(answers.recv_bytes()), weights_only=False)
     finally:
         process.join()
     assert fault is None, fault
