@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from tests.support.accelerator import Counts, on_accelerator, place
+from tests.support.accelerator import on_accelerator
+from tests.support.device_counts import Counts, place
 
 
 def message_of(work):

@@ -20,17 +20,13 @@ The backend stays registered for the life of a process, so ``on_accelerator`` ru
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from io import BytesIO
 from multiprocessing.connection import Connection
-from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 from unittest.mock import patch
 from weakref import WeakValueDictionary
@@ -41,11 +37,11 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from tests.support.device_counts import Counts, place
+
 T = TypeVar("T")
 
 NAME = "sim"
-ROOT = Path(__file__).parents[2]
-OUR_CODE = tuple(f"{ROOT / folder}/" for folder in ("quantcore", "tests"))
 BLOCK_BYTES = 512
 """The unit in which memory is given out."""
 UNLIMITED_BYTES = 1 << 40
@@ -65,31 +61,6 @@ NO_KERNEL = {
     aten.new_empty_strided.default, aten._local_scalar_dense.default, aten._unsafe_view.default,
 }  # fmt: skip
 """Operations that launch nothing, beside views."""
-
-
-@dataclass
-class Copies:
-    """Copies between host and device: how often at each line, and how many bytes in all."""
-
-    places: Counter[str] = field(default_factory=Counter)
-    num_bytes: int = 0
-
-    def add(self, num_bytes: int) -> None:
-        self.places[place()] += 1
-        self.num_bytes += num_bytes
-
-
-@dataclass
-class Counts:
-    """What a device would feel. Lines are those of our innermost code: ``solvers/columns.py:95``."""
-
-    launches: Counter[str] = field(default_factory=Counter)  # by operation
-    launch_places: Counter[str] = field(default_factory=Counter)
-    waits: Counter[str] = field(default_factory=Counter)  # by line
-    to_device: Copies = field(default_factory=Copies)
-    to_host: Copies = field(default_factory=Copies)
-    held_bytes: int = 0
-    peak_bytes: int = 0
 
 
 @dataclass
@@ -160,6 +131,9 @@ class SimTensor(torch.Tensor):
         torch.Tensor.data.__set__(self, value)
         self.raw, self.held = value.raw, value.held
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return self.detach().clone().requires_grad_(self.requires_grad)
+
     def data_ptr(self) -> int:
         return self.raw.data_ptr()
 
@@ -178,17 +152,6 @@ class _Mode(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return _run(func, args, kwargs or {})
-
-
-def place() -> str:
-    """Return the innermost line of our code that is running."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(OUR_CODE) and file != __file__:
-            return f"{Path(file).relative_to(ROOT).as_posix().removeprefix('quantcore/')}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "elsewhere"
 
 
 def wrapped(x: Any) -> Any:

@@ -24,7 +24,8 @@ from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.pipeline import job
 from quantcore.solvers import fused
-from tests.support.accelerator import Counts, SimTensor, count_launch, on_accelerator, unwrapped, wrapped
+from tests.support.accelerator import SimTensor, count_launch, on_accelerator, unwrapped, wrapped
+from tests.support.device_counts import Counts
 
 Tensors = dict[str, torch.Tensor]
 GPTQ = {"name": "gptq"}
