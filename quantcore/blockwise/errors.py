@@ -15,13 +15,16 @@ def measured(solved: Solved) -> LayerQuantized:
     """Return the errors of the layer's weight, and of its output on the calibration text."""
     layer, weight = solved.layer, solved.weight_OI.float()
     lost = weight - solved.restored_OI
-    error = _ratio(lost.norm(), weight.norm())
     gram = None if solved.stats is None else solved.stats.gram_II
-    output_error = rounding_error = None
-    if gram is not None and gram.any():
+    ratios = [_ratio(lost.norm(), weight.norm())]
+    if gram is not None:
         rounded = weight - round_to_nearest(weight, layer.weight).dequantize()
         power = [((part @ gram.float()) * part).sum().clamp(min=0).sqrt() for part in (lost, rounded, weight)]
-        output_error, rounding_error = (round(_ratio(part, power[2]), 6) for part in power[:2])
+        ratios += [*(_ratio(part, power[2]) for part in power[:2]), gram.any().float()]
+    error, *of_output = torch.stack(ratios).tolist()  # an accelerator is waited for once
+    output_error = rounding_error = None
+    if of_output and of_output[2]:
+        output_error, rounding_error = (round(value, 6) for value in of_output[:2])
     return LayerQuantized(
         name=layer.name,
         block=-1 if layer.block is None else layer.block,
@@ -34,5 +37,5 @@ def measured(solved: Solved) -> LayerQuantized:
     )
 
 
-def _ratio(part: torch.Tensor, whole: torch.Tensor) -> float:
-    return (part / whole).item() if whole > 0 else 0.0
+def _ratio(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    return torch.where(whole > 0, part / whole, 0.0)

@@ -72,7 +72,7 @@ class Smoother:
                 ]
                 if all(consumer.layer is None for consumer in consumers):
                     continue
-                scale = smoothing.choose(edge, consumers)
+                scale = smoothing.choose(edge.on(consumers[0].weight.device), consumers)
                 if scale is not None:
                     changed.update(edge.fold(at.block, scale))
                     _divide(stats, edge, scale)

@@ -105,7 +105,7 @@ class Lender:
             for index, count in enumerate(torch.stack(first.counts).sum(0).tolist()):
                 missing = min(wanted - count, len(tokens_RH))
                 if missing > 0 and _is_watched(experts.get_submodule(str(index))):
-                    x_TH = tokens_RH[_spread(missing, len(tokens_RH))]
+                    x_TH = tokens_RH[_spread(missing, len(tokens_RH), tokens_RH.device)]
                     if ranks.rank == ranks.size - 1:
                         with _lending():
                             experts.run_expert(index, x_TH)
@@ -122,8 +122,9 @@ class Lender:
             windows = x_TH.reshape(self._num_windows if len(x_TH) % self._num_windows == 0 else 1, -1, x_TH.shape[-1])
             length = windows.shape[1]
             num_kept = max(ceil(EXPERT_SHARE * length), ceil(MIN_TOKENS / max(1, self._span.num_windows)))
-            kept = windows[:, _spread(min(num_kept, length), length)]
-            counts_E = torch.bincount(index_TK.flatten(), minlength=experts.num_experts)[: experts.num_experts]
+            kept = windows[:, _spread(min(num_kept, length), length, x_TH.device)]
+            numbers_E = torch.arange(experts.num_experts, device=index_TK.device)
+            counts_E = (index_TK.reshape(-1, 1) == numbers_E).sum(0)  # bincount would wait for an accelerator
             self._seen[name].merge(_Seen(len(x_TH), [counts_E], list(kept.clone())))
 
         return see
@@ -138,9 +139,9 @@ def _lending() -> Iterator[None]:
         _LENT.reset(before)
 
 
-def _spread(count: int, length: int) -> torch.Tensor:
+def _spread(count: int, length: int, device: torch.device) -> torch.Tensor:
     """Return ``count`` of the numbers below ``length``, spread evenly."""
-    return (torch.arange(count) * 2 + 1) * length // (2 * count)
+    return (torch.arange(count, device=device) * 2 + 1) * length // (2 * count)
 
 
 def _is_watched(expert: nn.Module) -> bool:

@@ -36,6 +36,10 @@ class Activations:
     inputs: QParams | None = None
     outputs: QParams | None = None
 
+    def on(self, device: torch.device) -> Activations:
+        """Return the parameters on ``device``."""
+        return Activations(*(None if part is None else part.on(device) for part in (self.inputs, self.outputs)))
+
     def as_floats(self) -> list[list[float]]:
         """Return the scales and zero points of input and output, for an exact comparison through JSON."""
         params = [part for part in (self.inputs, self.outputs) if part is not None]
@@ -90,7 +94,7 @@ def quantized_activations(
 
     def hook() -> Iterator[torch.utils.hooks.RemovableHandle]:
         for layer, module in modules.items():
-            ranges = activations.get(layer, Activations())
+            ranges = activations.get(layer, Activations()).on(module.get_parameter("weight").device)
             if layer.config.input_tensors is not None:
                 yield module.register_forward_pre_hook(_quantize_input(layer.config.input_tensors, ranges.inputs))
             if layer.config.output_tensors is not None:

@@ -8,7 +8,7 @@ function. SmoothQuant (Xiao et al. 2022) and AWQ (Lin et al. 2023) choose these 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -83,6 +83,10 @@ class Edge:
         for name in self.consumers:
             weight_OI = weight_of(block.get_submodule(name))
             weight_OI.mul_(self.spread(scale_F.to(weight_OI.device)))
+
+    def on(self, device: torch.device) -> Edge:
+        """Return the edge with its ``channels`` on ``device``, where ``spread`` then copies nothing."""
+        return replace(self, channels=self.channels.to(device))
 
     def spread(self, scale_F: torch.Tensor) -> torch.Tensor:
         """Return ``scale_F`` for every input of the consumers, [I]."""

@@ -77,8 +77,8 @@ def _paired(before: Any, after: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def relative_change(before: torch.Tensor, after: torch.Tensor) -> float:
     """Return |after - before| / |before|; equal infinities count as 0. Infinite for NaN, or if 0 becomes nonzero."""
     old, new = before.float(), after.float()
-    moved = torch.where(old == new, 0, new - old).norm().item()
-    size = torch.where(old.isfinite(), old, 0).norm().item()
+    norms = torch.where(old == new, 0, new - old).norm(), torch.where(old.isfinite(), old, 0).norm()
+    moved, size = torch.stack(norms).tolist()
     return 0.0 if moved == 0 else moved / size if size > 0 and moved == moved else float("inf")
 
 

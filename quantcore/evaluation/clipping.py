@@ -17,9 +17,12 @@ from quantcore.numerics.affine import QParams
 
 @dataclass
 class Clipping:
-    """Counts of clipped values and of all values, by watched tensor (``layer input``, ``layer output``)."""
+    """Counts of clipped values and of all values, by watched tensor (``layer input``, ``layer output``).
 
-    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    The first stay on the device until ``worst``, so that no window waits for it.
+    """
+
+    counts: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
 
     @contextmanager
     def watching(
@@ -28,7 +31,8 @@ class Clipping:
         """Count the inputs and outputs of the modules, before they are rounded, while this lasts."""
         handles = []
         for layer, module in modules.items():
-            ranges, config = activations.get(layer, Activations()), layer.config
+            ranges = activations.get(layer, Activations()).on(module.get_parameter("weight").device)
+            config = layer.config
             if ranges.inputs is not None and config.input_tensors is not None and config.input_tensors.is_static:
                 see = self._see_input(f"{layer.name} input", config.input_tensors, ranges.inputs)
                 handles.append(module.register_forward_pre_hook(see))
@@ -43,18 +47,17 @@ class Clipping:
 
     def count(self, name: str, x: torch.Tensor, spec: QuantizationSpec, params: QParams) -> None:
         """Count values more than half a step beyond the range, which is that of the tensor or of each last index."""
-        zero_point = params.zero_point_or_zeros.to(x.device)
-        step, low, high = params.step.to(x.device), spec.format.min, spec.format.max
+        zero_point, step, low, high = params.zero_point_or_zeros, params.step, spec.format.min, spec.format.max
         ends = [((end - zero_point) * step).flatten() for end in (low - 0.5, high + 0.5)]
         if len(ends[0]) not in (1, x.shape[-1]):
             return  # static groups, which no consumer supports
-        beyond = int(((x < ends[0].to(x.dtype)) | (x > ends[1].to(x.dtype))).sum())
-        before, total = self.counts.get(name, (0, 0))
+        beyond = ((x < ends[0].to(x.dtype)) | (x > ends[1].to(x.dtype))).sum()
+        before, total = self.counts.get(name, (torch.zeros_like(beyond), 0))
         self.counts[name] = (before + beyond, total + x.numel())
 
     def worst(self) -> tuple[str, float] | None:
         """Return the tensor with the largest clipped share, and that share; None if no range is static."""
-        shares = {name: beyond / max(1, total) for name, (beyond, total) in self.counts.items()}
+        shares = {name: int(beyond) / max(1, total) for name, (beyond, total) in self.counts.items()}
         return max(shares.items(), key=lambda item: item[1]) if shares else None
 
     def _see_input(self, name: str, spec: QuantizationSpec, params: QParams) -> Callable[..., None]:

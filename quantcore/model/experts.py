@@ -113,9 +113,8 @@ class SplitExperts(nn.Module):
     ) -> torch.Tensor:
         """Return the weighted sum of each token's experts; ``numbers_T``: see ``routed_tokens``."""
         result = torch.zeros_like(x_TH, dtype=torch.promote_types(x_TH.dtype, torch.float32))
-        chosen_KT = index_TK.T
-        for index in range(self.num_experts) if self.runs_all else torch.unique(chosen_KT).tolist():
-            position, token = torch.where(chosen_KT == index)
+        for index, place in self._places(index_TK.T.flatten()):
+            position, token = place // len(x_TH), place % len(x_TH)
             x_NH = x_TH[token]
             before = _ROUTED.set(token if numbers_T is None else numbers_T[token])
             try:
@@ -125,6 +124,13 @@ class SplitExperts(nn.Module):
             output = output * weights_TK[token, position, None]
             result.index_add_(0, token, output.to(result.dtype))
         return result.to(x_TH.dtype)
+
+    def _places(self, chosen: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield each expert that runs with its places in ``chosen``, in order. An accelerator is waited for once."""
+        numbers, counts = torch.unique(chosen, return_counts=True)
+        count_of = dict.fromkeys(range(self.num_experts), 0) if self.runs_all else {}
+        count_of |= dict(torch.stack([numbers, counts], dim=1).tolist())
+        yield from zip(count_of, torch.split(chosen.argsort(stable=True), list(count_of.values())), strict=True)
 
     def run_expert(self, index: int, x_TH: torch.Tensor) -> torch.Tensor:
         """Return the output of one expert for hidden states [T, H], before any weight of a router."""

@@ -48,6 +48,12 @@ class QParams:
     global_scale: torch.Tensor | None = None
     nested: NestedScales | None = None
 
+    def on(self, device: torch.device) -> QParams:
+        """Return the parameters on ``device``; ``nested``, which only files need, stays where it is."""
+        zero_point = None if self.zero_point is None else self.zero_point.to(device)
+        global_scale = None if self.global_scale is None else self.global_scale.to(device)
+        return QParams(self.scale.to(device), zero_point, global_scale, self.nested)
+
     def flattened(self) -> QParams:
         """Return the parameters of the groups of all rows one after another, each [N]."""
         zero_point = None if self.zero_point is None else self.zero_point.reshape(-1)

@@ -97,7 +97,7 @@ class Rotation:
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
         """Return x times the signs, divided by the length of H's rows."""
         scale = 1 / sqrt(self.order)
-        return x * scale if self.signs_N is None else x * (self.signs_N.to(x.device, x.dtype) * scale)
+        return x * scale if self.signs_N is None else x * (_signs(self, x.dtype, x.device) * scale)
 
     def _multiply(self, x: torch.Tensor, *, transposed: bool) -> torch.Tensor:
         """Return x times H, or times its transpose, along the last axis."""
@@ -164,6 +164,13 @@ def _quick_factors(order: int) -> tuple[int, ...] | None:
 def _is_fast(order: int) -> bool:
     pieces = _quick_factors(order)
     return pieces is not None and all(piece <= MAX_FACTOR for piece in pieces)
+
+
+@lru_cache(maxsize=64)
+def _signs(rotation: Rotation, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    assert rotation.signs_N is not None
+    with torch.inference_mode(False), _disable_current_modes():  # as below
+        return rotation.signs_N.to(device, dtype)
 
 
 @lru_cache(maxsize=64)

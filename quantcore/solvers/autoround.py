@@ -61,14 +61,14 @@ class AutoRound:
         for step in range(config.iters):
             chosen = torch.randperm(len(targets), generator=generator)[: config.batch_size].tolist()
             leaves = _put(weights)
-            loss = 0.0
+            errors: list[torch.Tensor] = []
             for window in chosen:
                 error = (run(window).float() - targets[window].float()).square().mean()
                 error.backward()
-                loss += error.item()
+                errors.append(error.detach())
             for weight, leaf in zip(weights, leaves, strict=True):
                 weight.backward(leaf)
-            if loss < best:
+            if (loss := _sum(errors)) < best:
                 best = loss
                 for weight in weights:
                     weight.keep()
@@ -188,6 +188,9 @@ def _weights_replaced(weights: list[_TunedWeight]) -> Iterator[None]:
 def _loss(run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor]) -> float:
     """Return the loss over all windows."""
     with torch.no_grad():
-        return sum(
-            (run(window).float() - target.float()).square().mean().item() for window, target in enumerate(targets)
-        )
+        return _sum([(run(window).float() - target.float()).square().mean() for window, target in enumerate(targets)])
+
+
+def _sum(errors: list[torch.Tensor]) -> float:
+    """Return the sum in float64; an accelerator is waited for once."""
+    return float(sum(torch.stack(errors).tolist()))

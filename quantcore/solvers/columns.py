@@ -68,9 +68,14 @@ class Table:
 
 
 class Grid:
-    """Rounds weights to the grid of ``table``'s parameters; ``group_K`` is the group of each input."""
+    """Rounds weights to the grid of ``table``'s parameters.
 
-    def __init__(self, spec: QuantizationSpec, table: Table, group_K: Sequence[int]) -> None:
+    ``group_K`` is the group of each input; ``group_index_K`` the same on the table's device.
+    """
+
+    def __init__(
+        self, spec: QuantizationSpec, table: Table, group_K: Sequence[int], group_index_K: torch.Tensor
+    ) -> None:
         self.spec, self.table, self._group_K = spec, table, group_K
         self._format, self._round_method = spec.format, spec.round_method.value
         scale_JO = table.scale_JO
@@ -78,7 +83,7 @@ class Grid:
         self._zero_JO = None if table.zero_JO is None else table.zero_JO.float()
         zeros = [None] * len(scale_JO) if self._zero_JO is None else self._zero_JO.unbind()
         steps = self._step_JO.unbind()
-        self._group_index_K = torch.tensor(group_K, device=scale_JO.device)  # not copied from the host at each use
+        self._group_index_K = group_index_K
         self._params_J = [GroupParams(*params) for params in zip(scale_JO.unbind(), steps, zeros, strict=True)]
 
     def put(self, start: int, params_O: QParams) -> None:

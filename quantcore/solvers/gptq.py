@@ -102,10 +102,11 @@ class GPTQ:
             params = [FullRange.of(weight_OI, spec, scale).params() for weight_OI, scale in pairs]
         table = Table.of(params, groups)
         codes_OI = torch.empty(target_OI.shape, dtype=getattr(torch, spec.format.storage), device=target_OI.device)
-        group_K = (hessian.order_K // group_size).tolist()
+        group_index_K = hessian.order_K // group_size
+        group_K = group_index_K.tolist()
         for start in range(0, len(target_OI), workload.SOLVED_ROWS):
             rows = slice(start, start + workload.SOLVED_ROWS)
-            grid = Grid(spec, table.of_rows(rows), group_K)
+            grid = Grid(spec, table.of_rows(rows), group_K, group_index_K)
             columns = Columns(transposed(target_OI[rows])[hessian.order_K], grid)
             if first_O is not None:
                 columns.value_KO[0] = first_O[rows]
@@ -224,4 +225,4 @@ def _choose_codes(columns: Columns, hessian: Hessian, finder: RangeFinder | None
     nearest = Columns(columns.target_KO, columns.grid)
     nearest.round()
     worse_O = columns.cost(hessian.gram_KK) > nearest.cost(hessian.gram_KK)
-    columns.value_KO[:, worse_O] = nearest.value_KO[:, worse_O]
+    columns.value_KO = torch.where(worse_O, nearest.value_KO, columns.value_KO)

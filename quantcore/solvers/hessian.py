@@ -90,7 +90,7 @@ def _factorized(gram_KK: torch.Tensor, damp_percent: float) -> tuple[float, torc
         damped_KK = gram_KK.flip(0, 1)
         damped_KK.diagonal().add_(damp_percent * gram_KK.diagonal().mean())
         lower_KK, failed = torch.linalg.cholesky_ex(damped_KK)
-        if not failed and lower_KK.diagonal().isfinite().all():
+        if (failed == 0) & lower_KK.diagonal().isfinite().all():
             return damp_percent, lower_KK
         damp_percent *= DAMP_GROWTH
     raise NumericsError(

@@ -140,7 +140,7 @@ class _Best:
         return QParams(scale_CP, zero_point, params.global_scale)
 
     def _candidates(self, factors: tuple[float, ...]) -> torch.Tensor:
-        return torch.tensor(factors, device=self._low.device).view(-1, *[1] * self._low.ndim)
+        return _on_device(factors, self._low.device).view(-1, *[1] * self._low.ndim)
 
     def _offer(self, tried: QParams, low_CP: torch.Tensor, high_CP: torch.Tensor) -> None:
         """Use the best of ``tried`` where it is better; its range has these ends, as shares of the full one's."""
@@ -155,6 +155,12 @@ class _Best:
         self.params = QParams(scale, zero_point, self.params.global_scale)
         self._low = torch.where(better, low_CP.gather(0, best_index)[0], self._low)
         self._high = torch.where(better, high_CP.gather(0, best_index)[0], self._high)
+
+
+@cache
+def _on_device(factors: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Return the factors as a tensor, which is copied to the device once and not for every group."""
+    return torch.tensor(factors, device=device)
 
 
 @cache

@@ -122,12 +122,12 @@ def _search_rows(weight_OI: torch.Tensor, full: FullRange, group_size: int, metr
     index_I = torch.arange(len(metric.hessian_diagonal_I), device=order_J.device)
     index_I = index_I.view(-1, group_size)[order_J].flatten()
     gram_II = None if metric.gram_II is None or len(order_J) == 1 else metric.gram_II[:, index_I]
-    params = full.params()
+    params, groups = full.params(), order_J.tolist()
     for start in range(0, len(weight_OI), NUM_OUTPUTS):
         rows = slice(start, start + NUM_OUTPUTS)
         weight_IN = transposed(weight_OI[rows])
         error_IN = torch.empty_like(weight_IN)  # in the order of the search, as the second axis of gram_II
-        for number, group in enumerate(order_J.tolist()):
+        for number, group in enumerate(groups):
             inputs, done = slice(group * group_size, (group + 1) * group_size), slice(number * group_size)
             own = slice(done.stop, done.stop + group_size)
             cross_SN = None if gram_II is None else gram_II[inputs, done] @ error_IN[done]

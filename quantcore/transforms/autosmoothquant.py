@@ -10,7 +10,7 @@ Legend: T tokens, R rows that represent all outputs, I in, F scales of an edge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -33,6 +33,7 @@ from quantcore.transforms.scale_search import (
     search,
     share_of_rows,
     spread_evenly,
+    sums_of,
 )
 
 NUM_TOKENS = 256
@@ -68,11 +69,11 @@ class AutoSmoothQuant:
         is_static = any(error.is_static for error in errors)
         x_F, w_F = largest(edge, counted) if is_static else usual(edge, counted)
 
-        def loss(scale_F: torch.Tensor) -> float:
-            return sum(error(edge.spread(scale_F)) for error in errors)
+        def losses_of(scales: Iterable[torch.Tensor]) -> list[float]:
+            return sums_of([[error(scale_I) for error in errors] for scale_I in map(edge.spread, scales)])
 
-        losses = search(lambda step: loss(scale_for(step, x_F, w_F)))
-        least, worthwhile = min(losses.values()), WORTHWHILE * loss(torch.ones_like(x_F))
+        losses = search(lambda steps: losses_of(scale_for(step, x_F, w_F) for step in steps))
+        least, worthwhile = min(losses.values()), WORTHWHILE * losses_of([torch.ones_like(x_F)])[0]
         enough = (1 + MAX_EXCESS_ERROR) * least if is_static else least
         good = [step for step, error in losses.items() if error <= enough and error < worthwhile]
         return scale_for(min(good), x_F, w_F) if good else None
@@ -98,12 +99,12 @@ class OutputError:
         """True if values of the input beyond the calibrated range are clipped."""
         return self._spec is not None and self._spec.is_static
 
-    def __call__(self, scale_I: torch.Tensor) -> float:
+    def __call__(self, scale_I: torch.Tensor) -> torch.Tensor:
         x_TI = self._x_TI / scale_I
         if self._spec is not None:
             x_TI = fake_quantize_activation(x_TI, self._spec, static(self._ends_2I / scale_I, self._spec))
         error_TR = (x_TI @ self._weight.rounded(scale_I).T).sub_(self._y_TR)
-        return (self._measure(error_TR) * self._unit).item()
+        return self._measure(error_TR) * self._unit
 
 
 def usual(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ Legend: R rows that represent all outputs, I in, F scales of an edge.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -27,6 +27,7 @@ from quantcore.transforms.scale_search import (
     scale_for,
     search,
     share_of_rows,
+    sums_of,
 )
 
 
@@ -47,13 +48,12 @@ class AWQ:
         x_F, w_F = power_F.sqrt(), mean_weight(edge, counted)
         errors = [RoundingError(consumer, share_of_rows(consumer, counted)) for consumer in counted]
 
-        def loss(scale_F: torch.Tensor) -> float:
-            scale_I = edge.spread(scale_F)
-            return sum(error(scale_I) for error in errors)
+        def losses_of(scales: Iterable[torch.Tensor]) -> list[float]:
+            return sums_of([[error(scale_I) for error in errors] for scale_I in map(edge.spread, scales)])
 
-        losses = search(lambda step: loss(scale_for(step, x_F, w_F)))
+        losses = search(lambda steps: losses_of(scale_for(step, x_F, w_F) for step in steps))
         best = min(losses, key=losses.__getitem__)
-        if not losses[best] < WORTHWHILE * loss(torch.ones_like(x_F)):
+        if not losses[best] < WORTHWHILE * losses_of([torch.ones_like(x_F)])[0]:
             return None
         return scale_for(best, x_F, w_F)
 
@@ -72,9 +72,9 @@ class RoundingError:
         power = self._power(self._weight.weight_RI.clone())
         self._unit = consumer.stats.num_tokens / power.clamp(min=torch.finfo(torch.float32).tiny)
 
-    def __call__(self, scale_I: torch.Tensor) -> float:
+    def __call__(self, scale_I: torch.Tensor) -> torch.Tensor:
         change_RI = self._weight.rounded(scale_I).div_(scale_I).sub_(self._weight.weight_RI)
-        return (self._power(change_RI) * self._unit).item()
+        return self._power(change_RI) * self._unit
 
     def _power(self, weight_RI: torch.Tensor) -> torch.Tensor:
         """Return the mean square of the outputs of these rows, summed over rows; overwrites the rows."""

@@ -8,7 +8,7 @@ Legend: O out, R rows of a weight that represent all, I in, F scales of an edge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil, inf, isfinite
 
 import torch
@@ -81,33 +81,33 @@ def scale_for(step: int, x_F: torch.Tensor, w_F: torch.Tensor) -> torch.Tensor:
     """
     alpha = step / NUM_STEPS
     has_signal = (x_F > 0) & (w_F > 0)
-    if not has_signal.any():
-        return torch.ones_like(x_F)
     x_F, w_F = (value.clamp(min=MIN_CHANNEL_SHARE * value.max()) for value in (x_F, w_F))
     log_F = alpha * x_F.log() - (1 - alpha) * w_F.log()
-    least, most = log_F[has_signal].aminmax()
+    least, most = torch.where(has_signal, log_F, inf).amin(), torch.where(has_signal, log_F, -inf).amax()
     return torch.where(has_signal, (log_F - (least + most) / 2).exp(), 1.0)
 
 
-def search(loss: Callable[[int], float]) -> dict[int, float]:
+def search(losses_of: Callable[[Sequence[int]], Sequence[float]]) -> dict[int, float]:
     """Return the loss of every alpha that was tried, in steps of 1/20: first each fifth part, then closer to the best.
 
-    A loss that is not a number counts as infinite.
+    A loss that is not a number counts as infinite. ``losses_of`` is called once for all alphas of a round.
     """
     losses: dict[int, float] = {}
 
-    def try_(step: int) -> None:
-        if step not in losses and 0 <= step <= NUM_STEPS:
-            value = loss(step)
-            losses[step] = value if isfinite(value) else inf
+    def try_(steps: Iterable[int]) -> None:
+        new = [step for step in steps if step not in losses and 0 <= step <= NUM_STEPS]
+        losses.update((step, loss if isfinite(loss) else inf) for step, loss in zip(new, losses_of(new), strict=True))
 
-    for step in range(0, NUM_STEPS + 1, 4):
-        try_(step)
+    try_(range(0, NUM_STEPS + 1, 4))
     for distance in (2, 1):
         best = min(losses, key=losses.__getitem__)
-        try_(best - distance)
-        try_(best + distance)
+        try_((best - distance, best + distance))
     return losses
+
+
+def sums_of(losses: Sequence[Sequence[torch.Tensor]]) -> list[float]:
+    """Return the sum of each row of numbers, which come from the device together."""
+    return [sum(row) for row in torch.stack([torch.stack([*row]) for row in losses]).tolist()] if losses else []
 
 
 class TriedWeight:

@@ -63,6 +63,19 @@ def test_the_split_module_computes_what_the_fused_one_does(name):
         assert expected.abs().max() > 0.1
 
 
+@pytest.mark.parametrize("index_TK", [[[1, 4], [4, 3], [1, 3]], [[0, 2], [2, 0], [3, 1]]], ids=["identity", "usual"])
+def test_experts_that_all_run_give_the_same(index_TK):
+    """Also for the number 4 of 4 experts, which stands for the identity (LongCat)."""
+    model = random_model("qwen3_moe")
+    split = SplitExperts(first_fused(model)[1], projection_names(model))
+    x_TH, weights_TK = torch.randn(3, SHAPE["hidden_size"]), torch.rand(3, 2)
+    with torch.no_grad():
+        expected = split(x_TH, torch.tensor(index_TK), weights_TK)
+        split.runs_all = True
+        assert torch.equal(split(x_TH, torch.tensor(index_TK), weights_TK), expected)
+        assert split(x_TH[:0], torch.tensor(index_TK)[:0], weights_TK[:0]).shape == (0, SHAPE["hidden_size"])
+
+
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
 def test_in_bfloat16_it_gives_the_bits_of_the_default_implementation(name):
     model = random_model(name).bfloat16()

@@ -178,14 +178,14 @@ def test_rows_are_shared_out_by_size():
 @pytest.mark.parametrize("best", range(NUM_STEPS + 1))
 def test_the_search_finds_the_bottom_of_a_valley(best):
     """In a quarter of the tries that all steps would take, or half of them."""
-    losses = search(lambda step: abs(step - best) ** 1.5 + 1)
+    losses = search(lambda steps: [abs(step - best) ** 1.5 + 1 for step in steps])
     assert min(losses, key=losses.__getitem__) == best
     assert len(losses) <= 10
     assert all(loss == abs(step - best) ** 1.5 + 1 for step, loss in losses.items())
 
 
 def test_what_is_not_a_number_never_wins():
-    losses = search(lambda step: math.nan if step < 10 else 1 / step)
+    losses = search(lambda steps: [math.nan if step < 10 else 1 / step for step in steps])
     assert min(losses, key=losses.__getitem__) == 20
     assert losses[0] == math.inf
 
@@ -242,7 +242,7 @@ def test_the_error_of_outputs_is_that_of_loops(measure, config):
         return square if measure == "MSE" else square**0.5
 
     smoothing = AutoSmoothQuant(AutoSmoothQuantConfig(compute_scale_loss=measure))
-    got = OutputError(consumer(weight, x, config), 1000, smoothing._measure)(scale)
+    got = OutputError(consumer(weight, x, config), 1000, smoothing._measure)(scale).item()
     assert got == pytest.approx(12 * mean(changes) / mean(outputs), rel=1e-3)
 
 
@@ -253,7 +253,7 @@ def test_the_error_of_rounding_is_that_of_loops():
     expected, total = (
         sum(tensor[o, i].item() ** 2 * power[i] for o in range(6) for i in range(16)) for tensor in (change, weight)
     )
-    got = RoundingError(consumer(weight, x), 1000)(scale)
+    got = RoundingError(consumer(weight, x), 1000)(scale).item()
     assert got == pytest.approx(12 * expected / total, rel=1e-4)
 
 
@@ -294,7 +294,8 @@ def brute_force(edge, consumers, smoothing):
     x = edge.largest(torch.stack([one.stats.largest_I for one in consumers]).amax(0))
     w = edge.largest(torch.cat([one.weight_OI for one in consumers]).abs().amax(0))
     scales = [scale_for(step, x, w) for step in range(NUM_STEPS + 1)]
-    return sorted((sum(error(edge.spread(scale)) for error in errors), step) for step, scale in enumerate(scales))
+    losses = [sum(error(edge.spread(scale)).item() for error in errors) for scale in scales]
+    return sorted(zip(losses, range(NUM_STEPS + 1), strict=True))
 
 
 @pytest.mark.parametrize("edge", [PLAIN, GROUPED], ids=["plain", "grouped"])

@@ -1,0 +1,104 @@
+"""The engine on the simulated accelerator: it never mixes devices, and writes what it writes on the CPU.
+
+Codes and scales are equal bit for bit: the arithmetic is the same (see ``accelerator_jobs``), and so must be what is
+computed where. Logits of the probes agree within the rounding of float32 products.
+"""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from quantcore import ModelQuantizer
+from quantcore.cli.explain import explained
+from quantcore.cli.main import main
+from quantcore.config import presets
+from quantcore.config.quantization import parse_config
+from quantcore.errors import QuantError
+from quantcore.pipeline import job
+from tests.support.accelerator import on_accelerator
+from tests.support.accelerator_jobs import CHAINS, as_on_accelerators, on_both, task
+from tests.support.forks import config, task_file
+from tests.support.models import MIXTURES, SHAPE, tiny_model
+from tests.support.params import with_usual
+
+JOBS = [
+    ("w4a16", "rounded"),
+    ("w4a16", "gptq"),
+    ("w4a16", "awq"),
+    ("w4a16", "autoround"),
+    ("int8_dynamic", "smoothquant gptq"),
+    ("int8_static", "autosmoothquant"),
+    ("fp8", "gptaq"),
+    ("mxfp4", "rotation gptq"),
+    ("mxfp4", "gptaq"),
+    ("nvfp4", "gptq"),
+]
+MIXTURE = {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}
+
+
+def assert_same(job_task):
+    (tensors, logits), (others, other_logits) = on_both(job_task)
+    assert tensors.keys() == others.keys() and len(tensors) > 20
+    assert [name for name, one in tensors.items() if not torch.equal(one, others[name])] == []
+    assert (logits - other_logits).abs().max() <= 1e-5 * logits.abs().max()
+
+
+@pytest.mark.parametrize(("preset", "chain"), with_usual(JOBS, [("w4a16", "gptq")]))
+def test_codes_are_those_of_the_cpu(tmp_path, preset, chain):
+    num_blocks = 1 if (preset, chain) == ("w4a16", "gptq") else 3
+    model = tiny_model(tmp_path / "model", dtype=torch.float32, num_hidden_layers=num_blocks)
+    assert_same(task(model, tmp_path / "out", preset, chain))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "chain"), [("w4a16", "gptq"), ("int8_dynamic", "awq"), ("fp8", "rounded")])
+def test_codes_of_mixtures_are_those_of_the_cpu(tmp_path, preset, chain):
+    model = tiny_model(tmp_path / "model", dtype=torch.float32, **MIXTURE)
+    assert_same(task(model, tmp_path / "out", preset, chain))
+
+
+@pytest.mark.slow
+def test_a_job_of_bfloat16_is_proven_in_a_child_process(tmp_path):
+    """By the command itself, on the device: the files give the logits of the model in memory, within its tolerance."""
+    model = tiny_model(tmp_path / "model")
+    file = task_file(model, tmp_path / "out", config("w4a16", {"name": "gptq"}), ("quark",))
+
+    def work(counts):
+        with as_on_accelerators():
+            status = main(["run", str(file)])
+        return status, counts.launches.total()
+
+    status, launches = on_accelerator(work)
+    assert status == 0 and launches > 1000
+    assert (tmp_path / "out" / "report.json").exists()
+
+
+def quantize_in_memory(device, chain):
+    torch.manual_seed(0)
+    shape = {**SHAPE, "num_hidden_layers": 1}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **shape), dtype=torch.float32).to(device)
+    given = presets.resolve("w4a16", group_size=32).to_dict() | {"algo_config": CHAINS[chain]}
+    ids_NT = torch.arange(3, 67)[None].to(device)
+    with as_on_accelerators():
+        ModelQuantizer(parse_config(given)).quantize_model(model.train(False), [ids_NT])
+        with torch.no_grad():
+            return model(ids_NT).logits.cpu()
+
+
+@pytest.mark.parametrize("chain", with_usual(["gptq", "awq", "smoothquant gptq", "rotation gptq"], ["gptq"]))
+def test_models_in_memory_stay_on_their_device(chain):
+    expected, found = quantize_in_memory("cpu", chain), on_accelerator(lambda _: quantize_in_memory("sim", chain))
+    assert (expected - found).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_running_out_of_memory_is_said(tmp_path):
+    model = tiny_model(tmp_path / "model", dtype=torch.float32, num_hidden_layers=1)
+
+    def work(counts):
+        with pytest.raises(QuantError) as caught, explained(lambda event: None) as emit:
+            job.run(task(model, tmp_path / "out", "w4a16", "rounded"), emit)
+        return caught.value.code, counts.peak_bytes
+
+    code, peak_bytes = on_accelerator(work, memory_bytes=200_000)
+    assert code == "out_of_memory" and peak_bytes <= 200_000
+    assert not (tmp_path / "out").exists()

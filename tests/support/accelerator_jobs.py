@@ -1,0 +1,112 @@
+"""Small jobs, computed as an accelerator computes them, on the simulated one and on the CPU: results must be equal.
+
+Two things differ between the CPU and accelerators beside the kernels. Attention takes the "math" path here on both. The
+inner loop of GPTQ is one compiled kernel on accelerators (``solvers.fused``): here it is the function that would be
+compiled, counted as one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from safetensors.torch import load_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig, parse_config
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.pipeline import job
+from quantcore.solvers import fused
+from tests.support.accelerator import SimTensor, count_launch, on_accelerator, unwrapped, wrapped
+from tests.support.device_counts import Counts
+
+Tensors = dict[str, torch.Tensor]
+GPTQ = {"name": "gptq"}
+CHAINS: dict[str, list[dict[str, Any]]] = {
+    "rounded": [],
+    "gptq": [GPTQ],
+    "gptaq": [{"name": "gptaq"}],
+    "smoothquant gptq": [{"name": "smoothquant"}, GPTQ],
+    "awq": [{"name": "awq"}],
+    "autosmoothquant": [{"name": "autosmoothquant"}],
+    "rotation gptq": [{"name": "rotation", "random_r1": True}, GPTQ],
+    "autoround": [{"name": "autoround", "iters": 4, "batch_size": 2}],
+}
+
+
+def task(model: Path, out: Path, preset: str, chain: str, *, num_windows: int = 2, seq_len: int = 64) -> Task:
+    group_size = 32 if preset.startswith("w4a16") else None
+    config = presets.resolve(preset, group_size=group_size).to_dict() | {"algo_config": CHAINS[chain]}
+    return Task(
+        model_dir=model,
+        output_dir=out,
+        config=parse_config(config),
+        calibration=CalibrationConfig(num_samples=num_windows, seq_len=seq_len),
+        evaluation=EvaluationConfig(num_windows=1, seq_len=64, num_prompts=0),
+        export=("quark",),
+    )
+
+
+@contextmanager
+def as_on_accelerators() -> Iterator[None]:
+    """Compute in the way of accelerators while this lasts."""
+    with (
+        patch.object(fused, "pays", lambda device: True),
+        patch.object(fused, "_compiled", lambda: _loop_in_one_launch),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
+        yield
+
+
+def quantized(task: Task) -> tuple[Tensors, torch.Tensor]:
+    """Return the tensors that a job writes, and its logits of the probes, without the proof."""
+    found: list[tuple[Tensors, torch.Tensor]] = []
+
+    def keep(_: Task, folder: Path, expected: Any, emit: Any) -> None:
+        tensors = {name: one for file in folder.rglob("*.safetensors") for name, one in load_file(file).items()}
+        found.append((tensors, expected.probe_logits))
+        raise _Kept
+
+    with as_on_accelerators(), patch.object(job, "prove_in_fresh_process", keep):
+        try:
+            job.run(task, lambda event: None)
+        except _Kept:
+            return found[0]
+    raise AssertionError("the job did not reach its proof")
+
+
+def on_both(task: Task) -> tuple[tuple[Tensors, torch.Tensor], tuple[Tensors, torch.Tensor]]:
+    """Return ``quantized`` on the CPU and on the simulated device."""
+    return quantized(task), on_accelerator(lambda _: quantized(task))
+
+
+def counted(task: Task) -> Counts:
+    """Return what the simulated device counts in a job, without the proof."""
+
+    def work(counts: Counts) -> Counts:
+        quantized(task)
+        return copy(counts)
+
+    return on_accelerator(work)
+
+
+class _Kept(Exception):
+    """The job has written all that is compared."""
+
+
+def _loop_in_one_launch(grid: Any, value_KO: Any, error_KO: Any, error_feedback_KK: Any, params: Any) -> Any:
+    raw = copy(grid)
+    raw.table = type(grid.table)(*(unwrapped(getattr(grid.table, part.name)) for part in fields(grid.table)))
+    given = (value_KO, error_KO, error_feedback_KK)
+    done = fused._one_by_one(raw, *map(unwrapped, given), type(params)(*map(unwrapped, params)))
+    if not isinstance(value_KO, SimTensor):
+        return done
+    count_launch("fused loop")
+    return tuple(map(wrapped, done))
