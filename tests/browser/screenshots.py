@@ -22,6 +22,12 @@ PRESETS = ("fp8", "int8_dynamic", "w4a16", "mxfp4")
 CALIBRATION = {"source": "builtin", "num_samples": 8, "seq_len": 256}
 SIZE = {"width": 1280, "height": 860}
 SCHEMES = ("light", "dark")
+RENAME = """([before, after]) => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(before, after);
+  for (const input of document.querySelectorAll("input")) input.value = input.value.replaceAll(before, after);
+}"""
+"""Script that shows the folder of the models by another name: pictures name no path of the machine they come from."""
 
 
 def main() -> None:
@@ -45,17 +51,17 @@ def take(stack: LocalStack, model: Path) -> None:
         page = browser.new_page(base_url=stack.url, viewport=SIZE, reduced_motion="reduce")
         page.goto(f"/ui/#key={stack.api_key}")
         expect(page.get_by_text("quantize · block").first).to_be_visible(timeout=300_000)
-        shoot(page, "runs")
+        shoot(page, "runs", model.parent)
         compared = "&".join(f"job={job.id}" for job in done)
         page.goto(f"/ui/compare?{compared}")
         expect(page.get_by_role("img", name="Relative weight error")).to_be_visible()
-        shoot(page, "compare")
+        shoot(page, "compare", model.parent)
         page.goto(f"/ui/jobs/{done[2].id}")
         expect(page.get_by_text("Each export was read back")).to_be_visible()
-        shoot(page, "run")
+        shoot(page, "run", model.parent)
         page.goto(f"/ui/jobs/new?from={done[2].id}")
         expect(page.get_by_role("region", name="Plan").get_by_text("blocks")).to_be_visible()
-        shoot(page, "new-job")
+        shoot(page, "new-job", model.parent)
 
 
 def _runs(client: Client, model: Path) -> list[Job]:
@@ -73,10 +79,11 @@ def _submit(client: Client, model: Path, preset: str) -> Job:
     return client.submit(model, config=preset, calibration=CALIBRATION, name=f"SmolLM2 {preset}", labels=labels)
 
 
-def shoot(page: Page, name: str) -> None:
+def shoot(page: Page, name: str, models: Path) -> None:
     for scheme in SCHEMES:
         page.emulate_media(color_scheme=scheme)
         page.wait_for_timeout(300)
+        page.evaluate(RENAME, [str(models), "/models"])
         page.screenshot(path=PICTURES / f"{name}-{scheme}.png")
 
 
