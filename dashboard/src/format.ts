@@ -27,6 +27,9 @@ export function formatPercent(share: number, digits = 1): string {
   return `${Number(text) === 0 ? "±" : value > 0 ? "+" : "−"}${text} %`;
 }
 
+/** A percentage without a sign, for a share or the half of an interval. */
+export const formatShare = (share: number, digits = 2) => formatPercent(share, digits).slice(1);
+
 export function formatDuration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   if (seconds < 1) return "< 1 s";

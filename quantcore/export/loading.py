@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,9 @@ PLAIN = {"onnx": "ONNX Runtime", "fake_quantized": "Transformers"}
 OTHERS = {"vLLM (CPU)": VLLM, "AMD Quark": AMD_QUARK, "Transformers + GPTQModel": TRANSFORMERS}
 
 
-def load_lines(export: str, layers: Iterable[LayerPlan], path: str, *, is_read_by_transformers: bool) -> str:
-    """Return the Python lines that load the ``export`` of ``layers`` at ``path``: of the first program, else ours."""
-    lines = program_lines(export, layers, path, is_read_by_transformers=is_read_by_transformers)
-    return next(iter(lines.values()), OURS.format(path=path))
+def load_lines(programs: Mapping[str, str], path: str) -> str:
+    """Return the lines of the first of ``programs`` (see ``program_lines``); without any, ours for ``path``."""
+    return next(iter(programs.values()), OURS.format(path=path))
 
 
 def program_lines(

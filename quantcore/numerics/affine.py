@@ -164,8 +164,7 @@ def fake_quantize_activation(x: torch.Tensor, spec: QuantizationSpec, static: QP
         return torch.where(outlier_I, x, rest)
     grouping = activation_grouping(spec)
     if static is not None and not spec.is_dynamic:
-        zero_point = None if static.zero_point is None else static.zero_point.to(x.device)
-        return fake_quantize(x, spec, grouping, QParams(static.scale.to(x.device), zero_point, static.global_scale))
+        return fake_quantize(x, spec, grouping, static.on(x.device))
     x_RGS = grouping.split(x)
     global_scale = None if static is None else static.scale.to(x.device)
     if x_RGS.shape[-1] > CACHED_VALUES or (global_scale is None and spec.scale_type is ScaleType.e4m3):

@@ -249,10 +249,10 @@ def _source(task: Task) -> dict[str, str]:
 
 def _export(plan: Plan, name: str, proof: Proof) -> ExportSummary:
     path = "." if len(plan.exports) == 1 else name
-    is_read_by_transformers = proof.consumer_check.consumer is not None
+    programs = program_lines(name, plan.layers, path, is_read_by_transformers=proof.consumer_check.consumer is not None)
     return ExportSummary(
         path=path,
         bytes=sum(layout.num_bytes for layout in plan.layouts[name].values()),
-        load=load_lines(name, plan.layers, path, is_read_by_transformers=is_read_by_transformers),
-        programs=program_lines(name, plan.layers, path, is_read_by_transformers=is_read_by_transformers),
+        load=load_lines(programs, path),
+        programs=programs,
     )

@@ -23,7 +23,7 @@ def test_it_names_every_page_of_the_menu() -> None:
     menu = re.findall(r'text: "([\w ]+)"', (ROOT / "dashboard" / "src" / "menu.ts").read_text())
     assert len(menu) == 14
     for name in menu:
-        assert re.search(rf"^\|.*\b{name}\b", PAGE, flags=re.MULTILINE | re.IGNORECASE), name
+        assert re.search(rf"^\|.*\b{name}\b", PAGE, flags=re.MULTILINE), name
 
 
 def test_the_time_of_a_sign_in_is_true() -> None:

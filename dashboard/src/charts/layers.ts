@@ -1,6 +1,6 @@
 // Layer metrics as series of a chart.
 import type { Layer } from "../api/types";
-import { formatNumber, formatPercent } from "../format";
+import { formatNumber, formatShare } from "../format";
 import { NUM_LOOKS } from "./marks";
 import type { Axis } from "./scale";
 import type { Series } from "./scatter";
@@ -14,16 +14,14 @@ export interface Metric {
   up: boolean;
 }
 
-const asPercent = (value: number) => formatPercent(value, 2).replace(/^[+±]/, "");
-
 const asDecibels = (value: number) => formatNumber(value, 4);
-const SHARES: Axis = { format: asPercent, fromZero: true };
+const SHARES: Axis = { format: formatShare, fromZero: true };
 const DECIBELS: Axis = { format: asDecibels, leastSpan: 0.3 };
 
 export const METRICS: [Metric, ...Metric[]] = [
-  { id: "relative_error", text: "Relative weight error", format: asPercent, axis: SHARES, up: false },
+  { id: "relative_error", text: "Relative weight error", format: formatShare, axis: SHARES, up: false },
   { id: "sqnr_db", text: "SQNR (dB)", format: asDecibels, axis: DECIBELS, up: true },
-  { id: "output_error", text: "Relative output error", format: asPercent, axis: SHARES, up: false },
+  { id: "output_error", text: "Relative output error", format: formatShare, axis: SHARES, up: false },
 ];
 
 /** Axes of blocks and layers. */

@@ -22,7 +22,7 @@ interface Props {
   series: Series[];
   xLabel: string;
   yLabel: string;
-  /** The axes: constants, because a new object draws the chart anew. */
+  /** Pass constants as axes: the chart is drawn again for every new object. */
   xAxis: Axis;
   yAxis: Axis;
   /** A value of y with a name, drawn as a line across the chart. */

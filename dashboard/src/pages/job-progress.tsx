@@ -1,7 +1,10 @@
 import { type Job, type Progress, progressOf, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatPercent } from "../format";
+import { OPERATOR } from "../labels";
 import { nameOf } from "../names";
-import { Bar } from "../ui/basics";
+import { Link } from "../router";
+import { Bar, Time } from "../ui/basics";
+import { StateLabel } from "../ui/states";
 
 /** The progress of the current phase as text, for example "block 12 of 30". */
 export function formatProgress({ unit, done, total }: Pick<Progress, "unit" | "done" | "total">): string {
@@ -42,6 +45,43 @@ export function JobProgress({ job }: { job: Job }) {
   }
   const seconds = summaryOf(job)?.total_s;
   return <div className="sub">{seconds ? `took ${formatDuration(seconds)}` : ""}</div>;
+}
+
+/** The name of a run in a list, which opens it. */
+export function RunLink({ job }: { job: Job }) {
+  return (
+    <div>
+      <Link to={`/jobs/${job.id}`} title={job.id}>
+        {nameOf(job)}
+      </Link>
+    </div>
+  );
+}
+
+/** The cells of a list for the state of a run and its progress. */
+export function StateCells({ job }: { job: Job }) {
+  return (
+    <>
+      <td data-label="State">
+        <StateLabel state={job.state} />
+      </td>
+      <td className="progress">
+        <JobProgress job={job} />
+      </td>
+    </>
+  );
+}
+
+/** The cells of a list for who submitted a run, and when. */
+export function OriginCells({ job }: { job: Job }) {
+  return (
+    <>
+      <td data-label="Owner">{job.submitted_by?.name ?? OPERATOR}</td>
+      <td className="nowrap" data-label="Created">
+        <Time at={job.created_at} />
+      </td>
+    </>
+  );
 }
 
 export function SizeChange({ job }: { job: Job }) {

@@ -2,16 +2,13 @@ import { get } from "../api/client";
 import { useQuery } from "../api/query";
 import type { Job, JobPage } from "../api/types";
 import { formatBytes } from "../format";
-import { OPERATOR } from "../labels";
-import { nameOf } from "../names";
-import { Link } from "../router";
-import { Empty, Pending, scrollable, Time, Title } from "../ui/basics";
-import { StateLabel } from "../ui/states";
-import { JobProgress } from "./job-progress";
+import { Empty, Pending, scrollable, Title } from "../ui/basics";
+import { FINAL_STATES, STATE_ORDER } from "../ui/states";
+import { OriginCells, RunLink, StateCells } from "./job-progress";
 
 const EVERY_MS = 3000;
 const LIMIT = 100;
-const STATES = ["running", "pausing", "cancelling", "queued", "retry_wait", "paused"];
+const STATES = STATE_ORDER.filter((state) => !FINAL_STATES.has(state));
 
 /** The jobs that have not ended: those that run, then those that wait, next first. */
 export default function Queue() {
@@ -51,28 +48,16 @@ function QueueTable({ jobs }: { jobs: Job[] }) {
           {jobs.map((job) => (
             <tr key={job.id}>
               <td className="name">
-                <div>
-                  <Link to={`/jobs/${job.id}`} title={job.id}>
-                    {nameOf(job)}
-                  </Link>
-                </div>
+                <RunLink job={job} />
               </td>
-              <td data-label="State">
-                <StateLabel state={job.state} />
-              </td>
-              <td className="progress">
-                <JobProgress job={job} />
-              </td>
+              <StateCells job={job} />
               <td className="number" data-label="Priority">
                 {job.priority}
               </td>
               <td className="number" data-label="Memory needed">
                 {formatBytes(job.needs_memory_bytes)}
               </td>
-              <td data-label="Owner">{job.submitted_by?.name ?? OPERATOR}</td>
-              <td className="nowrap" data-label="Created">
-                <Time at={job.created_at} />
-              </td>
+              <OriginCells job={job} />
             </tr>
           ))}
         </tbody>

@@ -1,6 +1,6 @@
 // How a value of a run differs from the baseline's, in the terms of its own scale.
 import type { Measured, Summary } from "../../api/types";
-import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../format";
+import { formatBytes, formatDuration, formatNumber, formatPercent, formatShare } from "../../format";
 import { LABELS } from "../../labels";
 
 export interface Row {
@@ -25,8 +25,6 @@ export interface Change {
 
 const Z95 = 1.96;
 const MANY = 2; // times as much: from here on a factor is clearer than a percentage
-
-const asShare = (value: number) => formatPercent(value, 2).replace(/^[+±−]/, "");
 
 export const ROWS: Row[] = [
   {
@@ -66,7 +64,7 @@ export const ROWS: Row[] = [
   {
     text: "Relative weight error, worst layer",
     value: (summary) => summary.worst_layer.relative_error,
-    format: asShare,
+    format: formatShare,
     scale: "points",
     better: "less",
     noise: 0.0005,

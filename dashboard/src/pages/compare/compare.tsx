@@ -15,16 +15,16 @@ import { nameOf } from "../../names";
 import { Link, navigate, type Place } from "../../router";
 import { Empty, Failure, Field, Loading, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, StateLabel } from "../../ui/states";
+import { compareAddress, MAX_COMPARED } from "./address";
 import { ConfigDiff } from "./config-diff";
 import { LayersOverlay } from "./overlay";
 import { ParetoCard } from "./pareto-card";
 import { ResultsTable } from "./results";
 
-const MAX_RUNS = 8;
 const NO_RATIOS: ReadonlyMap<string, Measured> = new Map();
 
 export default function Compare({ place: { search } }: { place: Place }) {
-  const ids = [...new Set(search.getAll("job"))].slice(0, MAX_RUNS);
+  const ids = [...new Set(search.getAll("job"))].slice(0, MAX_COMPARED);
   const query = useQuery(
     ids.length ? `compare ${ids.join()}` : null,
     (signal) => Promise.all(ids.map((id) => get<Job>(`/v1/jobs/${id}`, {}, signal))),
@@ -45,8 +45,6 @@ export default function Compare({ place: { search } }: { place: Place }) {
     </>
   );
 }
-
-const address = (ids: string[]) => `/compare${ids.length ? "?" : ""}${ids.map((id) => `job=${id}`).join("&")}`;
 
 function Comparison({ jobs }: { jobs: Job[] }) {
   const withLayers = jobs.filter((job) => FINAL_STATES.has(job.state) && summaryOf(job));
@@ -114,7 +112,9 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
               <button
                 type="button"
                 className="small"
-                onClick={() => navigate(address([job.id, ...ids.filter((id) => id !== job.id)]), { replace: true })}
+                onClick={() =>
+                  navigate(compareAddress([job.id, ...ids.filter((id) => id !== job.id)]), { replace: true })
+                }
               >
                 Set as baseline
               </button>
@@ -123,21 +123,21 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
               type="button"
               className="small"
               aria-label={`Remove ${nameOf(job)}`}
-              onClick={() => navigate(address(ids.filter((id) => id !== job.id)), { replace: true })}
+              onClick={() => navigate(compareAddress(ids.filter((id) => id !== job.id)), { replace: true })}
             >
               ✕
             </button>
           </span>
         ))}
       </div>
-      {ids.length < MAX_RUNS && (
+      {ids.length < MAX_COMPARED && (
         <Field label="Add a finished run">
           {(props) => (
             <select
               {...props}
               value=""
               onChange={(event) =>
-                event.target.value && navigate(address([...ids, event.target.value]), { replace: true })
+                event.target.value && navigate(compareAddress([...ids, event.target.value]), { replace: true })
               }
             >
               <option value="">{free.length ? "Choose a run…" : "No other finished runs"}</option>

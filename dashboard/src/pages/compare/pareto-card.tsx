@@ -2,15 +2,14 @@ import { useMemo, useState } from "react";
 import { type Job, type Measured, summaryOf } from "../../api/types";
 import type { Axis } from "../../charts/scale";
 import { Scatter, type Series } from "../../charts/scatter";
-import { formatBytes, formatPercent } from "../../format";
+import { formatBytes, formatPercent, formatShare } from "../../format";
 import { scrollable } from "../../ui/basics";
 import { halfInterval } from "./change";
 import { paretoFront, type Result } from "./pareto";
 
 const asChange = (value: number) => formatPercent(value, 2);
-const asError = (value: number) => asChange(value).replace(/^[+±−]/, "");
 const SIZES: Axis = { format: formatBytes, leastSpan: 0.2 };
-const CHANGES: Axis = { format: asChange, formatError: asError, fromZero: true };
+const CHANGES: Axis = { format: asChange, formatError: formatShare, fromZero: true };
 
 /** Size against quality. The perplexity is that against the original on the same tokens: its error is a paired one. */
 export function ParetoCard({
@@ -74,7 +73,7 @@ export function ParetoCard({
                 <td className="number">{formatBytes(result.bytes)}</td>
                 <td className="number">
                   {asChange(result.loss)}
-                  {result.stderr ? ` ± ${asError(halfInterval(result.stderr))}` : ""}
+                  {result.stderr ? ` ± ${formatShare(halfInterval(result.stderr))}` : ""}
                 </td>
                 <td>{front.includes(result) ? "✓ Yes" : "No"}</td>
               </tr>

@@ -1,6 +1,7 @@
 // The phases of a run as a timeline, and what they say about a run that goes on or has failed.
 import type { Job, Progress } from "../../api/types";
 import { formatDuration } from "../../format";
+import { FINAL_STATES } from "../../ui/states";
 import { formatProgress } from "../job-progress";
 
 export interface Step {
@@ -39,7 +40,7 @@ export function timeline(job: Phased, now: number): Step[] {
 
 /** The phases after the present one. A search for a goal repeats them, and nobody knows how often. */
 function comingPhases({ state, phases, goal, mix }: Phased): string[] {
-  if (goal || ["succeeded", "failed", "cancelled", "cancelling"].includes(state)) return [];
+  if (goal || state === "cancelling" || FINAL_STATES.has(state)) return [];
   const order = ["resolve", "plan", ...(mix ? ["sensitivity"] : []), "quantize", "export", "verify"];
   const entered = new Set(phases.map((phase) => phase.name));
   const last = order.findLastIndex((name) => entered.has(name));

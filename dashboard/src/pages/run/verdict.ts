@@ -1,21 +1,25 @@
 // The verdict on a result and the intervals that belong to it.
 import type { Measured, Summary } from "../../api/types";
 import { formatNumber, formatPercent } from "../../format";
-
-const Z95 = 1.96; // standard errors on each side of a 95 % interval
+import { halfInterval } from "../compare/change";
 
 /** "KL divergence 0.0123, 95 % interval 0.0119 to 0.0127" */
 export function divergenceText({ kl_mean: mean, kl_stderr: stderr }: Pick<Summary, "kl_mean" | "kl_stderr">) {
   if (mean == null) return "";
   const show = (value: number) => formatNumber(Math.max(0, value), 3);
-  return `KL divergence ${show(mean)}${stderr ? `, 95 % interval ${show(mean - Z95 * stderr)} to ${show(mean + Z95 * stderr)}` : ""}`;
+  return `KL divergence ${withInterval(mean, stderr, show)}`;
 }
 
 /** "Perplexity +0.42 %, 95 % interval +0.10 % to +0.74 %": measured on the same tokens as the original's. */
 export function ratioText({ value, stderr }: Measured) {
   if (value == null) return "";
   const show = (ratio: number) => formatPercent(ratio - 1, 2);
-  return `Perplexity ${show(value)}${stderr ? `, 95 % interval ${show(value - Z95 * stderr)} to ${show(value + Z95 * stderr)}` : ""}`;
+  return `Perplexity ${withInterval(value, stderr, show)}`;
+}
+
+function withInterval(value: number, stderr: number | null | undefined, show: (value: number) => string) {
+  const half = halfInterval(stderr);
+  return half ? `${show(value)}, 95 % interval ${show(value - half)} to ${show(value + half)}` : show(value);
 }
 
 export const toneOf = (level: string) =>

@@ -3,14 +3,13 @@ import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import { type Job, type JobPage, type JobSummary, modelOf, type State, schemeOf } from "../../api/types";
 import { shortId, shortName } from "../../format";
-import { OPERATOR } from "../../labels";
 import { nameOf } from "../../names";
 import { Link, type Place, withParams } from "../../router";
 import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
-import { Empty, Failure, Loading, scrollable, Time, Title } from "../../ui/basics";
-import { STATES, StateLabel } from "../../ui/states";
-import { JobProgress, PerplexityChange, SizeChange } from "../job-progress";
+import { Empty, Failure, Loading, scrollable, Title } from "../../ui/basics";
+import { STATES } from "../../ui/states";
+import { OriginCells, PerplexityChange, RunLink, SizeChange, StateCells } from "../job-progress";
 import { ActiveFilters, FILTERS, readFilters, Search, StateChips } from "./filters";
 import { Selection } from "./selection";
 import { ShortcutHelp, useShortcuts } from "./shortcuts";
@@ -115,32 +114,20 @@ function RunTable({
                 />
               </td>
               <td className="name">
-                <div>
-                  <Link to={`/jobs/${job.id}`} title={job.id}>
-                    {nameOf(job)}
-                  </Link>
-                </div>
+                <RunLink job={job} />
                 <div className="sub" title={modelOf(job)}>
                   {job.name ? shortName(modelOf(job)) : shortId(job.id)}
                 </div>
               </td>
               <td data-label="Preset">{schemeOf(job)}</td>
-              <td data-label="State">
-                <StateLabel state={job.state} />
-              </td>
-              <td className="progress">
-                <JobProgress job={job} />
-              </td>
+              <StateCells job={job} />
               <td className="number" data-label="Size">
                 <SizeChange job={job} />
               </td>
               <td className="number" data-label="Perplexity">
                 <PerplexityChange job={job} />
               </td>
-              <td data-label="Owner">{job.submitted_by?.name ?? OPERATOR}</td>
-              <td className="nowrap" data-label="Created">
-                <Time at={job.created_at} />
-              </td>
+              <OriginCells job={job} />
             </tr>
           ))}
         </tbody>

@@ -7,7 +7,7 @@ import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
 import { Confirm } from "../../ui/basics";
 import { ACTIONS } from "../../ui/states";
-import { compareAddress, MAX_COMPARED } from "./shortcuts";
+import { compareAddress, MAX_COMPARED } from "../compare/address";
 
 /** The selected runs that can be cancelled. One that is not among `jobs`, on another page of the list, may be. */
 export function cancellable(ids: string[], jobs: Pick<Job, "id" | "state">[]): string[] {

@@ -3,6 +3,7 @@ import { useEffect, useState } from "react";
 import type { Job } from "../../api/types";
 import { navigate } from "../../router";
 import { Dialog } from "../../ui/basics";
+import { compareAddress, MAX_COMPARED } from "../compare/address";
 
 const SHORTCUTS: [string, string][] = [
   ["j k", "Next or previous run"],
@@ -17,10 +18,6 @@ const SHORTCUTS: [string, string][] = [
 
 const isTyping = (target: EventTarget | null) =>
   target instanceof HTMLElement && (/^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable);
-
-export const MAX_COMPARED = 8;
-
-export const compareAddress = (ids: string[]) => `/compare?${ids.map((id) => `job=${id}`).join("&")}`;
 
 export function useShortcuts(jobs: Job[], toggle: (id: string) => void, selected: string[], mayWrite: boolean) {
   const [cursorId, setCursorId] = useState<string | null>(null);

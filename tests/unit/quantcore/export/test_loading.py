@@ -38,7 +38,7 @@ def layers_of(*names):
     ],
 )
 def test_a_line_names_a_program_that_was_seen_to_load_it(export, schemes, is_read, program):
-    lines = load_lines(export, layers_of(*schemes), "./out", is_read_by_transformers=is_read)
+    lines = load_lines(program_lines(export, layers_of(*schemes), "./out", is_read_by_transformers=is_read), "./out")
     assert lines.split()[1] == program and "'./out" in lines
 
 
