@@ -24,7 +24,7 @@ from bench.engines.results import FOLDER
 from quantcore.config import presets
 
 CHAINS: dict[str, tuple[str, ...]] = {
-    "weights": ("", "gptq", "gptaq"),
+    "weights": ("", "gptq", "gptaq", "yaqa"),
     "static": ("", "gptq", "smoothquant", "smoothquant,gptq", "smoothquant,gptaq"),
     "dynamic": ("", "gptaq", "smoothquant,gptaq", "rotation,gptaq"),
 }

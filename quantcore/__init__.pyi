@@ -15,6 +15,7 @@ from .config.algorithms import (
     RotationConfig as RotationConfig,
     RTNConfig as RTNConfig,
     SmoothQuantConfig as SmoothQuantConfig,
+    YAQAConfig as YAQAConfig,
     SolverConfig as SolverConfig,
     TransformConfig as TransformConfig,
     load_quant_algo_config_from_file as load_quant_algo_config_from_file,

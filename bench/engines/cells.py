@@ -29,6 +29,7 @@ ALGORITHMS = {
     "awq+gptq": "AWQ, then GPTQ",
     "gptaq": "GPTAQ: GPTQ that also corrects what the layers before changed",
     "rotation+gptaq": "rotation, then GPTAQ",
+    "yaqa": "YAQA: GPTAQ that rounds for the predictions, with gradients",
 }
 FLOAT = "float"  # the row that the others are compared with: no engine at all
 ENGINES = {
@@ -46,6 +47,7 @@ USUAL = (
     "mxfp4:rtn", "mxfp4:smoothquant", "mxfp4:awq", "mxfp4:gptq", "mxfp4:rotation+gptq",
     "int8:smoothquant+gptq", "int8_dynamic:smoothquant+gptq",
     "uint4:range_search", "uint4:awq+gptq", "uint4:gptaq", "uint4:rotation+gptaq",
+    "uint4:yaqa", "int4:yaqa",
 )  # fmt: skip
 # engine, scheme, algorithm, reason: the first row that matches a cell explains why it does not exist.
 MISSING = (
@@ -59,6 +61,9 @@ MISSING = (
     ("gptqmodel", "*", "range_search", "its range search does not look at the inputs"),
     ("gptqmodel", "*", "awq+gptq", "it takes one of the two"),
     ("llmcompressor", "*", "*gptaq", "it has no GPTAQ"),
+    ("quark", "*", "yaqa", "it has no YAQA"),
+    ("llmcompressor", "*", "yaqa", "it has no YAQA"),
+    ("gptqmodel", "*", "yaqa", "it has no YAQA"),
     ("quark", "int8_dynamic", "*", "it has no such scheme"),
     ("quark", "*", "range_search", "its range searches have one scale a tensor"),
 )
@@ -70,7 +75,8 @@ ESTIMATES_S = {
     ("llmcompressor", "awq"): 850, ("llmcompressor", "awq+gptq"): 1050, ("llmcompressor", "*gptq"): 170,
     ("llmcompressor", "*"): 70,
     ("gptqmodel", "awq"): 2600, ("gptqmodel", "gptq"): 190, ("gptqmodel", "gptaq"): 400, ("gptqmodel", "*"): 10,
-    ("ours", "awq"): 120, ("ours", "*gptq"): 120, ("ours", "*gptaq"): 220, ("ours", "*"): 70, (FLOAT, "*"): 0,
+    ("ours", "awq"): 120, ("ours", "*gptq"): 120, ("ours", "*gptaq"): 220, ("ours", "yaqa"): 700,
+    ("ours", "*"): 70, (FLOAT, "*"): 0,
 }  # fmt: skip
 AROUND_S = 90  # starting, loading, and the perplexity of 40 x 512 tokens
 

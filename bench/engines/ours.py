@@ -40,6 +40,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "awq": {"name": "awq"},
     "gptq": {"name": "gptq"},
     "gptaq": {"name": "gptaq"},
+    "yaqa": {"name": "yaqa"},
     "rotation": {"name": "rotation"},
 }
 EXPORT = "quark"

@@ -70,6 +70,8 @@ class BlockAlgorithms:
         """True if the outputs of quantized blocks are compared with those of the float ones."""
         self.through_quantized = is_sequential or self.compares
         """True if statistics are taken behind the quantized blocks."""
+        self.goes_back = config.goes_back
+        """True if gradients of the float model's predictions are used."""
         self.needs_probe = bool(self._smoother) or self._rotation_config is not None
         self._learns = bool(self._smoother) or self._corrects_biases or self._solver_config != PLAIN
 
@@ -195,8 +197,11 @@ class BlockAlgorithms:
         if stats:
             planned = {name: layer for layer, name in names.items()}
             seen = {layer: stats[name].num_tokens if name in stats else 0 for name, layer in planned.items()}
+            named = {id(own): own.for_layers({name: planned[name].name for name in planned}) for own in stats.values()}
             enough = {
-                planned[name]: own for name, own in stats.items() if name in planned and own.num_tokens >= MIN_TOKENS
+                planned[name]: named[id(own)]
+                for name, own in stats.items()
+                if name in planned and own.num_tokens >= MIN_TOKENS
             }
             lent = {layer: own.num_own for layer, own in enough.items() if own.num_lent}
             warnings = [*warnings, *too_few_tokens(seen), *lent_tokens(lent)]

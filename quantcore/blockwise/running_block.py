@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from quantcore.blockwise.backward import StateGradients, back_through
 from quantcore.calibration.collector import StatsCollector
 from quantcore.calibration.lending import Lender
 from quantcore.calibration.reduction import Span
@@ -19,14 +20,16 @@ class CalibrationStreams:
 
     ``calibration``: the states for statistics; None if nothing is learned from data. With ``through_quantized`` they
     have come through the quantized blocks, else through the float ones. ``reference``: the same windows through the
-    float blocks, where an algorithm compares the two. ``probe``: one short window for proving edges. This rank has the
-    calibration windows of ``span``; the probe is the same on all ranks.
+    float blocks, where an algorithm compares the two; ``gradients`` are those of log p(y) by these states. ``probe``:
+    one short window for proving edges. This rank has the calibration windows of ``span``; the probe is the same on all
+    ranks.
     """
 
     calibration: Hidden | None
     span: Span = field(default_factory=lambda: Span(0))
     probe: Hidden | None = None
     reference: Hidden | None = None
+    gradients: StateGradients | None = None
     through_quantized: bool = False
 
 
@@ -58,7 +61,7 @@ class RunningBlock:
                     collector.begin(tokens_NTH)
                 if collector is not None and reference is not None:
                     with collector.reference(), lender.paused():
-                        reference.states[window] = reference.run(self.block, self.index, window)
+                        reference.states[window] = self._run_reference(reference, window, collector)
                 output = self.output(window)
                 if advance:
                     self.calibration.states[window] = output
@@ -70,6 +73,18 @@ class RunningBlock:
     def output(self, window: int) -> torch.Tensor:
         """Return the block's output for one calibration window, with gradients if they are enabled."""
         return self.calibration.run(self.block, self.index, window)
+
+    def _run_reference(self, reference: Hidden, window: int, collector: StatsCollector) -> torch.Tensor:
+        """Return the float block's output for a window of the reference; the collector gets its gradients, if any."""
+        gradients = self.streams.gradients
+        if gradients is None:
+            return reference.run(self.block, self.index, window)
+        state, behind = reference.states[window].clone(), gradients.behind(self.index, window)
+        back = back_through(reference, state, self.block, self.index, window, collector.modules, behind)
+        collector.learn(
+            {call.name: call.gradient for call in back.calls}, {call.name: call.inputs for call in back.calls}
+        )
+        return back.output
 
     @property
     def probe(self) -> Hidden:

@@ -81,7 +81,8 @@ class Scheduler:
         widths = [next(iter(group.layers)).in_features for group in groups]
         costs = [sum(workload.solving_flops(width, count)) for width, count in zip(widths, rows, strict=True)]
         chosen = set(range(len(groups))) if self._sequential and size > 1 else workload.too_large_for_one(costs, size)
-        has_gram = [group.stats is not None and self._solver.needs.gram for group in groups]
+        needs = self._solver.needs  # rows that move each other are solved one after the other
+        has_gram = [group.stats is not None and needs.gram and not needs.outputs for group in groups]
         return {number for number in chosen if rows[number] > workload.SOLVED_ROWS and has_gram[number]}
 
     def _solve_by_rows(

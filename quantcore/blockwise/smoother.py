@@ -99,10 +99,17 @@ def _weight(block: nn.Module, name: str) -> torch.Tensor:
 
 
 def _divide(stats: dict[str, Stats], edge: Edge, scale_F: torch.Tensor) -> None:
-    """Let the statistics of the edge's consumers follow the fold; those that were one object stay one."""
+    """Let the statistics of the edge's consumers, and of its producer's outputs, follow the fold.
+
+    Those that were one object stay one.
+    """
     before = {name: stats[name] for name in edge.consumers if name in stats}
     after = {id(input_stats): input_stats.divided(edge.spread(scale_F)) for input_stats in before.values()}
     stats.update({name: after[id(input_stats)] for name, input_stats in before.items()})
+    if edge.producer in stats and edge.producer in stats[edge.producer].outputs:
+        own = stats[edge.producer]
+        changed = own.with_outputs_divided(edge.producer, edge.rows, scale_F)
+        stats.update({name: changed for name, input_stats in stats.items() if input_stats is own})
 
 
 def check_fold(at: RunningBlock, error: float, dtype: torch.dtype) -> None:

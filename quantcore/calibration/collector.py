@@ -29,7 +29,7 @@ class StatsCollector:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], needs: Needs, span: Span) -> None:
-        self._modules = modules
+        self.modules = modules
         self._needs = needs
         self._span = span
         self._num_windows = max(1, span.num_windows)
@@ -42,6 +42,8 @@ class StatsCollector:
         self._seen: dict[int, tuple[ReferenceType[torch.Tensor], str]] = {}
         self._reference: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}  # inputs, and routed_tokens
         self._is_reference = False
+        self._gradients: dict[str, torch.Tensor] = {}  # by the outputs of the float model's layers
+        self._squares: dict[str, torch.Tensor] = {}  # sums of their squares over all layers that read the same input
         self._weights: torch.Tensor | None = None
         self._num_begun: int | None = None  # windows that run together
 
@@ -55,7 +57,7 @@ class StatsCollector:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Keep the hooks on the modules while this lasts."""
-        handles = [module.register_forward_pre_hook(self._hook(name)) for name, module in self._modules.items()]
+        handles = [module.register_forward_pre_hook(self._hook(name)) for name, module in self.modules.items()]
         try:
             yield
         finally:
@@ -67,11 +69,27 @@ class StatsCollector:
     def reference(self) -> Iterator[None]:
         """Take inputs as those of the float model, the ``y`` of ``Stats.shift_II``, while this lasts."""
         self._reference.clear()
+        self._gradients.clear()
+        self._squares.clear()
         self._is_reference = True
         try:
             yield
         finally:
             self._is_reference = False
+
+    def learn(self, gradients: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
+        """Take the gradients of log p(y) by the outputs [.., T, O] of modules that ran as ``reference``.
+
+        The tokens of the same windows, run next, are then weighted by the squares of these gradients. ``inputs`` are
+        those of the modules.
+        """
+        shared: dict[int, torch.Tensor] = {}
+        for name, gradient in gradients.items():
+            self._gradients[name] = gradient.float()
+            square = self._gradients[name].square().sum(-1)
+            key = id(inputs[name])
+            shared[key] = shared[key] + square if key in shared else square
+        self._squares = {name: shared[id(inputs[name])] for name in gradients}
 
     def stats(self, owner: int | None = None) -> dict[str, Stats]:
         """Return the statistics of every module that saw a token, in the order in which they first ran.
@@ -100,7 +118,7 @@ class StatsCollector:
         """Return the rank of each input: its matrix is factored once, its layers' weights are multiplied with it."""
         num_weights = dict.fromkeys(widths, 0)
         for name, first in same_as.items():
-            num_weights[first] += self._modules[name].get_parameter("weight").numel()
+            num_weights[first] += self.modules[name].get_parameter("weight").numel()
         costs = [width**3 + width * num_weights[name] for name, width in widths.items()]
         return dict(zip(widths, spread(costs, self._span.ranks.size), strict=True))
 
@@ -109,7 +127,7 @@ class StatsCollector:
             if not counts(inputs[0]):
                 return
             if self._is_reference:
-                self._reference[name] = inputs[0], routed_tokens()
+                self._reference[name] = inputs[0].detach(), routed_tokens()
             else:
                 self._add(name, inputs[0])
 
@@ -117,7 +135,7 @@ class StatsCollector:
 
     def _add(self, name: str, x: torch.Tensor) -> None:
         if id(x) in self._seen and self._seen[id(x)][0]() is x:  # another module read it, too
-            self._same_as.setdefault(name, self._seen[id(x)][1])
+            self._add_gradients(self._same_as.setdefault(name, self._seen[id(x)][1]), name, x)
             return
         first = self._same_as.setdefault(name, name)
         reference = None if are_lent() else self._reference_of(name, x)
@@ -127,12 +145,36 @@ class StatsCollector:
         if reference is not None:
             references = list(reference.reshape_as(sequences))
         weights: list[torch.Tensor | None] = [None] * len(sequences)
-        if self._weights is not None and self._weights.shape == x.shape[:-1]:  # an expert gets some of the tokens
-            weights = list(self._weights)
+        weight = None if are_lent() else self._weights_of(name, x)
+        if weight is not None:
+            weights = list(weight.reshape(sequences.shape[:-1]))
         for number, (sequence, other, weight_T) in enumerate(zip(sequences, references, weights, strict=True)):
             sums = self._sums_of(self._window + number, first, x)
             sums.add(sequence, other, weight_T, self._sample_a_window, self._num_windows, is_lent=are_lent())
         self._seen[id(x)] = (ref(x), first)
+        self._add_gradients(first, name, x)
+
+    def _add_gradients(self, first: str, name: str, x: torch.Tensor) -> None:
+        """Add the gradients of a module that reads ``x``, whose sums are those of ``first``."""
+        gradient = None if are_lent() else self._gradients.pop(name, None)
+        if gradient is None:
+            return
+        num = self._num_begun if gradient.ndim > 2 and self._num_begun else 1
+        for number, gradient_TO in enumerate(gradient.reshape(num, -1, gradient.shape[-1])):
+            self._sums_of(self._window + number, first, x).add_gradients(name, gradient_TO)
+
+    def _weights_of(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
+        """Return the weight of each token [.., T] of ``x`` with mean 1, None for equal ones."""
+        if name not in self._squares:
+            is_whole = self._weights is not None and self._weights.shape == x.shape[:-1]
+            return self._weights if is_whole else None  # an expert gets some of the tokens
+        squares, places = self._squares[name], self._places(name)
+        if places is not None:
+            mine, theirs = places
+            matched = squares.mean().repeat(len(x))
+            matched[mine] = squares[theirs]
+            return with_mean_1(matched)
+        return with_mean_1(squares) if squares.shape == x.shape[:-1] else None
 
     def _reference_of(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
         """Return what the float model has in place of ``x``, token by token; None if its layer saw nothing alike.
@@ -140,14 +182,23 @@ class StatsCollector:
         A router may send other tokens to an expert than in the float model. Those have no counterpart: they stand for
         themselves, so that nothing is corrected for them.
         """
-        reference, their_tokens = self._reference.get(name, (None, None))
-        tokens = routed_tokens()
-        if reference is None or tokens is None or their_tokens is None:
+        reference, _ = self._reference.get(name, (None, None))
+        places = self._places(name)
+        if reference is None or places is None:
             return reference if reference is not None and reference.shape == x.shape else None
         matched = x.clone()
-        mine, theirs = torch.where(tokens[:, None] == their_tokens)
+        mine, theirs = places
         matched[mine] = reference[theirs]
         return matched
+
+    def _places(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return where the tokens are that a router sends to an expert here and in the float model: (here, there)."""
+        _, their_tokens = self._reference.get(name, (None, None))
+        tokens = routed_tokens()
+        if tokens is None or their_tokens is None:
+            return None
+        mine, theirs = torch.where(tokens[:, None] == their_tokens)
+        return mine, theirs
 
     def _sums_of(self, window: int, name: str, x: torch.Tensor) -> Sums:
         chunk = self._span.chunk_of(window)
@@ -180,5 +231,10 @@ def token_weights(state: torch.Tensor) -> torch.Tensor:
     idea of RSQ (Sung et al. 2025), which weights tokens by the attention that they get.
     """
     length = state.detach().float().norm(dim=-1)
-    weights: torch.Tensor = length / length.mean(dim=-1, keepdim=True).clamp(min=torch.finfo(length.dtype).tiny)
-    return weights
+    return with_mean_1(length)
+
+
+def with_mean_1(weights: torch.Tensor) -> torch.Tensor:
+    """Divide weights [.., T] by their mean over the tokens."""
+    result: torch.Tensor = weights / weights.mean(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    return result

@@ -18,7 +18,7 @@ import torch
 from quantcore.calibration.stats import Needs, Stats
 from quantcore.runtime.matmul import tensor_cores
 from quantcore.runtime.ranks import ALONE, Ranks
-from quantcore.runtime.workload import count_chunks
+from quantcore.runtime.workload import count_chunks, output_blocks
 
 NUM_PANELS = 4  # of a gram matrix, of which the upper triangle is never computed: 10/16 of the work
 
@@ -129,6 +129,7 @@ class Sums:
         self._shift = torch.zeros(num_inputs, num_inputs, dtype=dtype, device=device) if needs.shift else None
         self._num_shifted = 0
         self._samples: list[torch.Tensor] = []
+        self._outputs: dict[str, list[torch.Tensor]] = {}
 
     def add(
         self, x_TI: torch.Tensor, reference_TI: torch.Tensor | None, weight_T: torch.Tensor | None, num_sampled: int,
@@ -157,6 +158,16 @@ class Sums:
                 self._shift.addmm_(moved.T, wide if weight_T1 is None else wide * weight_T1)
                 self._num_shifted += num_tokens
 
+    def add_gradients(self, layer: str, gradient_TO: torch.Tensor) -> None:
+        """Take in the gradients of log p(y) by the outputs of a layer that reads the input, for one sequence."""
+        blocks = output_blocks(gradient_TO.shape[1])
+        grams = self._outputs.setdefault(
+            layer, [gradient_TO.new_zeros(rows.stop - rows.start, rows.stop - rows.start) for rows in blocks]
+        )
+        with tensor_cores(gradient_TO.device, gradient_TO.dtype):
+            for gram, rows in zip(grams, blocks, strict=True):
+                _add_gram(gram, gradient_TO[:, rows])
+
     @property
     def num_inputs(self) -> int:
         return len(self._largest)
@@ -172,6 +183,11 @@ class Sums:
         for own, other in ((self._gram, later._gram), (self._shift, later._shift)):
             if own is not None and other is not None:
                 own += other
+        for layer, grams in later._outputs.items():
+            mine = self._outputs.setdefault(layer, grams)
+            if mine is not grams:
+                for gram, other in zip(mine, grams, strict=True):
+                    gram += other
         self._samples += later._samples
 
     def stats(self, owner: int = 0) -> Stats:
@@ -187,6 +203,7 @@ class Sums:
             shift_II=self._shift / self._num_shifted if self._shift is not None and self._num_shifted else None,
             owner=owner,
             num_lent=self._num_lent,
+            outputs={layer: tuple(map(_whole, grams)) for layer, grams in self._outputs.items()},
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -11,13 +12,15 @@ import torch
 class Needs:
     """The fields of ``Stats`` that an algorithm needs beyond those that are always set; ``|`` unites them.
 
-    ``sample``: the number of tokens. ``shift`` makes calibration run the model with and without quantized layers.
+    ``sample``: the number of tokens. ``shift`` makes calibration run the model with and without quantized layers,
+    ``outputs`` makes it go through the float model backward as well.
     """
 
     gram: bool = False
     float64: bool = False
     sample: int = 0
     shift: bool = False
+    outputs: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
@@ -25,6 +28,7 @@ class Needs:
             self.float64 or other.float64,
             max(self.sample, other.sample),
             self.shift or other.shift,
+            self.outputs or other.outputs,
         )
 
 
@@ -38,7 +42,8 @@ class Stats:
     quantized layers with the input y of the float model. None: not requested. In ``gram_II`` and ``shift_II`` tokens
     may be weighted (``collector.token_weights``). Of several ranks only the ``owner`` has these two matrices; the
     others have ``diagonal_I``, that of ``gram_II``, and the rest. ``num_lent`` of the tokens were lent to an expert
-    (``lending``).
+    (``lending``). ``outputs``, on the owner, has the second moments of the gradients of log p(y) by the outputs of each
+    layer, by its name: matrices [o, o] for consecutive ``workload.output_blocks`` of its rows.
     """
 
     num_tokens: int
@@ -51,6 +56,7 @@ class Stats:
     diagonal_I: torch.Tensor | None = None
     owner: int = 0
     num_lent: int = 0
+    outputs: Mapping[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
     @property
     def num_own(self) -> int:
@@ -67,7 +73,22 @@ class Stats:
     def for_others(self) -> Stats:
         """Return the statistics as the ranks other than the ``owner`` hold them."""
         diagonal_I = None if self.gram_II is None else self.gram_II.diagonal().clone()
-        return replace(self, gram_II=None, shift_II=None, diagonal_I=diagonal_I)
+        return replace(self, gram_II=None, shift_II=None, diagonal_I=diagonal_I, outputs={})
+
+    def for_layers(self, names: Mapping[str, str]) -> Stats:
+        """Return the statistics with other ``names`` of the layers."""
+        if not self.outputs:
+            return self
+        return replace(self, outputs={names[old]: grams for old, grams in self.outputs.items() if old in names})
+
+    def with_outputs_divided(self, layer: str, rows_F: torch.Tensor, scale_F: torch.Tensor) -> Stats:
+        """Return the statistics for a layer some of whose outputs, ``rows_F``, are divided by ``scale_F``."""
+        grams = self.outputs[layer]
+        factor_O = torch.ones(sum(map(len, grams)), device=scale_F.device)
+        factor_O[rows_F.to(scale_F.device)] = scale_F.float()
+        factors = torch.split(factor_O, [len(gram) for gram in grams])
+        scaled = (gram * factor[:, None] * factor for gram, factor in zip(grams, factors, strict=True))
+        return replace(self, outputs=dict(self.outputs) | {layer: tuple(scaled)})
 
     def divided(self, scale_I: torch.Tensor) -> Stats:
         """Return the statistics of x / ``scale_I``; scales [I] are above 0."""

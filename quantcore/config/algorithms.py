@@ -70,12 +70,14 @@ class SolverConfig(Value):
 
     A class of an installed package also has a method ``create``, as transforms have (see ``quantcore.solvers``).
 
-    ``compares``: it uses the activations of the float model beside those of the quantized one. ``num_grams`` and
+    ``compares``: it uses the activations of the float model beside those of the quantized one. ``goes_back``: it uses
+    gradients of the float model's predictions. ``num_grams`` and
     ``on_one_process``: as for transforms. ``num_factors``: the number of further matrices of that size in memory while
     it solves the layers of one input.
     """
 
     compares: ClassVar[bool] = False
+    goes_back: ClassVar[bool] = False
     num_grams: ClassVar[int] = 1
     num_factors: ClassVar[int] = 2
     on_one_process: ClassVar[bool] = False
@@ -182,6 +184,20 @@ class GPTAQConfig(GPTQConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class YAQAConfig(GPTAQConfig):
+    """YAQA (Tseng et al. 2025): rounds for the least divergence of the model's predictions.
+
+    Needs one pass of the calibration text backward through the float model, whose gradients say which tokens and which
+    outputs of a layer count. ``output_damp_percent``: share of the mean diagonal that is added to the second moments of
+    the gradients. With less, the few tokens of a calibration text are taken too literally.
+    """
+
+    goes_back: ClassVar[bool] = True
+    name: Literal["yaqa"] = "yaqa"  # type: ignore[assignment]
+    output_damp_percent: Annotated[float, Field(gt=0)] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class QronosConfig(GPTQConfig):
     """Qronos (Zhang et al. 2025): corrects past errors of weights and activations before it rounds each column."""
 
@@ -283,6 +299,7 @@ BuiltIn = Annotated[
     | RTNConfig
     | GPTQConfig
     | GPTAQConfig
+    | YAQAConfig
     | QronosConfig
     | AutoRoundConfig
     | BiasCorrectionConfig,
@@ -296,6 +313,7 @@ NAMES = (
     "rtn",
     "gptq",
     "gptaq",
+    "yaqa",
     "qronos",
     "autoround",
     "bias_correction",

@@ -169,6 +169,11 @@ class Config(Value):
         return next((algorithm.name for algorithm in self.algo_config if algorithm.on_one_process), None)
 
     @property
+    def goes_back(self) -> bool:
+        """True if an algorithm uses gradients of the float model's predictions."""
+        return any(getattr(algorithm, "goes_back", False) for algorithm in self.algo_config)
+
+    @property
     def compares(self) -> bool:
         """True if an algorithm compares the quantized model with the float one: two streams instead of one."""
         return any(getattr(algorithm, "compares", False) for algorithm in self.algo_config)

@@ -24,6 +24,7 @@ from quantcore.config.quantization import Config
 from quantcore.errors import CalibrationError, ModelError
 from quantcore.model.kinds import Kind, inputs_of
 from quantcore.nn.calibration import evaluating, run
+from quantcore.nn.gradients import state_gradients
 from quantcore.nn.log import log
 from quantcore.nn.progress import Progress
 from quantcore.nn.result import EdgeResult, LayerResult
@@ -139,6 +140,9 @@ def _open_streams(
             hidden.num_returned = relay.num_returned
             hidden.arguments.add(arguments)
     algorithms.rotate_states(hidden)
+    gradients = state_gradients(model, list(blocks), batches) if algorithms.goes_back else None
+    if gradients is not None:
+        algorithms.rotate_states(Hidden(gradients.states))
     shortest = min(range(len(batches)), key=lambda window: hidden.states[window].numel())
     probe = Hidden([hidden.states[shortest]], hidden.arguments.only(shortest))
     return CalibrationStreams(
@@ -146,6 +150,7 @@ def _open_streams(
         Span(sum(len(state) for state in hidden.states)),
         probe=probe,
         reference=hidden.copy() if algorithms.compares else None,
+        gradients=gradients,
         through_quantized=algorithms.through_quantized,
     )
 

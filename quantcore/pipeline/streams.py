@@ -10,10 +10,13 @@ from typing import Any, Self
 import torch
 
 from quantcore.blockwise.algorithms import BlockAlgorithms
+from quantcore.blockwise.backward import BackwardPass, StateGradients
 from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.blockwise.savepoint import SavePoint, Stream
 from quantcore.calibration.reduction import Span
+from quantcore.events import Emit, Eta, PhaseStarted, Progress
 from quantcore.plan.planner import Plan
+from quantcore.runtime.devices import held_memory_bytes
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import Ranks
 from quantcore.runtime.states import states_kept
@@ -41,10 +44,17 @@ class JobStreams:
     @classmethod
     def begin(
         cls, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration_NT: torch.Tensor,
-        evaluation_NT: torch.Tensor, folder: Path, ranks: Ranks, *, with_held_out: bool,
+        evaluation_NT: torch.Tensor, folder: Path, ranks: Ranks, gradients: StateGradients | None = None, *,
+        with_held_out: bool,
     ) -> Self:  # fmt: skip
-        """Embed this rank's windows. Large numbers of calibration windows are stored on the disk of ``folder``."""
+        """Embed this rank's windows. Large numbers of calibration windows are stored on the disk of ``folder``.
+
+        ``gradients`` are those of this rank's calibration windows, for algorithms that use them.
+        """
         learning = _open_learning(model, plan, algorithms, calibration_NT, folder, ranks)
+        if gradients is not None:
+            algorithms.rotate_states(Hidden(gradients.states))
+            learning.gradients = gradients
         probes = algorithms.rotate_states(model.embed(evaluation_NT[:NUM_PROBES]))
         part = ranks.part(len(evaluation_NT))
         held_out = model.embed(evaluation_NT[part.start : part.stop]) if with_held_out else None
@@ -102,6 +112,24 @@ class JobStreams:
             "held_out": (self.held_out, self.first_held_out, False),
         }
         return {name: Stream(hidden.states, start, shared) for name, (hidden, start, shared) in named.items() if hidden}
+
+
+def find_gradients(
+    model: StreamedModel, calibration_NT: torch.Tensor, seed: int, folder: Path, emit: Emit, ranks: Ranks
+) -> StateGradients:
+    """Take this rank's calibration windows forward and backward through the float model. All ranks call it.
+
+    ``seed`` draws tokens from its predictions. A job that resumes does it again, with the same result.
+    """
+    emit(PhaseStarted("gradients"))
+    windows = Span(len(calibration_NT), ranks).windows
+    eta = Eta(2 * model.num_blocks)
+
+    def tell(done: int, total: int) -> None:
+        emit(Progress("gradients", done, total, "block", eta.after(done), held_memory_bytes()))
+
+    own_NT = calibration_NT[windows.start : windows.stop]
+    return BackwardPass(model, own_NT, folder, tell, windows.start).gradients(seed)
 
 
 def _open_learning(

@@ -17,11 +17,12 @@ from quantcore.checkpoint.blocks import DEPTHS, KINDS, find_blocks
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layers import is_linear
 from quantcore.checkpoint.layout import TensorHeader
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Input, Parts, by_block, input_of
 from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
 from quantcore.plan.planner import FILE_TO_FILE, STREAMED, Plan, make_plan
-from quantcore.runtime.workload import SOLVED_ROWS, STATES_SHARE, solving_flops, too_large_for_one
+from quantcore.runtime.workload import SOLVED_ROWS, STATES_SHARE, output_blocks, solving_flops, too_large_for_one
 
 STREAMED_FSDP, RESIDENT_FSDP = "streamed_fsdp", "resident_fsdp"
 USABLE = 0.95
@@ -30,6 +31,8 @@ FLOAT_PASSES = 20
 """Number of passes of every value through memory, in float32, while it is rounded, packed and measured."""
 FEWER_SAMPLES = (255, 127, 63, 31)
 """Numbers of windows at which the number of sums of statistics falls by one."""
+PASSES_BACK = 4
+"""Costs of the gradients in passes forward: one to keep the states, one again and one back, one back while solving."""
 GRAM_SHARE = 10 / 16  # of x^T x, which is symmetric: see calibration.sums
 
 
@@ -39,7 +42,7 @@ class Work:
 
     ``num_streams`` of hidden states; ``num_values`` to round; ``active`` weights multiplied for each token; ``grams``,
     the bytes of the matrices of inputs, and ``gram_flops`` for them a token; ``shared_grams``, those that every rank
-    gets; ``solving_flops`` of the busiest rank.
+    gets; ``solving_flops`` of the busiest rank; ``back_flops`` a token, for the gradients of the predictions.
     """
 
     num_streams: int
@@ -49,6 +52,7 @@ class Work:
     shared_grams: int
     gram_flops: float
     solving_flops: float
+    back_flops: float
 
 
 @dataclass(frozen=True)
@@ -140,8 +144,8 @@ def capacity(
     before = _in_all(plan, counts, {name: entry.num_bytes for name, entry in tensors.items()})
     after = _in_all(plan, counts, {name: entry.num_bytes for name, entry in plan.layouts[plan.main_export].items()})
     num_parameters = _in_all(plan, counts, {name: math.prod(entry.shape) for name, entry in tensors.items()})
-    footprint = replace(footprint, whole=before, num_values=num_parameters)
-    candidates = _candidates(plan, footprint, hardware, can_shard=config.runs_alone is None)
+    footprint = replace(footprint, whole=before, num_values=num_parameters, num_blocks=sum(counts))
+    candidates = _candidates(plan, footprint, hardware, can_shard=config.runs_alone is None and not config.goes_back)
     able = [
         entry for entry in candidates if entry.executor != RESIDENT_FSDP
     ]  # that one runs models, but cannot calibrate
@@ -151,7 +155,9 @@ def capacity(
     if footprint.states:
         disk["saved_states"] = 2 * footprint.states
     if footprint.num_schemes:
-        disk["measured_states"] = (1 + sum(counts)) * footprint.gradients
+        disk["measured_states"] = footprint.all_states
+    if footprint.goes_back:
+        disk["gradients"] = footprint.all_states
     host = _host(footprint, hardware, chosen)
     verify = _verify(footprint, hardware, chosen)
     faults, advice = _verdict(plan, footprint, hardware, chosen, verify, host, disk)
@@ -358,7 +364,17 @@ def _work(
         solving += times * bool(count) * of_one
         shared += times * count * sum(4 * width * width for n, (_, width, _) in enumerate(widths) if n in together)
     active = everything - (1 - share) * experts
-    return Work(1 + config.compares, _weighted(values, counts), active, grams, shared, flops, solving)
+    back = 0.0
+    if config.goes_back:
+        outputs = {f"{layer.name}.weight": _output_flops(layer, share) for layer in plan.layers}
+        back = PASSES_BACK * 2 * active + _in_all(plan, counts, outputs)
+    return Work(1 + config.compares, _weighted(values, counts), active, grams, shared, flops, solving, back)
+
+
+def _output_flops(layer: LayerPlan, share: float) -> int:
+    """Return the operations a token for the second moments of a layer's outputs; experts get a ``share`` of tokens."""
+    squares = sum((rows.stop - rows.start) ** 2 for rows in output_blocks(layer.out_features))
+    return int(2 * GRAM_SHARE * squares * (share if ".experts." in layer.name else 1))
 
 
 def _solving(parts: Sequence[tuple[float, float, int]], num_ranks: int) -> tuple[float, set[int]]:
@@ -390,6 +406,8 @@ def _seconds(
         tokens = plan.calibration.num_samples * plan.calibration.seq_len * plan.needs_calibration
         seconds["to_devices"] = before / speeds.link
         seconds["forward"] = 2 * work.active * tokens * work.num_streams / num_ranks / speeds.products
+        if work.back_flops:
+            seconds["gradients"] = work.back_flops * tokens / num_ranks / speeds.products
         seconds["statistics"] = work.gram_flops * tokens / num_ranks / speeds.grams
         summed = work.grams * num_ranks + work.shared_grams
         seconds["exchange"] = summed / speeds.exchange if num_ranks > 1 else 0.0

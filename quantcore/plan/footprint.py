@@ -17,7 +17,16 @@ from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.config.job_spec import Evaluation
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
-from quantcore.runtime.workload import LOGIT_ROWS, NUM_PROBES, PROBE_POSITIONS, SOLVED_ROWS, TILE_BYTES, count_sums
+from quantcore.runtime.workload import (
+    KEPT_STATES_BYTES,
+    LOGIT_ROWS,
+    NUM_PROBES,
+    PROBE_POSITIONS,
+    SOLVED_ROWS,
+    TILE_BYTES,
+    count_sums,
+    output_blocks,
+)
 
 RUNTIME_BYTES = 450 << 20
 """Memory of Python, torch and Transformers before any weight, measured by bench/__main__.py."""
@@ -72,7 +81,9 @@ class Footprint:
     ``num_windows`` of a text determine the number of such sets during calibration; ``factors``: the extra memory to
     solve the largest matrix; ``solved``: the layers of one input while they are solved together; ``window``: the widest
     input of one window, in float32; ``states``: the hidden states of all windows before a block; ``num_schemes`` are
-    measured first, for a mix, which needs ``gradients``: those by the hidden states of all windows after a block.
+    measured first, for a mix, which needs ``gradients``: those by the hidden states of all windows after a block. So
+    does a job that ``goes_back``. Both keep states before each of ``num_blocks``. ``outputs``: the second moments of
+    the gradients by the outputs of a block's layers; ``coupled``, what solving the layers of one input adds to them.
 
     The rest is for measuring the result: ``held_out``, the hidden states of all of its windows; ``logits``, those of
     ``LOGIT_ROWS`` positions; ``probes``, the logits that are compared one by one; ``measures``: the original is
@@ -94,6 +105,10 @@ class Footprint:
     states: int
     num_schemes: int = 0
     gradients: int = 0
+    goes_back: bool = False
+    num_blocks: int = 0
+    outputs: int = 0
+    coupled: int = 0
     held_out: int = 0
     logits: int = 0
     probes: int = 0
@@ -134,6 +149,10 @@ class Footprint:
             states=((1 + config.compares) * hidden * element + beside) * num_tokens * needs_calibration,
             num_schemes=num_schemes,
             gradients=num_tokens * hidden * element,
+            goes_back=config.goes_back,
+            num_blocks=len(blocks),
+            outputs=_outputs(layers) if config.goes_back else 0,
+            coupled=_coupled(layers) if config.goes_back else 0,
             held_out=max(evaluation.num_windows, NUM_PROBES) * evaluation.seq_len * (hidden * element + beside),
             logits=min(LOGIT_ROWS, evaluation.seq_len) * vocab_size * element,
             probes=4 * NUM_PROBES * PROBE_POSITIONS * vocab_size,
@@ -166,7 +185,14 @@ class Footprint:
             moments += (self._comparing(),)
         held_out = self.held_out // num_ranks + self.held_out  # its share, and at the end the states of all ranks
         states = {"activations": self.states // num_ranks, "held_out_states": held_out}
+        if self.goes_back:
+            states["gradients"] = min(KEPT_STATES_BYTES, self.all_states // num_ranks)
         return {"runtime": RUNTIME_BYTES, **_larger(*moments), **states}
+
+    @property
+    def all_states(self) -> int:
+        """The bytes of the hidden states of all windows before every block and after the last one."""
+        return (1 + self.num_blocks) * self.gradients
 
     def allows_comparison(self, num_ranks: int = 1) -> bool:
         """Return True if one window may go through the whole model before the first block.
@@ -184,17 +210,18 @@ class Footprint:
         """Return the moments of a rank that quantizes, without those that hold a whole model."""
         block = self.block if num_shards == 1 else self.block // num_shards + 2 * self.weight // 2
         rounding = FLOAT_COPIES * self.weight
-        learning = count_sums(self.num_windows, num_ranks) * self.grams
-        solved = min(self.grams, self.gram + self.grams // num_ranks)
+        learning = count_sums(self.num_windows, num_ranks) * (self.grams + self.outputs)
+        copies = WINDOW_COPIES_BACK if self.goes_back else WINDOW_COPIES
+        solved = min(self.grams, self.gram + self.grams // num_ranks) + self.outputs + self.coupled
         moments: tuple[Parts, ...] = (
             {"embedding_and_head": self.outside, "logits": 4 * self.probes, "products": PRODUCT_TILES * TILE_BYTES},
-            {"one_block": block, "statistics": learning, "one_window": WINDOW_COPIES * self.window},
+            {"one_block": block, "statistics": learning, "one_window": copies * self.window},
             {"one_block": block, "statistics": solved + self.factors, "one_weight_in_float32": rounding},
             {"one_block": block, "statistics": solved + self.factors, "layers_of_one_input": self.solved},
         )
         if num_ranks > 1:
             moments += ({"one_block": block, "statistics": self.grams + solved},)
-        if self.num_schemes:
+        if self.num_schemes or self.goes_back:
             moments += (self._measuring(),)
         return moments
 
@@ -259,7 +286,7 @@ class Footprint:
         return (*[whole | samples] * self.generates, *[whole | tasks] * bool(self.task_logits))
 
     def _measuring(self) -> Parts:
-        """Return the memory to measure a mix: each scheme's changes to a block, and one window forward and backward."""
+        """Return the memory of a pass backward: a window through a block, and each measured scheme's changes to it."""
         return {
             "one_block": self.block,
             "changes_of_one_block": self.num_schemes * self.block,
@@ -330,6 +357,26 @@ def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int, int]:
     squares = [sum(width * width for _, width, _ in of_block) for of_block in inputs.values()]
     square = element * max(layer.in_features for layer in layers) ** 2
     return count * element * max(squares), count * square, (copies * square if count else 0)
+
+
+def _outputs(layers: Sequence[LayerPlan]) -> int:
+    """Return the bytes of the second moments of all outputs of a block, for the block with most of them."""
+    sums: Counter[int | None] = Counter()
+    for layer in layers:
+        sums[layer.block] += _coupled_bytes(layer)
+    return max(sums.values())
+
+
+def _coupled(layers: Sequence[LayerPlan]) -> int:
+    """Return the bytes of the factors of these moments, and of the errors, for the layers of one input."""
+    sums: Counter[tuple[int | None, Input]] = Counter()
+    for layer in layers:
+        sums[layer.block, input_of(layer)] += 2 * _coupled_bytes(layer) + 2 * 4 * math.prod(layer.shape)
+    return max(sums.values())
+
+
+def _coupled_bytes(layer: LayerPlan) -> int:
+    return sum(4 * (rows.stop - rows.start) ** 2 for rows in output_blocks(layer.out_features))
 
 
 def _solved(config: Config, layers: Sequence[LayerPlan], element: int) -> int:

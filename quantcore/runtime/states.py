@@ -16,7 +16,7 @@ import torch
 from quantcore.errors import ModelError
 from quantcore.model.names import FROM_FILE_TO_FILE
 from quantcore.runtime.devices import free_memory_bytes
-from quantcore.runtime.workload import STATES_SHARE
+from quantcore.runtime.workload import KEPT_STATES_BYTES, STATES_SHARE
 
 
 def states_kept(num_windows: int, num_bytes: int, device: torch.device, folder: Path) -> States:
@@ -26,6 +26,12 @@ def states_kept(num_windows: int, num_bytes: int, device: torch.device, folder: 
     """
     is_small = num_bytes <= STATES_SHARE * free_memory_bytes(device)
     return StatesInMemory(num_windows) if is_small else StatesOnDisk(num_windows, folder)
+
+
+def all_states_kept(num_states: int, num_bytes: int, folder: Path) -> States:
+    """Make an empty storage for the states of all windows before every block, on the disk of ``folder`` if large."""
+    is_small = num_bytes <= KEPT_STATES_BYTES
+    return StatesInMemory(num_states) if is_small else StatesOnDisk(num_states, folder)
 
 
 class States(MutableSequence[torch.Tensor]):

@@ -9,6 +9,11 @@ SOLVED_ROWS = 4096
 
 It bounds the memory. Ranks may divide weights between tiles.
 """
+COUPLED_ROWS = 4096
+"""Largest number of a layer's outputs whose gradients are compared with each other.
+
+It bounds the memory: a layer with more outputs gets several matrices.
+"""
 NUM_PROBES = 2
 """Number of windows whose logits are compared between the model in memory and the files."""
 PROBE_POSITIONS = 16
@@ -24,6 +29,13 @@ def solving_flops(width: int, num_outputs: int) -> tuple[float, float]:
     return 4 / 3 * width**3, 2.0 * num_outputs * width**2
 
 
+def output_blocks(num_outputs: int) -> list[slice]:
+    """Divide a layer's outputs evenly into blocks of at most ``COUPLED_ROWS``."""
+    count = -(-num_outputs // COUPLED_ROWS)
+    size = -(-num_outputs // count)
+    return [slice(start, min(start + size, num_outputs)) for start in range(0, num_outputs, size)]
+
+
 def too_large_for_one(costs: Sequence[float], num_ranks: int) -> set[int]:
     """Return the inputs that cost more than a rank's share of the time if each is solved by one rank.
 
@@ -37,6 +49,10 @@ def too_large_for_one(costs: Sequence[float], num_ranks: int) -> set[int]:
 
 STATES_SHARE = 0.25
 """Share of the free memory that the hidden states of all windows may take; larger ones are stored on disk."""
+
+
+KEPT_STATES_BYTES = 256 << 20
+"""Largest size of the hidden states before all blocks, for a pass backward, that is kept in memory."""
 
 
 MAX_CHUNKS = 8

@@ -45,8 +45,8 @@ class Table:
         zero_JO = torch.cat(zeros, dim=1).contiguous() if zeros else None
         return cls(scale_JO, zero_JO, torch.cat(globals_) if globals_ else None)
 
-    def of_rows(self, rows: slice) -> Table:
-        """Return the parameters of some outputs; a view."""
+    def of_rows(self, rows: slice | torch.Tensor) -> Table:
+        """Return the parameters of some outputs; a view for a slice."""
         zero_JO = None if self.zero_JO is None else self.zero_JO[:, rows]
         return Table(self.scale_JO[:, rows], zero_JO, None if self.global_O is None else self.global_O[rows])
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quantcore.calibration.stats import Needs, Stats
-from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig
+from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, YAQAConfig
 from quantcore.config.grouping import PER_TOKEN
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QuantizationSpec
@@ -28,6 +28,7 @@ from quantcore.solvers.groups import Groups
 from quantcore.solvers.hessian import Hessian, order_of
 from quantcore.solvers.measures import GroupMeasure, Metric
 from quantcore.solvers.ranges import FullRange, search
+from quantcore.solvers.rows import CoupledRows, Rows
 from quantcore.solvers.rtn import group_by_spec, observed_ranges, round_all, search_ranges, transposed
 
 NUM_PASSES = 1  # of coordinate descent: it reduces the error on other text by 3 %, a second one would by 1 %
@@ -66,8 +67,8 @@ class GPTQ:
         solved: dict[LayerPlan, QTensor] = {}
         for layers in group_by_spec(weights):
             scales = [global_scales.get(layer) for layer in layers]
-            quantized = self._solve_rows([weights[layer] for layer in layers], scales, layers[0].weight, stats, hessian)
-            solved.update(zip(layers, quantized, strict=True))
+            own = {layer: weights[layer] for layer in layers}
+            solved.update(zip(layers, self._solve_rows(own, scales, stats, hessian), strict=True))
         return {layer: solved[layer] for layer in weights}
 
     def _hessian(self, stats: Stats, group_size: int | None, weights: Weights) -> Hessian:
@@ -83,10 +84,11 @@ class GPTQ:
         return hessian
 
     def _solve_rows(
-        self, weights: list[torch.Tensor], global_scales: Sequence[torch.Tensor | None], spec: QuantizationSpec,
-        stats: Stats, hessian_of: Callable[[int | None], Hessian],
+        self, layers: Weights, global_scales: Sequence[torch.Tensor | None], stats: Stats,
+        hessian_of: Callable[[int | None], Hessian],
     ) -> list[QTensor]:  # fmt: skip
-        """Solve weights [O, I] of one spec and dtype as the rows of one weight."""
+        """Solve the weights [O, I] of layers with one spec and dtype as the rows of one weight."""
+        spec, weights = next(iter(layers)).weight, list(layers.values())
         groups = [Groups.of(spec, weight_OI) for weight_OI in weights]
         group_size = groups[0].group_size
         is_static = self._config.static_groups or not groups[0].is_local or groups[0].num_scales[1] == 1
@@ -100,23 +102,30 @@ class GPTQ:
         else:
             pairs = zip(weights, global_scales, strict=True)
             params = [FullRange.of(weight_OI, spec, scale).params() for weight_OI, scale in pairs]
-        table = Table.of(params, groups)
+        order = self._rows(layers, stats)
+        target_OI = target_OI[order.order_O]
+        table = Table.of(params, groups).of_rows(order.order_O)
         codes_OI = torch.empty(target_OI.shape, dtype=getattr(torch, spec.format.storage), device=target_OI.device)
         group_index_K = hessian.order_K // group_size
         group_K = group_index_K.tolist()
-        for start in range(0, len(target_OI), workload.SOLVED_ROWS):
-            rows = slice(start, start + workload.SOLVED_ROWS)
+        for number, rows in enumerate(order.tiles):
             grid = Grid(spec, table.of_rows(rows), group_K, group_index_K)
-            columns = Columns(transposed(target_OI[rows])[hessian.order_K], grid)
+            target_KO = transposed(target_OI[rows])[hessian.order_K]
+            columns = Columns(order.moved(number, target_KO), grid)
             if first_O is not None:
-                columns.value_KO[0] = first_O[rows]
+                columns.value_KO[0] = first_O[order.order_O][rows]
             finder = None if is_static else RangeFinder(group_size, self._finder(columns, hessian, weights[0].dtype))
             _choose_codes(columns, hessian, finder)
+            order.note(number, target_KO, columns)
             codes_OI[rows, hessian.order_K] = spec.format.encode(columns.value_KO).T
         if not is_static:
-            params = table.params(heights)
-        codes = (part.clone() for part in torch.split(codes_OI, heights))
+            params = table.of_rows(order.places_O).params(heights)
+        codes = (part.clone() for part in torch.split(codes_OI[order.places_O], heights))
         return [QTensor(part, own, spec) for part, own in zip(codes, params, strict=True)]
+
+    def _rows(self, layers: Weights, stats: Stats) -> Rows:
+        """Return the order of the rows of all layers, of which each may depend on those before it."""
+        return Rows(sum(map(len, layers.values())))
 
     def _target(
         self, weight_OI: torch.Tensor, stats: Stats, hessian: Hessian
@@ -199,6 +208,29 @@ class GPTAQ(_Shifted):
 
     def __init__(self, config: GPTAQConfig) -> None:
         super().__init__(config, config.alpha)
+
+
+@SOLVERS.add("yaqa")
+class YAQA(GPTAQ):
+    """YAQA (Tseng et al. 2025, arXiv:2505.22988): rounds for the model's predictions, not for the layers' outputs.
+
+    To second order an error E of a weight costs the model tr(E^T A E H), with A and H the second moments of the
+    gradients by the layer's outputs and of its inputs (sketch A of the paper). So errors move later weights along the
+    inputs, as in GPTQ, and along the outputs (``CoupledRows``). Calibration weights the tokens by their gradients.
+    """
+
+    def __init__(self, config: YAQAConfig) -> None:
+        super().__init__(config)
+        self._output_damp_percent = config.output_damp_percent
+        self.needs = self.needs | Needs(outputs=True)
+
+    def _rows(self, layers: Weights, stats: Stats) -> Rows:
+        if not stats.outputs:
+            return super()._rows(layers, stats)
+        assert stats.gram_II is not None
+        outputs = [stats.outputs.get(layer.name) for layer in layers]
+        heights = [len(weight_OI) for weight_OI in layers.values()]
+        return CoupledRows(outputs, heights, self._output_damp_percent, len(stats.gram_II), stats.gram_II.device)
 
 
 @SOLVERS.add("qronos")

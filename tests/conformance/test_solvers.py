@@ -1,10 +1,12 @@
 """Every solver with every scheme that an exporter is tested with."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from quantcore.calibration.stats import Stats
-from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig, config_of
+from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig, YAQAConfig, config_of
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import SUPER_BLOCK
 from quantcore.numerics.qtensor import QTensor
@@ -17,6 +19,7 @@ SOLVER_CONFIGS = {
     "rtn": [RTNConfig(), RTNConfig(range_search=False)],
     "gptq": [GPTQConfig(), GPTQConfig(static_groups=True), GPTQConfig(desc_act=False, range_search=False)],
     "gptaq": [GPTAQConfig(), GPTAQConfig(static_groups=True, hessian_dtype="float64")],
+    "yaqa": [YAQAConfig(), YAQAConfig(static_groups=True)],
     "qronos": [QronosConfig(), QronosConfig(static_groups=True)],
 }
 
@@ -37,7 +40,7 @@ def stats(solver: str, width: int) -> Stats:
     y += 0.3 * torch.randn(300, width, generator=generator) + 0.5
     y[:, 9] = 0  # a dead input
     x = y + 0.05 * y.flip(1)
-    shift = (y - x).T @ x / 300 if solver in ("gptaq", "qronos") else None
+    shift = (y - x).T @ x / 300 if solver in ("gptaq", "yaqa", "qronos") else None
     return Stats(300, x.abs().amax(0), x.mean(0), x.abs().mean(0), gram_II=x.T @ x / 300, shift_II=shift)
 
 
@@ -70,6 +73,23 @@ def test_every_solver_with_every_scheme(config_name: str, solver: str) -> None:
         assert quantized.codes.shape == weight.shape and quantized.codes.dtype == plain.codes.dtype
         if solver in SOLVER_CONFIGS and layer.weight.format.scaled:  # an installed package's may be worse than rounding
             assert cost(quantized, weight, given) < cost(plain, weight, given)
+
+
+@pytest.mark.parametrize("config_name", with_usual(CONFIGS, USUAL))
+def test_yaqa_costs_the_predictions_less_with_every_scheme(config_name: str) -> None:
+    """tr(E^T A E H), with the gradients of outputs that go together."""
+    layer, weight = problem(config_name)
+    g = torch.randn(300, 8, generator=torch.Generator().manual_seed(2)) @ torch.randn(8, 64) + torch.randn(300, 64)
+    given = replace(stats("gptq", weight.shape[1]), outputs={layer.name: (g.T @ g,)})
+    for options in ({}, {"static_groups": True}):
+        solved = {
+            solver: SOLVERS.get(solver)(config).solve({layer: weight}, given)[layer]
+            for solver, config in (("yaqa", YAQAConfig(**options)), ("gptq", GPTQConfig(**options)))
+        }
+        assert solved["yaqa"].params.scale.shape == layer.num_scales
+        errors = {solver: weight.float() - quantized.dequantize() for solver, quantized in solved.items()}
+        costs = {solver: ((g @ error) @ given.gram_II * (g @ error)).sum() for solver, error in errors.items()}
+        assert (errors["yaqa"][3] == 0).all() and costs["yaqa"] <= costs["gptq"]
 
 
 @pytest.mark.parametrize("solver", list(SOLVERS))

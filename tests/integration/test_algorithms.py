@@ -180,7 +180,7 @@ def distance(tmp_path_factory):
     "solver",
     with_rare(
         [{"name": "rtn"}, {"name": "gptq"}, {"name": "gptq", "true_sequential": True}, {"name": "gptaq"},
-         {"name": "qronos"}, AUTOROUND],
+         {"name": "yaqa"}, {"name": "qronos"}, AUTOROUND],
         [{"name": "gptq", "true_sequential": True}, AUTOROUND],
     ),
     ids=lambda one: one["name"],

@@ -44,6 +44,7 @@ CASES = {
     "static": ("dense", config("int8_static", {"name": "smoothquant"})),
     "gptq": ("dense", config("w4a16", {"name": "awq"}, GPTQ)),
     "compared": ("dense", config("mxfp4", {"name": "rotation"}, {"name": "gptaq"})),
+    "gradients": ("mixture", config("w4a16", {"name": "awq"}, {"name": "yaqa"})),
     "experts": ("mixture", config("fp8", {**GPTQ, "true_sequential": True})),
     "borrowed tokens": ("many experts", config("w4a16", GPTQ)),
 }

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 NUM_BLOCKS = 4
 WINDOWS = {"num_samples": 34, "seq_len": 32}  # two chunks: one of three ranks has none
 GIVEN = {
-    "dense": config("w4a16", {"name": "rotation"}, {"name": "awq"}, {"name": "gptaq"}),
+    "dense": config("w4a16", {"name": "rotation"}, {"name": "awq"}, {"name": "yaqa"}),
     "mixture": config("fp8", {"name": "gptq"}),
 }
 MODELS = {"dense": {}, "mixture": {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}}

@@ -148,7 +148,12 @@ def test_a_rank_that_dies_in_a_layer_ends_the_job(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "size, steps, words", [(1, [], "one process"), (2, [{"name": "autoround"}], "autoround runs in one")]
+    "size, steps, words",
+    [
+        (1, [], "one process"),
+        (2, [{"name": "autoround"}], "autoround runs in one"),
+        (2, [{"name": "yaqa"}], "whole blocks"),
+    ],
 )
 def test_what_cannot_be_shared_is_refused(tmp_path, size, steps, words):
     given = config("w4a16", *steps)

@@ -18,6 +18,7 @@ from quantcore.config.algorithms import (
     RotationConfig,
     RTNConfig,
     SmoothQuantConfig,
+    YAQAConfig,
 )
 from quantcore.config.quantization import Config, QuantizationConfig
 from quantcore.config.spec import QuantizationSpec
@@ -129,8 +130,8 @@ def test_r4_spreads_outliers_of_the_input():
 
 @pytest.mark.parametrize(
     "algorithm",
-    [RTNConfig(), AWQConfig(), GPTQConfig(), GPTQConfig(true_sequential=True), GPTAQConfig(), QronosConfig(),
-     AutoRoundConfig(iters=20, batch_size=4)],
+    [RTNConfig(), AWQConfig(), GPTQConfig(), GPTQConfig(true_sequential=True), GPTAQConfig(), YAQAConfig(),
+     QronosConfig(), AutoRoundConfig(iters=20, batch_size=4)],
     ids=lambda one: one.name,
 )  # fmt: skip
 def test_two_bits_hurt_less(algorithm):

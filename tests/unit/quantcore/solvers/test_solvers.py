@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quantcore.calibration.stats import Stats
-from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig
+from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig, YAQAConfig
 from quantcore.config.grouping import weight_grouping
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.presets import PRESETS
@@ -95,7 +95,9 @@ def plan(spec, shape, name="q_proj"):
 
 
 def solver_of(name, **options):
-    config = {"rtn": RTNConfig, "gptq": GPTQConfig, "gptaq": GPTAQConfig, "qronos": QronosConfig}[name](**options)
+    config = {"rtn": RTNConfig, "gptq": GPTQConfig, "gptaq": GPTAQConfig, "yaqa": YAQAConfig, "qronos": QronosConfig}[
+        name
+    ](**options)
     return SOLVERS.get(name)(config)
 
 
@@ -375,7 +377,7 @@ def least_squares(x, wanted, prior, damping):
 
 
 class TestShifted:
-    @pytest.mark.parametrize("name", ["gptaq", "qronos"])
+    @pytest.mark.parametrize("name", ["gptaq", "yaqa", "qronos"])
     def test_without_a_shift_they_are_gptq(self, name):
         weight, stats = weight_of(), stats_of(tokens(96))
         ours, plain = (solve(one, weight, LOCAL["uint4_group"], stats) for one in (name, "gptq"))
@@ -600,7 +602,7 @@ class TestRTN:
         if spec.observer_method == "min_max" and spec.qscheme is QSchemeType.per_group:
             spec = replace(spec, observer_cls="PerGroupPercentileObserver")
             expected = round_to_nearest(weight, spec)
-        for solver in ("rtn", "gptq", "gptaq", "qronos"):
+        for solver in ("rtn", "gptq", "gptaq", "yaqa", "qronos"):
             for stats in (None, empty):
                 quantized = solve(solver, weight, spec, stats)
                 assert torch.equal(quantized.codes.view(torch.uint8), expected.codes.view(torch.uint8))
@@ -627,10 +629,10 @@ class TestRTN:
         assert solver_of("rtn").needs.gram and not solver_of("rtn", range_search=False).needs.gram
 
 
-@pytest.mark.parametrize("solver", ["rtn", "gptq", "gptaq", "qronos"])
+@pytest.mark.parametrize("solver", ["rtn", "gptq", "gptaq", "yaqa", "qronos"])
 class TestAll:
     def stats(self, solver):
-        return stats_of(*shifted_tokens()) if solver in ("gptaq", "qronos") else stats_of(tokens(96))
+        return stats_of(*shifted_tokens()) if solver in ("gptaq", "yaqa", "qronos") else stats_of(tokens(96))
 
     @pytest.mark.parametrize("name", ["uint4_group", "nvfp4", "fp8_block"])
     def test_twice_is_the_same_and_weights_stay(self, solver, name):
