@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TextIO
 
-PHASES = ("resolve", "download", "plan", "sensitivity", "trial", "quantize", "export", "verify")
+PHASES = ("resolve", "download", "plan", "sensitivity", "trial", "quantize", "export", "verify", "selftest")
 
 
 @dataclass(frozen=True)
