@@ -61,7 +61,7 @@ def show(found: Selftest) -> None:
     if len(faults) > MAX_SHOWN:
         console.print(f"... and {len(faults) - MAX_SHOWN} more: the report of --json or --report has them all")
     if on_cpu:
-        about = "The CPU alone was checked: one thread beside references in float64, or beside all threads."
+        about = "The CPU alone was checked, beside float64 or other code, or in several threads."
     else:
         about = f"{found.device.get('name', device)} was compared with the CPU ({found.num_threads} threads)."
     style, verdict = ("bold green", "agreed") if found.agreed else ("bold red", "differs")
