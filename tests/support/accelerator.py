@@ -375,6 +375,7 @@ def accelerator(memory_bytes: int = UNLIMITED_BYTES) -> Iterator[Counts]:
         stack.enter_context(patch.object(torch, "tensor", _tensor))
         for name, function in answers.items():
             stack.enter_context(patch.object(torch.accelerator, name, function))
+        stack.enter_context(patch.dict(torch.distributed.Backend.default_device_backend_map, {NAME: "gloo"}))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # a fork has no device threads
         stack.enter_context(_Mode())
         yield _device.counts
