@@ -22,8 +22,6 @@ from quantcore.selftest.values import SCHEMA_VERSION, Check, Difference, Selftes
 
 PATHS = re.compile(r"(?:[A-Za-z]:)?(?:[/\\][^\s/\\:'\"]+)+[/\\](?=[^\s/\\])")
 """The folders of a path, on any system."""
-
-
 JOB = Part("job", f"{SOLVED} with GPTQ", job.ALLOWED, job.quantized, is_long=True)
 
 
@@ -71,7 +69,8 @@ def check(part: Part, device: torch.device, num_threads: int) -> Check:
     except BaseException as error:
         if not is_failure(error):
             raise
-        return known.replace(error=without_folders(f"{type(error).__name__}: {reason_of(error)}"))
+        kind, reason = type(error).__name__, reason_of(error)
+        return known.replace(error=without_folders(reason if reason.startswith(kind) else f"{kind}: {reason}"))
     verdict = "agreed" if part.allowed.covers(difference) else "differs"
     return known.replace(verdict=verdict, difference=difference, beside_s=other.again_s)
 

@@ -56,6 +56,11 @@ def test_failures_are_told_without_folders():
     assert found.verdict == "failed" and found.difference is None
     assert found.error == "RuntimeError: no kernel image in libtorch_cuda.so for this device"
 
+    def missing():
+        raise KeyError("x")
+
+    assert check(part(missing), CPU, 1).error == "KeyError: 'x'"
+
     def stopped():
         raise KeyboardInterrupt
 
