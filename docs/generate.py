@@ -166,7 +166,7 @@ def own_command(command: str) -> Iterator[str]:
 
 
 WITH_OWN_FLAGS = ("submit", "plan", "clone", "quantize", "auto", "mix", "convert", "evaluate", "speed", "compare",
-                  "chat")  # fmt: skip
+                  "chat", "selftest")  # fmt: skip
 
 
 def service_command(path: str, command: click.Command) -> Iterator[str]:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TextIO
 
-PHASES = ("resolve", "download", "plan", "sensitivity", "trial", "gradients", "quantize", "export", "verify")
+PHASES = (
+    "resolve", "download", "plan", "sensitivity", "trial", "gradients", "quantize", "export", "verify", "selftest",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

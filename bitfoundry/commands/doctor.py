@@ -24,7 +24,10 @@ MAX_CLOCK_S = 60.0
 TORCH_LIMIT_S = 120.0
 ASK_TORCH = """
 import json, torch
-names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+device, names = torch.accelerator.current_accelerator(check_available=True), []
+if device is not None:
+    name_of = getattr(torch.get_device_module(device), "get_device_name", lambda number: f"{device.type}:{number}")
+    names = [name_of(number) for number in range(torch.accelerator.device_count())]
 print(json.dumps({"version": torch.__version__, "devices": names}))
 """
 
@@ -75,7 +78,8 @@ def _torch() -> Iterator[Finding]:
         return
     yield Finding(name="torch", status="ok", detail=report["version"])
     if report["devices"]:
-        yield Finding(name="devices", status="ok", detail=", ".join(report["devices"]))
+        hint = "compare what it computes with the CPU: bitfoundry selftest"
+        yield Finding(name="devices", status="ok", detail=", ".join(report["devices"]), hint=hint)
     elif driver := next((name for name in ("nvidia-smi", "rocm-smi") if shutil.which(name)), None):
         hint = "install a build of torch for this driver (CUDA or ROCm)"
         yield Finding(

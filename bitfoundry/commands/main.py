@@ -129,6 +129,7 @@ _of_engine("convert", "Convert a quantized model, from Bitfoundry or another too
 _of_engine("evaluate", "Evaluate a model: perplexity, divergence from the original, tasks")
 _of_engine("chat", "Chat with a quantized model and its original, side by side")
 _of_engine("speed", "Benchmark a model in a serving program: tokens per second and memory, compared with the original")
+_of_engine("selftest", "Check a device: the engine's computations on it and on the CPU, compared and timed")
 _of_engine("compare", "Compare results for one model by size and quality, or measure whether one is worse than another")
 
 
@@ -245,7 +246,11 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except ModuleNotFoundError as error:
         extra = (
-            "engine" if arguments[:1] in (["quantize"], ["chat"]) else "demo" if "demo" in arguments[:1] else "local"
+            "engine"
+            if arguments[:1] in (["quantize"], ["chat"], ["selftest"])
+            else "demo"
+            if "demo" in arguments[:1]
+            else "local"
         )
         missing = BitfoundryError(
             f"This command needs the package {error.name}", hint=f"Install it: pip install 'bitfoundry[{extra}]'"

@@ -87,7 +87,8 @@ def _underscored(name: str) -> str:
     return f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
 
 
-def _new_file(text: str) -> Path:
+def new_file(text: str) -> Path:
+    """Read a flag that names a file to write; its folder exists, and it does not."""
     path = Path(text)
     if path.exists() or not path.absolute().parent.is_dir():
         fault = "exists already" if path.exists() else "is in a folder that does not exist"
@@ -327,7 +328,7 @@ def add_mix(flags: argparse.ArgumentParser) -> None:
     """Add the flags that ``mix_of`` reads."""
     add = flags.add_argument
     add_budget(flags, required=True)
-    add("--output", type=_new_file, metavar="FILE", help="config file to write, e.g. mix.json; it must not exist")
+    add("--output", type=new_file, metavar="FILE", help="config file to write, e.g. mix.json; it must not exist")
     add("--preset_file", help="JSON file with your own presets")
     add(
         "--model_export",

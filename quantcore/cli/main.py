@@ -5,7 +5,8 @@ quantization script of AMD Quark. ``auto`` chooses the scheme for a goal, ``mix`
 quality. ``convert`` writes a quantized model in another format, ``evaluate`` measures a model, ``speed`` times a
 program that serves it, ``compare`` shows several results, or measures whether one is worse than another, ``chat`` shows
 the answers of a model beside its original's. ``plan`` shows the resources that a job would need. ``presets`` and
-``schema`` print the possible schemes, ``pull`` fetches a model from the Hub. Five subcommands are for programs: ``run
+``schema`` print the possible schemes, ``pull`` fetches a model from the Hub. ``selftest`` compares a device with the
+CPU. Five subcommands are for programs: ``run
 TASK.json`` (started by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process),
 ``examine FILE`` (the content of an uploaded data file), ``publish`` (uploads an artifact; the task is on standard
 input), ``converse TASK.json`` (a chat with prompts on standard input).
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "pull": _pull,
         "presets": _presets,
         "schema": _schema,
+        "selftest": _selftest,
     }
     try:
         if arguments and arguments[0] in commands:
@@ -355,6 +357,14 @@ def _schema(arguments: list[str]) -> int:
     """Run ``schema``: print the JSON Schema of a config."""
     _print_json(json_schema())
     return 0
+
+
+def _selftest(arguments: list[str]) -> int:
+    """Run ``selftest``: compute the engine's parts on a device and on the CPU. Status 1 if they differ."""
+    from quantcore.cli import selftest_command as testing
+
+    options = testing.parser().parse_args(arguments)
+    return shown(lambda emit: testing.answer(options, emit), testing.show_json if options.json else testing.show)
 
 
 def _auto(arguments: list[str]) -> int:

@@ -19,6 +19,7 @@ from quantcore.errors import QuantError, RankError
 from quantcore.evaluation.quality import EvaluationResult, PairedQuality
 from quantcore.events import Emit, Failed, print_json_lines, silence
 from quantcore.report.values import Report, Summary
+from quantcore.selftest.values import Selftest
 
 T = TypeVar("T")
 WORSE = 3
@@ -82,10 +83,12 @@ def shown(work: Callable[[Emit], T], show: Callable[[T], object]) -> int:
 def status_of(done: object) -> int:
     """Return 1 if tasks of the evaluation failed, which a report and the result of ``evaluate`` name; else 0.
 
-    A new result that is worse than the old one gives WORSE.
+    A new result that is worse than the old one gives WORSE. A self-test that found a difference gives 1.
     """
     if isinstance(done, PairedQuality):
         return WORSE if done.verdict == "worse" else 0
+    if isinstance(done, Selftest):
+        return int(not done.agreed)
     measured = done.summary if isinstance(done, Report) else done
     return int(isinstance(measured, Summary | EvaluationResult) and bool(measured.failed_tasks))
 

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from quantcore.blockwise.backward import StateGradients, log_p_of_drawn
-from quantcore.errors import ConfigError
 from quantcore.nn.calibration import run
+from quantcore.nn.log import log
 
 SEED = 0  # draws tokens from the model's predictions
 
 
-def state_gradients(model: nn.Module, blocks: Sequence[nn.Module], batches: Sequence[Any]) -> StateGradients:
+def state_gradients(model: nn.Module, blocks: Sequence[nn.Module], batches: Sequence[Any]) -> StateGradients | None:
     """Run the float ``model`` on each batch, forward and backward; return the gradients of log p(y) behind its blocks.
 
-    Raises ConfigError for a model without logits.
+    None for a model without logits, which is logged.
     """
     num = len(batches)
     states: list[torch.Tensor] = [torch.empty(0)] * (num * len(blocks))
@@ -29,12 +29,8 @@ def state_gradients(model: nn.Module, blocks: Sequence[nn.Module], batches: Sequ
             with torch.enable_grad():
                 logits = getattr(run(model, batch), "logits", None)
                 if not isinstance(logits, torch.Tensor):
-                    raise ConfigError(
-                        "yaqa needs the predictions of a causal language model, and this model returns no logits.",
-                        code="unsupported_config",
-                        hint="Take gptaq, which compares the outputs of layers alone.",
-                        field="/algo_config",
-                    )
+                    log.warning("This model returns no logits, so there are no gradients: yaqa rounds as gptaq does.")
+                    return None
                 log_p = log_p_of_drawn(logits.flatten(0, -2), torch.Generator().manual_seed(SEED + window))
                 gradients = torch.autograd.grad(log_p, list(outputs.values()))
         finally:

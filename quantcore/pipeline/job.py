@@ -43,7 +43,7 @@ from quantcore.model.kinds import WITH_ENCODER, Kind
 from quantcore.model.skeleton import kind_of
 from quantcore.pipeline.baseline import Baseline
 from quantcore.pipeline.file_to_file import Weights, round_files, round_layers
-from quantcore.pipeline.streams import JobStreams, find_gradients
+from quantcore.pipeline.streams import JobStreams, find_gradients, no_gradients
 from quantcore.pipeline.writer import ResultWriter, write_side_files
 from quantcore.plan.job import fitted, plan_job, without_layers
 from quantcore.plan.planner import FILE_TO_FILE, Plan
@@ -141,13 +141,6 @@ def _check_kind(task: Task, kind: Kind) -> None:
             hint="Give --file2file_quantization, with a scheme that needs no data; or leave the scheme of towers out.",
             field="/config/tower_quant_config",
         )
-    if task.config.goes_back and kind is not Kind.causal:
-        raise ConfigError(
-            f"This model is of the kind '{kind}', and yaqa needs the predictions of a causal language model.",
-            code="unsupported_config",
-            hint="Take gptaq, which compares the outputs of layers alone.",
-            field="/config/algo_config",
-        )
     asked = "a mix" if task.mix is not None else "tasks" if task.evaluation.tasks else None
     if asked is not None and kind is not Kind.causal:
         raise ConfigError(
@@ -185,7 +178,9 @@ def quantize(
     model = stream_model(task, original, source, plan, ranks)
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
     gradients = None
-    if algorithms.goes_back:
+    if algorithms.goes_back and (reason := no_gradients(model)) is not None:
+        emit(Warned("no_gradients", f"{reason}: yaqa rounds as gptaq does."))
+    elif algorithms.goes_back:
         gradients = find_gradients(model, texts.calibration_NT, task.calibration.seed, folder, emit, ranks)
     emit(PhaseStarted("quantize"))
     baseline = Baseline(original, texts.evaluation, texts.cache, ranks, is_measured=task.evaluation.num_windows > 0)
@@ -300,13 +295,6 @@ def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks:
     """
     headers, device = original.headers, default_device()
     sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
-    if sharing is not None and task.config.goes_back:
-        raise ConfigError(
-            "yaqa goes backward through whole blocks, and this job would divide them into shards on its processes.",
-            code="unsupported_config",
-            hint="Run it where a block fits each process (bitfoundry plan says so), or take gptaq.",
-            field="/config/algo_config",
-        )
     return StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.blocks, TORCH_DTYPES[headers.main_dtype], device,
         None if sharing is None else Shards(sharing, source.read_rows), source.expect,

@@ -15,6 +15,7 @@ from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.blockwise.savepoint import SavePoint, Stream
 from quantcore.calibration.reduction import Span
 from quantcore.events import Emit, Eta, PhaseStarted, Progress
+from quantcore.model.kinds import Kind
 from quantcore.plan.planner import Plan
 from quantcore.runtime.devices import held_memory_bytes
 from quantcore.runtime.hidden import Hidden
@@ -112,6 +113,15 @@ class JobStreams:
             "held_out": (self.held_out, self.first_held_out, False),
         }
         return {name: Stream(hidden.states, start, shared) for name, (hidden, start, shared) in named.items() if hidden}
+
+
+def no_gradients(model: StreamedModel) -> str | None:
+    """Return why there can be no gradients of the model's predictions; None if there can."""
+    if model.kind is not Kind.causal:
+        return f"A model of the kind '{model.kind}' does not predict the next token"
+    if model.num_shards > 1:
+        return "Gradients need whole blocks, and here each process holds a part of a block"
+    return None
 
 
 def find_gradients(

@@ -145,7 +145,7 @@ def capacity(
     after = _in_all(plan, counts, {name: entry.num_bytes for name, entry in plan.layouts[plan.main_export].items()})
     num_parameters = _in_all(plan, counts, {name: math.prod(entry.shape) for name, entry in tensors.items()})
     footprint = replace(footprint, whole=before, num_values=num_parameters, num_blocks=sum(counts))
-    candidates = _candidates(plan, footprint, hardware, can_shard=config.runs_alone is None and not config.goes_back)
+    candidates = _candidates(plan, footprint, hardware, can_shard=config.runs_alone is None)
     able = [
         entry for entry in candidates if entry.executor != RESIDENT_FSDP
     ]  # that one runs models, but cannot calibrate

@@ -6,18 +6,57 @@ import ctypes
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
+from quantcore.errors import unknown_value
+
+DEVICE = "BITFOUNDRY_DEVICE"
+"""Environment variable that names the default device; the self-test sets it, also for the process of the proof."""
 MEMORY = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def default_device() -> torch.device:
-    """Return the accelerator if torch sees one (CUDA, ROCm, ...), else the CPU."""
+    """Return the accelerator if torch sees one (CUDA, ROCm, ...), else the CPU; ``DEVICE`` names another."""
+    if DEVICE in os.environ:
+        return torch.device(os.environ[DEVICE])
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator if accelerator is not None else torch.device("cpu")
+
+
+def named_device(name: str | None) -> torch.device:
+    """Return the device called ``name``, None for the default one. Raises ConfigError if this machine has none."""
+    if name is None:
+        return default_device()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    names = ["cpu"]
+    if accelerator is not None:
+        names += [accelerator.type, *(f"{accelerator.type}:{one}" for one in range(torch.accelerator.device_count()))]
+    if name not in names:
+        raise unknown_value("device", name, names, code="unknown_device")
+    return torch.device(name)
+
+
+def about(device: torch.device) -> dict[str, str | int]:
+    """Return the type of ``device`` and, where torch tells them, its name and the size of its memory."""
+    found: dict[str, str | int] = {"type": device.type}
+    if device.type == "cpu":
+        return found
+    name_of = getattr(torch.get_device_module(device), "get_device_name", None)
+    if name_of is not None:
+        found["name"] = name_of(device)
+    with suppress(RuntimeError, NotImplementedError):  # not every backend counts its memory
+        found["memory_bytes"] = torch.accelerator.get_memory_info(device)[1]
+    return found
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until ``device`` has done all that it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def limit_threads() -> int:

@@ -106,7 +106,7 @@ def spread(costs: Sequence[int], size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Parcel:
-    """A value pickled without its tensors, and these on this rank's device."""
+    """A value pickled without its tensors, and these: on another rank each is on the host or on the device, as here."""
 
     pickled: bytes
     tensors: list[torch.Tensor]
@@ -118,7 +118,7 @@ class _Parcel:
 
         class Pickler(pickle.Pickler):
             def persistent_id(self, part: object) -> int | None:
-                if type(part) is not torch.Tensor:
+                if not isinstance(part, torch.Tensor) or isinstance(part, torch.nn.Parameter):
                     return None
                 if id(part) not in places:
                     places[id(part)] = len(tensors)
@@ -127,7 +127,7 @@ class _Parcel:
 
         buffer = BytesIO()
         Pickler(buffer).dump(value)
-        return cls(buffer.getvalue(), [tensor.detach().to(default_device()) for tensor in tensors])
+        return cls(buffer.getvalue(), [tensor.detach() for tensor in tensors])
 
     def open(self) -> Any:
         tensors = self.tensors
@@ -144,11 +144,15 @@ class _Parcel:
         pass_bytes: Callable[[torch.Tensor], object],
     ) -> Self:  # fmt: skip
         """Send ``own``, or receive the parcel that another rank sends."""
-        packed: list[Any] = [own and (own.pickled, [(part.shape, part.dtype) for part in own.tensors])]
+        packed: list[Any] = [
+            own and (own.pickled, [(part.shape, part.dtype, part.device.type == "cpu") for part in own.tensors])
+        ]
         pass_packed(packed)
         pickled, forms = packed[0]
-        taken = [torch.empty(shape, dtype=dtype, device=default_device()) for shape, dtype in forms] if not own else []
-        parcel = own or cls(pickled, taken)
+        places = torch.device("cpu"), default_device()
+        parcel = own or cls(
+            pickled, [torch.empty(shape, dtype=dtype, device=places[not on_host]) for shape, dtype, on_host in forms]
+        )
         for tensor in parcel.tensors:
             if tensor.numel():
                 pass_bytes(tensor.contiguous().reshape(-1).view(torch.uint8))

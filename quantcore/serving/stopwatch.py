@@ -144,9 +144,13 @@ def _peak_memory_bytes() -> int:
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text("ascii").splitlines()
         return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
     import resource
 
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (1 if sys.platform == "darwin" else 1024) * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _peak_device_bytes() -> int | None:

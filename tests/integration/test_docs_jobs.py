@@ -81,12 +81,15 @@ def test_the_page_of_operators(
 def test_the_page_of_the_command_line(
     server: Server, start_worker: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
-    """The findings have the names that the page shows, in this order."""
+    """The findings and the groups of the self-test have the names that the page shows, in this order."""
     start_worker()
     printed = read_page("how-to/command-line.md", tmp_path, **server.environment).output
-    [block] = [block for block in blocks_of("how-to/command-line.md") if block.language == "console"]
+    findings, groups = [block.shown for block in blocks_of("how-to/command-line.md") if block.language == "console"]
     finding = re.compile(r"^(?:ok|warning) +([a-z]+) ", re.MULTILINE)
-    assert finding.findall(printed) == finding.findall(block.shown)
+    assert finding.findall(printed) == finding.findall(findings)
+    group = re.compile(r"^ (\w[\w ]*?)  +\d", re.MULTILINE)
+    assert group.findall(printed) == group.findall(groups) != []
+    assert "agreed after" in printed
 
 
 @pytest.mark.slow

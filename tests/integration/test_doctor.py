@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from api.store.engine import Sessions
 from bitfoundry.commands import doctor
 from bitfoundry.commands import main as cli
 from quantcore.runtime import landlock
+from tests.support.accelerator import on_accelerator
+from tests.support.device_counts import Counts
 from tests.support.service import Server, WorkerProcess
 
 
@@ -80,8 +83,9 @@ def test_without_a_service_only_the_engine_is_checked(
     for name in ("BITFOUNDRY_URL", "BITFOUNDRY_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     assert cli.run(["doctor", "--home", str(tmp_path), "--json"]) == 0
-    finding = json.loads(capsys.readouterr().out)[-1]
-    assert (finding["name"], finding["status"]) == ("service", "ok") and "bitfoundry up" in finding["hint"]
+    found = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert list(found)[-1] == "service" and found["service"]["status"] == "ok"
+    assert "bitfoundry up" in found["service"]["hint"] and "bitfoundry selftest" in found["devices"]["hint"]
     assert cli.run(["doctor", "--home", str(tmp_path), "--url", "http://127.0.0.1:1", "--json"]) == 1  # without a key
 
 
@@ -95,6 +99,20 @@ def test_torch_is_asked_in_a_process_that_may_die(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(doctor, "ASK_TORCH", "import os; os.abort()")
     [finding] = doctor._torch()
     assert finding.status == "failed" and "driver" in finding.hint
+
+
+def test_torch_names_the_devices_that_jobs_would_use() -> None:
+    """On any backend, not only on CUDA."""
+    said = []
+
+    def ask(counts: Counts) -> str:
+        with redirect_stdout(StringIO()) as out:
+            exec(doctor.ASK_TORCH, {})
+        return out.getvalue()
+
+    for work in (lambda: ask(Counts()), lambda: on_accelerator(ask)):
+        said.append(json.loads(work())["devices"])
+    assert said == [[], ["sim:0"]]
 
 
 def test_people_read_words(look: Callable[..., Any], server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,9 +45,11 @@ for name in {modules}:
     importlib.import_module(name)
 import bitfoundry.commands.main, bitfoundry.client.service
 from quantcore.runtime import devices
+from quantcore.serving import stopwatch
 assert devices.sys.platform == {system!r}
 del devices.os.environ["OMP_NUM_THREADS"]
 assert devices.limit_threads() > 0 and 0 < devices.free_memory_bytes(devices.torch.device("cpu")) < 1 << 50
+assert 1e8 < stopwatch._peak_memory_bytes() < 1e11, "macOS tells the peak in bytes, Linux in kB"
 """
     run(system, tmp_path, "-c", code)
 

@@ -152,7 +152,6 @@ def test_a_rank_that_dies_in_a_layer_ends_the_job(tmp_path, monkeypatch):
     [
         (1, [], "one process"),
         (2, [{"name": "autoround"}], "autoround runs in one"),
-        (2, [{"name": "yaqa"}], "whole blocks"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(tmp_path, size, steps, words):
@@ -160,6 +159,19 @@ def test_what_cannot_be_shared_is_refused(tmp_path, size, steps, words):
     assert run(tiny_model(tmp_path / "model"), tmp_path / "out", given, size, shard_blocks=True) == [1] * size
     failure = events_of(tmp_path)[-1]
     assert failure["code"] == "unsupported_config" and words in failure["message"]
+
+
+@pytest.mark.usefixtures("proof_in_this_process")
+def test_without_whole_blocks_yaqa_is_gptaq_and_says_so(tmp_path):
+    model_dir = tiny_model(tmp_path / "model", **MODELS["small mixture"])
+    found = {}
+    for name in ("yaqa", "gptaq"):
+        output_dir = tmp_path / name
+        assert run(model_dir, output_dir, config("w4a16", {"name": name}), 2, shard_blocks=True) == [0, 0]
+        found[name] = [file.read_bytes() for file in sorted(output_dir.rglob("*.safetensors"))]
+        warned = [line for line in json.loads((output_dir / "report.json").read_text())["warnings"] if "yaqa" in line]
+        assert [("as gptaq does" in line) for line in warned] == [True] * (name == "yaqa")
+    assert found["yaqa"] == found["gptaq"] != []
 
 
 @pytest.mark.parametrize("free, shared", [(10**9, False), (1000, True)])

@@ -315,9 +315,6 @@ class _Module:
     def set_device(self, device: Any) -> None:
         pass
 
-    def synchronize(self, device: Any = None) -> None:
-        _count_wait()
-
     def manual_seed_all(self, seed: int) -> None:
         pass
 
@@ -366,17 +363,19 @@ def accelerator(memory_bytes: int = UNLIMITED_BYTES) -> Iterator[Counts]:
     library = _register()
     _device_constructors()  # it is kept, and must know torch.tensor and not what takes its place below
     _device.counts, _device.memory_bytes, _device.is_present = Counts(), memory_bytes, True
-    memory = {
+    answers = {
         "get_memory_info": lambda *_: (memory_bytes - _device.counts.held_bytes, memory_bytes),
         "memory_allocated": lambda *_: _device.counts.held_bytes,
         "max_memory_allocated": lambda *_: _device.counts.peak_bytes,
         "empty_cache": lambda: None,
+        "synchronize": lambda *_: _count_wait(),  # torch's own asks C++, which knows no streams of this device
     }
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.Tensor, "tolist", _tolist))
         stack.enter_context(patch.object(torch, "tensor", _tensor))
-        for name, function in memory.items():
+        for name, function in answers.items():
             stack.enter_context(patch.object(torch.accelerator, name, function))
+        stack.enter_context(patch.dict(torch.distributed.Backend.default_device_backend_map, {NAME: "gloo"}))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # a fork has no device threads
         stack.enter_context(_Mode())
         yield _device.counts

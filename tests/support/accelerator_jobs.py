@@ -19,10 +19,12 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from quantcore.cli.running import verify
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.pipeline import job
+from quantcore.proof import fresh_process, standby
 from quantcore.solvers import fused
 from tests.support.accelerator import SimTensor, count_launch, on_accelerator, unwrapped, wrapped
 from tests.support.device_counts import Counts
@@ -63,6 +65,23 @@ def as_on_accelerators() -> Iterator[None]:
         sdpa_kernel(SDPBackend.MATH),
     ):
         yield
+
+
+@contextmanager
+def proofs_in_forks() -> Iterator[None]:
+    """Let each proof run in a fork of this process, which has its device: a new interpreter would have none."""
+    started: list[standby.Standby] = []
+
+    def waiting() -> standby.Standby:
+        started.append(standby._start(verify))
+        return started[-1]
+
+    with patch.object(fresh_process, "waiting", waiting):
+        try:
+            yield
+        finally:
+            for one in started:
+                one.end()
 
 
 def quantized(task: Task) -> tuple[Tensors, torch.Tensor]:

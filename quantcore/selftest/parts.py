@@ -1,0 +1,209 @@
+"""The numeric parts of the engine, each on made-up data: what they compute on a device, and how exact it must be.
+
+The data come from a seed on the CPU, so every device gets the same. A ``reference`` computes the same otherwise: in
+float64, or without torch. It stands in for the other device where there is only a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from quantcore.calibration.stats import Stats
+from quantcore.config import presets
+from quantcore.config.algorithms import AlgoConfig, GPTAQConfig, GPTQConfig, RTNConfig
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.formats import BUILT_IN, Format, IntFormat
+from quantcore.formats.packing import AWQ_ORDER, pack, unpack
+from quantcore.numerics.affine import fake_quantize_activation
+from quantcore.rotation.hadamard import orthogonal
+from quantcore.selftest.values import Allowed
+from quantcore.solvers import SOLVERS
+
+NUM_VALUES = 1 << 18
+NUM_OUTPUTS, NUM_INPUTS, NUM_TOKENS = 128, 256, 1024
+ROTATED = 6144
+"""A width whose Hadamard matrix has a factor of 12 beside powers of two."""
+ACTIVATIONS = ("int8_dynamic", "fp8_dynamic", "fp8_block", "mxfp4", "mxfp6_e2m3", "mxfp8", "mxint8", "nvfp4")
+SEARCHED = ("w4a16", "int8_weight_only", "fp8", "mxfp4", "nvfp4", "gguf_q4_k", "nf4")
+SOLVED = "w4a16"
+"""The only scheme that GPTQ solves here: its loop is compiled for each scheme, which takes half a minute on a GPU."""
+NONE, CPU = torch.empty(0), torch.device("cpu")
+
+EXACT = Allowed(share=0, largest=0, why="Each number is rounded by itself, by operations that IEEE 754 makes exact.")
+NEARLY_EXACT = Allowed(
+    share=0.02,
+    largest=2e-3,
+    why="CUDA divides by a constant with its inverse, so a scale may differ in its last bit, and with it the values in"
+    " the middle of two codes, of which bfloat16 has many. The number compared is the sum of the squared errors.",
+)
+IN_ANY_ORDER = Allowed(
+    share=0,
+    largest=1e-5,
+    why="Sums of up to 64 products in float32, in any order. TensorFloat-32 products would differ by 1e-4 or more.",
+)
+NEARLY_TIED = Allowed(
+    share=0.02,
+    largest=1e-3,
+    why="The error of each range is a sum in float32, in any order: of two ranges that are nearly as good, another may"
+    " be chosen. The number compared is the error of the layer's output, which must stay as good.",
+)
+FED_BACK = Allowed(
+    share=0.05,
+    largest=2e-2,
+    why="Each error moves the weights after it, so a code that lies between two values changes later ones. The number"
+    " compared is the error of the layer's output, which must stay as good.",
+)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The integer ``codes`` and the ``numbers`` that a part gives, of any shape and on any device."""
+
+    codes: torch.Tensor = field(default_factory=lambda: NONE)
+    numbers: torch.Tensor = field(default_factory=lambda: NONE)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A computation that takes milliseconds, or seconds if it ``is_long``: then it is run once on each device.
+
+    On the CPU alone it is compared with its ``reference``, and without one with itself in all threads; a long one is
+    compared with nothing.
+    """
+
+    group: str
+    name: str
+    allowed: Allowed
+    compute: Callable[[torch.device], Computed]
+    reference: Callable[[], Computed] | None = None
+    is_long: bool = False
+
+
+def parts() -> Iterator[Part]:
+    """Yield all parts, those that others build on first."""
+    for name, fmt in BUILT_IN.items():
+        reference = partial(rounded_in_float64, fmt) if fmt.scaled else None  # a cast, to too many values to list
+        yield Part("rounding", name, EXACT, partial(rounded, fmt), reference)
+    for name in ("uint2", "int3", "uint4", "uint5", "int6", "uint8"):
+        fmt = BUILT_IN[name]
+        yield Part("packing", name, EXACT, partial(packed, fmt), partial(packed_as_one_number, fmt))
+    yield Part("packing", "uint4 in AWQ's order", EXACT, partial(packed, BUILT_IN["uint4"], order=AWQ_ORDER))
+    for name in ACTIVATIONS:
+        has_exact_scales = name.startswith("mx")  # powers of two
+        allowed = EXACT if has_exact_scales else NEARLY_EXACT
+        yield Part("activations", name, allowed, partial(activations, name))
+    precisely = partial(rotated, CPU, torch.float64)
+    yield Part("rotation", f"Hadamard {ROTATED}", IN_ANY_ORDER, rotated, precisely)
+    for name in SEARCHED:
+        yield Part("range search", name, NEARLY_TIED, partial(solved, name, RTNConfig()))
+    for config in (GPTQConfig, GPTAQConfig):
+        precisely = partial(solved, SOLVED, config(hessian_dtype="float64"), CPU)
+        yield Part(config.name, SOLVED, FED_BACK, partial(solved, SOLVED, config()), precisely)
+
+
+def rounded(fmt: Format, device: torch.device) -> Computed:
+    """Round numbers to the format, encode and decode them."""
+    x = _to_round(fmt).to(device)
+    codes = fmt.encode(x)
+    numbers = torch.stack([fmt.round(x).float(), fmt.decode(codes)])
+    return Computed(_bits(codes), numbers)
+
+
+def rounded_in_float64(fmt: Format) -> Computed:
+    """Find the nearest value of the format's grid, without its codes."""
+    x = _to_round(fmt).double()
+    if isinstance(fmt, IntFormat):
+        nearest = x.round().clamp(fmt.min, fmt.max)
+    else:
+        grid = torch.tensor(fmt.grid(), dtype=torch.float64)
+        middle = (grid[1:] + grid[:-1]) / 2
+        index = torch.searchsorted(middle, x)  # of the lower neighbour, in the middle of two
+        is_odd = (index - torch.searchsorted(grid, 0.0)) % 2 == 1
+        index += is_odd & (middle[index.clamp(max=len(middle) - 1)] == x)
+        nearest = grid[index].float()
+    return Computed(numbers=torch.stack([nearest, nearest]))
+
+
+def packed(fmt: Format, device: torch.device, order: tuple[int, ...] | None = None) -> Computed:
+    """Pack codes to words, and unpack the words."""
+    codes = _codes(fmt).to(device)
+    words = pack(codes, fmt.bits, order)
+    back = unpack(words, fmt, order, codes.shape[-1])
+    return Computed(torch.cat([words.view(torch.uint8).flatten().to(torch.int16), back.flatten().to(torch.int16)]))
+
+
+def packed_as_one_number(fmt: Format) -> Computed:
+    """Pack the codes of each row as the digits of one large number."""
+    codes, mask = _codes(fmt), (1 << fmt.bits) - 1
+    num_bytes = 4 * -(-codes.shape[-1] * fmt.bits // 32)
+    rows = [sum((code & mask) << place * fmt.bits for place, code in enumerate(row)) for row in codes.tolist()]
+    words = [list(row.to_bytes(num_bytes, "little")) for row in rows]
+    return Computed(torch.cat([torch.tensor(words, dtype=torch.int16).flatten(), codes.flatten().to(torch.int16)]))
+
+
+def activations(preset: str, device: torch.device) -> Computed:
+    """Quantize and dequantize an input of a layer in bfloat16, with the scales of each token."""
+    spec = presets.PRESETS[preset].layer_config.input_tensors
+    assert spec is not None
+    x = (_normal(256, 2048, seed=2) * _normal(2048, seed=3).exp()).bfloat16()
+    found = fake_quantize_activation(x.to(device), spec, None)
+    return Computed(_bits(found), (found.cpu().double() - x.double()).square().sum()[None])
+
+
+def rotated(device: torch.device, dtype: torch.dtype = torch.float32) -> Computed:
+    """Rotate states by a Hadamard matrix with random signs."""
+    return Computed(numbers=orthogonal(ROTATED).apply(_normal(256, ROTATED, seed=4).to(device, dtype)))
+
+
+def solved(preset: str, config: AlgoConfig, device: torch.device) -> Computed:
+    """Quantize a weight with calibration data: its codes, and the error of the layer's output."""
+    layer = LayerPlan("layer", 0, (NUM_OUTPUTS, NUM_INPUTS), presets.PRESETS[preset].layer_config)
+    weight_OI = _normal(NUM_OUTPUTS, NUM_INPUTS, seed=5) * NUM_INPUTS**-0.5
+    given = _stats()
+    here = Stats(
+        given.num_tokens, given.largest_I.to(device), given.mean_I.to(device), given.mean_abs_I.to(device),
+        gram_II=_on(given.gram_II, device), shift_II=_on(given.shift_II, device),
+    )  # fmt: skip
+    found = SOLVERS.get(config.name)(config).solve({layer: weight_OI.to(device)}, here)[layer]
+    error_OI = (weight_OI - found.dequantize().cpu()).double()
+    assert given.gram_II is not None
+    return Computed(_bits(found.codes), ((error_OI @ given.gram_II.double()) * error_OI).sum()[None])
+
+
+def _on(x: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    return None if x is None else x.to(device)
+
+
+def _stats() -> Stats:
+    """Return statistics of correlated inputs, and of their change behind quantized layers."""
+    y_TI = _normal(NUM_TOKENS, 96, seed=6) @ _normal(96, NUM_INPUTS, seed=7) / 96**0.5
+    y_TI += 0.3 * _normal(NUM_TOKENS, NUM_INPUTS, seed=8)
+    x_TI = y_TI + 0.05 * y_TI.flip(1)
+    return Stats(
+        NUM_TOKENS, x_TI.abs().amax(0), x_TI.mean(0), x_TI.abs().mean(0), gram_II=x_TI.T @ x_TI / NUM_TOKENS,
+        shift_II=(y_TI - x_TI).T @ x_TI / NUM_TOKENS,
+    )  # fmt: skip
+
+
+def _normal(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _to_round(fmt: Format) -> torch.Tensor:
+    """Return numbers of all sizes that the format has, some beyond its ends, and some in the middle of two values."""
+    x = _normal(NUM_VALUES, seed=0) * (fmt.max / 2 if fmt.max < 1e6 else torch.exp(4 * _normal(NUM_VALUES, seed=1)))
+    return torch.cat([x, (4 * x).round() / 4])
+
+
+def _codes(fmt: Format) -> torch.Tensor:
+    shape, generator = (64, 1000), torch.Generator().manual_seed(9)
+    return torch.randint(int(fmt.min), int(fmt.max) + 1, shape, generator=generator, dtype=torch.int32)
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """Return numbers of at most 16 bits as integers that are equal where the bits are."""
+    return x.contiguous().view({1: torch.uint8, 2: torch.int16}[x.itemsize])
