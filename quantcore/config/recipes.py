@@ -26,6 +26,7 @@ POOR = ("degraded", "broken")
 
 _CHAINS: dict[str, dict[Effort, str]] = {
     "static integers": {"fast": "", "balanced": "smoothquant,gptq", "best": "smoothquant,gptaq"},
+    "weights of few bits": {"fast": "", "balanced": "gptq", "best": "yaqa"},
     "few bits": {"fast": "", "balanced": "gptq", "best": "gptaq"},
     "eight bits": {"fast": "", "balanced": "", "best": "gptaq"},
 }
@@ -91,7 +92,8 @@ def _kind(configs: Iterable[Config]) -> str | None:
     """Return the kind of the scheme that loses most: see ``_CHAINS``. None for configs that only cast.
 
     Static ranges of integer activations lose most, because they clip outliers or round everything else coarsely. Those
-    of floats lose less, and gain from the same solver as few bits.
+    of floats lose less, and gain from the same solver as few bits. Where activations are rounded as well, the gradients
+    of yaqa gained nothing.
     """
     layers = [
         layer for config in configs for layer in _layers(config)
@@ -102,6 +104,8 @@ def _kind(configs: Iterable[Config]) -> str | None:
     if any(isinstance(spec.format, IntFormat) for spec in static):
         return "static integers"
     weights = [layer.weight for layer in layers if layer.weight is not None]
+    if not inputs and any(spec.format.bits < 8 for spec in weights):
+        return "weights of few bits"
     if static or any(spec.format.bits < 8 for spec in (*inputs, *weights)):
         return "few bits"
     return "eight bits" if layers else None

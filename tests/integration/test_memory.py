@@ -23,6 +23,7 @@ CASES = {
     "rounded block by block": ("w4a16", (), False),
     "statistics": ("w4a16", ("awq",), False),
     "factors": ("w4a16", ("gptq",), False),
+    "gradients": ("w4a16", ("yaqa",), False),
 }
 
 

@@ -51,7 +51,8 @@ def test_in_words() -> None:
     ("preset", "used", "advised"),
     [
         ("w4a16", None, "Use effort balanced (gptq), or choose a goal"),
-        ("w4a16", "balanced", "Use effort best (gptaq), or choose a goal"),
+        ("w4a16", "balanced", "Use effort best (yaqa), or choose a goal"),
+        ("mxfp4", "balanced", "Use effort best (gptaq), or choose a goal"),
         ("w4a16", "best", "Choose a goal"),
         ("int8_static", "balanced", "Use effort best (smoothquant, gptaq)"),
         ("int8_dynamic", None, "Use effort best (gptaq)"),

@@ -248,3 +248,14 @@ def test_slices_are_no_way_for_what_runs_in_one_process():
     assert ways == {"streamed", "resident_fsdp"}
     ways = {one.executor for one in plan(DEEPSEEK, on("8x80GB"), "int8_static", "smoothquant").candidates}
     assert ways == {"streamed", "streamed_fsdp", "resident_fsdp"}
+
+
+def test_gradients_take_time_disk_and_memory():
+    """Before every block the states of all windows, and moments of outputs in blocks of 4096."""
+    windows = CalibrationConfig(num_samples=128, seq_len=2048)
+    without, found = (plan(LLAMA, on("8x141GB"), "w4a16", name, calibration=windows) for name in ("gptaq", "yaqa"))
+    assert found.disk["gradients"] == 127 * 128 * 2048 * 16384 * 2 and "gradients" not in without.disk
+    blocks_of_4096 = 4 + 4 + 4 + 13 + 13  # of q, o, down, gate and up
+    assert found.plan.footprint.outputs == 4 * (blocks_of_4096 * 4096**2 + 2 * 1024**2)
+    assert found.seconds["gradients"] > 2 * found.seconds["forward"]
+    assert without.chosen.num_bytes < found.chosen.num_bytes
