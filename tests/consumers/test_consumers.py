@@ -61,6 +61,7 @@ GPTQ = {
     "int3": ("gptq", weights("int3", **GROUPS)),
     "int4_mixed": ("gptq", replace(weights("int4", **GROUPS), layer_quant_config={"*down_proj": INT8})),
     "int8": ("gptq", Config(global_quant_config=INT8, exclude=("lm_head",))),
+    "uint2": ("gptq_v2", weights("uint2", symmetric=False, **GROUPS)),
     "int3_asymmetric": ("gptq_v2", weights("int3", symmetric=False, **GROUPS)),
     "uint4": ("gptq_v2", weights("uint4", symmetric=False, **GROUPS)),
     "uint8": ("gptq_v2", weights("uint8", symmetric=False, **GROUPS)),
@@ -131,7 +132,7 @@ def test_gptqmodel_reads_every_width_of_gptq(smollm2, name, tmp_path, agrees):
     output = check("gptqmodel", "check_transformers.py", folder, windows, "gptqmodel")
     assert output["layers"] == {"TorchLinear": summary["num_layers_quantized"]}
     # Two bits, rounded to nearest, leave no model: both numbers are noise of the same size.
-    tolerance = 0.5 if name == "int2" else TOLERANCE
+    tolerance = 0.5 if name in ("int2", "uint2") else TOLERANCE
     ours = summary["perplexity_after"]
     agrees("GPTQModel", export, name, output["perplexity"], ours, tolerance, config=config)
 
