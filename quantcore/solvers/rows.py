@@ -80,8 +80,8 @@ class _Coupled:
 class CoupledRows(Rows):
     """Rows of several layers, of which those of one layer move each other by the ``outputs`` of ``Stats`` (YAQA).
 
-    Those with the largest gradients are solved first, in tiles; the first tiles of all layers together, then the
-    second ones. Rows of a layer without gradients (None) do not move, nor do rows of zeros.
+    Those with the largest gradients are solved first, in tiles; the first tiles of all layers together as far as the
+    memory allows, then the second ones. Rows of a layer without gradients (None) do not move, nor do rows of zeros.
     """
 
     def __init__(
@@ -99,19 +99,30 @@ class CoupledRows(Rows):
             list[tuple[_Coupled, slice, slice]]
         ] = []  # of each tile: rows of a part, their places in it
         ordered: list[torch.Tensor] = []
-        place = 0
         for step in range(max(len(part.tiles) for part in self._parts)):
-            first, members = place, []
+            self._open_tile()
             for part in self._parts:
                 if step < len(part.tiles):
                     rows = part.order_O[part.tiles[step]]
-                    members.append((part, part.tiles[step], slice(place - first, place - first + len(rows))))
                     ordered.append(rows)
-                    place += len(rows)
-            self.tiles.append(slice(first, place))
-            self._members.append(members)
+                    self._add(part, part.tiles[step], len(rows))
         self.order_O = torch.cat(ordered)
         self.places_O = self.order_O.argsort()
+
+    def _open_tile(self) -> None:
+        start = self.tiles[-1].stop if self.tiles else 0
+        self.tiles.append(slice(start, start))
+        self._members.append([])
+
+    def _add(self, part: _Coupled, rows: slice, num_rows: int) -> None:
+        """Add rows of a part to the last tile, or to a new one if that would be too large."""
+        size = self.tiles[-1].stop - self.tiles[-1].start
+        if size and size + num_rows > workload.SOLVED_ROWS:
+            self._open_tile()
+            size = 0
+        tile = self.tiles[-1]
+        self._members[-1].append((part, rows, slice(size, size + num_rows)))
+        self.tiles[-1] = slice(tile.start, tile.stop + num_rows)
 
     def moved(self, tile: int, target_KO: torch.Tensor) -> torch.Tensor:
         moved_KO = target_KO.clone()

@@ -153,6 +153,24 @@ def test_many_outputs_are_coupled_in_blocks(monkeypatch: pytest.MonkeyPatch) -> 
         assert (alone != whole[block]).double().mean() < 0.01
 
 
+def test_tiles_of_many_layers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    grams = {name: (moments(128, seed),) for seed, name in enumerate(("q_proj", "k_proj", "v_proj"))}
+    weights = {layer_of((128, 32), name): weight_of((128, 32), seed) for seed, name in enumerate(grams)}
+    stats = stats_of(32, grams)
+
+    def solved() -> tuple[list[int], list[torch.Tensor]]:
+        solver = YAQA(YAQAConfig())
+        sizes = [tile.stop - tile.start for tile in solver._rows(weights, stats).tiles]
+        return sizes, [quantized.codes for quantized in solver.solve(weights, stats).values()]
+
+    sizes, whole = solved()
+    assert sizes == [192, 192]
+    monkeypatch.setattr(workload, "SOLVED_ROWS", 130)
+    sizes, bounded = solved()
+    assert sizes == [128, 64, 128, 64]
+    assert all((a != b).double().mean() < 0.01 for a, b in zip(whole, bounded, strict=True))
+
+
 def test_rows_of_zeros_stay_zero() -> None:
     weight = weight_of((130, 32))
     weight[3] = 0
