@@ -26,6 +26,8 @@ it("shows the phases that are still to come", () => {
     ["verify", "coming", 0],
   ]);
   expect(timeline({ ...RUNNING, phases: [], mix: {} }, 0).map(({ name }) => name)).toContain("sensitivity");
+  const config = { algo_config: [{ name: "yaqa" }] };
+  expect(timeline({ ...RUNNING, config }, 0)[2]).toMatchObject({ name: "gradients", state: "coming" });
   expect(timeline({ ...job, state: "succeeded" }, 10_000)).toHaveLength(3);
   expect(timeline({ ...job, goal: {} }, 10_000)).toHaveLength(3);
 });

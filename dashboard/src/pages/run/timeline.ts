@@ -19,12 +19,13 @@ export const PHASE_TEXTS: Record<string, string> = {
   plan: "Decide for each layer, and estimate size and memory",
   sensitivity: "Measure how each layer takes each scheme",
   trial: "Quantize and measure a candidate",
+  gradients: "Find out which tokens and outputs the predictions depend on",
   quantize: "Quantize block after block",
   export: "Write the files",
   verify: "Read the files back and measure the result",
 };
 
-type Phased = Pick<Job, "state" | "phases"> & { goal?: unknown; mix?: unknown };
+type Phased = Pick<Job, "state" | "phases"> & { goal?: unknown; mix?: unknown; config?: unknown };
 
 /** The phases so far, one step for each name, then those that a job which has not ended will still enter. */
 export function timeline(job: Phased, now: number): Step[] {
@@ -39,9 +40,14 @@ export function timeline(job: Phased, now: number): Step[] {
 }
 
 /** The phases after the present one. A search for a goal repeats them, and nobody knows how often. */
-function comingPhases({ state, phases, goal, mix }: Phased): string[] {
+function comingPhases({ state, phases, goal, mix, config }: Phased): string[] {
   if (goal || state === "cancelling" || FINAL_STATES.has(state)) return [];
-  const order = ["resolve", "plan", ...(mix ? ["sensitivity"] : []), "quantize", "export", "verify"];
+  const { algo_config: algorithms = [] } = (config ?? {}) as { algo_config?: { name: string }[] };
+  const first = [
+    ...(mix ? ["sensitivity"] : []),
+    ...(algorithms.some(({ name }) => name === "yaqa") ? ["gradients"] : []),
+  ];
+  const order = ["resolve", "plan", ...first, "quantize", "export", "verify"];
   const entered = new Set(phases.map((phase) => phase.name));
   const last = order.findLastIndex((name) => entered.has(name));
   return order.slice(last + 1);
