@@ -61,10 +61,14 @@ class _Coupled:
 
     @classmethod
     def of(cls, gram_OO: torch.Tensor, first_row: int, damp_percent: float, num_inputs: int) -> _Coupled:
-        """``gram_OO``: the second moments of the gradients by these outputs, without damping."""
+        """``gram_OO``: the second moments of the gradients by these outputs, without damping.
+
+        If all are zero, because the predictions do not depend on these outputs, the rows do not move each other.
+        """
+        mean = gram_OO.diagonal().mean()
         order_O = gram_OO.diagonal().argsort(descending=True, stable=True)
         damped_OO = gram_OO[order_O][:, order_O].flip(0, 1)
-        damped_OO.diagonal().add_(damp_percent * gram_OO.diagonal().mean())
+        damped_OO.diagonal().add_(torch.where(mean > 0, damp_percent * mean, 1.0))
         upper_OO = torch.linalg.cholesky(damped_OO).flip(0, 1)
         return cls(order_O + first_row, upper_OO, gram_OO.new_empty(len(gram_OO), num_inputs))
 

@@ -171,6 +171,12 @@ def test_tiles_of_many_layers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert all((a != b).double().mean() < 0.01 for a, b in zip(whole, bounded, strict=True))
 
 
+def test_outputs_that_do_not_count_are_rounded_all_the_same() -> None:
+    weight, layer = weight_of((70, 32)), layer_of((70, 32))
+    solved = YAQA(YAQAConfig()).solve({layer: weight}, stats_of(32, {"q_proj": (torch.zeros(70, 70),)}))[layer]
+    assert torch.equal(solved.codes, GPTAQ(GPTAQConfig()).solve({layer: weight}, stats_of(32, {}))[layer].codes)
+
+
 def test_rows_of_zeros_stay_zero() -> None:
     weight = weight_of((130, 32))
     weight[3] = 0
