@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
@@ -150,17 +151,26 @@ def language_model(model: PreTrainedModel, kind: Kind) -> PreTrainedModel:
 
 
 def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor) -> dict[str, Any]:
-    """Return the named inputs with which ``model`` reads windows of token ids [N, T]."""
+    """Return the named inputs with which ``model`` reads windows of token ids [N, T]: in all of its codebooks."""
     named: dict[str, Any] = {"input_ids": ids_NT}
     if kind is Kind.sequence_to_sequence:
         read, predicted = halves(ids_NT)
         named = {"input_ids": read, "decoder_input_ids": decoder_inputs(model.config, predicted)}
     elif kind is Kind.speech:
         named = {model.main_input_name: silence(model), "decoder_input_ids": decoder_inputs(model.config, ids_NT)}
+    elif kind is Kind.causal and isinstance(codebooks := model.get_input_embeddings(), nn.ModuleList):
+        named = {"input_ids": ids_NT.repeat_interleave(len(codebooks), dim=0)}  # tokens of sound, several at each place
     has_cache = kind in (Kind.causal, *WITH_ENCODER)  # some take the switch among other arguments, without a name
     if has_cache or "use_cache" in inspect.signature(model.forward).parameters:
         named["use_cache"] = False
     return named
+
+
+def num_tokens(model: PreTrainedModel) -> int:
+    """Return the number of tokens that a model has embeddings of."""
+    embeddings = model.get_input_embeddings()
+    first = embeddings[0] if isinstance(embeddings, nn.ModuleList) else embeddings
+    return len(first.get_parameter("weight"))
 
 
 def silence(model: PreTrainedModel) -> torch.Tensor:
@@ -181,6 +191,10 @@ def silence(model: PreTrainedModel) -> torch.Tensor:
 
 
 def outputs_of(result: Any) -> torch.Tensor:
-    """Return the logits of a model's output; the last hidden states [N, T, H] of a model that has no head."""
+    """Return the logits [1, T, V] of a model's output for one window; [1, T, H], its last states, if it has no head.
+
+    Of a model that predicts several codebooks these are the logits of the first.
+    """
     logits: torch.Tensor | None = getattr(result, "logits", None)
-    return result.last_hidden_state if logits is None else logits
+    outputs: torch.Tensor = result.last_hidden_state if logits is None else logits
+    return outputs[:1]
