@@ -163,7 +163,17 @@ def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor) -> dict[
     has_cache = kind in (Kind.causal, *WITH_ENCODER)  # some take the switch among other arguments, without a name
     if has_cache or "use_cache" in inspect.signature(model.forward).parameters:
         named["use_cache"] = False
-    return named
+    return named | _own_defaults(model)
+
+
+def _own_defaults(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the arguments that ``model`` has another default of than the model inside it, which has no head.
+
+    BLIP's text model is an encoder by default (``is_decoder``), and a decoder inside the model with a head.
+    """
+    own, inner = (inspect.signature(part.forward).parameters for part in (model, model.base_model))
+    both = {name: parameter.default for name, parameter in own.items() if name in inner}
+    return {name: value for name, value in both.items() if value is True and inner[name].default is False}
 
 
 def num_tokens(model: PreTrainedModel) -> int:

@@ -22,19 +22,20 @@ _INPUT, _OUTPUT = "input_linear", "output_linear"
 def restack(model: nn.Module) -> None:
     """Rebuild the stacks of experts in ``model``, in place; what it computes stays the same."""
     for module in list(model.modules()):
-        rows = module._modules.get("mlp")
-        if rows is not None and set(_ROWS) == rows._parameters.keys():
-            _fuse(module, rows)
-        stacks = [module._modules.get(name) for name in (_INPUT, _OUTPUT)]
-        if all(stack is not None and (weight := stack._parameters.get("weight")) is not None and weight.ndim == 3
-               for stack in stacks):  # fmt: skip
+        children = dict(module.named_children())
+        if "mlp" in children and children["mlp"]._parameters.keys() == set(_ROWS):
+            _fuse(module, children["mlp"])
+        weights = [children[name]._parameters.get("weight") for name in (_INPUT, _OUTPUT) if name in children]
+        if [weight.ndim for weight in weights if weight is not None] == [3, 3]:
             _divide(module)
 
 
 def _fuse(experts: nn.Module, rows: nn.Module) -> None:
     """Give ``experts`` the parameters that ``experts.is_fused`` looks for, out of matrices [E * I, H] in ``rows``."""
     num_experts: int = experts.num_experts  # type: ignore[assignment]
-    gate, up, down = (rows.get_parameter(name).detach().unflatten(0, (num_experts, -1)) for name in _ROWS)
+    gate, up, down = (
+        (matrix := rows.get_parameter(name).detach()).view(num_experts, -1, matrix.shape[-1]) for name in _ROWS
+    )
     experts.gate_up_proj = nn.Parameter(torch.cat([gate, up], dim=1), requires_grad=False)
     experts.down_proj = nn.Parameter(down.mT, requires_grad=False)
     experts.act_fn = rows.activation_fn
@@ -65,11 +66,7 @@ class OneByOne(nn.Module):
 
     def forward(self, inputs: torch.Tensor, expert_size: Sequence[int]) -> torch.Tensor:
         """Map rows [N, in], sorted by expert, to [N, out]; ``expert_size`` has the number of rows of each expert."""
-        experts = zip(self._experts[0].values(), inputs.split(expert_size), strict=True)
-        return torch.cat(
-            [
-                torch.cat([expert[name](rows) for name in self._names], -1)
-                for expert, rows in experts
-                if len(rows) or self.runs_all
-            ]
-        )
+        pairs = zip(self._experts[0].values(), torch.split(inputs, list(expert_size)), strict=True)
+        running = [(expert, rows) for expert, rows in pairs if len(rows) or self.runs_all]
+        outputs = [[expert.get_submodule(name)(rows) for name in self._names] for expert, rows in running]
+        return torch.cat([torch.cat(output, dim=-1) for output in outputs])
