@@ -16,7 +16,7 @@ from quantcore.errors import ModelError
 
 DEPTHS = (
     "num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_blocks", "decoder_layers", "num_decoder_layers",
-    "encoder_layers", "num_encoder_layers", "num_layers_per_stack",
+    "encoder_layers", "num_encoder_layers", "num_layers_per_stack", "num_hidden_groups",
 )  # fmt: skip
 KINDS = ("layer_types", "layers_block_type")
 WIDTHS = ("hidden_size", "n_embd", "d_model")

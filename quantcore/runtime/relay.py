@@ -143,6 +143,8 @@ def _recorder(
         hidden_states, *rest = positional or (named.pop(name),)
         arguments.positional, arguments.named, arguments.is_skipped = tuple(rest), named, False
         if is_first:
+            if relay.seen is not None and relay.give is None and not relay.stops:
+                raise no_chain("it runs the first of them more than once")
             relay.seen = hidden_states
             if relay.stops:
                 raise Reached
