@@ -111,7 +111,7 @@ def quantize_to(
         with proving_here():
             job.run(task, lambda event: None)
     except QuantError as error:
-        return Outcome("refused", f"{error.code}: {error}"[:300], seconds=time.monotonic() - started)
+        return Outcome("refused", f"{error.code}: {error.message}"[:300], seconds=time.monotonic() - started)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         at = next((frame for frame in reversed(frames) if "quantcore" in frame.filename), frames[-1])
