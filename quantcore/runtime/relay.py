@@ -38,7 +38,8 @@ class Relay:
 
     ``passed`` is the output of the last block that was called; ``num_returned`` the number of values that blocks return
     as a tuple, 0 for the hidden states alone. The other values stand for themselves (``PassedOn``) if ``passes_on``,
-    else they are None. ``num_calls`` counts the calls of the first block. With ``stops`` the first block raises ``Reached``, and nothing after it runs.
+    else they are None. ``num_calls`` counts the calls of the first block. With ``stops`` that raises ``Reached``, and
+    nothing after it runs.
     """
 
     num_returned: int

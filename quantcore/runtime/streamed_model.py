@@ -329,7 +329,8 @@ class StreamedModel:
     @contextmanager
     def _outside_loaded(self, *, head: bool) -> Iterator[None]:
         """Hold the weights outside the blocks in memory: the head only if ``head``, a tower's only once it runs."""
-        names = [name for name, _ in self.model.named_parameters() if not name.startswith(self._places.prefixes)]
+        every = self.model.named_parameters(remove_duplicate=False)  # each name, also of those that are tied by now
+        names = [name for name, _ in every if not name.startswith(self._places.prefixes)]
         if not head:
             sources = self.model.all_tied_weights_keys
             names = [name for name in names if not self._is_stored_head(sources.get(name, name))]

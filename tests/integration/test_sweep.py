@@ -31,6 +31,11 @@ RARE = [
     "InklingForConditionalGeneration",  # gate and up alternate in stacks of experts; shared experts stay one stack
     "KimiLinearForCausalLM",  # the kernels of its convolutions are put together when they are loaded
     "Llama4ForCausalLM",  # stacks of transposed experts, which get scaled copies of all tokens
+    "DbrxForCausalLM",  # the rows of all experts in one matrix
+    "Ernie4_5_VLMoeForConditionalGeneration",  # experts for images beside those for text
+    "JetMoeForCausalLM",  # experts in the attention, too
+    "LukeForMaskedLM",  # the bias of its head has two names
+    "MusicgenForCausalLM",  # a list of embeddings, and one of heads
     "LongcatFlashForCausalLM",  # some experts are the identity
     "MarianMTModel",  # its table of positions is computed, not stored
     "MiniMaxM3SparseForConditionalGeneration",  # gate and up become one layer
