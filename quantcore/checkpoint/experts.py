@@ -12,8 +12,8 @@ from typing import Any
 
 from quantcore.checkpoint.layout import Stack, TensorHeader
 
-EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?P<index>\d+)\.(?P<projection>.+)$")
-"""Pattern of a matrix or layer of an expert; ``moe`` is the module of the experts, the router and shared experts."""
+EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?:expert_)?(?P<index>\d+)\.(?P<projection>.+)$")
+"""Pattern of a matrix or layer of an expert, called 0 or expert_0; ``moe`` holds experts, router and shared experts."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "num_experts_per_token")

@@ -189,7 +189,7 @@ def silence(model: PreTrainedModel) -> torch.Tensor:
     Whisper's encoder takes [1, mel bins, frames] of 30 s, others [1, frames, features].
     """
     config = model.config
-    if model.main_input_name == "input_values":
+    if "input_values" in (model.main_input_name, model.get_encoder().main_input_name):
         return torch.zeros(1, SAMPLES, dtype=model.dtype, device=model.device)
     sizes = [
         getattr(part, name, None) for part in (config, getattr(config, "encoder_config", None)) for name in FEATURES

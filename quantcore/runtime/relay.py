@@ -21,7 +21,7 @@ from quantcore.runtime.arguments import Arguments, passed_on
 from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.states import Axes, packed, unpacked
 
-MAX_RETURNED = 3
+MAX_RETURNED = 4
 """Upper bound on the values that a block may return: the hidden states, and others."""
 
 

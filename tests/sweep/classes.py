@@ -171,7 +171,9 @@ def linear_weights(model: PreTrainedModel, fills: dict[str, str]) -> set[str]:
         if parameter is None:
             continue
         is_linear = isinstance(module, (nn.Linear, transformers.pytorch_utils.Conv1D)) and parameter.ndim == 2
-        is_stack = parameter.ndim == 3 and len(parameter) > 1 and not isinstance(module, nn.modules.conv._ConvNd)
+        path, is_parametrized, _ = place.partition(".parametrizations.")  # a kernel as direction and length (wav2vec 2)
+        owner = model.get_submodule(path) if is_parametrized else module
+        is_stack = parameter.ndim == 3 and len(parameter) > 1 and not isinstance(owner, nn.modules.conv._ConvNd)
         is_stack = is_stack or (parameter.ndim == 2 and ".experts." in place and "bias" not in name)  # DBRX
         if is_linear or is_stack:
             weights.add(name)
