@@ -3,11 +3,14 @@
 With ``make test`` a dozen of them, each in two ways, so that six meet every way; with ``make test-all`` in every way.
 """
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.params import with_usual
-from tests.sweep.classes import find_class
-from tests.sweep.quantizing import WAYS, quantize_class
+from tests.sweep.classes import ModelClass, find_class
+from tests.sweep.quantizing import WAYS, Outcome, Row, quantize_class
+from tests.sweep.table import write_table
 
 HALVES = (("data-free", "weight-only"), ("activation", "file-to-file"))
 
@@ -64,3 +67,15 @@ def test_a_class_is_quantized_in_every_way_and_nothing_is_lost(name: str, ways: 
     for way, outcome in row.outcomes.items():
         assert outcome.num_quantized > 0, way
         assert (outcome.unexplained, outcome.altered) == ((), ()), way
+
+
+def test_the_page_counts_the_classes_and_says_why_one_does_not_work(tmp_path: Path) -> None:
+    works, works_half, no_model = (ModelClass("causal", "x", name) for name in ("Works", "Half", "None"))
+    refused = Outcome("refused", "unsupported_architecture: Its <loop> is odd: it turns.")
+    half = {way: Outcome("ok") if way == "file-to-file" else refused for way in WAYS}
+    rows = [Row(works, {way: Outcome("ok") for way in WAYS}), Row(works_half, half), Row(no_model, not_built="No.")]
+    write_table(rows, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert "| causal | 2 | 1 (50 %) | 1 (50 %) | 1 (50 %) | 2 (100 %) | none | none |" in page
+    assert "- Half, data-free, weight-only, activation: Its &lt;loop> is odd: it turns." in page
+    assert "| Works | yes | yes | yes | yes |" in page and "- None: No." in page

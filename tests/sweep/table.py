@@ -58,7 +58,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     for row in built:
         for reason, ways in _reasons(row).items():
-            yield f"- {row.model_class.name}, {' and '.join(ways)}: {_escaped(reason)}"
+            yield f"- {row.model_class.name}, {', '.join(ways)}: {_escaped(reason)}"
     yield ""
     yield "## Every class"
     yield ""
