@@ -115,7 +115,7 @@ class Lender:
 
     def _hook(self, name: str):  # type: ignore[no-untyped-def]  # a hook
         def see(experts: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            x_TH = inputs[0] if inputs else named["hidden_states"]
+            x_TH = (inputs[0] if inputs else named["hidden_states"]).flatten(0, -2)
             index_TK = inputs[1] if len(inputs) > 1 else named.get("top_k_index")
             if index_TK is None or self._is_paused or not counts(x_TH):
                 return

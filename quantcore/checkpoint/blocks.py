@@ -1,7 +1,7 @@
 """Finds the blocks of a checkpoint: the numbered lists of modules that config.json describes as the language model.
 
 A decoder has one list, as has an encoder; a sequence-to-sequence model has the list of its encoder and that of its
-decoder.
+decoder. A few models have lists that take turns (attention and feed-forward layers in XLM).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from quantcore.errors import ModelError
 
 DEPTHS = (
     "num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_blocks", "decoder_layers", "num_decoder_layers",
-    "encoder_layers", "num_encoder_layers",
+    "encoder_layers", "num_encoder_layers", "num_layers_per_stack", "num_hidden_groups",
 )  # fmt: skip
 KINDS = ("layer_types", "layers_block_type")
 WIDTHS = ("hidden_size", "n_embd", "d_model")
 ONE_LIST = "Bitfoundry quantizes models with one list of blocks, or with one list of an encoder and one of its decoder."
 SMALL_SHARE = 0.01  # of the bytes of the decoder blocks; a smaller list is not worth a warning
-_NUMBERED = re.compile(r"((?:.*?\.)?)(\d+)\.")
+_NUMBERED = re.compile(r"((?:.*?\.)?)(\d+)\.(?=.*\.)")  # with modules inside: layers alone are no blocks
 _TEXT = re.compile(r"(^|\.)(language_model|text_model|text_encoder|text_decoder|llm|lm|thinker)\.")
 _SIDE = re.compile(r"(?:^|[._])(encoder|decoder)(?:[._]|$)")
 _TEXT_KEY = re.compile(r"text|llm|language|thinker|decoder|generator")
@@ -38,10 +38,13 @@ _NOT_TEXT = re.compile(
 class Blocks:
     """The blocks of a model, numbered in the order in which they run: an encoder's come before its decoder's.
 
+    Blocks of lists that ``take_turns`` run in another order, which the names do not tell.
+
     ``lists`` has the prefix and the length of each list of blocks, such as ``("model.layers.", 30)``.
     """
 
     lists: tuple[tuple[str, int], ...]
+    take_turns: bool = False
 
     def __len__(self) -> int:
         return sum(length for _, length in self.lists)
@@ -99,9 +102,9 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
     """Return the blocks of the model's text: those under ``model.layers.``, for example.
 
     They are the numbered list with the depth and the width of the language model in config.json, declared at its top
-    level or in a config inside it; in a sequence-to-sequence model, two such lists. Blocks for multi-token prediction,
-    which some checkpoints hold after the others, do not count, because they do not run. Raises ModelError if no list
-    fits, or several do.
+    level or in a config inside it; in a sequence-to-sequence model, two such lists; lists that take turns are taken
+    together. Blocks for multi-token prediction, which some checkpoints hold after the others, do not count, because
+    they do not run. Raises ModelError if no list fits, or several do.
     """
     every = block_lists(tensors)
     lists, every = _large(_of_text(every)), _large(every)
@@ -116,6 +119,8 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
     fitting = [(blocks, depth) for blocks in lists if (depth := _depth(blocks, configs)) is not None]
     if any(config.get("is_encoder_decoder") for config in configs) and len(every) > 1:
         return _encoder_and_decoder(fitting, every, tensors, has_towers=bool(tower_configs(model_config)))
+    if _take_turns([blocks for blocks, _ in fitting]):
+        return Blocks(tuple((blocks.prefix, depth) for blocks, depth in fitting), take_turns=True)
     if len(fitting) > 1 or (not fitting and len(lists) > 1):
         raise _ambiguous("several lists of blocks that may be its language model", lists)
     if not fitting:
@@ -128,6 +133,14 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
         )
     [(blocks, depth)] = fitting
     return Blocks(((blocks.prefix, depth),))
+
+
+def _take_turns(lists: Sequence[BlockList]) -> bool:
+    """Return True for lists of the same length whose prefixes differ in one part: ``H_module`` and ``L_module``."""
+    paths = [blocks.prefix.split(".") for blocks in lists]
+    are_alike = len({(blocks.count, len(path)) for blocks, path in zip(lists, paths, strict=True)}) == 1
+    has_sides = any(_SIDE.search(blocks.prefix) for blocks in lists)
+    return are_alike and not has_sides and sum(len(set(parts)) > 1 for parts in zip(*paths, strict=True)) == 1
 
 
 def _encoder_and_decoder(
@@ -156,7 +169,7 @@ def _reads_signals(prefix: str, tensors: Mapping[str, TensorHeader]) -> bool:
 
 
 def block_lists(tensors: Mapping[str, TensorHeader]) -> list[BlockList]:
-    """Return every numbered list of modules that holds matrices, the largest first."""
+    """Return every numbered list of modules that hold layers with matrices, the largest first."""
     parts: dict[str, list[tuple[int, TensorHeader]]] = {}
     for name, tensor in tensors.items():
         if match := _NUMBERED.match(name):

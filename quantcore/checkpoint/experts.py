@@ -12,8 +12,8 @@ from typing import Any
 
 from quantcore.checkpoint.layout import Stack, TensorHeader
 
-EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?P<index>\d+)\.(?P<projection>.+)$")
-"""Pattern of a matrix or layer of an expert; ``moe`` is the module of the experts, the router and shared experts."""
+EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?:expert_)?(?P<index>\d+)\.(?P<projection>.+)$")
+"""Pattern of a matrix or layer of an expert, called 0 or expert_0; ``moe`` holds experts, router and shared experts."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "num_experts_per_token")
@@ -25,8 +25,10 @@ _DOWN = {
     "experts.fc1.weight": "experts.fc2.weight",  # Aria
     "experts.w13_weight": "experts.w2_weight",  # Inkling
 }
+_WITHOUT_GATE = "input_linear.weight"  # in the attention of JetMoe
 _INTERLEAVED = "experts.w13_weight"
 _SEPARATE = ("gate_proj", "up_proj", "down_proj")
+_ROWS = ("w1", "v1", "w2")  # DBRX
 _GATE_UP = re.compile(rf"^(.+)\.({'|'.join(map(re.escape, _DOWN))})$")
 
 
@@ -37,8 +39,8 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
     ``X.input_linear.weight`` and ``X.output_linear.weight``) become ``X.experts.0.gate_proj.weight``, ``up_proj`` and
     ``down_proj``: what other quantizers write and vLLM reads. Llama 4 and Aria store transposes. gpt-oss stores
     transposes with interleaved rows and biases, Inkling interleaved rows: their gate and up stay one matrix,
-    ``X.experts.0.gate_up_proj.weight``. Step 3.7 has three stacks, such as ``X.gate_proj.weight`` [E, I, H]. Other
-    stacks stay as they are.
+    ``X.experts.0.gate_up_proj.weight``. Step 3.7 has three stacks, such as ``X.gate_proj.weight`` [E, I, H], and DBRX
+    ``X.experts.mlp.w1`` [E * I, H]. Experts of attention (JetMoe) have no gate. Other stacks stay as they are.
     """
     parts: dict[str, dict[str, TensorHeader]] = {}
     for name, gate_up in tensors.items():
@@ -52,6 +54,9 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
             if (a, b) == (2 * d, c):
                 projections = ("gate_up_proj",) if match[2] == _INTERLEAVED else ("gate_proj", "up_proj")
                 parts[name] = dict(_matrices(name, gate_up, experts, projections))
+                parts[down_name] = dict(_matrices(down_name, down, experts, ("down_proj",)))
+            elif (a, b) == (d, c) and match[2] == _WITHOUT_GATE:
+                parts[name] = dict(_matrices(name, gate_up, experts, ("up_proj",)))
                 parts[down_name] = dict(_matrices(down_name, down, experts, ("down_proj",)))
             elif (a, b) == (d, 2 * c) and f"{name}_bias" not in tensors:
                 parts[name] = dict(_halves(name, gate_up, experts, ("gate_proj", "up_proj")))
@@ -67,6 +72,13 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
             if all(stack in tensors and is_stack_of_experts(stack, tensors[stack].shape) for stack in stacks.values()):
                 for projection, stack in stacks.items():
                     parts[stack] = dict(_matrices(stack, tensors[stack], f"{moe}.experts", (projection,)))
+        elif name.endswith(f".experts.mlp.{_ROWS[0]}"):
+            experts = name.removesuffix(f".mlp.{_ROWS[0]}")
+            router = tensors.get(f"{experts.removesuffix('.experts')}.router.layer.weight")
+            stacks = {projection: f"{experts}.mlp.{rows}" for projection, rows in zip(_SEPARATE, _ROWS, strict=True)}
+            if router is not None and all(stack in tensors for stack in stacks.values()):
+                for projection, stack in stacks.items():
+                    parts[stack] = dict(_of_rows(stack, tensors[stack], experts, projection, router.shape[0]))
     return {new: header for name, old in tensors.items() for new, header in parts.get(name, {name: old}).items()}
 
 
@@ -133,7 +145,8 @@ def find_routers(shapes: Mapping[str, Sequence[int]]) -> set[str]:
 
 def is_stack_of_experts(name: str, shape: Sequence[int]) -> bool:
     """Return True if a tensor stacks the weights of several experts, judged by its name and its axes."""
-    if len(shape) < 2 or EXPERT.match(name):
+    is_router = len(shape) == 2 and _ROUTER.search(name) is not None  # JetMoe has one inside of a module of experts
+    if len(shape) < 2 or EXPERT.match(name) or is_router:
         return False
     return ".experts." in name or (len(shape) == 3 and _MOE.search(name) is not None)
 
@@ -169,6 +182,16 @@ def _transposes(name: str, stack: TensorHeader, experts: str, projection: str) -
     num_experts, columns, rows = stack.shape
     names = [f"{experts}.{index}.{projection}.weight" for index in range(num_experts)]
     yield from _slices(name, stack, names, (rows, columns), transposed=True)
+
+
+def _of_rows(
+    name: str, rows: TensorHeader, experts: str, projection: str, num_experts: int
+) -> Iterator[tuple[str, TensorHeader]]:
+    """Yield the matrices of [E * I, H], in which those of each expert lie one after the other: of down, transposes."""
+    height, width = rows.shape[0] // num_experts, rows.shape[1]
+    names = [f"{experts}.{index}.{projection}.weight" for index in range(num_experts)]
+    is_down = projection == _SEPARATE[-1]
+    yield from _slices(name, rows, names, (width, height) if is_down else (height, width), transposed=is_down)
 
 
 def _halves(

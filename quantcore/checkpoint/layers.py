@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from quantcore.checkpoint.layout import TensorHeader
 
 _HEAD = re.compile(
-    r"(^|\.)(lm_head|lm_head\.decoder|embed_out|unembed)\.weight$|^(head|output|cls\.predictions\.decoder)\.weight$"
+    r"(^|\.)(lm_head|lm_head\.decoder|lm_heads\.\d+|embed_out|unembed)\.weight$|^(head|output|cls\.predictions\.decoder)\.weight$"
 )
 _EMBEDDING = re.compile(
     r"(^|[._])(wte|wpe|emb(ed(dings?)?)?(_tokens|_positions|_in)?"

@@ -29,7 +29,7 @@ from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.consumer import quiet
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.events import Emit, Warned
-from quantcore.model.kinds import Kind, inputs_of, language_model, model_class, outputs_of
+from quantcore.model.kinds import Kind, inputs_of, language_model, model_class, num_tokens, outputs_of
 from quantcore.model.names import FROM_FILE_TO_FILE
 from quantcore.model.skeleton import clean_config
 from quantcore.model.twin import build_twin, twin_config
@@ -251,9 +251,8 @@ def _gives_numbers(model: PreTrainedModel, kind: Kind, windows_NT: torch.Tensor)
 
 def _windows(model: PreTrainedModel, count: int) -> torch.Tensor:
     """Return token ids [N, T], different in every window."""
-    num_tokens = len(model.get_input_embeddings().get_parameter("weight"))
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(num_tokens, (count, WINDOW_LEN), generator=generator)
+    return torch.randint(num_tokens(model), (count, WINDOW_LEN), generator=generator)
 
 
 def _check(config: dict[str, Any], measured: Sequence[float], dtype: torch.dtype) -> None:

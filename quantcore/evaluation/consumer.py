@@ -66,7 +66,7 @@ def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
         return None
     if any(not layer.weight.symmetric and layer.weight.format.bits < 8 for layer in layers):
         return "Transformers does not read packed zero points of compressed-tensors."
-    odd = [layer for layer in layers if EXPERT.match(f"{layer.name}.weight") and not _is_read_as_expert(layer.weight)]
+    odd = [layer for layer in layers if _is_in_stack(layer) and not _is_read_as_expert(layer.weight)]
     if odd:
         return f"Transformers does not decode experts that are {odd[0].scheme} in compressed-tensors."
     return None
@@ -143,9 +143,14 @@ def check_export(
     return ConsumerCheck(consumer=program, logit_difference=difference)
 
 
+def _is_in_stack(layer: LayerPlan) -> bool:
+    """Return True for an expert that Transformers holds in a stack; ``expert_0`` is a module of its own (NLLB-MoE)."""
+    return EXPERT.match(f"{layer.name}.weight") is not None and ".experts.expert_" not in layer.name
+
+
 def _holds_only_stacks(config: Mapping[str, Any], layers: tuple[LayerPlan, ...]) -> bool:
     """Return True if ``layers`` has experts, and Transformers has no names for single experts of this model."""
-    if not any(EXPERT.match(f"{layer.name}.weight") for layer in layers):
+    if not any(map(_is_in_stack, layers)):
         return False
     try:
         return not stores_single_experts(build_declared(dict(config)))
@@ -250,7 +255,7 @@ def _dtype(export: str, layers: tuple[LayerPlan, ...]) -> torch.dtype:
 
 
 def _is_decoded_exactly(layer: LayerPlan) -> bool:
-    is_packed_expert = layer.weight.dtype is Dtype.int4 and EXPERT.match(f"{layer.name}.weight") is not None
+    is_packed_expert = layer.weight.dtype is Dtype.int4 and _is_in_stack(layer)
     return is_plain(layer.weight) and not is_packed_expert
 
 

@@ -102,7 +102,7 @@ class SplitExperts(nn.Module):
             number = torch.div(row * self.num_experts, len(hidden_states), rounding_mode="floor")
             result[row] = self._route(hidden_states[row], number[:, None], hidden_states.new_ones(len(row), 1), row)
             return result
-        return self._route(hidden_states, top_k_index, top_k_weights)
+        return self._route(hidden_states.flatten(0, -2), top_k_index, top_k_weights).view(hidden_states.shape)
 
     def _route(
         self,
@@ -200,12 +200,12 @@ def _linears(fused: nn.Module, form: Form, index: int, names: ProjectionNames) -
     """Return the linear layers of expert ``index``: views of the fused parameters, as [out, in]."""
     num_down = len(fused.get_parameter("down_proj"))
     up, up_bias = _part(fused, form, "gate_up_proj" if form.has_gate else "up_proj", index)
-    linears = {names.down: _linear(*_part(fused, form, "down_proj", index))} if index < num_down else {}
+    linears = {names.down: linear_of(*_part(fused, form, "down_proj", index))} if index < num_down else {}
     if names.gate is None or not form.has_gate:
-        return {names.up: _linear(up, up_bias), **linears}
+        return {names.up: linear_of(up, up_bias), **linears}
     gate, up = up.chunk(2)
     gate_bias, up_bias = (None, None) if up_bias is None else up_bias.chunk(2)
-    return {names.gate: _linear(gate, gate_bias), names.up: _linear(up, up_bias), **linears}
+    return {names.gate: linear_of(gate, gate_bias), names.up: linear_of(up, up_bias), **linears}
 
 
 def _part(fused: nn.Module, form: Form, name: str, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -215,7 +215,8 @@ def _part(fused: nn.Module, form: Form, name: str, index: int) -> tuple[torch.Te
     return weight.T if form.is_transposed else weight, bias
 
 
-def _linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> nn.Linear:
+def linear_of(weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> nn.Linear:
+    """Return a linear layer with these parameters, without a copy of them."""
     linear = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=bias_O is not None, device="meta")
     linear.weight = nn.Parameter(weight_OI, requires_grad=False)
     if bias_O is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
@@ -150,17 +151,36 @@ def language_model(model: PreTrainedModel, kind: Kind) -> PreTrainedModel:
 
 
 def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor) -> dict[str, Any]:
-    """Return the named inputs with which ``model`` reads windows of token ids [N, T]."""
+    """Return the named inputs with which ``model`` reads windows of token ids [N, T]: in all of its codebooks."""
     named: dict[str, Any] = {"input_ids": ids_NT}
     if kind is Kind.sequence_to_sequence:
         read, predicted = halves(ids_NT)
         named = {"input_ids": read, "decoder_input_ids": decoder_inputs(model.config, predicted)}
     elif kind is Kind.speech:
         named = {model.main_input_name: silence(model), "decoder_input_ids": decoder_inputs(model.config, ids_NT)}
+    elif kind is Kind.causal and isinstance(codebooks := model.get_input_embeddings(), nn.ModuleList):
+        named = {"input_ids": ids_NT.repeat_interleave(len(codebooks), dim=0)}  # tokens of sound, several at each place
     has_cache = kind in (Kind.causal, *WITH_ENCODER)  # some take the switch among other arguments, without a name
     if has_cache or "use_cache" in inspect.signature(model.forward).parameters:
         named["use_cache"] = False
-    return named
+    return named | _own_defaults(model)
+
+
+def _own_defaults(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the arguments that ``model`` has another default of than the model inside it, which has no head.
+
+    BLIP's text model is an encoder by default (``is_decoder``), and a decoder inside the model with a head.
+    """
+    own, inner = (inspect.signature(part.forward).parameters for part in (model, model.base_model))
+    both = {name: parameter.default for name, parameter in own.items() if name in inner}
+    return {name: value for name, value in both.items() if value is True and inner[name].default is False}
+
+
+def num_tokens(model: PreTrainedModel) -> int:
+    """Return the number of tokens that a model has embeddings of."""
+    embeddings = model.get_input_embeddings()
+    first = embeddings[0] if isinstance(embeddings, nn.ModuleList) else embeddings
+    return len(first.get_parameter("weight"))
 
 
 def silence(model: PreTrainedModel) -> torch.Tensor:
@@ -169,7 +189,7 @@ def silence(model: PreTrainedModel) -> torch.Tensor:
     Whisper's encoder takes [1, mel bins, frames] of 30 s, others [1, frames, features].
     """
     config = model.config
-    if model.main_input_name == "input_values":
+    if "input_values" in (model.main_input_name, model.get_encoder().main_input_name):
         return torch.zeros(1, SAMPLES, dtype=model.dtype, device=model.device)
     sizes = [
         getattr(part, name, None) for part in (config, getattr(config, "encoder_config", None)) for name in FEATURES
@@ -181,6 +201,10 @@ def silence(model: PreTrainedModel) -> torch.Tensor:
 
 
 def outputs_of(result: Any) -> torch.Tensor:
-    """Return the logits of a model's output; the last hidden states [N, T, H] of a model that has no head."""
+    """Return the logits [1, T, V] of a model's output for one window; [1, T, H], its last states, if it has no head.
+
+    Of a model that predicts several codebooks these are the logits of the first.
+    """
     logits: torch.Tensor | None = getattr(result, "logits", None)
-    return result.last_hidden_state if logits is None else logits
+    outputs: torch.Tensor = result.last_hidden_state if logits is None else logits
+    return outputs[:1]

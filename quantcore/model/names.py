@@ -49,7 +49,7 @@ def place_tensors(
     prediction, and tensors whose values would have to be rearranged.
     """
     state = model.state_dict()
-    fused = {name for name, module in model.named_modules() if is_fused(module)}
+    fused = {name: len(part.get_parameter("down_proj")) for name, part in model.named_modules() if is_fused(part)}
     placed: dict[str, str] = {}
     in_stacks: dict[str, list[str]] = {}
     for name, renamed, pattern in _renamed(model, stored, state, transforms):
@@ -58,7 +58,7 @@ def place_tensors(
         elif expert := _EXPERT.match(name if pattern else renamed):
             experts = renamed.rpartition(".")[0] if pattern else expert[1]
             if experts in fused:
-                placed[name] = ".".join((experts, *expert.groups()[1:]))
+                placed[name] = ".".join((*_expert_of(fused, experts, int(expert[2])), *expert.groups()[2:]))
             elif own := _EXPERT.match(name):  # Step 3.7 has other names for a stack and for the module of the experts
                 in_stacks.setdefault(f"{own[1].rpartition('.')[0]}.{own[3]}.{own[4]}", []).append(name)
     for stack, renamed, _ in _renamed(model, in_stacks, state, transforms):
@@ -66,6 +66,20 @@ def place_tensors(
         if experts in fused:
             placed |= {name: f"{experts}.{name.split('.experts.')[-1]}" for name in in_stacks[stack]}
     return placed
+
+
+def _expert_of(fused: Mapping[str, int], experts: str, index: int) -> tuple[str, str]:
+    """Return the module of an expert and its name in there. ``fused``: the modules, with their numbers of experts.
+
+    Where a checkpoint has more experts than ``experts``, the others are in the modules beside it: ERNIE 4.5 VL numbers
+    those for text and those for images together.
+    """
+    place, beside = index, [name for name in fused if name.rsplit(".", 2)[0] == experts.rsplit(".", 2)[0]]
+    for name in beside if index >= fused[experts] else ():
+        if place < fused[name]:
+            return name, str(place)
+        place -= fused[name]
+    return experts, str(index)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from quantcore.checkpoint.blocks import Blocks
 from quantcore.errors import ModelError, reason_of
 from quantcore.model.kinds import Kind, declared_class, model_class
+from quantcore.model.stacks import restack
 
 UNTRUSTED_KEYS = ("auto_map", "trust_remote_code", "quantization_config")
 OUTPUT_KEYS = ("return_dict", "torchscript", "use_cache")
@@ -82,6 +83,7 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
             code="unsupported_architecture",
             hint="Check config.json.",
         ) from error
+    restack(model)
     model.config.use_cache = False
     for part in (model.config, model.config.get_text_config(decoder=True)):
         for name in EXTRA_OUTPUTS:

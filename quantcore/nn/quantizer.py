@@ -21,6 +21,7 @@ from quantcore.config.values import shown
 from quantcore.errors import CalibrationError, ConfigError
 from quantcore.model.experts import split_experts
 from quantcore.model.names import projection_names
+from quantcore.model.stacks import restack
 from quantcore.nn.algorithms import Applied, apply_algorithms, layer_result
 from quantcore.nn.attention import attention_watched, keys_behind_rope
 from quantcore.nn.calibration import calibrate
@@ -71,6 +72,7 @@ class ModelQuantizer:
         self._refuse(model)
         self.result, steps, begin = None, Progress(progress), time.monotonic()
         if isinstance(model, PreTrainedModel):
+            restack(model)
             split_experts(model, projection_names(model))
         applied = Applied()
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:

@@ -21,7 +21,7 @@ from quantcore.runtime.arguments import Arguments, passed_on
 from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.states import Axes, packed, unpacked
 
-MAX_RETURNED = 3
+MAX_RETURNED = 4
 """Upper bound on the values that a block may return: the hidden states, and others."""
 
 
@@ -38,7 +38,8 @@ class Relay:
 
     ``passed`` is the output of the last block that was called; ``num_returned`` the number of values that blocks return
     as a tuple, 0 for the hidden states alone. The other values stand for themselves (``PassedOn``) if ``passes_on``,
-    else they are None. With ``stops`` the first block raises ``Reached``, and nothing after it runs.
+    else they are None. ``num_calls`` counts the calls of the first block. With ``stops`` that raises ``Reached``, and
+    nothing after it runs.
     """
 
     num_returned: int
@@ -46,6 +47,7 @@ class Relay:
     give: torch.Tensor | None = None
     stops: bool = False
     seen: torch.Tensor | None = None
+    num_calls: int = 0
     passed: torch.Tensor | None = None
 
     def run(self, model: Callable[[], object]) -> torch.Tensor:
@@ -59,17 +61,18 @@ class Relay:
         for number, passes_on in product(numbers, (True, False)):
             if number < 2 and not passes_on:
                 continue  # there are no other values
-            self.num_returned, self.passes_on, self.seen = number, passes_on, None
+            self.num_returned, self.passes_on, self.seen, self.num_calls = number, passes_on, None, 0
             try:
-                model()
-            except Reached:  # by blocks after these
-                return self.reached()
+                with suppress(Reached):  # by blocks after these
+                    model()
             except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # models raise various errors for an unexpected number of values
                 failures.append(error)
-            else:
-                return self.reached()
+                continue
+            if self.num_calls > 1:
+                raise no_chain("it runs the first of them more than once")
+            return self.reached()
         explained = next((failure for failure in failures if isinstance(failure, ModelError)), None)
         raise explained or no_chain(f"its code fails around them ({reason_of(failures[0])})") from failures[0]
 
@@ -144,6 +147,7 @@ def _recorder(
         arguments.positional, arguments.named, arguments.is_skipped = tuple(rest), named, False
         if is_first:
             relay.seen = hidden_states
+            relay.num_calls += 1
             if relay.stops:
                 raise Reached
             hidden_states = hidden_states if relay.give is None else relay.give

@@ -17,6 +17,7 @@ from torch import nn
 
 from quantcore.errors import ConfigError
 from quantcore.model.experts import SplitExperts
+from quantcore.model.stacks import OneByOne
 from quantcore.numerics.qtensor import check_finite, is_finite
 from quantcore.runtime.devices import free_memory_bytes
 from quantcore.runtime.ranks import Ranks
@@ -57,7 +58,7 @@ def shard(block: nn.Module, ranks: Ranks, device: torch.device, keeps: Callable[
 
     mesh = init_device_mesh(device.type, (ranks.size,))
     for name, part in list(block.named_modules()):
-        if isinstance(part, SplitExperts):
+        if isinstance(part, SplitExperts | OneByOne):
             part.runs_all = True
         if isinstance(part, SHARDED) and not keeps(f"{name}.weight"):
             # By default the outermost sharded module keeps its weights; here each layer is an outermost one.

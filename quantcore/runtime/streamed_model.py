@@ -26,7 +26,7 @@ from quantcore.checkpoint.roles import tensors_of_drafts
 from quantcore.errors import ModelError
 from quantcore.model.drafts import FIRST, Draft, build_draft
 from quantcore.model.experts import experts_split, is_fused
-from quantcore.model.kinds import Kind, halves, inputs_of, language_model
+from quantcore.model.kinds import Kind, halves, inputs_of, language_model, num_tokens
 from quantcore.model.names import (
     FROM_FILE_TO_FILE,
     check_not_rearranged,
@@ -49,7 +49,7 @@ from quantcore.runtime.devices import release_freed_memory
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.ranks import Ranks, computing_together
-from quantcore.runtime.relay import Outside, Relay, blocks_replaced, model_code
+from quantcore.runtime.relay import Outside, Relay, blocks_replaced, model_code, no_chain
 from quantcore.runtime.sharded import shard
 from quantcore.runtime.shards import is_sharded, local_rows, rows_of
 from quantcore.runtime.states import Axes, States, StatesInMemory, packed, unpacked
@@ -96,6 +96,9 @@ class StreamedModel:
                 self._stored.setdefault(source, self._stored[place])
         self._places, self._lists = find_block_lists(self.model, self._placed, blocks)
         check_shares_nothing(self.model, self._places)
+        if blocks.take_turns:
+            lists = " and ".join(f"'{prefix}*'" for prefix in blocks.prefixes)
+            raise no_chain(f"its blocks are in lists that take turns, {lists}")
         self._towers = towers_of(self.model, self._places)
         check_not_rearranged(self.model, names, self._placed, self._assembled, self._towers)
         self._projections = projection_names(self.model)
@@ -236,7 +239,7 @@ class StreamedModel:
 
     def _check_ids(self, windows_NT: torch.Tensor) -> None:
         with model_code("its embedding"):
-            num_rows = len(self.reader.get_input_embeddings().get_parameter("weight"))
+            num_rows = num_tokens(self.reader)
         largest = max((int(window_T.max()) for window_T in windows_NT), default=0)
         if largest >= num_rows:
             raise ModelError(
@@ -326,7 +329,8 @@ class StreamedModel:
     @contextmanager
     def _outside_loaded(self, *, head: bool) -> Iterator[None]:
         """Hold the weights outside the blocks in memory: the head only if ``head``, a tower's only once it runs."""
-        names = [name for name, _ in self.model.named_parameters() if not name.startswith(self._places.prefixes)]
+        every = self.model.named_parameters(remove_duplicate=False)  # each name, also of those that are tied by now
+        names = [name for name, _ in every if not name.startswith(self._places.prefixes)]
         if not head:
             sources = self.model.all_tied_weights_keys
             names = [name for name in names if not self._is_stored_head(sources.get(name, name))]

@@ -3,11 +3,14 @@
 With ``make test`` a dozen of them, each in two ways, so that six meet every way; with ``make test-all`` in every way.
 """
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.params import with_usual
-from tests.sweep.classes import find_class
-from tests.sweep.quantizing import WAYS, quantize_class
+from tests.sweep.classes import ModelClass, find_class
+from tests.sweep.quantizing import WAYS, Outcome, Row, quantize_class
+from tests.sweep.table import write_table
 
 HALVES = (("data-free", "weight-only"), ("activation", "file-to-file"))
 
@@ -31,6 +34,11 @@ RARE = [
     "InklingForConditionalGeneration",  # gate and up alternate in stacks of experts; shared experts stay one stack
     "KimiLinearForCausalLM",  # the kernels of its convolutions are put together when they are loaded
     "Llama4ForCausalLM",  # stacks of transposed experts, which get scaled copies of all tokens
+    "DbrxForCausalLM",  # the rows of all experts in one matrix
+    "Ernie4_5_VLMoeForConditionalGeneration",  # experts for images beside those for text
+    "JetMoeForCausalLM",  # experts in the attention, too
+    "LukeForMaskedLM",  # the bias of its head has two names
+    "MusicgenForCausalLM",  # a list of embeddings, and one of heads
     "LongcatFlashForCausalLM",  # some experts are the identity
     "MarianMTModel",  # its table of positions is computed, not stored
     "MiniMaxM3SparseForConditionalGeneration",  # gate and up become one layer
@@ -59,3 +67,15 @@ def test_a_class_is_quantized_in_every_way_and_nothing_is_lost(name: str, ways: 
     for way, outcome in row.outcomes.items():
         assert outcome.num_quantized > 0, way
         assert (outcome.unexplained, outcome.altered) == ((), ()), way
+
+
+def test_the_page_counts_the_classes_and_says_why_one_does_not_work(tmp_path: Path) -> None:
+    works, works_half, no_model = (ModelClass("causal", "x", name) for name in ("Works", "Half", "None"))
+    refused = Outcome("refused", "unsupported_architecture: Its <loop> is odd: it turns.")
+    half = {way: Outcome("ok") if way == "file-to-file" else refused for way in WAYS}
+    rows = [Row(works, {way: Outcome("ok") for way in WAYS}), Row(works_half, half), Row(no_model, not_built="No.")]
+    write_table(rows, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert "| causal | 2 | 1 (50 %) | 1 (50 %) | 1 (50 %) | 2 (100 %) | none | none |" in page
+    assert "- Half, data-free, weight-only, activation: Its &lt;loop> is odd: it turns." in page
+    assert "| Works | yes | yes | yes | yes |" in page and "- None: No." in page

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quantcore.model.kinds import inputs_of
 from quantcore.model.skeleton import kind_of
-from quantcore.model.twin import build_twin, twin_config
+from quantcore.model.twin import VOCAB_SIZE, build_twin, twin_config
 from tests.support.architectures import OVERRIDES, shrink
 from tests.support.tokenizers import save_byte_tokenizer
 
@@ -33,6 +33,7 @@ TASKS = {
 DEPTH, TOWER_DEPTH = 4, 3
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 CODES = {"<image>": 5, "<|visual token 000000|>": 6, "<|visual token 000001|>": 7, "<|extra_200|>": 8}
+SLIDING = {"per_layer_config": {"02": {"qk_nope_head_dim": 8}, "03": {"qk_nope_head_dim": 8}}}
 SMALL: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": {"num_attention_heads": 4, "hidden_size": 64}},
     "chameleon": {"vocabulary_map": {"<image>": 5, "IMGIMGA": 6, "IMGIMGB": 7}},
@@ -43,13 +44,22 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "deepseek_v4": {"moe_intermediate_size": 32},
     "dots1": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-    "dots3_note": {"per_layer_config": {"02": {"qk_nope_head_dim": 8}, "03": {"qk_nope_head_dim": 8}}},
+    "diffusion_gemma": {"text_config": {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32}},
+    "dots3_note": {
+        "text_config": SLIDING,
+        "vision_config": {"adapter_in_dim": 64, "adapter_out_dim": 40},
+        "audio_config": {"adapter_input_size": 64, "adapter_out_dim": 40},
+    },
+    "dots3_note_text": SLIDING,
     "emu3": {"vocabulary_map": CODES, "vq_config": {"base_channels": 32}},
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {"mrope_section": [2, 2, 4]}}},
+    "esm": {"vocab_size": VOCAB_SIZE, "pad_token_id": 1, "mask_token_id": 2},
+    "esmc": {"vocab_size": VOCAB_SIZE},
     "falcon_h1": {"mamba_n_heads": 2},
     "gemma3n": {"text_config": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}},
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
     "glm4_moe": {"hidden_size": 96},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/2"},
     "hunyuan_vl": {"text_config": {"rope_parameters": {"mrope_section": [2, 2, 2, 2]}}},
     "inkling_mm_model": {"text_config": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}},
     "janus": {"vq_config": {"base_channels": 32}},
@@ -161,7 +171,10 @@ def linear_weights(model: PreTrainedModel, fills: dict[str, str]) -> set[str]:
         if parameter is None:
             continue
         is_linear = isinstance(module, (nn.Linear, transformers.pytorch_utils.Conv1D)) and parameter.ndim == 2
-        is_stack = parameter.ndim == 3 and len(parameter) > 1 and not isinstance(module, nn.modules.conv._ConvNd)
+        path, is_parametrized, _ = place.partition(".parametrizations.")  # a kernel as direction and length (wav2vec 2)
+        owner = model.get_submodule(path) if is_parametrized else module
+        is_stack = parameter.ndim == 3 and len(parameter) > 1 and not isinstance(owner, nn.modules.conv._ConvNd)
+        is_stack = is_stack or (parameter.ndim == 2 and ".experts." in place and "bias" not in name)  # DBRX
         if is_linear or is_stack:
             weights.add(name)
     return weights

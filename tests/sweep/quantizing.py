@@ -36,7 +36,10 @@ WAYS: dict[str, dict[str, Any]] = {
 
 NUM_SAMPLES, SEQ_LEN = 12, 32
 EXPORTS = ("compressed_tensors", "fake_quantized")
-"""The formats to write: the first that holds all layers of the model. Only GPT-2's ``Conv1D`` needs the second."""
+"""The formats to write: the first that holds all layers of the model, and that Transformers reads.
+
+GPT-2's ``Conv1D`` needs the second, and static scales of layers that Transformers cuts (GTE).
+"""
 TOWER = re.compile(r"vision|visual|audio|image|speech|multi_modal_projector")
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -88,7 +91,7 @@ def quantize(model_dir: Path, output_dir: Path, text: Path, how: Mapping[str, An
     """Run one job; see ``Outcome``."""
     for export in EXPORTS:
         outcome = quantize_to(export, model_dir, output_dir, text, how, model)
-        if not outcome.detail.startswith("incompatible_export"):
+        if not outcome.detail.startswith(("incompatible_export", "consumer_reads_otherwise")):
             break
     return outcome
 
@@ -111,7 +114,7 @@ def quantize_to(
         with proving_here():
             job.run(task, lambda event: None)
     except QuantError as error:
-        return Outcome("refused", f"{error.code}: {error}"[:300], seconds=time.monotonic() - started)
+        return Outcome("refused", f"{error.code}: {error.message}"[:300], seconds=time.monotonic() - started)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         at = next((frame for frame in reversed(frames) if "quantcore" in frame.filename), frames[-1])

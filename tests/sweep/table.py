@@ -48,22 +48,17 @@ def _in_classes(rows: Sequence[Row], what: str) -> str:
 
 
 def _lines(rows: Sequence[Row]) -> Iterator[str]:
-    built = [row for row in rows if row.outcomes]
-    yield "# Architectures"
-    yield ""
-    yield (
-        f"`make sweep` wrote this page on {datetime.now(UTC):%Y-%m-%d}, with Transformers {transformers.__version__}"
-        f" and torch {torch.__version__.partition('+')[0]}. It builds a tiny model with random weights of every class,"
-        " and quantizes it to the compressed-tensors format (another one in brackets) in four ways:"
-    )
-    yield ""
-    for way, how in WAYS.items():
-        steps = " and ".join(step["name"] for step in how.get("algo_config", ())) or "no algorithm"
-        yield f"- **{way}**: `{how['preset']}`, {steps}{', file to file' if 'file2file' in how else ''}"
-    yield ""
-    yield "In float without a reason: classes with linear weights that are neither quantized nor listed as kept."
-    yield ""
+    built, not_built = ([row for row in rows if bool(row.outcomes) is wanted] for wanted in (True, False))
+    yield from _introduction()
     yield from summary(rows)
+    yield ""
+    yield "## What does not work"
+    yield ""
+    yield "A refusal names its reason before anything is quantized."
+    yield ""
+    for row in built:
+        for reason, ways in _reasons(row).items():
+            yield f"- {row.model_class.name}, {', '.join(ways)}: {_escaped(reason)}"
     yield ""
     yield "## Every class"
     yield ""
@@ -74,11 +69,43 @@ def _lines(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield "## Not built"
     yield ""
-    yield "The default config of these classes does not make a model, or not a small one."
+    yield "The default config of these classes does not make a model, or not a small one, or needs another package."
     yield ""
-    for row in rows:
-        if row.not_built:
-            yield f"- {row.model_class.name}: {_escaped(row.not_built)}"
+    for row in not_built:
+        yield f"- {row.model_class.name}: {_escaped(row.not_built)}"
+
+
+def _introduction() -> Iterator[str]:
+    yield "# Architectures"
+    yield ""
+    yield (
+        f"`make sweep` wrote this page on {datetime.now(UTC):%Y-%m-%d}, with Transformers {transformers.__version__}"
+        f" and torch {torch.__version__.partition('+')[0]}. It takes each class of Transformers that generates text,"
+        " reads images or sound beside text, fills in masked tokens, or embeds texts. Of each it builds a tiny model"
+        " with random weights, and quantizes that to the compressed-tensors format (another one in brackets) in four"
+        " ways:"
+    )
+    yield ""
+    for way, how in WAYS.items():
+        steps = " and ".join(step["name"] for step in how.get("algo_config", ())) or "no algorithm"
+        yield f"- **{way}**: `{how['preset']}`, {steps}{', file to file' if 'file2file' in how else ''}"
+    yield ""
+    yield (
+        "Every linear weight of a result must be quantized, or the report must say why it is not. The table counts the"
+        " classes that work, and those with weights that are in float without a reason, or with tensors of a tower that"
+        " are not those of the model."
+    )
+    yield ""
+
+
+def _reasons(row: Row) -> dict[str, list[str]]:
+    """Return why ways do not work, each reason with its ways."""
+    reasons: dict[str, list[str]] = {}
+    for way, outcome in row.outcomes.items():
+        if outcome.verdict != "ok":
+            reason = outcome.detail.partition(": ")[2] if outcome.verdict == "refused" else outcome.detail
+            reasons.setdefault(reason, []).append(way)
+    return reasons
 
 
 def _cell(outcome: Outcome) -> str:

@@ -38,12 +38,14 @@ class Mixture(nn.Module):
         for name, value in vars(flags).items():
             setattr(fused, name, value)
         self.experts = SplitExperts(fused, ProjectionNames())
+        self.keeps_windows = False  # as DBRX: the experts get states [N, T, H]
 
     def forward(self, x):
         flat = x.flatten(0, -2)
         index_TK = torch.zeros(len(flat), 1, dtype=torch.long)
         index_TK[:NUM_OWN] = 2 * (x[0, 0, 0] == 7)  # the first window begins with a 7
-        return x + self.experts(flat, index_TK, torch.full((len(flat), 1), 0.5)).view_as(x)
+        states = x if self.keeps_windows else flat
+        return x + self.experts(states, index_TK, torch.full((len(flat), 1), 0.5)).view_as(x)
 
 
 @pytest.fixture
@@ -113,6 +115,18 @@ def test_batches_lend_the_same_tokens(windows):
     in_batches, _ = collected(Mixture(), [torch.cat(windows[:2]), torch.cat(windows[2:])])
     for name in ("experts.1.up_proj", "experts.3.down_proj"):
         assert torch.allclose(one_by_one[name].gram_II, in_batches[name].gram_II, atol=1e-5)
+
+
+def test_experts_that_get_whole_windows_lend_the_same_tokens(windows, monkeypatch):
+    monkeypatch.setattr("quantcore.calibration.lending.EXPERT_SHARE", 0.25)  # a share of all tokens is wanted
+    block = Mixture()
+    block.keeps_windows = True
+    expected, _ = collected(Mixture(), windows)
+    got, after = collected(block, windows)
+    for name in ("experts.1.up_proj", "experts.2.gate_proj"):
+        assert torch.equal(got[name].gram_II, expected[name].gram_II) and got[name].num_lent == expected[name].num_lent
+    assert got["experts.1.up_proj"].num_lent == T * WINDOWS // 4
+    assert all(state.shape == (1, T, HIDDEN) for state in after)
 
 
 def test_ranges_do_not_see_what_is_lent(windows):

@@ -89,6 +89,23 @@ def test_an_encoder_that_hears_is_left_alone():
     assert find_blocks(silent, config).lists == (("model.encoder.layers.", 6), ("model.decoder.layers.", 4))
 
 
+def test_lists_that_take_turns_are_taken_together():
+    lists = {**blocks("x.attentions.", 6, 32), **blocks("x.ffns.", 6, 32), **blocks("x.other.", 3, 32)}
+    found = find_blocks(lists, {"n_layers": 6, "emb_dim": 32})
+    assert found == Blocks((("x.attentions.", 6), ("x.ffns.", 6)), take_turns=True)
+    two_models = {**blocks("x.attentions.", 6, 32), **blocks("model.layers.", 6, 32)}
+    with pytest.raises(ModelError, match="several lists"):
+        find_blocks(two_models, {"n_layers": 6, "emb_dim": 32})
+
+
+def test_layers_in_a_list_are_no_blocks():
+    """MusicGen has an embedding and a head for each codebook, as many as blocks here."""
+    head = TensorHeader("BF16", (64, 32), "model.safetensors", 0, 4096)
+    heads = {f"lm_heads.{index}.weight": head for index in range(6)}
+    config = {"num_hidden_layers": 6, "hidden_size": 32}
+    assert find_blocks({**heads, **blocks("model.layers.", 6, 32)}, config).lists == (("model.layers.", 6),)
+
+
 REFUSED = {
     "two decoders": (
         {"is_encoder_decoder": True, "num_layers": 6, "d_model": 32},

@@ -162,6 +162,8 @@ STACKS = {
     "granite": ({"input_linear.weight": (E, 2 * INNER, H), "output_linear.weight": (E, H, INNER)}, ""),
     "as_wide": ({"gate_up_proj": (E, 2 * INNER, 2 * INNER), "down_proj": (E, 2 * INNER, INNER)}, "experts."),
 }  # fmt: skip
+DBRX = {f"ffn.experts.mlp.{name}": torch.randn(E * INNER, H) for name in ("w1", "v1", "w2")}
+DBRX["ffn.router.layer.weight"] = torch.randn(E, H)
 TRANSPOSES = {"llama4": ("gate_up_proj", "down_proj"), "aria": ("fc1.weight", "fc2.weight")}
 
 
@@ -220,14 +222,28 @@ def test_stacked_transposes_are_read_one_by_one(case, tmp_path):
         assert torch.equal(source.read(f"{start}.down_proj.weight"), down[index].T)
 
 
+def test_matrices_of_all_rows_are_read_one_by_one(tmp_path):
+    """DBRX; the number of its experts is the height of the router."""
+    headers, source = stored(tmp_path, DBRX)
+    assert len(headers.tensors) == 3 * E + 1
+    for index in range(E):
+        of_rows = slice(index * INNER, (index + 1) * INNER)
+        gate, up, down = (tensor[of_rows] for name, tensor in DBRX.items() if ".mlp." in name)
+        assert torch.equal(source.read(f"ffn.experts.{index}.gate_proj.weight"), gate)
+        assert torch.equal(source.read(f"ffn.experts.{index}.up_proj.weight"), up)
+        assert torch.equal(source.read(f"ffn.experts.{index}.down_proj.weight"), down.T)
+
+
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 100])
-@pytest.mark.parametrize("case", [*STACKS, *TRANSPOSES, "gpt_oss"])
+@pytest.mark.parametrize("case", [*STACKS, *TRANSPOSES, "gpt_oss", "dbrx"])
 def test_what_was_read_one_by_one_is_written_into_its_stack(case, max_shard_bytes, tmp_path):
     names = TRANSPOSES.get(case, TRANSPOSES["llama4"])
     shapes, folder = STACKS.get(case, (dict(zip(names, ((E, H, 2 * INNER), (E, INNER, H)), strict=True)), "experts."))
     tensors = {f"model.layers.0.mlp.{folder}{name}": torch.randn(shape) for name, shape in shapes.items()}
     if case == "gpt_oss":
         tensors |= {f"{name}_bias": torch.randn(E, stack.shape[2]) for name, stack in tensors.items()}
+    if case == "dbrx":
+        tensors = dict(DBRX)
     tensors["norm.weight"] = torch.ones(3)
     headers, source = stored(tmp_path, tensors)
     sink = Sink(tmp_path / "again", own_layout(headers.tensors), max_shard_bytes, tensors=headers.tensors)

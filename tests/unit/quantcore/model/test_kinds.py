@@ -3,8 +3,19 @@
 import pytest
 import torch
 
-from quantcore.model.kinds import Kind, decoder_inputs, halves, inputs_of, model_class, neutral_token
+from quantcore.model.kinds import (
+    Kind,
+    decoder_inputs,
+    halves,
+    inputs_of,
+    language_model,
+    model_class,
+    neutral_token,
+    num_tokens,
+    outputs_of,
+)
 from quantcore.model.skeleton import build_skeleton, clean_config
+from tests.sweep.classes import build, find_class
 
 CHOSEN = {
     "a model with a tower": ("llava", "LlavaForConditionalGeneration", Kind.causal),
@@ -54,3 +65,23 @@ def test_a_decoder_reads_what_it_predicts_one_place_later():
     model = build_skeleton({"model_type": "t5", "vocab_size": 64, "num_layers": 1}, torch.float32)
     assert inputs_of(model, Kind.sequence_to_sequence, ids_NT).keys() == {"input_ids", "decoder_input_ids", "use_cache"}
     assert neutral_token(config) not in (config.pad_token_id, config.eos_token_id)
+
+
+def test_a_model_with_a_head_says_how_the_one_inside_runs():
+    """BLIP's text model is an encoder by default."""
+    ids_NT = torch.arange(10, 18)[None]
+    blip, bert = build(find_class("BlipForConditionalGeneration")), build(find_class("BertForMaskedLM"))
+    text = language_model(blip, Kind.causal)
+    assert inputs_of(text, Kind.causal, ids_NT).keys() == {"input_ids", "use_cache", "is_decoder"}
+    assert inputs_of(text, Kind.causal, ids_NT)["is_decoder"] is True
+    assert inputs_of(bert, Kind.masked, ids_NT).keys() <= {"input_ids", "use_cache"}
+
+
+def test_every_codebook_reads_the_tokens_and_the_first_predicts():
+    music, ids_NT = build(find_class("MusicgenForCausalLM")), torch.arange(10, 18)[None]
+    named = inputs_of(music, Kind.causal, ids_NT)
+    assert torch.equal(named["input_ids"], ids_NT.expand(music.config.num_codebooks, 8))
+    assert num_tokens(music) == music.config.vocab_size + 1
+    with torch.no_grad():
+        output = music(**named)
+    assert torch.equal(outputs_of(output), output.logits[:1]) and len(output.logits) == music.config.num_codebooks == 4

@@ -19,7 +19,10 @@ REBUILT = {
     "InklingForConditionalGeneration": {"w13_dn.weight"},  # rows of gate and up alternate
     "MiniMaxM3SparseForConditionalGeneration": {"gate_proj.weight", "up_proj.weight"},
 }
-EXPERTS = ["Step3p7ForConditionalGeneration"]  # three stacks, in a module of another name
+EXPERTS = [
+    "Ernie4_5_VLMoeForConditionalGeneration",  # experts for images are in another module, and numbered after the others
+    "Step3p7ForConditionalGeneration",  # three stacks, in a module of another name
+]
 ASSEMBLED = {"OlmoHybridForCausalLM": "conv1d.weight", "KimiLinearForCausalLM": "conv1d.weight"}
 
 

@@ -211,6 +211,29 @@ def test_a_model_that_computes_between_its_blocks_is_refused(tmp_path):
         model.embed(torch.ones(1, 8, dtype=torch.long))
 
 
+NO_CHAINS = {
+    "XLMWithLMHeadModel": r"in lists that take turns, 'transformer\.ffns\.\*' and 'transformer\.attentions\.\*'",
+    "AlbertForMaskedLM": "runs the first of them more than once",
+}
+
+
+@pytest.mark.parametrize("name", NO_CHAINS)
+def test_blocks_that_are_no_chain_are_refused_with_the_reason(name, tmp_path):
+    save(build(find_class(name)), tmp_path)
+    with pytest.raises(ModelError, match=NO_CHAINS[name]) as caught:
+        streamed(tmp_path).embed(torch.ones(1, 8, dtype=torch.long))
+    assert caught.value.code == "unsupported_architecture" and "--file2file_quantization" in caught.value.hint
+
+
+def test_a_bias_of_the_head_with_two_names_is_read_again(tmp_path):
+    """LUKE's; the first run, which needs no head, ties the two."""
+    save(build(find_class("LukeForMaskedLM")), tmp_path)
+    model = streamed(tmp_path)
+    hidden = model.embed(torch.ones(1, 8, dtype=torch.long))
+    with model.head() as logits:
+        assert logits(hidden.states[0]).isfinite().all()
+
+
 def test_blocks_hold_no_weights_before_and_after(tmp_path):
     model = streamed(tiny_model(tmp_path / "model"))
 
