@@ -171,6 +171,7 @@ def quantize(
     Every rank holds the block, and has its share of the windows, of the layers and of the writing.
     """
     ranks = savepoint.ranks
+    emit(PhaseStarted("gradients" if task.config.goes_back else "quantize"))
     texts = read_texts(task, kind_of(original.headers.config), ranks)
     for message in texts.warnings:
         emit(Warned("calibration_text", message))
@@ -178,11 +179,12 @@ def quantize(
     model = stream_model(task, original, source, plan, ranks)
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
     gradients = None
-    if algorithms.goes_back and (reason := no_gradients(model)) is not None:
-        emit(Warned("no_gradients", f"{reason}: yaqa rounds as gptaq does."))
-    elif algorithms.goes_back:
-        gradients = find_gradients(model, texts.calibration_NT, task.calibration.seed, folder, emit, ranks)
-    emit(PhaseStarted("quantize"))
+    if task.config.goes_back:
+        if (reason := no_gradients(model)) is not None:
+            emit(Warned("no_gradients", f"{reason}: yaqa rounds as gptaq does."))
+        else:
+            gradients = find_gradients(model, texts.calibration_NT, task.calibration.seed, folder, emit, ranks)
+        emit(PhaseStarted("quantize"))
     baseline = Baseline(original, texts.evaluation, texts.cache, ranks, is_measured=task.evaluation.num_windows > 0)
     streams = JobStreams.begin(
         model, plan, algorithms, texts.calibration_NT, texts.evaluation.ids_NT, folder, ranks, gradients,

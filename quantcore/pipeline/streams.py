@@ -14,7 +14,7 @@ from quantcore.blockwise.backward import BackwardPass, StateGradients
 from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.blockwise.savepoint import SavePoint, Stream
 from quantcore.calibration.reduction import Span
-from quantcore.events import Emit, Eta, PhaseStarted, Progress
+from quantcore.events import Emit, Eta, Progress
 from quantcore.model.kinds import Kind
 from quantcore.plan.planner import Plan
 from quantcore.runtime.devices import held_memory_bytes
@@ -131,7 +131,6 @@ def find_gradients(
 
     ``seed`` draws tokens from its predictions. A job that resumes does it again, with the same result.
     """
-    emit(PhaseStarted("gradients"))
     windows = Span(len(calibration_NT), ranks).windows
     eta = Eta(2 * model.num_blocks)
 
