@@ -245,13 +245,8 @@ def run(arguments: list[str]) -> int:
         error.show() if hasattr(error, "show") else print(error.format_message(), file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
-        extra = (
-            "engine"
-            if arguments[:1] in (["quantize"], ["chat"], ["selftest"])
-            else "demo"
-            if "demo" in arguments[:1]
-            else "local"
-        )
+        extras = {"quantize": "engine", "chat": "engine", "selftest": "engine", "demo": "demo"}
+        extra = extras.get("".join(arguments[:1]), "local")
         missing = BitfoundryError(
             f"This command needs the package {error.name}", hint=f"Install it: pip install 'bitfoundry[{extra}]'"
         )

@@ -179,8 +179,8 @@ def _calls_noted(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
 def log_p_of_drawn(logits_TV: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Return the sum over the tokens of log p(y), y drawn from p; part of the graph."""
     drawn = []
-    for start in range(0, len(logits_TV), LOGIT_ROWS):
-        log_p = functional.log_softmax(logits_TV[start : start + LOGIT_ROWS].float(), -1)
+    for logits_RV in torch.split(logits_TV, LOGIT_ROWS):
+        log_p = functional.log_softmax(logits_RV.float(), -1)
         y = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
         drawn.append(log_p.gather(-1, y).sum())
     return torch.stack(drawn).sum()

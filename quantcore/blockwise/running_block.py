@@ -81,9 +81,7 @@ class RunningBlock:
             return reference.run(self.block, self.index, window)
         state, behind = reference.states[window].clone(), gradients.behind(self.index, window)
         back = back_through(reference, state, self.block, self.index, window, collector.modules, behind)
-        collector.learn(
-            {call.name: call.gradient for call in back.calls}, {call.name: call.inputs for call in back.calls}
-        )
+        collector.learn([(call.name, call.inputs, call.gradient) for call in back.calls])
         return back.output
 
     @property

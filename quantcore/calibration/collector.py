@@ -20,6 +20,9 @@ from quantcore.model.experts import routed_tokens
 from quantcore.runtime.ranks import spread
 from quantcore.runtime.shards import counts
 
+Places = tuple[torch.Tensor, torch.Tensor]
+"""The places of the same tokens in two lists: in the quantized model's, and in the float model's."""
+
 
 class StatsCollector:
     """Watches the inputs of modules. Modules that read the same tensor share one set of sums, found as they run.
@@ -77,19 +80,17 @@ class StatsCollector:
         finally:
             self._is_reference = False
 
-    def learn(self, gradients: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
-        """Take the gradients of log p(y) by the outputs [.., T, O] of modules that ran as ``reference``.
+    def learn(self, calls: Sequence[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
+        """Take (name, inputs, gradients) of modules that ran as ``reference``: those of log p(y) by outputs [.., T, O].
 
-        The tokens of the same windows, run next, are then weighted by the squares of these gradients. ``inputs`` are
-        those of the modules.
+        The tokens of the same windows, run next, are then weighted by the squares of these gradients.
         """
         shared: dict[int, torch.Tensor] = {}
-        for name, gradient in gradients.items():
+        for name, inputs, gradient in calls:
             self._gradients[name] = gradient.float()
             square = self._gradients[name].square().sum(-1)
-            key = id(inputs[name])
-            shared[key] = shared[key] + square if key in shared else square
-        self._squares = {name: shared[id(inputs[name])] for name in gradients}
+            shared[id(inputs)] = shared[id(inputs)] + square if id(inputs) in shared else square
+        self._squares = {name: shared[id(inputs)] for name, inputs, _ in calls}
 
     def stats(self, owner: int | None = None) -> dict[str, Stats]:
         """Return the statistics of every module that saw a token, in the order in which they first ran.
@@ -138,14 +139,15 @@ class StatsCollector:
             self._add_gradients(self._same_as.setdefault(name, self._seen[id(x)][1]), name, x)
             return
         first = self._same_as.setdefault(name, name)
-        reference = None if are_lent() else self._reference_of(name, x)
+        places = None if are_lent() else self._places(name)
+        reference = None if are_lent() else self._reference_of(name, x, places)
         num = self._num_begun if x.ndim > 2 else None
         sequences = x.reshape(-1, *x.shape[-2:]) if num is None else x.reshape(num, -1, x.shape[-1])
         references: list[torch.Tensor | None] = [None] * len(sequences)
         if reference is not None:
             references = list(reference.reshape_as(sequences))
         weights: list[torch.Tensor | None] = [None] * len(sequences)
-        weight = None if are_lent() else self._weights_of(name, x)
+        weight = None if are_lent() else self._weights_of(name, x, places)
         if weight is not None:
             weights = list(weight.reshape(sequences.shape[:-1]))
         for number, (sequence, other, weight_T) in enumerate(zip(sequences, references, weights, strict=True)):
@@ -163,12 +165,12 @@ class StatsCollector:
         for number, gradient_TO in enumerate(gradient.reshape(num, -1, gradient.shape[-1])):
             self._sums_of(self._window + number, first, x).add_gradients(name, gradient_TO)
 
-    def _weights_of(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
+    def _weights_of(self, name: str, x: torch.Tensor, places: Places | None) -> torch.Tensor | None:
         """Return the weight of each token [.., T] of ``x`` with mean 1, None for equal ones."""
         if name not in self._squares:
             is_whole = self._weights is not None and self._weights.shape == x.shape[:-1]
             return self._weights if is_whole else None  # an expert gets some of the tokens
-        squares, places = self._squares[name], self._places(name)
+        squares = self._squares[name]
         if places is not None:
             mine, theirs = places
             matched = squares.mean().repeat(len(x))
@@ -176,14 +178,13 @@ class StatsCollector:
             return with_mean_1(matched)
         return with_mean_1(squares) if squares.shape == x.shape[:-1] else None
 
-    def _reference_of(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
+    def _reference_of(self, name: str, x: torch.Tensor, places: Places | None) -> torch.Tensor | None:
         """Return what the float model has in place of ``x``, token by token; None if its layer saw nothing alike.
 
         A router may send other tokens to an expert than in the float model. Those have no counterpart: they stand for
         themselves, so that nothing is corrected for them.
         """
         reference, _ = self._reference.get(name, (None, None))
-        places = self._places(name)
         if reference is None or places is None:
             return reference if reference is not None and reference.shape == x.shape else None
         matched = x.clone()
@@ -191,8 +192,8 @@ class StatsCollector:
         matched[mine] = reference[theirs]
         return matched
 
-    def _places(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return where the tokens are that a router sends to an expert here and in the float model: (here, there)."""
+    def _places(self, name: str) -> Places | None:
+        """Return the places of the tokens that a router sends to an expert both here and in the float model."""
         _, their_tokens = self._reference.get(name, (None, None))
         tokens = routed_tokens()
         if tokens is None or their_tokens is None:

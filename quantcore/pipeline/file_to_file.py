@@ -22,7 +22,7 @@ from quantcore.config.task import Task
 from quantcore.errors import at_block
 from quantcore.evaluation.provenance import provenance
 from quantcore.evaluation.text import EvaluationText
-from quantcore.events import Emit, Eta, PhaseStarted, Progress
+from quantcore.events import Emit, Eta, Progress
 from quantcore.numerics.qtensor import check_finite
 from quantcore.numerics.weight_layout import canonical
 from quantcore.pipeline.writer import ResultWriter
@@ -46,7 +46,6 @@ def round_files(
     Processes as many blocks at a time as there are ranks, so that none is idle; each rank takes some of their layers.
     Resumes after the blocks that were ``saved``.
     """
-    emit(PhaseStarted("quantize"))
     ranks = savepoint.ranks
     source = open_source(model)
     weights = Weights(source, TORCH_DTYPES[model.headers.main_dtype], default_device())

@@ -105,6 +105,7 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, warnings: list[Wa
         if ranks.is_first:
             folder = stack.enter_context(building(task.output_dir, savepoint.folder))
         folder = ranks.share(folder)
+        emit(PhaseStarted("gradients" if task.config.goes_back else "quantize"))
         work = round_files if plan.executor == FILE_TO_FILE else quantize
         outcome = work(task, model, plan, folder, emit, savepoint, saved)
         peaks_bytes = ranks.gather(peak_memory_bytes())
@@ -171,7 +172,6 @@ def quantize(
     Every rank holds the block, and has its share of the windows, of the layers and of the writing.
     """
     ranks = savepoint.ranks
-    emit(PhaseStarted("gradients" if task.config.goes_back else "quantize"))
     texts = read_texts(task, kind_of(original.headers.config), ranks)
     for message in texts.warnings:
         emit(Warned("calibration_text", message))

@@ -22,7 +22,7 @@ from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Input, Parts, by_block, input_of
 from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
 from quantcore.plan.planner import FILE_TO_FILE, STREAMED, Plan, make_plan
-from quantcore.runtime.workload import SOLVED_ROWS, STATES_SHARE, output_blocks, solving_flops, too_large_for_one
+from quantcore.runtime.workload import SOLVED_ROWS, STATES_SHARE, count_coupled, solving_flops, too_large_for_one
 
 STREAMED_FSDP, RESIDENT_FSDP = "streamed_fsdp", "resident_fsdp"
 USABLE = 0.95
@@ -373,8 +373,7 @@ def _work(
 
 def _output_flops(layer: LayerPlan, share: float) -> int:
     """Return the operations a token for the second moments of a layer's outputs; experts get a ``share`` of tokens."""
-    squares = sum((rows.stop - rows.start) ** 2 for rows in output_blocks(layer.out_features))
-    return int(2 * GRAM_SHARE * squares * (share if ".experts." in layer.name else 1))
+    return int(2 * GRAM_SHARE * count_coupled(layer.out_features) * (share if ".experts." in layer.name else 1))
 
 
 def _solving(parts: Sequence[tuple[float, float, int]], num_ranks: int) -> tuple[float, set[int]]:

@@ -24,8 +24,8 @@ from quantcore.runtime.workload import (
     PROBE_POSITIONS,
     SOLVED_ROWS,
     TILE_BYTES,
+    count_coupled,
     count_sums,
-    output_blocks,
 )
 
 RUNTIME_BYTES = 450 << 20
@@ -363,7 +363,7 @@ def _outputs(layers: Sequence[LayerPlan]) -> int:
     """Return the bytes of the second moments of all outputs of a block, for the block with most of them."""
     sums: Counter[int | None] = Counter()
     for layer in layers:
-        sums[layer.block] += _coupled_bytes(layer)
+        sums[layer.block] += 4 * count_coupled(layer.out_features)
     return max(sums.values())
 
 
@@ -371,12 +371,8 @@ def _coupled(layers: Sequence[LayerPlan]) -> int:
     """Return the bytes of the factors of these moments, and of the errors, for the layers of one input."""
     sums: Counter[tuple[int | None, Input]] = Counter()
     for layer in layers:
-        sums[layer.block, input_of(layer)] += 2 * _coupled_bytes(layer) + 2 * 4 * math.prod(layer.shape)
+        sums[layer.block, input_of(layer)] += 2 * 4 * (count_coupled(layer.out_features) + math.prod(layer.shape))
     return max(sums.values())
-
-
-def _coupled_bytes(layer: LayerPlan) -> int:
-    return sum(4 * (rows.stop - rows.start) ** 2 for rows in output_blocks(layer.out_features))
 
 
 def _solved(config: Config, layers: Sequence[LayerPlan], element: int) -> int:

@@ -36,6 +36,11 @@ def output_blocks(num_outputs: int) -> list[slice]:
     return [slice(start, min(start + size, num_outputs)) for start in range(0, num_outputs, size)]
 
 
+def count_coupled(num_outputs: int) -> int:
+    """Return the number of values of the matrices for the ``output_blocks``."""
+    return sum((rows.stop - rows.start) ** 2 for rows in output_blocks(num_outputs))
+
+
 def too_large_for_one(costs: Sequence[float], num_ranks: int) -> set[int]:
     """Return the inputs that cost more than a rank's share of the time if each is solved by one rank.
 

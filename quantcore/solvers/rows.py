@@ -81,6 +81,10 @@ class _Coupled:
         return moved
 
 
+Member = tuple[_Coupled, slice, slice]
+"""Some rows of a part, and their places in a tile."""
+
+
 class CoupledRows(Rows):
     """Rows of several layers, of which those of one layer move each other by the ``outputs`` of ``Stats`` (YAQA).
 
@@ -96,12 +100,11 @@ class CoupledRows(Rows):
         self._parts: list[_Coupled] = []
         for end, height, grams in zip(accumulate(heights), heights, outputs, strict=True):
             start = end - height
-            for gram_OO in grams or [torch.eye(height, device=device)]:
+            sizes = [rows.stop - rows.start for rows in workload.output_blocks(height)]
+            for gram_OO in grams or [torch.eye(size, device=device) for size in sizes]:
                 self._parts.append(_Coupled.of(gram_OO, start, damp_percent, num_inputs))
                 start += len(gram_OO)
-        self._members: list[
-            list[tuple[_Coupled, slice, slice]]
-        ] = []  # of each tile: rows of a part, their places in it
+        self._members: list[list[Member]] = []  # of each tile
         ordered: list[torch.Tensor] = []
         for step in range(max(len(part.tiles) for part in self._parts)):
             self._open_tile()
