@@ -20,6 +20,7 @@ TEMPLATE = "bitfoundry_template"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["BITFOUNDRY_ORIGINALS_DIR"] = ""  # no test depends on what another one has measured
+os.environ["TRITON_INTERPRET"] = "1"  # read once, when Triton is imported
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -93,7 +93,7 @@ class FloatFormat:
         # (the sum's own exponent lies above the byte that is kept).
         code = magnitude.add_(binade, alpha=self._magic).view(torch.int32).sub_(binade.view(torch.int32))
         shift = FLOAT32_MANTISSA_BITS - self.mantissa_bits
-        code.add_(binade.view(torch.int32).bitwise_right_shift_(shift)).sub_(self._lowest_binade >> shift)
+        code.add_(binade.view(torch.int32).bitwise_right_shift_(shift)).sub_(self.lowest_binade >> shift)
         code.sub_(x.view(torch.int32).bitwise_right_shift_(31), alpha=1 << (self.bits - 1))
         return code.to(torch.uint8)
 
@@ -129,8 +129,7 @@ class FloatFormat:
             x.view(torch.int32).copy_(upper).bitwise_left_shift_(16)
             return x
         binade = self._binade(x)
-        magic = 1.5 * self._magic  # and a half, so that a negative x does not leave the sum's binade
-        return x.add_(binade, alpha=magic).sub_(binade, alpha=magic)
+        return x.add_(binade, alpha=self.half_magic).sub_(binade, alpha=self.half_magic)
 
     @property
     def _magic(self) -> float:
@@ -138,7 +137,12 @@ class FloatFormat:
         return 2.0 ** (FLOAT32_MANTISSA_BITS - self.mantissa_bits)
 
     @property
-    def _lowest_binade(self) -> int:
+    def half_magic(self) -> float:
+        """One and a half times ``_magic``, so that a negative x does not leave the sum's binade."""
+        return 1.5 * self._magic
+
+    @property
+    def lowest_binade(self) -> int:
         """The smallest normal value, as the bits of a float32."""
         return (self.emin + FLOAT32_BIAS) << FLOAT32_MANTISSA_BITS
 
@@ -146,7 +150,7 @@ class FloatFormat:
         """The largest power of two that is at most abs(x), but at least the smallest normal value; infinity for NaN."""
         import torch
 
-        bits = x.view(torch.int32).bitwise_and(FLOAT32_EXPONENT).clamp_(min=self._lowest_binade)
+        bits = x.view(torch.int32).bitwise_and(FLOAT32_EXPONENT).clamp_(min=self.lowest_binade)
         return bits.view(torch.float32)
 
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
 from quantcore.config.spec import QuantizationSpec
+from quantcore.kernels import switch
 from quantcore.numerics.affine import QParams
-from quantcore.solvers import fused
 from quantcore.solvers.groups import GroupParams, Groups
 
 ONE_BY_ONE = 16  # inputs that are processed one by one, without matrix products between them
+BY_A_KERNEL = 64  # the same in one launch
 ROUNDED_TOGETHER = 64  # inputs that are rounded together if they do not move each other
 NUM_PANELS = 4  # of a triangular product: 10/16 of the work of a whole one
 
@@ -70,7 +72,8 @@ class Table:
 class Grid:
     """Rounds weights to the grid of ``table``'s parameters.
 
-    ``group_K`` is the group of each input; ``group_index_K`` the same on the table's device.
+    ``group_K`` is the group of each input; ``group_index_K`` the same on the table's device. ``step_JO`` and
+    ``zero_JO`` are the parameters of each group as float32.
     """
 
     def __init__(
@@ -79,21 +82,21 @@ class Grid:
         self.spec, self.table, self._group_K = spec, table, group_K
         self._format, self._round_method = spec.format, spec.round_method.value
         scale_JO = table.scale_JO
-        self._step_JO = scale_JO if table.global_O is None else scale_JO * table.global_O
-        self._zero_JO = None if table.zero_JO is None else table.zero_JO.float()
-        zeros = [None] * len(scale_JO) if self._zero_JO is None else self._zero_JO.unbind()
-        steps = self._step_JO.unbind()
-        self._group_index_K = group_index_K
+        self.step_JO = scale_JO if table.global_O is None else scale_JO * table.global_O
+        self.zero_JO = None if table.zero_JO is None else table.zero_JO.float()
+        zeros = [None] * len(scale_JO) if self.zero_JO is None else self.zero_JO.unbind()
+        steps = self.step_JO.unbind()
+        self.group_index_K = group_index_K
         self._params_J = [GroupParams(*params) for params in zip(scale_JO.unbind(), steps, zeros, strict=True)]
 
     def put(self, start: int, params_O: QParams) -> None:
         """Set the parameters of the group of the input ``start``, in the table, too."""
         group = self._group_K[start]
         self.table.scale_JO[group] = params_O.scale
-        self._step_JO[group] = params_O.step
-        if params_O.zero_point is not None and self.table.zero_JO is not None and self._zero_JO is not None:
+        self.step_JO[group] = params_O.step
+        if params_O.zero_point is not None and self.table.zero_JO is not None and self.zero_JO is not None:
             self.table.zero_JO[group] = params_O.zero_point
-            self._zero_JO[group] = params_O.zero_point
+            self.zero_JO[group] = params_O.zero_point
 
     def params_of_each(self, start: int, end: int) -> list[GroupParams]:
         """Return the parameters of some inputs one by one, [O] each."""
@@ -101,9 +104,9 @@ class Grid:
 
     def params(self, start: int, end: int) -> GroupParams:
         """Return the parameters of some inputs, [K, O]."""
-        groups = self._group_index_K[start:end]
-        zero = None if self._zero_JO is None else self._zero_JO[groups]
-        return GroupParams(self.table.scale_JO[groups], self._step_JO[groups], zero)
+        groups = self.group_index_K[start:end]
+        zero = None if self.zero_JO is None else self.zero_JO[groups]
+        return GroupParams(self.table.scale_JO[groups], self.step_JO[groups], zero)
 
     def round_(self, x: torch.Tensor, params: GroupParams) -> torch.Tensor:
         """Round x [..., O] in place to values of the format's grid: ``affine.quantize`` for transposed weights."""
@@ -140,6 +143,8 @@ class Columns:
     def __init__(self, target_KO: torch.Tensor, grid: Grid) -> None:
         self.target_KO, self.grid = target_KO, grid
         self.value_KO, self.error_KO = target_KO.clone(), target_KO.clone()
+        self._kernel = _kernel_for(grid, target_KO.device)
+        self._at_once = ONE_BY_ONE if self._kernel is None else BY_A_KERNEL
 
     def round(self) -> None:
         """Round each input by itself."""
@@ -184,10 +189,10 @@ class Columns:
         if finder is not None and size == finder.group_size:
             finder.find(start, end)
             finder = None
-        if finder is None and size <= ONE_BY_ONE:
+        if finder is None and size <= self._at_once:
             self._sweep_one_by_one(start, end, error_feedback_KK)
             return
-        unit = ONE_BY_ONE if finder is None else finder.group_size
+        unit = self._at_once if finder is None else finder.group_size
         middle = start + -(-size // (2 * unit)) * unit
         self._sweep(start, middle, error_feedback_KK, finder)
         self.value_KO[middle:end].addmm_(error_feedback_KK[middle:end, start:middle], self.error_KO[start:middle])
@@ -195,11 +200,10 @@ class Columns:
 
     def _sweep_one_by_one(self, start: int, end: int, error_feedback_KK: torch.Tensor) -> None:
         inputs = slice(start, end)
-        if fused.pays(self.value_KO.device):
-            part = self.value_KO[inputs], self.error_KO[inputs], error_feedback_KK[inputs, inputs]
-            if (done := fused.round_in_turn(self.grid, *part, self.grid.params(start, end))) is not None:
-                self.value_KO[inputs], self.error_KO[inputs] = done
-                return
+        if self._kernel is not None:
+            of_inputs = error_feedback_KK[inputs, inputs], self.grid.group_index_K[inputs]
+            self._kernel(self.value_KO[inputs], self.error_KO[inputs], *of_inputs)
+            return
         feedback = error_feedback_KK[inputs, inputs].contiguous().unbind()
         values, errors = self.value_KO[inputs].unbind(), self.error_KO[inputs].unbind()
         for k, params in enumerate(self.grid.params_of_each(start, end)):
@@ -207,3 +211,16 @@ class Columns:
                 values[k].addmv_(self.error_KO[start : start + k].T, feedback[k][:k])
             self.grid.round_(values[k], params)
             self.grid.subtract_(errors[k], values[k], params)
+
+
+def _kernel_for(grid: Grid, device: torch.device) -> Callable[..., None] | None:
+    """Return the kernel of ``Columns._sweep_one_by_one``; None if torch computes it."""
+    spec = grid.spec
+    if spec.over is not None or not switch.are_used_on(device):
+        return None
+    from quantcore.kernels import columns, rounding
+
+    found = rounding.rounding_of(spec.format, spec.round_method.value)
+    if found is None:
+        return None
+    return partial(columns.round_in_turn, step_JO=grid.step_JO, zero_JO=grid.zero_JO, rounding=found)

@@ -35,7 +35,7 @@ def written(folder):
     return {name: tensor for file in folder.rglob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-@pytest.mark.parametrize("preset", with_usual(["w4a16", "fp8", "nvfp4_weight_only", "mxfp4"], ["w4a16"]))
+@pytest.mark.parametrize("preset", with_usual(["w4a16", "fp8_dynamic", "nvfp4_weight_only", "mxfp4"], ["w4a16"]))
 def test_from_file_to_file(tmp_path, preset):
     model = tiny_model(tmp_path / "model", dtype=torch.float32)
     evaluation = EvaluationConfig(num_windows=0, num_prompts=0)

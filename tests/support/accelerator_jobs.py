@@ -1,8 +1,7 @@
 """Small jobs, computed as an accelerator computes them, on the simulated one and on the CPU: results must be equal.
 
-Two things differ between the CPU and accelerators beside the kernels. Attention takes the "math" path here on both. The
-inner loop of GPTQ is one compiled kernel on accelerators (``solvers.fused``): here it is the function that would be
-compiled, counted as one launch.
+Two things differ between the CPU and accelerators beside torch's kernels. Attention takes the "math" path here on both.
+The inner loop of GPTQ is a kernel of ours on GPUs (``quantcore.kernels``): here torch computes it, counted as a launch.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,8 +24,10 @@ from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.pipeline import job
 from quantcore.proof import fresh_process, standby
-from quantcore.solvers import fused
-from tests.support.accelerator import SimTensor, count_launch, on_accelerator, unwrapped, wrapped
+from quantcore.solvers import columns
+from quantcore.solvers.columns import Grid
+from quantcore.solvers.groups import GroupParams
+from tests.support.accelerator import SimTensor, count_launch, on_accelerator, unwrapped
 from tests.support.device_counts import Counts
 
 Tensors = dict[str, torch.Tensor]
@@ -59,11 +60,7 @@ def task(model: Path, out: Path, preset: str, chain: str, *, num_windows: int = 
 @contextmanager
 def as_on_accelerators() -> Iterator[None]:
     """Compute in the way of accelerators while this lasts."""
-    with (
-        patch.object(fused, "pays", lambda device: True),
-        patch.object(fused, "_compiled", lambda: _loop_in_one_launch),
-        sdpa_kernel(SDPBackend.MATH),
-    ):
+    with patch.object(columns, "_kernel_for", _kernel_for), sdpa_kernel(SDPBackend.MATH):
         yield
 
 
@@ -120,12 +117,22 @@ class _Kept(Exception):
     """The job has written all that is compared."""
 
 
-def _loop_in_one_launch(grid: Any, value_KO: Any, error_KO: Any, error_feedback_KK: Any, params: Any) -> Any:
+def _loop_in_one_launch(grid: Grid, value_KO: Any, error_KO: Any, feedback_KK: Any, group_K: Any) -> None:
+    """What the kernel of a loop computes, by torch."""
     raw = copy(grid)
-    raw.table = type(grid.table)(*(unwrapped(getattr(grid.table, part.name)) for part in fields(grid.table)))
-    given = (value_KO, error_KO, error_feedback_KK)
-    done = fused._one_by_one(raw, *map(unwrapped, given), type(params)(*map(unwrapped, params)))
-    if not isinstance(value_KO, SimTensor):
-        return done
-    count_launch("fused loop")
-    return tuple(map(wrapped, done))
+    raw.step_JO, raw.zero_JO = unwrapped(grid.step_JO), None if grid.zero_JO is None else unwrapped(grid.zero_JO)
+    values, errors, feedback, groups = map(unwrapped, (value_KO, error_KO, feedback_KK, group_K))
+    for k, group in enumerate(groups.tolist()):
+        for before in range(k):
+            values[k] += feedback[k, before] * errors[before]
+        params = GroupParams(
+            raw.step_JO[group], raw.step_JO[group], None if raw.zero_JO is None else raw.zero_JO[group]
+        )
+        raw.round_(values[k], params)
+        raw.subtract_(errors[k], values[k], params)
+    if isinstance(value_KO, SimTensor):
+        count_launch("loop of GPTQ")
+
+
+def _kernel_for(grid: Grid, device: torch.device) -> Any:
+    return None if grid.spec.over is not None else partial(_loop_in_one_launch, grid)

@@ -1,0 +1,50 @@
+"""Rounds numbers to the values of a format, inside of kernels."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from quantcore.formats import FloatFormat, Format, IntFormat
+from quantcore.formats.floats import FLOAT32_BIAS
+
+WHOLE = tl.constexpr(1.5 * 2.0**23)
+"""Added to a float32 below 2^22 and subtracted again, it leaves the nearest whole number, the even one of two."""
+EXPONENT = tl.constexpr(0x7F800000)
+"""The exponent's bits in a float32."""
+
+
+class Rounding(NamedTuple):
+    """What ``rounded`` needs to know of a format, as constants of a kernel."""
+
+    IS_INT: bool
+    LOW: float
+    HIGH: float
+    MAGIC: float = 0.0
+    LOWEST_BINADE: int = 0
+
+    def constants(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+def rounding_of(fmt: Format, round_method: str) -> Rounding | None:
+    """Return how kernels round to a format; None if they cannot."""
+    if isinstance(fmt, IntFormat):
+        return Rounding(True, float(fmt.min), float(fmt.max)) if round_method == "half_even" else None
+    if isinstance(fmt, FloatFormat) and fmt.bias != FLOAT32_BIAS:
+        return Rounding(False, fmt.min, fmt.max, fmt.half_magic, fmt.lowest_binade)
+    return None
+
+
+@triton.jit
+def rounded(
+    x, IS_INT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, MAGIC: tl.constexpr, LOWEST_BINADE: tl.constexpr
+):  # fmt: skip
+    """Round float32 numbers to the values of a format, as its ``round_`` does; NaN stays NaN."""
+    inside = tl.where(x < LOW, LOW, tl.where(x > HIGH, HIGH, x))
+    if IS_INT:
+        return (inside + WHOLE) - WHOLE
+    binade = tl.maximum(inside.to(tl.int32, bitcast=True) & EXPONENT, LOWEST_BINADE).to(tl.float32, bitcast=True)
+    return (inside + binade * MAGIC) - binade * MAGIC
