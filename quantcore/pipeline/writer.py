@@ -25,6 +25,7 @@ from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_c
 from quantcore.model.module_names import with_module_names
 from quantcore.numerics.qtensor import QLayer
 from quantcore.numerics.weight_layout import stored
+from quantcore.pipeline.hashing import Hashing
 from quantcore.plan.planner import Plan, export_dir
 from quantcore.proof.expectation import Expectation
 from quantcore.runtime.ranks import Ranks
@@ -51,6 +52,7 @@ class ResultWriter:
         self.edges: list[dict[str, Any]] = []
         self._untold: list[LayerQuantized] = []
         self._written: set[str] = set()
+        self._hashing = Hashing()
         as_they_run = sorted(plan.layers, key=lambda layer: layer.block is None)  # the head after the blocks
         self._places = {layer.name: number for number, layer in enumerate(as_they_run)}
         self._first_writes_all = any(isinstance(EXPORTERS.get(export), Container) for export in plan.exports)
@@ -104,10 +106,10 @@ class ResultWriter:
         quantized = QLayer(solved.quantized, ranges.inputs, ranges.outputs)
         restored, name = solved.restored_OI, f"{layer.name}.weight"
         model_dtype = self.source.tensors[name].dtype
-        self.expected.weights[layer.name] = digest(restored)
+        self._hashing.add(self.expected.weights, layer.name, restored)
         if not all(map(holds_codes, self.plan.exports)):
             plain = stored(restored.to(TORCH_DTYPES[model_dtype]), layer.kind)
-            self.expected.plain_weights[name] = digest(plain)
+            self._hashing.add(self.expected.plain_weights, name, plain)
         self.expected.activations[layer.name] = ranges.as_floats()
         for export, sink in self.sinks.items():
             for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
@@ -157,6 +159,7 @@ class ResultWriter:
     def finish(self) -> None:
         """Flush every file to the disk. The first rank then has the expected digests of all ranks."""
         self.tell()
+        self._hashing.settle()
         for export in self.plan.exports:
             sink = self.sinks.get(export)
             missing = self.ranks.gather(None if sink is None else sink.missing)
@@ -170,6 +173,7 @@ class ResultWriter:
 
     def notes(self) -> dict[str, Any]:
         """Flush all files, and return the state that a later process needs to resume here. All ranks call it."""
+        self._hashing.settle()
         for sink in self.sinks.values():
             assert isinstance(sink, Sink)
             sink.sync()

@@ -10,6 +10,7 @@ searched.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -18,6 +19,7 @@ from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, Y
 from quantcore.config.grouping import PER_TOKEN
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QuantizationSpec
+from quantcore.kernels.graphs import Graphs
 from quantcore.numerics.affine import QParams, find_params
 from quantcore.numerics.qtensor import QTensor
 from quantcore.observers import observer_for
@@ -51,6 +53,7 @@ class GPTQ:
         self._dtype = torch.float64 if config.hessian_dtype == "float64" else torch.float32
         self.needs = Needs(gram=True, float64=config.hessian_dtype == "float64")
         self.notes: list[str] = []
+        self._graphs = Graphs()
 
     def solve(
         self, weights: Weights, stats: Stats | None, global_scales: GlobalScales = NONE
@@ -151,9 +154,10 @@ class GPTQ:
         def find(start: int, end: int) -> None:
             values_SO = columns.value_KO[start:end]
             if self._config.range_search:
-                full = FullRange(values_SO.amin(0), values_SO.amax(0), spec, dtype, global_O)
-                tiles = Metric(hessian.squared_u_K).tiles(values_SO, slice(start, end), full)
-                params = search(full, GroupMeasure(tiles, spec))
+                given = values_SO, hessian.squared_u_K[start:end], global_O
+                scale_O, zero_O = self._graphs.run((spec, dtype), partial(_searched, spec, dtype), given)
+                assert scale_O is not None
+                params = QParams(scale_O, zero_O, global_O)
             else:
                 observer = observer_for(spec, PER_TOKEN)
                 observer.update(values_SO.T)
@@ -162,6 +166,17 @@ class GPTQ:
             columns.grid.put(start, params)
 
         return find
+
+
+def _searched(
+    spec: QuantizationSpec, dtype: torch.dtype, values_SO: torch.Tensor, squared_u_S: torch.Tensor,
+    global_O: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """Return scale and zero point [O] of a group of inputs, whose errors cost ``squared_u_S``."""
+    full = FullRange(values_SO.amin(0), values_SO.amax(0), spec, dtype, global_O)
+    tiles = Metric(squared_u_S).tiles(values_SO, slice(None), full)
+    found = search(full, GroupMeasure(tiles, spec))
+    return found.scale, found.zero_point
 
 
 class _Shifted(GPTQ):

@@ -27,7 +27,7 @@ class GroupParams(NamedTuple):
         """Convert ``params``, with the zero point as a float."""
         return cls(params.scale, params.step, None if params.zero_point is None else params.zero_point.float())
 
-    def at(self, index: int | slice | tuple[int, slice]) -> GroupParams:
+    def at(self, index: int | slice | tuple[slice, slice]) -> GroupParams:
         """Return a part of the parameters, as views."""
         return GroupParams(self.scale[index], self.step[index], None if self.zero is None else self.zero[index])
 

@@ -18,6 +18,7 @@ from quantcore.solvers.ranges import FullRange
 TILE_INPUTS = 128
 """Number of inputs whose errors are weighted together; larger groups are divided into tiles treated as independent."""
 NUM_OUTPUTS = 1024  # rows that are processed at a time: with a tile of inputs they stay in a core's cache
+NUM_AT_ONCE = 1 << 25  # weights of all candidates that are rounded at a time on a GPU, where launches cost more
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,27 @@ class Tile:
         first_SN = None if self.first_SN is None else self.first_SN[:, outputs]
         return replace(self, weight_SN=self.weight_SN[:, outputs], cross_SN=cross_SN, first_SN=first_SN)
 
+    def repeated(self, times: int) -> Tile:
+        """Return the tile with all its outputs so many times, one after the other."""
+        cross_SN = None if self.cross_SN is None else self.cross_SN.repeat(1, times)
+        first_SN = None if self.first_SN is None else self.first_SN.repeat(1, times)
+        return replace(self, weight_SN=self.weight_SN.repeat(1, times), cross_SN=cross_SN, first_SN=first_SN)
+
     def rounded(self, params: GroupParams, spec: QuantizationSpec) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the weights in steps, with the zero point added, and their rounded values, [S, N] each."""
         w_SN = self.weight_SN
         x_SN = w_SN / params.step if params.zero is None else torch.addcdiv(params.zero, w_SN, params.step)
         start_SN = x_SN.clone() if self.first_SN is None else self.first_SN / params.scale
         return x_SN, spec.format.round_(start_SN, spec.round_method.value)
+
+    def errors(self, params: GroupParams, spec: QuantizationSpec) -> torch.Tensor:
+        """Return the cost of all candidates [C, N], as if they were more outputs."""
+        num_candidates, num_outputs = params.scale.shape
+        if num_candidates == 1:
+            return self.error(params.at(0), spec).unsqueeze(0)
+        zero = None if params.zero is None else params.zero.flatten()
+        flat = GroupParams(params.scale.flatten(), params.step.flatten(), zero)
+        return self.repeated(num_candidates).error(flat, spec).view(num_candidates, num_outputs)
 
     def error(self, params: GroupParams, spec: QuantizationSpec) -> torch.Tensor:
         """Return the cost of one candidate, [N]."""
@@ -124,8 +140,10 @@ class GroupMeasure:
         params = GroupParams.of(params_CP)
         error_CN = torch.zeros_like(params_CP.scale)
         for outputs, tile in self._parts():
-            for candidate, error_N in enumerate(error_CN[:, outputs]):
-                error_N += tile.error(params.at((candidate, outputs)), self._spec)
+            num = 1 if tile.weight_SN.is_cpu else max(1, NUM_AT_ONCE // tile.weight_SN.numel())
+            for candidates in (slice(start, start + num) for start in range(0, len(error_CN), num)):
+                parts = params.at((candidates, outputs))
+                error_CN[candidates, outputs] += tile.errors(parts, self._spec)
         return error_CN
 
     def fit(self, params_P: QParams) -> torch.Tensor:
