@@ -4,26 +4,13 @@ import pytest
 import torch
 
 from quantcore.formats import BUILT_IN
+from quantcore.selftest.parts import in_turn
 
 FORMATS = [name for name, fmt in BUILT_IN.items() if fmt.scaled and fmt.name not in ("nf4", "fp4_bnb")]
 
 
 def normal(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def in_turn(value_KO, error_KO, feedback_KK, group_K, step_JO, zero_JO, fmt):
-    """The loop, written without regard to speed."""
-    moved_KO, target_KO = value_KO.clone(), error_KO.clone()
-    value_KO, error_KO = torch.empty_like(moved_KO), torch.empty_like(moved_KO)
-    for k, group in enumerate(group_K.tolist()):
-        moved_O = moved_KO[k]
-        for before in range(k):
-            moved_O = moved_O + feedback_KK[k, before] * error_KO[before]
-        zero_O = torch.zeros(()) if zero_JO is None else zero_JO[group]
-        value_KO[k] = fmt.round(moved_O / step_JO[group] + zero_O)
-        error_KO[k] = target_KO[k] - (value_KO[k] - zero_O) * step_JO[group]
-    return value_KO, error_KO
 
 
 def problem(fmt, num_inputs, num_outputs, *, has_zero):
