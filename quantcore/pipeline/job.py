@@ -58,6 +58,7 @@ from quantcore.report.values import Report
 from quantcore.rotation.model_rotation import untie
 from quantcore.runtime.devices import default_device, held_memory_bytes, peak_memory_bytes, release_freed_memory
 from quantcore.runtime.ranks import ALONE, Ranks
+from quantcore.runtime.read_ahead import ReadAhead
 from quantcore.runtime.sharded import check_all_finite, sharing_ranks
 from quantcore.runtime.streamed_model import Shards, StreamedModel
 from quantcore.runtime.workload import NUM_PROBES
@@ -297,9 +298,10 @@ def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks:
     """
     headers, device = original.headers, default_device()
     sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
+    reader = source if device.type == "cpu" else ReadAhead(source)
     return StreamedModel(
-        headers.config, source.read, set(headers.tensors), plan.blocks, TORCH_DTYPES[headers.main_dtype], device,
-        None if sharing is None else Shards(sharing, source.read_rows), source.expect,
+        headers.config, reader.read, set(headers.tensors), plan.blocks, TORCH_DTYPES[headers.main_dtype], device,
+        None if sharing is None else Shards(sharing, source.read_rows), reader.expect,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from quantcore.blockwise.errors import measured
 from quantcore.blockwise.results import Prepared, Solved
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.artifact import LICENSES, copy_side_files, digest, write_json
+from quantcore.checkpoint.hashing import Hashing
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.sink import Sink, TensorSink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
@@ -25,9 +26,9 @@ from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_c
 from quantcore.model.module_names import with_module_names
 from quantcore.numerics.qtensor import QLayer
 from quantcore.numerics.weight_layout import stored
-from quantcore.pipeline.hashing import Hashing
 from quantcore.plan.planner import Plan, export_dir
 from quantcore.proof.expectation import Expectation
+from quantcore.runtime.devices import default_device
 from quantcore.runtime.ranks import Ranks
 from quantcore.runtime.shards import put, whole
 from quantcore.solvers.rtn import round_to_nearest
@@ -52,7 +53,7 @@ class ResultWriter:
         self.edges: list[dict[str, Any]] = []
         self._untold: list[LayerQuantized] = []
         self._written: set[str] = set()
-        self._hashing = Hashing()
+        self._hashing = Hashing(in_threads=default_device().type != "cpu")  # which has its threads for solving
         as_they_run = sorted(plan.layers, key=lambda layer: layer.block is None)  # the head after the blocks
         self._places = {layer.name: number for number, layer in enumerate(as_they_run)}
         self._first_writes_all = any(isinstance(EXPORTERS.get(export), Container) for export in plan.exports)

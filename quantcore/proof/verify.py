@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 
 from quantcore.calibration.ranges import Activations
-from quantcore.checkpoint.artifact import digest
 from quantcore.checkpoint.experts import unstack_experts
+from quantcore.checkpoint.hashing import Hashing
 from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source, TensorSource
@@ -320,17 +320,23 @@ class WrittenCheckpoint:
 
     def check(self, expected: Expectation) -> int:
         """Compare every tensor with its digest. Returns the number of tensors."""
+        found: dict[str, str] = {}
+        hashing = Hashing(in_threads=torch.get_num_threads() > 1)
         for name, layer in self._layers.items():
-            expected_digest = expected.plain_weights[name] if self._decoder is None else expected.weights[layer.name]
-            if digest(self.read_float(name)) != expected_digest:
-                self._differs(name)
+            hashing.add(found, name, self.read_float(name))
             if self._decoder is not None and self.activations[layer].as_floats() != expected.activations[layer.name]:
                 self._differs(f"{layer.name}.input_scale or output_scale")
             release_freed_memory()
         stored = [name for name in expected.tensors if name in self._source]  # all of the plan: see _check_layout
         digests = {**expected.tensors, **expected.kept} if self._is_own else expected.tensors
         for name in stored:
-            if digest(self._source.read(name)) != digests[name]:
+            hashing.add(found, name, self._source.read(name))
+        hashing.settle()
+        for name, layer in self._layers.items():
+            if found[name] != (expected.plain_weights[name] if self._decoder is None else expected.weights[layer.name]):
+                self._differs(name)
+        for name in stored:
+            if found[name] != digests[name]:
                 self._differs(name)
         return len(self._layers) + len(stored)
 

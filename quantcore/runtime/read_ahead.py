@@ -1,0 +1,38 @@
+"""Reads the tensors of the next block in a thread, while a GPU solves this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from quantcore.checkpoint.source import Source
+from quantcore.runtime.devices import free_memory_bytes
+
+HELD_PARTS = 8
+"""A block may take 1/8 of the host's free memory: other ranks may read ahead as well."""
+
+
+class ReadAhead:
+    """A source whose expected tensors are read before they are asked for, if the host's memory allows it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._pool = ThreadPoolExecutor(1, "reading")
+        self._ahead: dict[str, Future[torch.Tensor]] = {}
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Begin to read these tensors; those that were expected before and not read are forgotten."""
+        names = [name for name in names if name in self._source]
+        for future in self._ahead.values():
+            future.cancel()
+        self._ahead.clear()
+        num_bytes = sum(self._source.tensors[name].num_bytes for name in names)
+        if num_bytes <= free_memory_bytes(torch.device("cpu")) // HELD_PARTS:
+            self._ahead = {name: self._pool.submit(self._source.read, name) for name in names}
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return the tensor ``name`` on the CPU, in its stored dtype, once. Raises what ``Source.read`` raises."""
+        future = self._ahead.pop(name, None)
+        return self._source.read(name) if future is None else future.result()
