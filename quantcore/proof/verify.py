@@ -311,7 +311,8 @@ class WrittenCheckpoint:
             return self._source.read(name)
         layer = self._layers[name]
         parts = self._exporter.layout(layer, "F32")  # the names; the stored dtypes were checked already
-        stored = {part: self._source.read(tensor_name(layer.name, part)) for part in parts}
+        device = default_device()  # a large weight takes seconds to decode on the CPU
+        stored = {part: self._source.read(tensor_name(layer.name, part)).to(device) for part in parts}
         quantized = self._decoder.decode(layer, stored)
         self.activations[layer] = Activations(quantized.inputs, quantized.outputs)
         restored_OI = quantized.weight.dequantize()

@@ -16,6 +16,7 @@ from quantcore.cli.main import main
 from quantcore.config.task import EvaluationConfig
 from quantcore.evaluation.command import evaluate
 from quantcore.events import silence
+from quantcore.pipeline.job import run
 from quantcore.pipeline.writer import ResultWriter
 from tests.support.accelerator import accelerator, on_accelerator
 from tests.support.accelerator_jobs import as_on_accelerators, proofs_in_forks, quantized, task
@@ -23,6 +24,8 @@ from tests.support.forks import config, forked, killed, task_file
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_usual
 
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
+"""The K-quants of GGUF have super-blocks of 256 inputs."""
 MIXTURE = {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}
 
 
@@ -33,6 +36,36 @@ def differing(one, other):
 
 def written(folder):
     return {name: tensor for file in folder.rglob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+EXPORTS = [
+    ("w4a16", "quark"),
+    ("w4a16", "gptq_v2"),
+    ("w4a16", "awq"),
+    ("w4a16_sym", "compressed_tensors"),
+    ("nvfp4", "compressed_tensors"),
+    ("mxfp4", "quark"),
+    ("int8_dynamic", "compressed_tensors"),
+    ("fp8_block", "fp8"),
+    ("fp8", "quark"),
+    ("nf4", "bitsandbytes"),
+    ("gguf_q4_k", "gguf"),
+    ("gguf_q8_0", "gguf"),
+    ("int8_weight_only", "onnx"),
+]
+
+
+@pytest.mark.parametrize(("preset", "export"), with_usual(EXPORTS, [("w4a16", "gptq_v2")]))
+def test_files_are_decoded_on_the_device_for_the_proof(tmp_path, preset, export):
+    model = tiny_model(tmp_path / "model", dtype=torch.float32, **WIDE)
+    job = task(model, tmp_path / "out", preset, "rounded").model_copy(update={"export": (export,)})
+
+    def work(_):
+        with as_on_accelerators(), proofs_in_forks():
+            return run(job, silence)
+
+    report = on_accelerator(work)
+    assert report is not None and (tmp_path / "out" / "report.json").exists()
 
 
 @pytest.mark.parametrize("preset", with_usual(["w4a16", "fp8_dynamic", "nvfp4_weight_only", "mxfp4"], ["w4a16"]))
