@@ -104,6 +104,10 @@ bench-recipes: $(STAMP)  ## what each chain of algorithms gains on the models in
 bench-scale: $(STAMP)  ## peak memory against the size of the model, 0.5 to 4 GB (an hour)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.scale $(ARGS)
 
+.PHONY: bench-gpu
+bench-gpu: $(STAMP)  ## seconds of a decoder block of Llama 3 8B on this machine's GPU, kept under bench/results
+	@$(BIN)/python -m bench.gpu $(ARGS)
+
 # What the containers install, each file with its hash. What torch brings with it comes with the build of torch that an
 # image is made with. The tools have an environment of their own: they would change versions in ours.
 TOOLS := build/tools/bin
