@@ -33,6 +33,8 @@ FEWER_SAMPLES = (255, 127, 63, 31)
 """Numbers of windows at which the number of sums of statistics falls by one."""
 PASSES_BACK = 4
 """Costs of the gradients in passes forward: one to keep the states, one again and one back, one back while solving."""
+STEP_INPUTS = 64
+"""Inputs of a step of solving (``solvers.columns.BY_A_KERNEL``)."""
 GRAM_SHARE = 10 / 16  # of x^T x, which is symmetric: see calibration.sums
 
 
@@ -42,7 +44,8 @@ class Work:
 
     ``num_streams`` of hidden states; ``num_values`` to round; ``active`` weights multiplied for each token; ``grams``,
     the bytes of the matrices of inputs, and ``gram_flops`` for them a token; ``shared_grams``, those that every rank
-    gets; ``solving_flops`` of the busiest rank; ``back_flops`` a token, for the gradients of the predictions.
+    gets; ``solving_flops`` of the busiest rank; ``solving_steps``, see ``Speeds.step_s``; ``back_flops`` a token, for
+    the gradients of the predictions.
     """
 
     num_streams: int
@@ -52,6 +55,7 @@ class Work:
     shared_grams: int
     gram_flops: float
     solving_flops: float
+    solving_steps: int
     back_flops: float
 
 
@@ -350,7 +354,7 @@ def _work(
         values[block] += layer.out_features * layer.in_features
         inputs.setdefault(block, {}).setdefault(input_of(layer), []).append(layer.out_features)
     count = max((entry.num_grams for entry in config.algo_config if entry.needs_calibration), default=0)
-    grams, shared, flops, solving = 0, 0, 0.0, 0.0
+    grams, shared, flops, solving, steps = 0, 0, 0.0, 0.0, 0
     for block, widths in inputs.items():
         times = counts[block] if block >= 0 else 1
         parts = [(*solving_flops(width, sum(outs)), sum(outs)) for (_, width, _), outs in widths.items()]
@@ -362,13 +366,15 @@ def _work(
         )
         of_one, together = _solving(parts, hardware.num_ranks)
         solving += times * bool(count) * of_one
+        tiles = ((-(-sum(outs) // SOLVED_ROWS), width) for (_, width, _), outs in widths.items())
+        steps += times * bool(count) * sum(num_tiles * -(-width // STEP_INPUTS) for num_tiles, width in tiles)
         shared += times * count * sum(4 * width * width for n, (_, width, _) in enumerate(widths) if n in together)
     active = everything - (1 - share) * experts
     back = 0.0
     if config.goes_back:
         outputs = {f"{layer.name}.weight": _output_flops(layer, share) for layer in plan.layers}
         back = PASSES_BACK * 2 * active + _in_all(plan, counts, outputs)
-    return Work(1 + config.compares, _weighted(values, counts), active, grams, shared, flops, solving, back)
+    return Work(1 + config.compares, _weighted(values, counts), active, grams, shared, flops, solving, steps, back)
 
 
 def _output_flops(layer: LayerPlan, share: float) -> int:
@@ -413,7 +419,7 @@ def _seconds(
         if chosen.executor == STREAMED_FSDP:  # every layer is gathered for every window
             windows = plan.calibration.num_samples * plan.needs_calibration / num_ranks
             seconds["exchange"] += before * windows * work.num_streams / speeds.exchange
-        seconds["solve"] = work.solving_flops / speeds.solving
+        seconds["solve"] = work.solving_flops / speeds.solving + work.solving_steps / num_ranks * speeds.step_s
     seconds["round"] = FLOAT_PASSES * floats / num_ranks / speeds.rounding
     seconds["hash"] = floats / num_ranks / speeds.hashing
     seconds["write"] = after / speeds.write

@@ -37,11 +37,12 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Assumed speeds of one device, or of one node's disk. They are guesses until they are measured.
+    """Assumed speeds of one device, or of one node's disk. They are guesses where nothing else is said.
 
     In flop/s: ``products``, the bfloat16 products of the model; ``grams``, float32 products of statistics; ``solving``,
-    factorizations and updates. In bytes a second: ``rounding``, float32 values that pass through memory; ``link``, from
-    the host to a device; ``exchange``, between ranks; ``hashing``, SHA-256 of one process.
+    factorizations and updates. ``step_s`` is the time of the launches for 64 inputs of a tile of rows, in seconds. In
+    bytes a second: ``rounding``, float32 values that pass through memory; ``link``, from the host to a device;
+    ``exchange``, between ranks; ``hashing``, SHA-256 of one process, in two threads beside a device.
     """
 
     title: str
@@ -51,16 +52,18 @@ class Speeds:
     rounding: float
     link: float
     exchange: float
+    step_s: float = 0.0
     hashing: float = 1e9
     read: float = 7e9
     write: float = 3.5e9
 
 
 DEVICE = Speeds(
-    "a device like an H100: 40 % of 989 TFLOP/s, 60 % of 67 in float32, 30 % of that to solve",
-    products=0.4 * 989e12, grams=0.6 * 67e12, solving=0.3 * 67e12, rounding=1e12, link=25e9,
-    exchange=25e9,
+    "a device like an H100: 40 % of 989 TFLOP/s, 150 for statistics, 25 and 0.6 ms for each 64 inputs to solve",
+    products=0.4 * 989e12, grams=150e12, solving=25e12, step_s=0.6e-3, rounding=1e12, link=7e9,
+    exchange=25e9, hashing=2e9,
 )  # fmt: skip
+"""``grams``, ``solving``, ``step_s`` and ``link`` were measured with blocks of Llama 3 8B (``make bench-gpu``)."""
 HOST = Speeds(
     "a CPU with 1 TFLOP/s", products=1e12, grams=0.5e12, solving=0.3e12, rounding=20e9, link=20e9,
     exchange=1e9,
