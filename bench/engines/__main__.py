@@ -1,4 +1,4 @@
-"""``make bench-engines``: perplexity, time and memory of our engine and three others, on the same tokens.
+"""``make bench-engines``: perplexity, divergence, time and memory of our engine and three others, on the same tokens.
 
 Each cell is one fresh process in the engine's own environment, one thread. Rows are saved as they come and are not
 measured again, so that a run can be stopped at any time and continued.
@@ -92,7 +92,7 @@ class Inputs:
     ) -> tuple[dict[str, Path], str]:
         calibration = CalibrationConfig(source=text, num_samples=num_samples, seq_len=seq_len)
         tokens = cut_windows(model_dir, file, calibration, EvaluationConfig(num_windows=num_windows, seq_len=seq_len))
-        return {"model_dir": model_dir, "windows": file}, tokens
+        return {"model_dir": model_dir, "windows": file, "float_logits": file.with_suffix(".logits")}, tokens
 
 
 def warm_up(engines: set[str], inputs: dict[str, Path], scratch: Path, patience: float) -> None:
@@ -171,8 +171,8 @@ def show(cell: Cell, row: dict[str, Any]) -> None:
         return
     step = row["quantize"]
     print(
-        f"{name}perplexity {row['perplexity']:10.4f}  cpu {step['cpu_s']:8.1f} s  wall {step['wall_s']:8.1f} s  "
-        f"peak {step['peak_bytes'] / 1e6:6.0f} MB",
+        f"{name}perplexity {row['perplexity']:10.4f}  kl {row['kl']:8.5f}  cpu {step['cpu_s']:8.1f} s  "
+        f"wall {step['wall_s']:8.1f} s  peak {step['peak_bytes'] / 1e6:6.0f} MB",
         flush=True,
     )
 

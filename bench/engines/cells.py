@@ -13,6 +13,8 @@ from fnmatch import fnmatchcase
 SCHEMES = {
     "uint4": "uint4 weights, asymmetric, groups of 64",
     "int4": "int4 weights, symmetric, groups of 64",
+    "uint3": "3-bit weights, asymmetric, groups of 64",
+    "uint2": "2-bit weights, asymmetric, groups of 64",
     "int8": "int8 weights per channel, int8 inputs with one calibrated scale a tensor",
     "int8_dynamic": "int8 weights per channel, int8 inputs with one scale a token, found at run time",
     "fp8": "fp8 (e4m3) weights and inputs, one scale a tensor, calibrated",
@@ -48,10 +50,11 @@ USUAL = (
     "int8:smoothquant+gptq", "int8_dynamic:smoothquant+gptq",
     "uint4:range_search", "uint4:awq+gptq", "uint4:gptaq", "uint4:rotation+gptaq",
     "uint4:yaqa", "int4:yaqa",
+    *(f"{scheme}:{algorithm}" for scheme in ("uint3", "uint2") for algorithm in ("gptq", "gptaq", "yaqa")),
 )  # fmt: skip
 # engine, scheme, algorithm, reason: the first row that matches a cell explains why it does not exist.
 MISSING = (
-    ("*", "*int4", "smoothquant*", "the inputs stay as they are: there is nothing to smooth"),
+    ("*", "*int[234]", "smoothquant*", "the inputs stay as they are: there is nothing to smooth"),
     ("*", "*8*", "awq*", "AWQ is for weights of few bits"),
     ("*", "*8*", "range_search", "at 8 bits ranges decide little"),
     ("gptqmodel", "int8*", "*", "it quantizes no inputs to int8"),
@@ -65,6 +68,7 @@ MISSING = (
     ("llmcompressor", "*", "yaqa", "it has no YAQA"),
     ("gptqmodel", "*", "yaqa", "it has no YAQA"),
     ("quark", "int8_dynamic", "*", "it has no such scheme"),
+    ("quark", "uint[23]", "*", "it has no such scheme"),
     ("quark", "*", "range_search", "its range searches have one scale a tensor"),
 )
 # CPU seconds of one thread for SmolLM2-135M and 32 x 512 tokens: measured in earlier runs or (AWQ, rotation) estimated

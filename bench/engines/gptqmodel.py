@@ -16,9 +16,11 @@ from gptqmodel.nn_modules.qlinear.torch import TorchLinear
 from gptqmodel.quantization.config import AWQConfig, GPTQConfig, RTNConfig
 from torch import nn
 
-from bench.engines.runner import Clock, finish, perplexity, start
+from bench.engines.runner import Clock, finish, quality, start
 
 CONFIGS = {"rtn": RTNConfig, "gptq": GPTQConfig, "awq": AWQConfig, "rotation+gptq": GPTQConfig, "gptaq": GPTQConfig}
+
+BITS = {"uint3": 3, "uint2": 2}
 
 
 def dequantize(model: nn.Module) -> None:
@@ -37,8 +39,8 @@ def dequantize(model: nn.Module) -> None:
 
 def main() -> None:
     job = start()
-    calibration_NT, held_out_NT = job.token_windows()
-    settings = {"bits": 4, "group_size": 64, "sym": job.scheme == "int4"}
+    calibration_NT, _ = job.token_windows()
+    settings = {"bits": BITS.get(job.scheme, 4), "group_size": 64, "sym": job.scheme == "int4"}
     if "rotation" in job.algorithms:
         settings["rotation"] = "hadamard"
     if "gptaq" in job.algorithms:
@@ -54,9 +56,9 @@ def main() -> None:
     restored = GPTQModel.load(str(job.scratch), backend=backend, device="cpu", dtype=torch.bfloat16)
     with Clock() as evaluate:
         dequantize(restored.model)
-        value = perplexity(restored.model, held_out_NT)
+        found = quality(restored.model, job)
     finish(
-        job, load=load, quantize=quantize, evaluate=evaluate, perplexity=value, packages=["gptqmodel"],
+        job, load=load, quantize=quantize, evaluate=evaluate, quality=found, packages=["gptqmodel"],
         settings=settings,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from llmcompressor.pipelines.cache import IntermediatesCache
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from bench.engines.runner import Clock, finish, perplexity, start
+from bench.engines.runner import Clock, finish, quality, start
 
 INT8_CHANNEL = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
 INT8_TENSOR = {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": True, "observer": "static_minmax"}
@@ -26,6 +26,8 @@ GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64}
 SCHEMES: dict[str, Any] = {  # the name of a preset, or the arguments of one scheme
     "uint4": {"weights": GROUPS | {"symmetric": False}},
     "int4": {"weights": GROUPS | {"symmetric": True}},
+    "uint3": {"weights": GROUPS | {"num_bits": 3, "symmetric": False}},
+    "uint2": {"weights": GROUPS | {"num_bits": 2, "symmetric": False}},
     "int8": {"weights": INT8_CHANNEL, "input_activations": INT8_TENSOR},
     "int8_dynamic": "INT8",
     "fp8": "FP8",
@@ -68,7 +70,7 @@ def main() -> None:
     job = start()
     # Without an accelerator AWQ fails in 0.14.0.1 where it pins memory for one.
     IntermediatesCache.pin_memory = lambda *_, **__: None
-    calibration_NT, held_out_NT = job.token_windows()
+    calibration_NT, _ = job.token_windows()
     with Clock() as load:
         model = AutoModelForCausalLM.from_pretrained(job.model_dir, dtype=torch.bfloat16).eval()
     rows = [{"input_ids": ids_T, "attention_mask": torch.ones_like(ids_T)} for ids_T in calibration_NT]
@@ -81,9 +83,9 @@ def main() -> None:
             shuffle_calibration_samples=False,
         )  # fmt: skip
     with Clock() as evaluate:
-        value = perplexity(model, held_out_NT)
+        found = quality(model, job)
     finish(
-        job, load=load, quantize=quantize, evaluate=evaluate, perplexity=value,
+        job, load=load, quantize=quantize, evaluate=evaluate, quality=found,
         packages=["llmcompressor", "compressed-tensors"], settings=settings, note=NOTES.get(job.scheme, ""),
     )  # fmt: skip
 

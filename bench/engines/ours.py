@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench.engines.runner import Clock, Job, finish, perplexity, start
+from bench.engines.runner import Clock, Job, finish, quality, start
 from quantcore.calibration.ranges import quantized_activations
 from quantcore.checkpoint.headers import read_local
 from quantcore.config import presets
@@ -31,8 +31,8 @@ from quantcore.solvers import SOLVERS
 from quantcore.transforms import SMOOTHINGS
 
 PRESETS = {
-    "uint4": "w4a16", "int4": "w4a16_sym", "int8": "int8_static", "int8_dynamic": "int8_dynamic", "fp8": "fp8",
-    "mxfp4": "mxfp4",
+    "uint4": "w4a16", "int4": "w4a16_sym", "uint3": "w3a16", "uint2": "w2a16", "int8": "int8_static",
+    "int8_dynamic": "int8_dynamic", "fp8": "fp8", "mxfp4": "mxfp4",
 }  # fmt: skip
 STEPS: dict[str, dict[str, Any]] = {
     "range_search": {"name": "rtn"},
@@ -44,6 +44,8 @@ STEPS: dict[str, dict[str, Any]] = {
     "rotation": {"name": "rotation"},
 }
 EXPORT = "quark"
+OTHER_EXPORTS = {"uint3": "gptq_v2", "uint2": "gptq_v2"}
+"""Where that format has no place for the codes."""
 NOTES = {"int8_dynamic": "inputs are asymmetric"}
 
 
@@ -56,12 +58,12 @@ def config_for(job: Job) -> Config:
     return parse_config({**config, "algo_config": [STEPS[step] for step in job.algorithms]})
 
 
-def read_back(task: Task, stack: ExitStack) -> torch.nn.Module:
+def read_back(task: Task, export: str, stack: ExitStack) -> torch.nn.Module:
     """Load the files into a Transformers model, whose inputs are quantized until ``stack`` is closed."""
     headers = read_local(task.model_folder)
     plan = make_plan(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
-    folder = export_dir(task.output_dir, plan, EXPORT)
-    written = WrittenCheckpoint(plan, folder, EXPORT, headers)
+    folder = export_dir(task.output_dir, plan, export)
+    written = WrittenCheckpoint(plan, folder, export, headers)
     weights = {f"{layer.name}.weight": written.read_float(f"{layer.name}.weight") for layer in plan.layers}
     quantized = tuple(f"{layer.name}." for layer in plan.layers)
     state = {**weights, **{name: tensor for name, tensor in _tensors(folder) if not name.startswith(quantized)}}
@@ -96,7 +98,8 @@ def main() -> None:
     job = start()
     calibration_NT, held_out_NT = job.token_windows()
     # A second export as a check, except where writing it would be most of the time that is measured.
-    exports = (EXPORT, *(name for name in ("fake_quantized",) if name in EXPORTERS and job.algorithms))
+    export = OTHER_EXPORTS.get(job.scheme, EXPORT)
+    exports = (export, *(name for name in ("fake_quantized",) if name in EXPORTERS and job.algorithms))
     num_samples, seq_len = calibration_NT.shape
     task = Task(
         model_dir=job.model_dir, output_dir=job.scratch / "model", config=config_for(job), export=exports,
@@ -116,11 +119,11 @@ def main() -> None:
         report = pipeline.run(task, emit)
     assert report is not None
     with ExitStack() as stack, Clock() as evaluate:
-        model = read_back(task, stack)
-        value = perplexity(model, held_out_NT)
+        model = read_back(task, export, stack)
+        found = quality(model, job)
     more = {"fake_quantized_differs": fake_quantized_differs(task, model)} if len(exports) > 1 else {}
     finish(
-        job, quantize=clock, evaluate=evaluate, perplexity=value, packages=["bitfoundry"],
+        job, quantize=clock, evaluate=evaluate, quality=found, packages=["bitfoundry"],
         note=NOTES.get(job.scheme, ""),
         settings={"preset": PRESETS[job.scheme], "algo_config": [STEPS[step] for step in job.algorithms]},
         total=everything.seen, warnings=report.warnings, **more,

@@ -15,7 +15,7 @@ from quark.torch.quantization.config.config import Int8PerChannelSpec, Int8PerTe
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from bench.engines.runner import Clock, finish, perplexity, start
+from bench.engines.runner import Clock, finish, quality, start
 
 SCHEMES = {"uint4": "uint4_wo_64", "int4": "int4_wo_64", "int8": "int8_channel", "fp8": "fp8", "mxfp4": "mxfp4"}
 
@@ -31,7 +31,7 @@ def register_int8() -> None:
 
 def main() -> None:
     job = start()
-    calibration_NT, held_out_NT = job.token_windows()
+    calibration_NT, _ = job.token_windows()
     register_int8()
     # Quark's MXFP4 rounds activations on a CPU in float32 only; everything else runs in the model's bfloat16.
     dtype = torch.float32 if job.scheme == "mxfp4" else torch.bfloat16
@@ -46,10 +46,10 @@ def main() -> None:
     with Clock() as freeze:
         model = quantizer.freeze(model)
     with Clock() as evaluate:
-        value = perplexity(model, held_out_NT)
+        found = quality(model, job)
     settings = {"scheme": SCHEMES[job.scheme], "algorithm": job.algorithms, "dtype": str(dtype)}
     finish(
-        job, load=load, quantize=quantize, evaluate=evaluate, perplexity=value, packages=["amd-quark"],
+        job, load=load, quantize=quantize, evaluate=evaluate, quality=found, packages=["amd-quark"],
         settings=settings, freeze=freeze.seen,
         note="in float32, the only one in which it rounds MXFP4 inputs on a CPU" if job.scheme == "mxfp4" else "",
     )  # fmt: skip

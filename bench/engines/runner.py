@@ -1,4 +1,4 @@
-"""Shared parts of every engine's process: its job, the clock, the perplexity, the row of results.
+"""Shared parts of every engine's process: its job, the clock, the quality, the row of results.
 
 This runs in the environments of the peers, so it uses only torch, safetensors and the standard library.
 """
@@ -12,14 +12,14 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -27,10 +27,14 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 @dataclass(frozen=True)
 class Job:
-    """The job of an engine's process: one cell. ``result`` is the file for the row, ``scratch`` an empty folder."""
+    """The job of an engine's process: one cell. ``result`` is the file for the row, ``scratch`` an empty folder.
+
+    ``float_logits`` is the folder for the float model's logits, which the first process of a run writes.
+    """
 
     model_dir: Path
     windows: Path
+    float_logits: Path
     scheme: str
     algorithm: str
     scratch: Path
@@ -55,7 +59,7 @@ class Job:
         return tensors["calibration"], tensors["held_out"]
 
 
-PATHS = ("model_dir", "windows", "scratch", "result")
+PATHS = ("model_dir", "windows", "float_logits", "scratch", "result")
 
 
 class Clock:
@@ -86,14 +90,45 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
-def perplexity(model: torch.nn.Module, windows_NT: torch.Tensor) -> float:
-    """Return exp of the mean negative log-likelihood of every token after a window's first; the loss is in float32."""
-    total = 0.0
+def quality(model: torch.nn.Module, job: Job) -> dict[str, float]:
+    """Compare a model with the float one on the held-out windows, in float32, for every token after a window's first.
+
+    ``perplexity`` is exp of the mean negative log-likelihood, ``kl`` the mean of KL(float || model) in nats, ``top1``
+    the share of tokens for which both predict the same.
+    """
+    _, windows_NT = job.token_windows()
+    sums = torch.zeros(3, dtype=torch.float64)
     with torch.inference_mode():
-        for ids_T in windows_NT:
+        for ids_T, float_TV in zip(windows_NT, float_logits(job), strict=True):
             logits_TV = model(input_ids=ids_T[None], use_cache=False).logits[0, :-1].float()
-            total += functional.cross_entropy(logits_TV, ids_T[1:], reduction="sum").item()
-    return math.exp(total / (windows_NT.shape[0] * (windows_NT.shape[1] - 1)))
+            loss = functional.cross_entropy(logits_TV, ids_T[1:], reduction="sum")
+            given = functional.log_softmax(float_TV.float(), dim=-1)
+            kl = functional.kl_div(logits_TV.log_softmax(-1), given, reduction="sum", log_target=True)
+            same = (logits_TV.argmax(-1) == float_TV.argmax(-1)).sum()
+            sums += torch.stack([loss, kl, same]).double()
+    loss, kl, same = (sums / (windows_NT.shape[0] * (windows_NT.shape[1] - 1))).tolist()
+    return {"perplexity": round(math.exp(loss), 4), "kl": round(kl, 5), "top1": round(same, 4)}
+
+
+def float_logits(job: Job) -> Iterator[torch.Tensor]:
+    """Yield the logits [T - 1, V] of the float model for each held-out window, as it computes them in bfloat16."""
+    if not job.float_logits.exists():
+        _write_float_logits(job)
+    for window in range(len(job.token_windows()[1])):
+        yield load_file(job.float_logits / f"{window}.safetensors")["logits"]
+
+
+def _write_float_logits(job: Job) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(job.model_dir, dtype=torch.bfloat16).eval()
+    scratch = job.float_logits.with_suffix(f".{os.getpid()}")
+    scratch.mkdir()
+    with torch.inference_mode():
+        for window, ids_T in enumerate(job.token_windows()[1]):
+            logits_TV = model(input_ids=ids_T[None], use_cache=False).logits[0, :-1].contiguous()
+            save_file({"logits": logits_TV}, scratch / f"{window}.safetensors")
+    scratch.rename(job.float_logits)
 
 
 def start() -> Job:
@@ -105,7 +140,7 @@ def start() -> Job:
 
 
 def finish(
-    job: Job, *, load: Clock | None = None, quantize: Clock, evaluate: Clock, perplexity: float,
+    job: Job, *, load: Clock | None = None, quantize: Clock, evaluate: Clock, quality: dict[str, float],
     packages: Iterable[str], settings: dict[str, Any], note: str = "", **more: Any,
 ) -> None:  # fmt: skip
     """Write the row. ``load`` is None if loading is part of the quantize step.
@@ -114,7 +149,7 @@ def finish(
     the table.
     """
     row = {
-        "perplexity": round(perplexity, 4),
+        **quality,
         "quantize": quantize.seen,
         "load": None if load is None else load.seen,
         "evaluate": evaluate.seen,

@@ -9,7 +9,10 @@ from typing import Any
 from bench.engines.cells import ALGORITHMS, ENGINES, FLOAT, SCHEMES, Cell, all_cells
 
 Row = dict[str, Any]
-HEAD = ("engine", "perplexity", "over float", "CPU s", "wall s", "peak MB", "ours / it: perplexity", "CPU", "memory")
+HEAD = (
+    "engine", "perplexity", "over float", "KL", "top-1", "CPU s", "wall s", "peak MB", "ours / it: perplexity", "CPU",
+    "memory",
+)  # fmt: skip
 AIMS = (
     ("perplexity at or below the best peer's", ("perplexity",), 1.0,
      "Where weights are just rounded, engines differ by their rule for a range alone (docs/decisions/0002)."
@@ -50,7 +53,9 @@ def _introduction(results: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "CPU and wall seconds are those of the quantize step: without imports, loading and saving for the peers, with "
-        "reading and writing the files for ours. Peak memory is that of the whole process up to the end of that step. "
+        "reading and writing the files for ours. KL is the mean divergence of the float model's predictions in nats, "
+        "top-1 the share of tokens for which both models predict the same. Peak memory is that of the whole process up "
+        "to the end of that step. "
         "Each engine has its own defaults, except what its row in the JSON file names under `settings`. A ratio below "
         "1 is better for ours. `load` is the machine's load average when the row began: wall seconds mean little where "
         "it exceeds the cores. Only rows of one machine are held against each other."
@@ -97,6 +102,7 @@ def _line(engine: str, row: dict[str, Any], ours: dict[str, Any], baseline: dict
     ratios = ["" if engine == "ours" else _number(ratio(ours, row, *path), 3) for path in MEASURES]
     values = (
         ENGINES[engine], _number(row["perplexity"], 3), "" if over is None else f"{100 * (over - 1):+.1f} %",
+        _number(row.get("kl"), 4), _number(row.get("top1"), 3),
         _number(_at(row, "quantize", "cpu_s"), 1), _number(_at(row, "quantize", "wall_s"), 1),
         _number(_at(row, "quantize", "peak_bytes") / 1e6, 0), *ratios, _number(row["load_average"], 1),
     )  # fmt: skip

@@ -105,13 +105,14 @@ def test_kill_9_of_a_worker(
         session.execute(text("UPDATE job SET lease_expires_at = clock_timestamp()"))
     start_here()
     job = wait_for(job_id, "succeeded")
-    assert (job.attempt, job.lost_count, job.failure_count) == (2, 1, 0)
-    assert outcomes(sessions, job_id) == ["lost", "succeeded"]
+    lost = job.lost_count  # 1; more if the second worker, too, is starved for longer than its lease
+    assert lost >= 1 and (job.attempt, job.failure_count) == (lost + 1, 0)
+    assert outcomes(sessions, job_id) == [*["lost"] * lost, "succeeded"]
     with sessions.begin() as session:
         states = [
             e.data["state"] for e in events.read(session, job_id, after=0, limit=999) if e.kind == "state_changed"
         ]
-    assert states == ["queued", "running", "queued", "running", "succeeded"]
+    assert states == [*["queued", "running"] * (lost + 1), "succeeded"]
     third = start_worker()  # its start clears away what the first one left
     wait_until(lambda: not orphaned.exists())
     assert third.process.poll() is None

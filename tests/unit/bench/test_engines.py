@@ -1,4 +1,4 @@
-"""The parts of ``make bench-engines`` that need no other engine: cells, windows, results, table, perplexity."""
+"""The parts of ``make bench-engines`` that need no other engine: cells, windows, results, table, quality."""
 
 import json
 import math
@@ -29,7 +29,7 @@ from bench.engines.cells import (
 )
 from bench.engines.inputs import cut_model, cut_windows
 from bench.engines.results import Results
-from bench.engines.runner import Clock, Job, peak_bytes, perplexity
+from bench.engines.runner import Clock, Job, peak_bytes, quality
 from bench.engines.table import markdown, ratio
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig
@@ -133,11 +133,31 @@ class Guesser(nn.Module):
         return SimpleNamespace(logits=shares.log().bfloat16() if self.p == 0.25 else shares.log())
 
 
-def test_perplexity_is_one_over_the_share_of_the_right_token() -> None:
-    windows = torch.randint(0, 50, (3, 20), generator=torch.Generator().manual_seed(0))
-    assert perplexity(Guesser(0.5, 50), windows) == pytest.approx(2.0, rel=1e-5)
-    assert perplexity(Guesser(0.25, 50), windows) == pytest.approx(4.0, rel=1e-2)  # logits of 8 bits
-    assert perplexity(Guesser(1 / 50, 50), windows) == pytest.approx(50.0, rel=1e-5)
+@pytest.fixture
+def guessed(tmp_path: Path) -> Job:
+    """The job of a cell whose float model gives the right token the share 1/2."""
+    ids_NT = torch.randint(0, 50, (3, 20), generator=torch.Generator().manual_seed(0))
+    save_file({"calibration": ids_NT, "held_out": ids_NT.clone()}, tmp_path / "windows")
+    logits = tmp_path / "logits"
+    logits.mkdir()
+    for window, ids_T in enumerate(ids_NT):
+        of_window_TV = Guesser(0.5, 50)(ids_T[None], False).logits[0, :-1]
+        save_file({"logits": of_window_TV.contiguous()}, logits / f"{window}.safetensors")
+    return Job(tmp_path, tmp_path / "windows", logits, "uint4", "rtn", tmp_path / "s", tmp_path / "r")
+
+
+def test_perplexity_is_one_over_the_share_of_the_right_token(guessed: Job) -> None:
+    assert quality(Guesser(0.5, 50), guessed)["perplexity"] == pytest.approx(2.0, rel=1e-4)
+    assert quality(Guesser(0.25, 50), guessed)["perplexity"] == pytest.approx(4.0, rel=1e-2)  # logits of 8 bits
+    assert quality(Guesser(1 / 50, 50), guessed)["perplexity"] == pytest.approx(50.0, rel=1e-4)
+
+
+def test_divergence_from_the_float_model(guessed: Job) -> None:
+    same, other = quality(Guesser(0.5, 50), guessed), quality(Guesser(0.8, 50), guessed)
+    assert (same["kl"], same["top1"]) == (pytest.approx(0, abs=1e-6), 1)
+    assert other["kl"] == pytest.approx(0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2), abs=1e-4)
+    wrong = quality(Guesser(0.01, 50), guessed)  # less than the 49 others have
+    assert wrong["top1"] == 0 and wrong["kl"] > 1
 
 
 def test_the_clock_sees_work_and_memory() -> None:
@@ -159,7 +179,7 @@ def test_a_large_parent_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_job_survives_its_file(tmp_path: Path) -> None:
-    job = Job(tmp_path, tmp_path / "w", "uint4", "rotation+gptq", tmp_path / "s", tmp_path / "r")
+    job = Job(tmp_path, tmp_path / "w", tmp_path / "l", "uint4", "rotation+gptq", tmp_path / "s", tmp_path / "r")
     job.write(tmp_path / "job.json")
     assert Job.read(tmp_path / "job.json") == job
     assert job.algorithms == ["rotation", "gptq"]
@@ -230,13 +250,13 @@ def test_two_runs_may_write_to_one_file(tmp_path: Path) -> None:
 def test_the_table_holds_ours_against_each_peer(tmp_path: Path) -> None:
     results = Results(tmp_path / "r.json", SETTINGS)
     results.add(Cell(FLOAT, FLOAT, "none"), row(20.0))
-    results.add(Cell("ours", "uint4", "rtn"), row(22.0, cpu_s=5.0))
+    results.add(Cell("ours", "uint4", "rtn"), row(22.0, cpu_s=5.0, kl=0.125, top1=0.75))
     results.add(Cell("quark", "uint4", "rtn"), row(25.0, cpu_s=20.0, note="in a hurry"))
     results.add(Cell("ours", "int8", "rtn"), row(21.0))
     results.add(Cell("quark", "int8", "rtn"), {"status": "failed", "load_average": 1.0, "error": "no\nsuch luck"})
     lines = markdown(results.data).splitlines()
-    assert "| quantcore | 22.000 | +10.0 % | 5.0 | 10.0 | 500 |  |  |  | 0.5 | A |" in lines
-    assert "| AMD Quark | 25.000 | +25.0 % | 20.0 | 40.0 | 500 | 0.880 | 0.250 | 1.000 | 0.5 | A |" in lines
+    assert "| quantcore | 22.000 | +10.0 % | 0.1250 | 0.750 | 5.0 | 10.0 | 500 |  |  |  | 0.5 | A |" in lines
+    assert "| AMD Quark | 25.000 | +25.0 % |  |  | 20.0 | 40.0 | 500 | 0.880 | 0.250 | 1.000 | 0.5 | A |" in lines
     assert "- AMD Quark: in a hurry." in lines
     assert "- AMD Quark, int8:rtn: failed. `such luck`" in lines
     assert "- GPTQModel: it quantizes no inputs to int8 (int8:rtn)" in lines
@@ -253,7 +273,7 @@ def test_no_ratio_without_two_numbers() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_fails_leaves_a_row_with_its_words(tmp_path: Path) -> None:
-    inputs = {"model_dir": tmp_path / "nowhere", "windows": tmp_path / "none"}
+    inputs = {"model_dir": tmp_path / "nowhere", "windows": tmp_path / "none", "float_logits": tmp_path / "l"}
     found = measure(Cell(FLOAT, FLOAT, "none"), inputs, tmp_path, patience=10)
     assert found["status"] == "failed"
     assert str(tmp_path / "none") in found["error"]
@@ -274,7 +294,7 @@ def test_a_process_that_takes_too_long_is_ended(
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", other)
-    inputs = {"model_dir": tmp_path, "windows": tmp_path / "none"}
+    inputs = {"model_dir": tmp_path, "windows": tmp_path / "none", "float_logits": tmp_path / "l"}
     row = measure(Cell(FLOAT, FLOAT, "none"), inputs, tmp_path, patience=0)
     assert (row["status"], row["error"].splitlines()[-1]) == ("timeout", "ended after 1 CPU s")
     assert started[0].returncode == -9
