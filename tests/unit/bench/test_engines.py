@@ -276,7 +276,7 @@ def test_a_process_that_fails_leaves_a_row_with_its_words(tmp_path: Path) -> Non
     inputs = {"model_dir": tmp_path / "nowhere", "windows": tmp_path / "none", "float_logits": tmp_path / "l"}
     found = measure(Cell(FLOAT, FLOAT, "none"), inputs, tmp_path, patience=10)
     assert found["status"] == "failed"
-    assert str(tmp_path / "none") in found["error"]
+    assert str(tmp_path / "nowhere") in found["error"]
 
 
 @pytest.mark.parametrize(("does", "starved"), [("while True: pass", 1e6), ("import time; time.sleep(600)", 2)])
