@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -51,6 +53,16 @@ def _split_urls(value: Any) -> Any:
     for url in urls:
         check_url(url)
     return tuple(real_url(url) for url in urls)
+
+
+def _check_public_url(url: str) -> str:
+    """Return the URL without a slash at its end. Raises ValueError for one that no link can begin with."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("https", "http") or not parts.hostname or not re.fullmatch(r"[!-~]+", url):
+        raise ValueError("must be an address as https://bitfoundry.example.org")
+    if parts.query or parts.fragment or parts.username is not None or set(url) & set('<>|"'):
+        raise ValueError("must have no user, query or fragment")
+    return url.rstrip("/")
 
 
 def host_memory_bytes() -> int:
@@ -118,6 +130,8 @@ class Settings(BaseSettings):
     secret_key_file: Path | None = None
     # Networks, as 10.0.0.0/8,127.0.0.1: webhooks may lead there, too, and over plain http.
     webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_networks)] = ()
+    # The address of the service for people, as https://bitfoundry.example.org: links in messages begin with it.
+    public_url: Annotated[str, AfterValidator(_check_public_url)] | None = None
     # URLs of folders, as file:///srv/models,s3://bucket/models: artifacts may be published there, and below.
     publish_urls: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)] = ()
     requests_per_minute: PositiveInt = 60_000  # of a project that has no limit of its own

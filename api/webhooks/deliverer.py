@@ -7,7 +7,6 @@ read.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import ssl
 import time
@@ -25,6 +24,7 @@ from api.store.engine import Sessions
 from api.store.vault import CannotOpen
 from api.webhooks import addresses, signing
 from api.webhooks.addresses import NotAllowed
+from api.webhooks.bodies import body_of
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Deliverer:
             raise CannotOpen("the service has no BITFOUNDRY_SECRET_KEY_FILE to sign it with")
         secret = webhooks.open_secret(vault, message)
         target = await asyncio.to_thread(addresses.locate, message.url, self._settings.webhook_networks)
-        body = body_of(message)
+        body = body_of(message, self._settings.public_url)
         headers = {"Host": target.host_header} | signing.sign(secret, message.id, int(time.time()), body)
         # The name is what the certificate is checked for, the address what is connected to.
         more = {"sni_hostname": target.host}
@@ -140,12 +140,6 @@ class Deliverer:
     def _record(self, message: Message, result: Try) -> None:
         with self._sessions.begin() as session:
             webhooks.record(session, message, result)
-
-
-def body_of(message: Message) -> bytes:
-    """Return ``{type, timestamp, data}``, the same bytes at every try."""
-    content = {"type": message.event_type, "timestamp": message.created_at.isoformat(), "data": message.data}
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _retry_after_s(answer: httpx2.Response) -> float:

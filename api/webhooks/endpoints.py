@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy.orm import Session
@@ -43,7 +44,7 @@ def create_webhook(body: WebhookCreate, caller: Admin, context: ContextDep, resp
     with context.sessions.begin() as session:
         projects.check_room(session, caller.project_id, max_webhooks=1)
         webhooks.add(session, vault, webhook, secret)
-        audit.note(session, caller, "webhook.create", webhook.id, **body.model_dump())
+        audit.note(session, caller, "webhook.create", webhook.id, **_audited(webhook, body.model_dump()))
         session.refresh(webhook)
     response.headers["Location"] = f"/v1/webhooks/{webhook.id}"
     response.headers["Cache-Control"] = "no-store"
@@ -66,19 +67,19 @@ def get_webhook(webhook_id: WebhookId, caller: Admin, sessions: SessionsDep) -> 
 
 @router.patch("/{webhook_id}", responses=may(404, 422))
 def edit_webhook(webhook_id: WebhookId, body: WebhookPatch, caller: Admin, context: ContextDep) -> WebhookOut:
-    """Change the URL or the events; disable the webhook, or enable it again with what waited for it."""
+    """Change the URL, the format or the events; disable the webhook, or enable it again with what waited for it."""
     changes = body.model_dump(exclude_unset=True)
     if "url" in changes:
         _check_url(body.url, context)
     with context.sessions.begin() as session:
         webhook = _open(session, caller, webhook_id)
-        for name in changes.keys() & {"url", "event_types"}:
+        for name in changes.keys() & {"url", "format", "event_types"}:
             setattr(webhook, name, changes[name])
         if changes.get("enabled") is True:
             webhooks.enable(session, webhook)
         elif changes.get("enabled") is False:
             webhooks.disable(session, webhook, "on request")
-        audit.note(session, caller, "webhook.edit", webhook_id, **changes)
+        audit.note(session, caller, "webhook.edit", webhook_id, **_audited(webhook, changes))
         return WebhookOut.of(webhook)
 
 
@@ -153,6 +154,13 @@ def _check_url(url: str, context: Context) -> None:
             hint="Give an https URL on the public internet. The operator can allow other networks.",
             errors=[entry],
         ) from error
+
+
+def _audited(webhook: Webhook, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return changes for the audit log: of a channel's URL the host alone, since the URL lets anyone write to it."""
+    if webhook.format == "json" or "url" not in changes:
+        return changes
+    return changes | {"url": f"https://{urlsplit(changes['url']).hostname}/…"}
 
 
 def _open(session: Session, caller: Caller, webhook_id: str) -> Webhook:

@@ -25,11 +25,13 @@ EventType = Literal[
 ]
 Url = Annotated[Printable, Field(min_length=1, max_length=2000)]
 EventTypes = Annotated[list[EventType], Field(min_length=1, max_length=16)]
+Format = Literal["json", "slack", "teams"]
 DeliveryState = Literal["pending", "delivered", "failed"]
 
 WEBHOOK: dict[str, Any] = {
     "id": "whk_01a200dc5edf7cfaa251b183f95c582d",
     "url": "https://ci.example.org/bitfoundry",
+    "format": "json",
     "event_types": ["job.succeeded", "job.failed"],
     "created_at": "2026-11-22T08:00:00Z",
     "failing_since": None,
@@ -39,7 +41,7 @@ WEBHOOK: dict[str, Any] = {
 DELIVERY: dict[str, Any] = {
     "id": "msg_01a200dc5edf7cfaa251b183f95c582d",
     "event_type": "job.succeeded",
-    "data": {"id": "job_01a200dc5edf7cfaa251b183f95c582d", "state": "succeeded", "name": "nightly", "labels": {}},
+    "data": {"id": "job_01a200dc5edf7cfaa251b183f95c582d", "state": "succeeded", "name": "nightly"},
     "state": "delivered",
     "num_tries": 1,
     "tries": [{"at": "2026-11-22T08:00:00Z", "status": 204, "latency_ms": 31, "error": None}],
@@ -57,6 +59,10 @@ class WebhookCreate(RequestBody):
     )
 
     url: Url
+    format: Format = Field(
+        default="json",
+        description="Body of the messages: our JSON, or a message for a Slack or Microsoft Teams channel.",
+    )
     event_types: EventTypes
 
 
@@ -66,6 +72,7 @@ class WebhookPatch(RequestBody):
     model_config = ConfigDict(json_schema_extra={"examples": [{"enabled": True}]})
 
     url: Url = ""
+    format: Format = "json"
     event_types: Annotated[tuple[EventType, ...], Field(min_length=1, max_length=16)] = ()
     enabled: bool = True
 
@@ -77,6 +84,7 @@ class WebhookOut(BaseModel):
 
     id: str
     url: str
+    format: Format
     event_types: list[str]
     created_at: datetime
     failing_since: datetime | None

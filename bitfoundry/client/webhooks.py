@@ -13,6 +13,7 @@ class Webhook(Answer):
 
     id: str
     url: str
+    format: str = "json"
     event_types: list[str]
     created_at: str
     failing_since: str | None = None
@@ -41,9 +42,13 @@ class Webhooks:
     def __init__(self, service: Transport) -> None:
         self._service = service
 
-    def create(self, url: str, event_types: Sequence[str]) -> Webhook:
-        """Create a webhook that sends these events to `url` from now on. Keep the `secret`: it is shown once."""
-        return self._webhook("POST", "/v1/webhooks", body={"url": url, "event_types": [*event_types]})
+    def create(self, url: str, event_types: Sequence[str], *, format: str = "json") -> Webhook:
+        """Create a webhook that sends these events to `url` from now on. Keep the `secret`: it is shown once.
+
+        `format` is `json`, or `slack` or `teams` for the URL of a channel there.
+        """
+        body = {"url": url, "format": format, "event_types": [*event_types]}
+        return self._webhook("POST", "/v1/webhooks", body=body)
 
     def list(self) -> Sequence[Webhook]:
         """Return the project's webhooks, oldest first."""
@@ -54,7 +59,7 @@ class Webhooks:
         return self._webhook("GET", _path(webhook_id))
 
     def edit(self, webhook_id: str, changes: Mapping[str, Any]) -> Webhook:
-        """Change `url`, `event_types` or `enabled` of a webhook."""
+        """Change `url`, `format`, `event_types` or `enabled` of a webhook."""
         return self._webhook("PATCH", _path(webhook_id), body=changes)
 
     def delete(self, webhook_id: str) -> None:

@@ -14,8 +14,11 @@ WebhookId = Annotated[str, typer.Argument(help="Webhook id, as shown by `webhook
 Events = Annotated[
     list[str] | None, typer.Option("--event", help="Event, e.g. job.succeeded or job.failed. Repeatable.")
 ]
+Format = Annotated[
+    str | None, typer.Option(help="Body of the messages: json, or slack or teams for the URL of a channel there.")
+]
 ENDINGS = ["job.succeeded", "job.failed", "job.cancelled"]
-WEBHOOK_COLUMNS = ("id", "url", "event_types", "failing_since", "disabled_reason")
+WEBHOOK_COLUMNS = ("id", "url", "format", "event_types", "failing_since", "disabled_reason")
 DELIVERY_COLUMNS = ("id", "event_type", "state", "num_tries", "created_at", "last")
 
 
@@ -24,10 +27,11 @@ def create(
     client: Client,
     target: Annotated[str, typer.Argument(metavar="URL", help="Public HTTPS address that receives the events.")],
     event: Events = None,
+    format: Format = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a webhook, by default for the end of every job. Its signing secret is shown only once."""
-    webhook = client.webhooks.create(target, event or ENDINGS)
+    webhook = client.webhooks.create(target, event or ENDINGS, format=format or "json")
     if as_json:
         terminal.print_json(webhook.model_dump(mode="json"))
         return
@@ -47,11 +51,12 @@ def edit(
     webhook_id: WebhookId,
     target: Annotated[str | None, typer.Option("--to", metavar="URL", help="New address.")] = None,
     event: Events = None,
+    format: Format = None,
     enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Resume or stop deliveries.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Change a webhook, disable it or enable it again."""
-    fields: dict[str, Any] = {"url": target, "event_types": event, "enabled": enabled}
+    fields: dict[str, Any] = {"url": target, "format": format, "event_types": event, "enabled": enabled}
     changes = {name: value for name, value in fields.items() if value is not None}
     show_rows([client.webhooks.edit(webhook_id, changes)], WEBHOOK_COLUMNS, as_json, single=True)
 

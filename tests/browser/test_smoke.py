@@ -162,6 +162,24 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     expect(page.get_by_label("Publish when verified")).not_to_be_checked()
 
 
+def test_a_webhook_for_a_channel_says_where_its_url_comes_from(
+    signed_in: Page, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    page.goto("/ui/webhooks")
+    page.get_by_role("button", name="New webhook").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("The URL of your program")
+    dialog.get_by_label("Send messages to").select_option(label="Slack channel")
+    expect(dialog).to_contain_text("The URL of an incoming webhook")
+    dialog.get_by_label("URL").fill("https://127.0.0.1/services")
+    check_accessible(page)
+    with page.expect_request(lambda request: request.method == "POST") as asked:
+        dialog.get_by_role("button", name="Create webhook").click()
+    assert asked.value.post_data_json["format"] == "slack"
+    expect(dialog.get_by_role("alert")).to_contain_text("not a public address")
+
+
 def test_a_lost_connection_is_said_and_comes_back(signed_in: Page, context: BrowserContext) -> None:
     notice = signed_in.get_by_text("The service is not responding")
     context.set_offline(True)

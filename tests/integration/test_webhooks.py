@@ -107,7 +107,7 @@ def test_a_change_of_a_job_arrives_signed(
     assert first.content["type"] == "job.queued"
     assert first.content["data"] == {
         "id": job_id, "project_id": "prj_" + "0" * 32, "name": "nightly", "labels": {"team": "search"},
-        "state": "queued",
+        "model": "/nowhere", "state": "queued",
     }  # fmt: skip
     assert second.content["data"]["error"]["code"] == "bad"
     assert (second.content["data"]["state"], second.content["data"]["attempt"]) == ("failed", 1)
@@ -197,6 +197,50 @@ def test_two_processes_send_each_message_once(
         wait_tries(client, hook, 1)
         give_time(0.3)
     assert len({message.headers["webhook-id"] for message in receiver.messages}) == len(receiver.messages) == 30
+
+
+# channels of Slack and Teams
+
+
+@pytest.mark.parametrize("form", ["slack", "teams"])
+def test_a_channel_gets_a_message_that_people_read(
+    settings: Settings, sessions: Sessions, receiver: Receiver, submit: Submit, form: str
+) -> None:
+    """Signed and tried again as any other; with a link, since the service knows its address."""
+    named = settings.model_copy(update={"public_url": "https://bitfoundry.example.org"})
+    with TestClient(create_app(named), headers={"Authorization": f"Bearer {create_key(sessions, 'k')}"}) as client:
+        asked = {"url": receiver.url, "event_types": ["job.succeeded"], "format": form}
+        hook = client.post("/v1/webhooks", json=asked).json()
+        assert hook["format"] == form
+        job_id = submit("/models/tiny", name="<!here> *x*")
+        receiver.answers = [(429, {"Retry-After": "0"}, 0)]
+        verdict = {"level": "good", "reason": "KL divergence 0.01"}
+        with sessions.begin() as session:
+            lease = leases.claim(session, worker="w", lease_s=60)
+            assert lease
+            done = {"manifest_sha256": "0" * 64, "path": "/x", "num_bytes": 1, "summary": {"verdict": verdict}}
+            leases.succeed(session, lease, **done)  # type: ignore[arg-type]
+        wait_tries(client, hook, 1)
+        hurry(sessions)
+        first, second = receiver.wait(2)
+        assert wait_tries(client, hook, 2)["state"] == "delivered"
+    assert first.body == second.body and is_signed(second, hook["secret"])
+    text = second.body.decode()
+    for part in ("good: KL divergence 0.01", "tiny", f"https://bitfoundry.example.org/ui/jobs/{job_id}"):
+        assert part in text
+    assert ("&lt;!here&gt;" if form == "slack" else "<!here>") in text
+
+
+def test_the_format_changes_and_only_the_host_of_a_channel_is_audited(client: TestClient) -> None:
+    place = f"/v1/webhooks/{subscribe(client, 'http://127.0.0.1:9/')['id']}"
+    changed = client.patch(place, json={"format": "slack", "url": "http://127.0.0.1:9/services/T0/B0/s3cr3t"})
+    assert (changed.status_code, changed.json()["format"]) == (200, "slack")
+    made = {"format": "teams", "url": "http://127.0.0.1:9/workflows/s3cr3t", "event_types": ["job.failed"]}
+    assert client.post("/v1/webhooks", json=made).status_code == 201
+    audited = client.get("/v1/audit").text
+    assert "s3cr3t" not in audited and "https://127.0.0.1/…" in audited
+    refused = client.patch(place, json={"format": "discord"})
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "#/format")
 
 
 # receivers that are ill
@@ -510,6 +554,7 @@ def test_the_commands(
     assert [each["event_types"] for each in command("webhooks list")] == [["job.failed"]]
     assert command(f"webhooks delete {hook['id']}") == {"deleted": hook["id"]}
     assert command("webhooks list") == []
-    assert command(f"webhooks create {receiver.url}")["event_types"] == [
-        "job.succeeded", "job.failed", "job.cancelled",
-    ]  # fmt: skip
+    made = command(f"webhooks create {receiver.url} --format slack")
+    assert made["event_types"] == ["job.succeeded", "job.failed", "job.cancelled"]
+    assert made["format"] == "slack"
+    assert command(f"webhooks edit {made['id']} --format teams")["format"] == "teams"

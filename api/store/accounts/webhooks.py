@@ -43,6 +43,7 @@ class Message:
     webhook_id: str
     project_id: str
     url: str
+    format: str
     sealed_secret: bytes
     event_type: str
     created_at: datetime
@@ -113,7 +114,13 @@ def queue(session: Session, job: Job, event_type: str, data: dict[str, Any]) -> 
     )
     with session.no_autoflush:  # the caller may be in the middle of changing the job
         ids = session.scalars(wanted).all()
-    about_job = {"id": job.id, "project_id": job.project_id, "name": job.name, "labels": job.labels}
+    about_job = {
+        "id": job.id,
+        "project_id": job.project_id,
+        "name": job.name,
+        "labels": job.labels,
+        "model": job.model.get("id") or job.model["path"],
+    }
     for webhook_id in ids:
         queue_one(session, webhook_id, event_type, about_job | data)
 
@@ -174,6 +181,7 @@ def claim(session: Session, *, lease_s: float) -> Message | None:
         webhook.id,
         webhook.project_id,
         webhook.url,
+        webhook.format,
         webhook.sealed_secret,
         delivery.event_type,
         delivery.created_at,

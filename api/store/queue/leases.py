@@ -320,7 +320,7 @@ def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[
     session.execute(ended.values(ended_at=func.clock_timestamp(), outcome=outcome, error=error))
     more: dict[str, Any] = {"error": error} if error else {}
     if state == State.SUCCEEDED and (verdict := (job.summary or {}).get("verdict")):
-        more["verdict"] = verdict["level"]
+        more |= {"verdict": verdict["level"], "verdict_reason": verdict["reason"]}
     events.announce(session, job, state, attempt=job.attempt, outcome=outcome, **more)
     job.used_runtime_s = Job.used_runtime_s + _running_s()
     job.phases = phases.leave(job.phases, phases.DONE if state == State.SUCCEEDED else phases.STOPPED, _now(session))

@@ -74,6 +74,7 @@ class Webhook(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), index=True)
     url: Mapped[str]
+    format: Mapped[str] = mapped_column(server_default="json")  # of the body
     event_types: Mapped[list[str]]
     sealed_secret: Mapped[bytes]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
@@ -81,6 +82,8 @@ class Webhook(Base):
     disabled_at: Mapped[datetime | None]
     disabled_reason: Mapped[str | None]
     busy_until: Mapped[datetime | None]
+
+    __table_args__ = (CheckConstraint("format IN ('json', 'slack', 'teams')", name="format"),)
 
 
 class WebhookDelivery(Base):

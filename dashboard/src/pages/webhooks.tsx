@@ -30,6 +30,24 @@ const EVENTS = [
   "cancelled",
 ].map((state) => `job.${state}`);
 
+type Format = Webhook["format"];
+
+/** Where messages go, in the order of the choice, and where the URL of each comes from. */
+const FORMATS: Record<Format, { text: string; hint: string }> = {
+  json: {
+    text: "Program (signed JSON)",
+    hint: "The URL of your program. It must use HTTPS and be reachable from the service.",
+  },
+  slack: {
+    text: "Slack channel",
+    hint: "The URL of an incoming webhook: in your Slack app, Incoming Webhooks, Add New Webhook.",
+  },
+  teams: {
+    text: "Microsoft Teams channel",
+    hint: "The URL of a workflow: in the channel's menu, Workflows, “When a Teams webhook request is received”.",
+  },
+};
+
 export default function Webhooks() {
   const query = useQuery("webhooks", (signal) => get<List<Webhook>>("/v1/webhooks", {}, signal), { everyMs: 10_000 });
   const [creating, setCreating] = useState(false);
@@ -52,7 +70,10 @@ export default function Webhooks() {
       {error && <Failure error={error} />}
       <Pending query={query} />
       {query.data?.data.length === 0 && (
-        <Empty>No webhooks yet. A webhook receives a signed request when a job changes state.</Empty>
+        <Empty>
+          No webhooks yet. A webhook sends a message to a program, a Slack channel or a Teams channel when a job changes
+          state.
+        </Empty>
       )}
       {query.data && query.data.data.length > 0 && (
         <div className="table" ref={scrollable}>
@@ -72,6 +93,7 @@ export default function Webhooks() {
                     <button type="button" className="link" onClick={() => setShown(webhook)}>
                       {webhook.url}
                     </button>
+                    <div className="sub">{FORMATS[webhook.format].text}</div>
                   </td>
                   <td>{webhook.event_types.join(", ")}</td>
                   <td>
@@ -109,7 +131,7 @@ export default function Webhooks() {
           onClose={() => setCreating(false)}
           onMade={(webhook) => {
             setCreating(false);
-            setMade(webhook);
+            if (webhook.format === "json") setMade(webhook); // channels verify no signature
             query.reload();
           }}
         />
@@ -161,13 +183,14 @@ function WebhookState({ webhook }: { webhook: Webhook }) {
 }
 
 function NewWebhookDialog({ onClose, onMade }: { onClose: () => void; onMade: (webhook: NewWebhook) => void }) {
+  const [format, setFormat] = useState<Format>("json");
   const [url, setUrl] = useState("");
   const [events, setEvents] = useState(["job.succeeded", "job.failed"]);
   const [error, setError] = useState<Error>();
   const submit = async (event: FormEvent) => {
     event.preventDefault();
     try {
-      onMade(await post<NewWebhook>("/v1/webhooks", { url, event_types: events }));
+      onMade(await post<NewWebhook>("/v1/webhooks", { url, format, event_types: events }));
     } catch (caught) {
       setError(caught as Error);
     }
@@ -177,13 +200,24 @@ function NewWebhookDialog({ onClose, onMade }: { onClose: () => void; onMade: (w
   return (
     <Dialog title="New webhook" onClose={onClose}>
       <form onSubmit={submit}>
-        <Field label="URL" hint="Must use HTTPS and be reachable from the service.">
+        <Field label="Send messages to">
+          {(props) => (
+            <select {...props} value={format} onChange={(event) => setFormat(event.target.value as Format)}>
+              {Object.entries(FORMATS).map(([name, { text }]) => (
+                <option key={name} value={name}>
+                  {text}
+                </option>
+              ))}
+            </select>
+          )}
+        </Field>
+        <Field label="URL" hint={FORMATS[format].hint}>
           {(props) => (
             <input
               {...props}
               type="url"
               required
-              placeholder="https://ci.example.org/bitfoundry"
+              placeholder={format === "json" ? "https://ci.example.org/bitfoundry" : undefined}
               value={url}
               onChange={(event) => setUrl(event.target.value)}
             />
