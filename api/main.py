@@ -24,6 +24,7 @@ from api import (
     lineage,
     projects,
     retention,
+    shares,
     signin,
     sweeps,
     webhooks,
@@ -109,8 +110,17 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         "responses": errors.may(401, 403, 429),
     }
     app.include_router(signin.router, prefix="/v1")
+    app.include_router(shares.open_router, prefix="/v1")
     app.include_router(metrics.router, **guarded)
-    work = (*jobs.routers, *chats.routers, sweeps.router, *datasets.routers, catalog.router, lineage.router)
+    work = (
+        *jobs.routers,
+        shares.router,
+        *chats.routers,
+        sweeps.router,
+        *datasets.routers,
+        catalog.router,
+        lineage.router,
+    )
     for router in (*work, *accounts, workers.router):
         app.include_router(router, prefix="/v1", **guarded)
     docs.install(app)

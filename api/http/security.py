@@ -125,7 +125,9 @@ def _find_caller(request: Request, context: Context) -> Caller:
         with reading(context.sessions) as session:
             key, shown = open_key(session, key_id, digest), Shown(key_id, digest)
             _note_use(session, key)
-    _count(request, context, key)
+    limit = key.requests_per_minute or context.settings.requests_per_minute
+    advice = " To follow a job, use its event stream instead of polling."
+    count_request(request, context, key.project_id, limit, "The project has sent", advice)
     return Caller(key.project_id, key.id, key.scopes, request.scope["request_id"], shown)
 
 
@@ -212,14 +214,15 @@ Admin = Annotated[Caller, Depends(require(ADMIN))]
 Operator = Annotated[Caller, Depends(require(OPERATOR))]
 
 
-def _count(request: Request, context: ContextDep, key: keys.ValidKey) -> None:
-    rate = context.rates.count(key.project_id, key.requests_per_minute or context.settings.requests_per_minute)
+def count_request(request: Request, context: Context, name: str, limit: int, who: str, advice: str = "") -> None:
+    """Count a request of ``name``, which may have ``limit`` of them within a minute. Raises Problem 429."""
+    rate = context.rates.count(name, limit)
     request.scope["answer_headers"].update(rate.headers)
     if rate.exceeded:
         raise Problem(
             429,
             "rate_limited",
-            f"The project has sent more than {rate.limit} requests within a minute.",
-            hint=f"Retry in {rate.reset_s} s. To follow a job, use its event stream instead of polling.",
+            f"{who} more than {limit} requests within a minute.",
+            hint=f"Retry in {rate.reset_s} s.{advice}",
             headers={"Retry-After": str(rate.reset_s)},
         )

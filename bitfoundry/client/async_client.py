@@ -19,6 +19,7 @@ from bitfoundry.client.datasets import Datasets
 from bitfoundry.client.on_asyncio import AsyncTransport, Twin, asked, run, streamed
 from bitfoundry.client.retention import Retention
 from bitfoundry.client.service import Client
+from bitfoundry.client.shares import Shares
 from bitfoundry.client.webhooks import Webhooks
 
 
@@ -87,6 +88,14 @@ class AsyncRetention(Twin[Retention]):
     run = asked(Retention.run)
 
 
+class AsyncShares(Twin[Shares]):
+    """Calls for read-only links to a run's report."""
+
+    create = asked(Shares.create)
+    list = asked(Shares.list)
+    revoke = asked(Shares.revoke)
+
+
 class AsyncClient(Twin[Client]):
     """A `Client` for an event loop: any number of its calls may run at a time. Its errors are the same."""
 
@@ -140,6 +149,7 @@ class AsyncClient(Twin[Client]):
         self.webhooks = AsyncWebhooks(self._original.webhooks)
         self.datasets = AsyncDatasets(self._original.datasets)
         self.retention = AsyncRetention(self._original.retention)
+        self.shares = AsyncShares(self._original.shares)
 
     async def close(self) -> None:
         await run(self._original.close)

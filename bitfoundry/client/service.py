@@ -6,11 +6,10 @@ job = client.wait(job.id)
 client.download(job.id, Path("smollm2-w4a16"))
 """
 
-import hashlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 from urllib.parse import quote, urlencode
@@ -34,12 +33,14 @@ from bitfoundry.client.bodies import JobOptions, given, job_body, model_of
 from bitfoundry.client.chats import Chats
 from bitfoundry.client.connection import Connection
 from bitfoundry.client.datasets import Datasets
+from bitfoundry.client.download import download
 from bitfoundry.client.filters import JobFilter, query_of
 from bitfoundry.client.follow import follow
 from bitfoundry.client.retention import Retention
-from bitfoundry.client.transport import NUM_TRIES, Transport
+from bitfoundry.client.shares import Shares
+from bitfoundry.client.transport import Transport
 from bitfoundry.client.webhooks import Webhooks
-from bitfoundry.errors import BitfoundryError, WaitTimeout
+from bitfoundry.errors import WaitTimeout
 
 
 class Client:
@@ -73,6 +74,7 @@ class Client:
         self.account = Account(service)
         self.chats = Chats(service)
         self.retention = Retention(service)
+        self.shares = Shares(service)
         self.webhooks = Webhooks(service)
 
     def submit(
@@ -329,11 +331,7 @@ class Client:
         call. Raises ApiError and BitfoundryError.
         """
         for file in self.artifacts(job_id):
-            target = folder / _inside(file.path)
-            if target.is_file() and _sha256(target) == file.sha256:
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._fetch(job_id, file, target, on_bytes)
+            download(self._service, f"{_path(job_id)}/artifacts/{quote(file.path)}", file, folder, on_bytes)
         return folder
 
     def close(self) -> None:
@@ -392,58 +390,6 @@ class Client:
         answer = self._service.send(method, path, body=body, headers=sent, repeat=key is not None)
         return Job.model_validate_json(answer.content)
 
-    def _fetch(
-        self, job_id: str, file: ArtifactFile, target: Path, on_bytes: Callable[[ArtifactFile, int], None] | None
-    ) -> None:
-        """Download a file, from where it was interrupted. The bytes stay in `.partial` until it is whole."""
-        partial = target.with_name(f"{target.name}.partial")
-        num_failures = 0
-        while True:
-            have = partial.stat().st_size if partial.is_file() else 0
-            try:
-                self._fetch_rest(f"{_path(job_id)}/artifacts/{quote(file.path)}", file, partial, have, on_bytes)
-                break
-            except httpx2.TransportError as error:
-                came = partial.stat().st_size - have if partial.is_file() else 0
-                num_failures = 1 if came > 0 else num_failures + 1
-                if num_failures >= NUM_TRIES:
-                    raise self._service.no_answer(error) from error
-                self._service.pause(0.2 * 2**num_failures)
-        if _sha256(partial) != file.sha256:
-            partial.unlink()
-            raise BitfoundryError(f"{file.path} arrived damaged", hint="download again")
-        partial.replace(target)
-
-    def _fetch_rest(
-        self, path: str, file: ArtifactFile, partial: Path, have: int,
-        on_bytes: Callable[[ArtifactFile, int], None] | None,
-    ) -> None:  # fmt: skip
-        """Download the bytes after the first `have`, or the whole file if the service has another one by now."""
-        if have >= file.bytes > 0:
-            return
-        headers = {"Range": f"bytes={have}-", "If-Range": f'"{file.sha256}"'} if have else {}
-        with (
-            self._service.stream(path, headers=headers) as answer,
-            partial.open("ab" if answer.status_code == 206 else "wb") as out,
-        ):
-            for chunk in answer.iter_bytes():
-                out.write(chunk)
-                if on_bytes is not None:
-                    on_bytes(file, len(chunk))
-
 
 def _path(identity: str, kind: str = "jobs") -> str:
     return f"/v1/{kind}/{quote(identity, safe='')}"
-
-
-def _inside(name: str) -> PurePosixPath:
-    """Return the relative path `name`. Raises BitfoundryError for one that leaves its folder."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or "\0" in name:
-        raise BitfoundryError(f"the service named an unsafe file: {name!r}")
-    return path
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

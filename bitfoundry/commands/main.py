@@ -25,6 +25,7 @@ from bitfoundry.commands import jobs as job_commands
 from bitfoundry.commands import models as model_commands
 from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import retention as retention_commands
+from bitfoundry.commands import shares as share_commands
 from bitfoundry.commands import webhooks as webhook_commands
 from bitfoundry.commands.options import AsJson, Home, JobId, Key, Model, Url, connect, find_home, with_client
 from bitfoundry.errors import BitfoundryError
@@ -201,7 +202,7 @@ def download(
 
 for name, command in job_commands.COMMANDS.items():
     app.command(name)(command)
-for command in (*publish_commands.COMMANDS, *backup_commands.COMMANDS):
+for command in (*publish_commands.COMMANDS, *share_commands.COMMANDS, *backup_commands.COMMANDS):
     app.command()(command)
 for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)

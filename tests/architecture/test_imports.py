@@ -26,6 +26,7 @@ ALLOWED = {
         "quantcore.export",
         "quantcore.reading.model",
         "quantcore.registry",
+        "quantcore.report.html",
         "quantcore.report.values",
         "quantcore.evaluation.answers",
         "quantcore.errors",

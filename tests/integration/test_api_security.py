@@ -17,7 +17,7 @@ from api.http.security import create_key
 from api.main import create_app
 from api.settings import Settings
 from api.store.engine import Sessions
-from tests.support.api import DOOR, JOB, OPEN_ROUTES, PLACES, bearer, walk
+from tests.support.api import DOOR, JOB, OPEN_ROUTES, PLACES, SHARED_ROUTES, bearer, walk
 
 
 def test_every_route_but_the_open_ones_wants_a_key(client: TestClient) -> None:
@@ -30,6 +30,8 @@ def test_every_route_but_the_open_ones_wants_a_key(client: TestClient) -> None:
         answer = client.request(method, path.format(**PLACES))
         if path in OPEN_ROUTES:
             assert answer.status_code == 200, path
+        elif path in SHARED_ROUTES:
+            assert (answer.status_code, answer.json()["code"]) == (404, "share_not_found"), path
         elif (method, path) == DOOR:
             assert answer.status_code == 422, path
         else:

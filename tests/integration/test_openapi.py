@@ -11,7 +11,7 @@ from api.jobs import examples
 from api.jobs.schemas import JobOut
 from api.main import create_app
 from api.settings import Settings
-from tests.support.api import DOOR, OPEN_ROUTES
+from tests.support.api import DOOR, OPEN_ROUTES, SHARED_ROUTES
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,8 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         *(f"POST {JOB}/{action}" for action in ("cancel", "pause", "resume", "retry")),
         f"GET {JOB}/events", f"GET {JOB}/events/stream", f"GET {JOB}/logs", f"GET {JOB}/logs/download",
         f"GET {JOB}/logs/stream", f"GET {JOB}/artifacts", f"GET {JOB}/artifacts/{{path}}", f"POST {JOB}/publish",
+        f"POST {JOB}/shares", f"GET {JOB}/shares", f"DELETE {JOB}/shares/{{share_id}}",
+        "GET /v1/shared/{token}", "GET /v1/shared/{token}/report.json",
         f"POST {JOB}/chat", f"GET {JOB}/chat", f"GET {CHAT}", f"DELETE {CHAT}", f"POST {CHAT}/turns",
         f"GET {CHAT}/stream",
         "POST /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
@@ -111,7 +113,7 @@ def test_operations_name_the_keys_that_open_them(document: dict[str, Any]) -> No
     either = [{"apiKey": []}, {"signIn": []}]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            is_open = path in OPEN_ROUTES or (method.upper(), path) == DOOR
+            is_open = path in OPEN_ROUTES | SHARED_ROUTES or (method.upper(), path) == DOOR
             assert operation.get("security") == (None if is_open else either), (method, path)
             assert "authorization" not in {each["name"] for each in operation.get("parameters", ())}, (method, path)
 
@@ -155,6 +157,7 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
         "PublishTo",
         "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate", "HubTokenPut", "WebhookCreate", "WebhookPatch",
         "SignInCreate", "PolicyIn", "ChatCreate", "ChatPrompt",
+        "ShareCreate",
     }  # fmt: skip
     for name, kind in FILES.items():
         assert set(operations(document)[name]["requestBody"]["content"]) == {kind}

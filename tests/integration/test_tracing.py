@@ -37,7 +37,10 @@ def test_from_the_request_to_the_engine(
         assert made.status_code == 202, made.text
         seen = httpx2.get(f"{api.url}/v1/jobs/{made.json()['id']}", headers=headers, trust_env=False)
         assert seen.status_code == 200
+        token = "t" * 43
+        assert httpx2.get(f"{api.url}/v1/shared/{token}", trust_env=False).status_code == 404
         api.stop()
+    assert "GET /v1/shared/{token}" in file.read_text() and token not in file.read_text()
     worker = start_worker(traced)
     wait_for(made.json()["id"], "succeeded")
     worker.drain()

@@ -10,6 +10,8 @@ from fastapi.testclient import TestClient
 from api.store.accounts import projects
 
 OPEN_ROUTES = {"/healthz/live", "/healthz/ready", "/openapi.json", "/docs"}
+SHARED_ROUTES = {"/v1/shared/{token}", "/v1/shared/{token}/report.json"}
+"""Routes that a link opens, without a key."""
 DOOR = ("POST", "/v1/sign-in")  # the key is in the body
 JOB = "job_" + "0" * 32
 PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetensors"} | {
@@ -23,6 +25,8 @@ PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetenso
     "worker_id": "host:1:0",
     "webhook_id": "whk_" + "0" * 32,
     "delivery_id": "msg_" + "0" * 32,
+    "share_id": "shr_" + "0" * 32,
+    "token": "0" * 43,
 }
 
 

@@ -5,6 +5,7 @@ import { Link, navigate } from "../../router";
 import { useSession } from "../../sign-in";
 import { Confirm, Failure } from "../../ui/basics";
 import { ACTIONS, type Action } from "../../ui/states";
+import { ShareButton } from "./share";
 
 const TEXTS: Record<Action, string> = {
   cancel: "Cancel",
@@ -57,6 +58,7 @@ export function RunActions({ job, onChange }: { job: Job; onChange: () => void }
       <Link className="button" to={`/compare?job=${job.id}`}>
         Compare
       </Link>
+      {job.state === "succeeded" && <ShareButton job={job} />}
       {buttons(actions.filter((action) => action === "delete"))}
       {error && <Failure error={error} />}
       {asking && (

@@ -1,0 +1,62 @@
+"""The routes that a link opens: the report of one job as a page and as JSON. They want no key.
+
+There is one 404 for every link that opens nothing, whether it is unknown, over, revoked, or its job was deleted.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from api.http import docs, security
+from api.http.deps import Context, ContextDep
+from api.http.errors import Problem, may
+from api.shares import public_report
+from api.store.accounts import shares
+from api.store.engine import reading
+from quantcore.report import html
+from quantcore.report.values import Report
+
+REQUESTS_PER_MINUTE = 60
+"""Number of requests with one link, from everybody together."""
+HEADERS = docs.HEADERS | {"Cache-Control": "no-store", "X-Robots-Tag": "noindex"}
+
+router = APIRouter(prefix="/shared/{token}", tags=["shares"], responses=may(404, 429))
+
+_TOKEN = re.compile(r"[0-9A-Za-z_-]{43}")
+
+
+@router.get("", response_class=HTMLResponse)
+def show_shared_report(token: str, request: Request, context: ContextDep) -> HTMLResponse:
+    """Show the report of a shared job as a page that runs no script and loads nothing."""
+    return HTMLResponse(html.page(_open(token, request, context)))
+
+
+@router.get("/report.json")
+def get_shared_report(token: str, request: Request, context: ContextDep) -> Report:
+    """Return the report of a shared job. Files and folders have their names in it, not their paths."""
+    return _open(token, request, context)
+
+
+def _open(token: str, request: Request, context: Context) -> Report:
+    """Return the report that the token opens. Raises Problem 404 and, for too many requests, 429."""
+    request.scope["answer_headers"].update(HEADERS)  # of every response, errors included
+    if not _TOKEN.fullmatch(token):
+        raise _nothing_shared()
+    with reading(context.sessions) as session:
+        found = shares.find_open(session, security.hash_secret(token))
+    if found is None:
+        raise _nothing_shared()
+    share, artifact = found
+    security.count_request(request, context, f"share:{share.id}", REQUESTS_PER_MINUTE, "This link has had")
+    report = public_report.read(artifact)
+    if report is None:
+        raise _nothing_shared()
+    return report
+
+
+def _nothing_shared() -> Problem:
+    hint = "It may have expired or been revoked: ask whoever sent it for a new one."
+    return Problem(404, "share_not_found", "This link opens nothing.", hint=hint)
