@@ -228,7 +228,8 @@ def _json(title: str, data: Any) -> str:
 
 def _table(caption: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Render a table. Its cells are HTML already; the first cell of a row names the row."""
-    top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head) if any(head) else ""
+    cells = (f'<th scope="col">{escape(name)}</th>' if name else "<td></td>" for name in head)
+    top = "".join(cells) if any(head) else ""
     body = "".join(
         f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for row in rows
     )

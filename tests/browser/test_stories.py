@@ -145,6 +145,52 @@ def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     assert page.evaluate(TOO_WIDE) <= 0
 
 
+SHARE = {
+    "id": "shr_" + "0" * 32, "created_at": "2026-11-22T08:00:00Z", "expires_at": "2099-11-29T08:00:00Z",
+    "created_by": "W" * 60,
+}  # fmt: skip
+
+
+def test_a_link_to_a_run_is_made_and_revoked(
+    signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
+) -> None:
+    page, shares, asked = signed_in, [], []
+
+    def answer(route: Route) -> None:
+        if route.request.method == "POST":
+            asked.append(route.request.post_data_json)
+            shares.append(SHARE)
+            route.fulfill(status=201, json=SHARE | {"url": f"https://bitfoundry.example.org/v1/shared/{'x' * 43}"})
+        elif route.request.method == "DELETE":
+            shares.clear()
+            route.fulfill(status=204)
+        else:
+            route.fulfill(json={"data": shares})
+
+    page.route(f"**/v1/jobs/{ended.id}/shares**", answer)
+    page.goto(f"/ui/jobs/{ended.id}")
+    expect(page.get_by_role("link", name="Clone")).to_be_visible()
+    expect(page.get_by_role("button", name="Share")).to_have_count(0)  # a cancelled run has no report
+    change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(SUCCEEDED))
+    page.route("**/artifacts/report.json", lambda route: route.fulfill(json=REPORT))
+    page.reload()
+    page.get_by_role("button", name="Share").click()
+    dialog = page.get_by_role("dialog", name="Share this run")
+    expect(dialog.get_by_label("Link expires after")).to_have_value("7")
+    dialog.get_by_label("Link expires after").select_option(label="30 days")
+    dialog.get_by_role("button", name="Create link").click()
+    expect(dialog.get_by_label("New link")).to_contain_text("/v1/shared/")
+    expect(dialog).to_contain_text("it will not be shown again")
+    expect(dialog).to_contain_text("2099")
+    assert asked == [{"expires_in_s": 30 * 24 * 3600}]
+    check_accessible(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate(TOO_WIDE) <= 0
+    dialog.get_by_role("button", name="Revoke").click()
+    expect(dialog.get_by_role("button", name="Revoke")).to_have_count(0)
+    expect(dialog.get_by_label("New link")).to_have_count(0)
+
+
 def test_runs_of_two_models_are_compared_on_a_phone(
     signed_in: Page, ended: Job, client: Client, stack: LocalStack, check_accessible: Callable[[Page], None]
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from bitfoundry.client.answers import Job
 from bitfoundry.client.service import Client
@@ -112,6 +112,32 @@ def test_runs_are_compared(signed_in: Page, finished: list[Job], check_accessibl
     expect(page.get_by_role("columnheader", name="as int8_dynamic").first).to_be_visible()
     page.get_by_text("Layers with the largest differences").click()
     check_accessible(page)
+
+
+def test_a_shared_report_is_read_without_a_key(
+    signed_in: Page, finished: list[Job], stack: LocalStack, browser: Browser, check_accessible: Callable[[Page], None]
+) -> None:
+    """By somebody who never signed in, until the link is revoked. Its page runs no script and loads nothing else."""
+    page = signed_in
+    page.goto(f"/ui/jobs/{finished[0].id}")
+    page.get_by_role("button", name="Share").click()
+    dialog = page.get_by_role("dialog", name="Share this run")
+    dialog.get_by_role("button", name="Create link").click()
+    link = dialog.get_by_label("New link").locator("code").inner_text()
+    assert link.startswith(f"{stack.url}/v1/shared/")
+    with browser.new_context() as stranger:
+        loaded: list[str] = []
+        stranger.on("request", lambda request: loaded.append(request.url))
+        shared = stranger.new_page()
+        shared.goto(link)
+        expect(shared.get_by_role("heading", level=1)).to_have_text("model, quantized")
+        assert [url for url in loaded if not url.endswith("/favicon.ico")] == [link]
+        assert str(stack.home.parent) not in shared.content()
+        check_accessible(shared)
+        dialog.get_by_role("button", name="Revoke").click()
+        expect(dialog.get_by_role("button", name="Revoke")).to_have_count(0)
+        answer = shared.goto(link)
+        assert answer and answer.status == 404
 
 
 def test_a_result_is_tried_beside_its_original(
