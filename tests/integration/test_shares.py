@@ -109,21 +109,28 @@ def test_the_link_shows_the_report_and_nothing_else(client: TestClient, job_id: 
 def test_a_link_that_opens_nothing_says_no_more(client: TestClient, sessions: Sessions, job_id: str) -> None:
     """Whatever the reason is: unknown, no token at all, revoked, over, or the job was deleted."""
     revoked, over, deleted = (share(client, job_id) for _ in range(3))
-    assert client.delete(f"/v1/jobs/{job_id}/shares/{revoked['id']}").status_code == 204
-    assert client.delete(f"/v1/jobs/{job_id}/shares/{revoked['id']}").status_code == 404
-    with sessions.begin() as session:
-        ended = "UPDATE share SET expires_at = clock_timestamp() - interval '1 s' WHERE id = :id"
-        session.execute(text(ended), {"id": over["id"]})
-    assert opened(client, deleted["url"]).status_code == 200
-    assert [each["id"] for each in client.get(f"/v1/jobs/{job_id}/shares").json()["data"]] == [deleted["id"]]
-    assert client.delete(f"/v1/jobs/{job_id}").status_code == 204
     answers = []
-    for url in (revoked["url"], over["url"], deleted["url"], f"/v1/shared/{'x' * 43}", "/v1/shared/x"):
+
+    def look(url: str) -> None:
         for path in ("", "/report.json"):
             answer = opened(client, url + path)
             problem = {name: value for name, value in answer.json().items() if name not in ("instance", "request_id")}
             headers = {name: answer.headers[name] for name in ("referrer-policy", "x-robots-tag", "cache-control")}
             answers.append((answer.status_code, problem, headers))
+
+    assert client.delete(f"/v1/jobs/{job_id}/shares/{revoked['id']}").status_code == 204
+    assert client.delete(f"/v1/jobs/{job_id}/shares/{revoked['id']}").status_code == 404
+    look(revoked["url"])
+    with sessions.begin() as session:
+        ended = "UPDATE share SET expires_at = clock_timestamp() - interval '1 s' WHERE id = :id"
+        session.execute(text(ended), {"id": over["id"]})
+    look(over["url"])
+    assert [each["id"] for each in client.get(f"/v1/jobs/{job_id}/shares").json()["data"]] == [deleted["id"]]
+    assert opened(client, deleted["url"]).status_code == 200
+    assert client.delete(f"/v1/jobs/{job_id}").status_code == 204
+    look(deleted["url"])
+    look(f"/v1/shared/{'x' * 43}")
+    look("/v1/shared/x")
     assert answers == [answers[0]] * len(answers)
     status, problem, headers = answers[0]
     assert (status, problem["code"], headers["x-robots-tag"]) == (404, "share_not_found", "noindex")
