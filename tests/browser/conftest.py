@@ -18,6 +18,14 @@ from tests.support.models import tiny_model
 SHORT_TIMES = {"BITFOUNDRY_LEASE_S": "10", "BITFOUNDRY_HEARTBEAT_S": "1", "BITFOUNDRY_POLL_S": "1"}
 WAIT_MS = 60_000  # for what comes in a second, unless the machine is full
 NUM_BLOCKS = 12
+NOTIFICATIONS = """
+window.Notification = class {
+  static permission = window.name || "default";
+  static async requestPermission() { return (Notification.permission = window.name = "granted"); }
+  constructor(title, options) { console.log(JSON.stringify([title, options.body, options.tag])); }
+};
+"""
+"""Script in place of the browser's own notifications, which it has none of without a screen. It permits all of them."""
 expect.set_options(timeout=WAIT_MS)
 
 
@@ -78,6 +86,14 @@ def signed_in(page: Page, stack: LocalStack) -> Page:
     page.goto(f"/ui/#key={stack.api_key}")
     page.get_by_role("heading", name="Runs").wait_for()
     return page
+
+
+@pytest.fixture
+def notified(signed_in: Page) -> Page:
+    """A page that may show notifications: each is a message on its console, [title, body, tag]."""
+    signed_in.add_init_script(NOTIFICATIONS)
+    signed_in.reload()
+    return signed_in
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ def take(stack: LocalStack, model: Path) -> None:
     PICTURES.mkdir(exist_ok=True)
     with open_browser() as browser:
         page = browser.new_page(base_url=stack.url, viewport=SIZE, reduced_motion="reduce")
+        page.add_init_script("Object.defineProperty(Notification, 'permission', {get: () => 'default'})")
         page.goto(f"/ui/#key={stack.api_key}")
         expect(page.get_by_text("quantize · block").first).to_be_visible(timeout=300_000)
         shoot(page, "runs", model.parent)

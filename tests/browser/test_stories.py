@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -189,6 +190,42 @@ def test_a_link_to_a_run_is_made_and_revoked(
     dialog.get_by_role("button", name="Revoke").click()
     expect(dialog.get_by_role("button", name="Revoke")).to_have_count(0)
     expect(dialog.get_by_label("New link")).to_have_count(0)
+
+
+HIDE = "Object.defineProperty(document, 'hidden', {get: () => true})"
+
+
+def test_the_end_of_a_run_is_told_while_the_page_is_hidden(
+    notified: Page, ended: Job, check_accessible: Callable[[Page], None]
+) -> None:
+    """Only to those who asked for it; the choice stays in this browser."""
+    page, now = notified, {"name": "nightly", "state": "running", "error": None}
+    change(page, "**/v1/jobs?*", lambda jobs: [job.update(now) for job in jobs["data"] if job["id"] == ended.id])
+    page.reload()
+    row = page.get_by_role("row").filter(has_text="nightly")
+    expect(row).to_contain_text("Running")
+    choice = page.get_by_label("Tell me when a run ends")
+    expect(choice).not_to_be_checked()
+    choice.check()
+    check_accessible(page)
+    page.evaluate(HIDE)
+    with page.expect_console_message() as told:
+        now.update(SUCCEEDED)
+    body = f"degraded: {SUMMARY['verdict']['reason']}"
+    assert json.loads(told.value.text) == ["nightly: Succeeded", body, ended.id]
+    page.reload()
+    expect(choice).to_be_checked()
+    choice.uncheck()
+    assert page.evaluate("JSON.stringify({...localStorage})") == "{}"
+
+
+def test_a_browser_that_blocks_notifications_says_so(signed_in: Page, check_accessible: Callable[[Page], None]) -> None:
+    page = signed_in
+    page.context.grant_permissions([])
+    page.reload()
+    expect(page.get_by_text("The browser blocks notifications.")).to_be_visible()
+    expect(page.get_by_label("Tell me when a run ends")).to_be_disabled()
+    check_accessible(page)
 
 
 def test_runs_of_two_models_are_compared_on_a_phone(

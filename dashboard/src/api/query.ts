@@ -12,18 +12,20 @@ const AGAIN_FIRST_MS = 1000;
 const AGAIN_LAST_MS = 15_000;
 
 /**
- * The result of `load`, refreshed every `everyMs` while the page is visible. `key` identifies the request: a new key
+ * The result of `load`, refreshed every `everyMs` while the page is visible, or also `whileHidden`. `key` identifies the request: a new key
  * drops the old result; with the same key it stays until the next one arrives, also while the connection is lost.
  */
 export function useQuery<T>(
   key: string | null,
   load: (signal: AbortSignal) => Promise<T>,
-  { everyMs = 0 }: { everyMs?: number } = {},
+  { everyMs = 0, whileHidden = () => false }: { everyMs?: number; whileHidden?: () => boolean } = {},
 ): Query<T> {
   const [answer, setAnswer] = useState<{ key: string | null; data?: T; error?: Error }>({ key: null });
   const [round, setRound] = useState(0);
   const latest = useRef(load);
   latest.current = load;
+  const goesOn = useRef(whileHidden);
+  goesOn.current = whileHidden;
 
   // biome-ignore lint/correctness/useExhaustiveDependencies: `reload` starts another round
   useEffect(() => {
@@ -37,7 +39,7 @@ export function useQuery<T>(
       timer = window.setTimeout(ask, ms);
     };
     const ask = async () => {
-      if (document.hidden && failures === 0 && timer) return later(everyMs);
+      if (document.hidden && !goesOn.current() && failures === 0 && timer) return later(everyMs);
       try {
         const data = await latest.current(controller.signal);
         failures = 0;

@@ -1,14 +1,17 @@
-import { useEffect, useRef, useState } from "react";
+import { useEffect, useMemo, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import { type Job, modelOf, schemeOf } from "../../api/types";
 import { plural, shortId } from "../../format";
 import { OPERATOR } from "../../labels";
 import { nameOf } from "../../names";
+import { notifyEnds } from "../../notices";
 import { Link, navigate, type Place, withParams } from "../../router";
 import { useSession } from "../../sign-in";
+import { useStateChanges } from "../../state-changes";
 import { announce } from "../../ui/announcer";
 import { Failure, Loading, scrollable, TabPanel, Tabs, Time, Title } from "../../ui/basics";
+import { NoticeChoice } from "../../ui/notice-choice";
 import { FINAL_STATES, STATES, StateLabel } from "../../ui/states";
 import { modelAddress } from "../models/results";
 import { RunActions } from "./actions";
@@ -45,7 +48,13 @@ export default function Run({ id, place: { search, path } }: { id: string; place
   useEffect(() => {
     if (eventLog.state) query.reload();
   }, [eventLog.state, query.reload]);
-  useAnnounceStateChanges(job);
+  useStateChanges(
+    useMemo(() => (job ? [job] : []), [job]),
+    (changed) => {
+      for (const { state } of changed) announce(`Run state: ${STATES[state].text}.`);
+      notifyEnds(changed, () => undefined);
+    },
+  );
 
   if (!job) return query.error ? <NoRun error={query.error} retry={query.reload} /> : <Loading />;
   const tab = search.get("tab") ?? "overview";
@@ -70,6 +79,7 @@ export default function Run({ id, place: { search, path } }: { id: string; place
         {job.cloned_from && <Link to={`/jobs/${job.cloned_from}`}>Cloned from {shortId(job.cloned_from)}</Link>}
         {job.sweep_id && <Link to={`/?sweep=${job.sweep_id}`}>View sweep</Link>}
       </p>
+      {!FINAL_STATES.has(job.state) && <NoticeChoice />}
       {link === "lost" && (
         <div className="notice warn" role="status">
           ⚠ The event stream was interrupted. It resumes when the service responds.
@@ -135,13 +145,4 @@ function Events({ eventLog }: { eventLog: EventLog }) {
       </table>
     </div>
   );
-}
-
-/** Announces to screen readers that the run has changed its state. */
-function useAnnounceStateChanges(job: Job | undefined) {
-  const before = useRef(job?.state);
-  useEffect(() => {
-    if (job && before.current && before.current !== job.state) announce(`Run state: ${STATES[job.state].text}.`);
-    before.current = job?.state;
-  }, [job]);
 }

@@ -1,13 +1,16 @@
-import { useEffect, useRef, useState } from "react";
+import { useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type Job, type JobPage, type JobSummary, modelOf, type State, schemeOf } from "../../api/types";
+import { type Job, type JobPage, type JobSummary, modelOf, schemeOf } from "../../api/types";
 import { shortId, shortName } from "../../format";
 import { nameOf } from "../../names";
-import { Link, type Place, withParams } from "../../router";
+import { noticeState, notifyEnds } from "../../notices";
+import { Link, navigate, type Place, withParams } from "../../router";
 import { useSession } from "../../sign-in";
+import { useStateChanges } from "../../state-changes";
 import { announce } from "../../ui/announcer";
 import { Empty, Failure, Loading, scrollable, Title } from "../../ui/basics";
+import { NoticeChoice } from "../../ui/notice-choice";
 import { STATES } from "../../ui/states";
 import { OriginCells, PerplexityChange, RunLink, SizeChange, StateCells } from "../job-progress";
 import { ActiveFilters, FILTERS, readFilters, Search, StateChips } from "./filters";
@@ -23,6 +26,7 @@ export function Runs({ place: { search } }: { place: Place }) {
   const params = { ...filters, limit: PAGE, cursor };
   const jobs = useQuery(`jobs ${JSON.stringify(params)}`, (signal) => get<JobPage>("/v1/jobs", params, signal), {
     everyMs: EVERY_MS,
+    whileHidden: () => noticeState() === "on",
   });
   const { state: _, ...others } = filters;
   const summary = useQuery(
@@ -32,7 +36,10 @@ export function Runs({ place: { search } }: { place: Place }) {
   );
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const shown = jobs.data?.data ?? [];
-  useAnnounceStateChanges(shown);
+  useStateChanges(shown, (changed) => {
+    announceStates(changed);
+    notifyEnds(changed, ({ id }) => navigate(`/jobs/${id}`));
+  });
 
   const toggle = (id: string) =>
     setSelected((old) => {
@@ -46,7 +53,10 @@ export function Runs({ place: { search } }: { place: Place }) {
   return (
     <>
       <Title extra={<Search search={search} />}>Runs</Title>
-      <StateChips search={search} summary={summary.data} />
+      <div className="row spread">
+        <StateChips search={search} summary={summary.data} />
+        <NoticeChoice />
+      </div>
       <ActiveFilters search={search} />
       {jobs.error && !jobs.data && <Failure error={jobs.error} retry={jobs.reload} />}
       {!jobs.data && !jobs.error && <Loading />}
@@ -172,17 +182,7 @@ function Pages({ search, page }: { search: URLSearchParams; page: JobPage | unde
 }
 
 /** Announces to screen readers which runs on the page have changed their state. */
-function useAnnounceStateChanges(jobs: Job[]) {
-  const before = useRef(new Map<string, State>());
-  useEffect(() => {
-    const changed = jobs.filter((job) => {
-      const old = before.current.get(job.id);
-      return old && old !== job.state;
-    });
-    if (changed.length > 3) announce(`${changed.length} runs have changed state.`);
-    else if (changed.length) {
-      announce(changed.map((job) => `${nameOf(job)}: ${STATES[job.state].text}`).join(". "));
-    }
-    before.current = new Map(jobs.map((job) => [job.id, job.state]));
-  }, [jobs]);
+function announceStates(changed: Job[]) {
+  if (changed.length > 3) announce(`${changed.length} runs have changed state.`);
+  else announce(changed.map((job) => `${nameOf(job)}: ${STATES[job.state].text}`).join(". "));
 }
