@@ -12,8 +12,9 @@ const AGAIN_FIRST_MS = 1000;
 const AGAIN_LAST_MS = 15_000;
 
 /**
- * The result of `load`, refreshed every `everyMs` while the page is visible, or also `whileHidden`. `key` identifies the request: a new key
- * drops the old result; with the same key it stays until the next one arrives, also while the connection is lost.
+ * The result of `load`, refreshed every `everyMs` while the page is visible, and also while it is hidden if
+ * `whileHidden` says so. `key` identifies the request: a new key drops the old result; with the same key it stays until
+ * the next one arrives, also while the connection is lost.
  */
 export function useQuery<T>(
   key: string | null,
