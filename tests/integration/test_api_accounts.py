@@ -479,7 +479,8 @@ EVERY_CHANGE = {
     ("DELETE", "/v1/webhooks/{webhook_id}"): "webhook.delete",
 }
 NO_CHANGE = {("POST", "/v1/plans"), ("POST", "/v1/retention/preview")}
-ELSEWHERE = {  # test_publishing, test_chats, test_api_signin, test_retention
+ELSEWHERE = {  # test_publishing, test_shares, test_chats, test_api_signin, test_retention
+    ("POST", "/v1/jobs/{job_id}/shares"), ("DELETE", "/v1/jobs/{job_id}/shares/{share_id}"),
     ("POST", "/v1/jobs/{job_id}/chat"),
     ("POST", "/v1/jobs/{job_id}/publish"), ("POST", "/v1/sign-in"), ("DELETE", "/v1/sign-in"),
     ("PUT", "/v1/retention"), ("POST", "/v1/retention/run"),
