@@ -33,7 +33,7 @@ class Hashing:
         self._free.acquire()
         tensor = tensor.detach().contiguous()
         if tensor.is_cuda:
-            future = self._pool.submit(_digest_of_cuda, tensor, torch.cuda.current_stream().record_event())
+            future = self._pool.submit(_digest_of_cuda, tensor, torch.cuda.current_stream(tensor.device).record_event())
         else:
             future = self._pool.submit(digest, tensor)
         future.add_done_callback(lambda _: self._free.release())

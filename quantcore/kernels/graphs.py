@@ -27,9 +27,9 @@ class Graphs:
         self._may_record = True
 
     def run(self, key: Hashable, function: Function, given: Tensors) -> Tensors:
-        """Return what ``function`` returns for the tensors ``given``: new ones, or until the next run of any graph.
+        """Return what ``function`` returns for the tensors ``given``. The next run may overwrite it.
 
-        ``key`` stands for all else that decides what it does.
+        ``key`` stands for all else that decides what the function does.
         """
         first = next(tensor for tensor in given if tensor is not None)
         if not (self._may_record and first.is_cuda and switch.are_used_on(first.device)):

@@ -298,7 +298,8 @@ def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks:
     """
     headers, device = original.headers, default_device()
     sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
-    reader = source if device.type == "cpu" else ReadAhead(source)
+    reads_ahead = device.type != "cpu" and sharing is None  # a rank reads its own rows of shared blocks
+    reader = ReadAhead(source) if reads_ahead else source
     return StreamedModel(
         headers.config, reader.read, set(headers.tensors), plan.blocks, TORCH_DTYPES[headers.main_dtype], device,
         None if sharing is None else Shards(sharing, source.read_rows), reader.expect,
