@@ -71,8 +71,10 @@ def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tupl
                     classes.setdefault(built, kind)
     declared = declared_class(raw_config)
     is_own = getattr(declared, "config_class", None) is type(config)
-    if not classes and is_own and declared.__name__.endswith("ForCausalLM"):
-        classes[declared] = Kind.causal  # the text part of a larger model, which no table lists
+    if not classes and is_own and declared.main_input_name == "input_ids":
+        # The text part of a larger model, which no table lists.
+        for end, part in (("ForCausalLM", Kind.causal), ("Model", Kind.embedding)):
+            classes |= {declared: part} if declared.__name__.endswith(end) else {}
     if not classes:
         raise ModelError(
             f"Transformers has no model of the type '{config.model_type}' that reads text.",

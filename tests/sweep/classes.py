@@ -63,6 +63,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "hunyuan_vl": {"text_config": {"rope_parameters": {"mrope_section": [2, 2, 2, 2]}}},
     "inkling_mm_model": {"text_config": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}},
     "janus": {"vq_config": {"base_channels": 32}},
+    "mobilebert": {"embedding_size": 32, "intra_bottleneck_size": 32, "true_hidden_size": 32},
     "molmo2": {"adapter_config": {"vision_feature_layer": [2, 1], "text_hidden_size": 64}},
     "qwen2_5_vl": {"vision_config": {"out_hidden_size": 512}},
     "step3p7": {"text_config": {"sliding_window": 16}},

@@ -26,6 +26,8 @@ CHOSEN = {
     "an encoder beside a decoder": ("t5", "T5ForConditionalGeneration", Kind.sequence_to_sequence),
     "a decoder that belongs to an encoder": ("bart", "BartForCausalLM", Kind.causal),
     "an encoder that hears": ("whisper", "WhisperForConditionalGeneration", Kind.speech),
+    "a part that no table lists": ("emu3_text_model", "Emu3TextModel", Kind.embedding),
+    "such a part with a head": ("emu3_text_model", "Emu3ForCausalLM", Kind.causal),
     "a tower that hears": ("qwen2_audio", "Qwen2AudioForConditionalGeneration", Kind.causal),
 }
 
