@@ -30,6 +30,7 @@ $(STAMP):
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
 	@echo "installing into $(VENV) (minutes on the first run: torch is large)"
 	@$(BIN)/python $(PIP) -c constraints.txt torch==2.13.0 -e '.[test]'
+	@$(BIN)/python $(PIP) -c constraints.txt --no-deps --upgrade --target $(VENV)/share/triton triton
 	@rm -f $(VENV)/.stamp-*
 	@touch $@
 

@@ -20,7 +20,6 @@ TEMPLATE = "bitfoundry_template"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["BITFOUNDRY_ORIGINALS_DIR"] = ""  # no test depends on what another one has measured
-os.environ["TRITON_INTERPRET"] = "1"  # read once, when Triton is imported
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,6 +33,16 @@ def each_text_is_tokenized_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PreTrainedTokenizerBase, "__call__", _remembering(PreTrainedTokenizerBase.__call__))
         yield
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> None:
+    """Triton's interpreter, for kernels on the CPU.
+
+    `make setup` puts Triton beside the environment: torch loads it if it can, into every process, where it takes 80 MB.
+    """
+    os.environ["TRITON_INTERPRET"] = "1"
+    sys.path.append(str(Path(sys.prefix) / "share" / "triton"))
 
 
 @pytest.fixture(scope="session", autouse=True)

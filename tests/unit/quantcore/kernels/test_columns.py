@@ -6,6 +6,8 @@ import torch
 from quantcore.formats import BUILT_IN
 from quantcore.selftest.parts import in_turn
 
+pytestmark = pytest.mark.usefixtures("interpreter")
+
 FORMATS = [name for name, fmt in BUILT_IN.items() if fmt.scaled and fmt.name not in ("nf4", "fp4_bnb")]
 
 

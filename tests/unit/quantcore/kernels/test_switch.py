@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 
-from quantcore.kernels import switch, trial
+from quantcore.kernels import switch
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch):
+def on_the_cpu(interpreter, monkeypatch):
     """As if it was a GPU."""
     monkeypatch.setattr(switch, "DEVICES", ("cpu",))
     switch._runs_one.cache_clear()
@@ -34,6 +34,8 @@ def test_not_without_triton(monkeypatch):
 def test_where_none_can_be_compiled_it_is_said_once(monkeypatch, caplog):
     def fail(*_):
         raise RuntimeError("Failed to find C compiler")
+
+    from quantcore.kernels import trial
 
     monkeypatch.setattr(trial, "doubled", fail)
     assert not switch.are_used_on(CPU) and not switch.are_used_on(CPU)

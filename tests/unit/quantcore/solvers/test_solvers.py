@@ -331,7 +331,7 @@ class TestGPTQ:
     @pytest.mark.parametrize(
         "name", with_usual(["uint4_group", "nvfp4", "int8_tensor", "int4_over_fp8", "nf4"], ["nvfp4"])
     )
-    def test_the_loop_in_kernels(self, monkeypatch, name):
+    def test_the_loop_in_kernels(self, interpreter, monkeypatch, name):
         """As on a GPU, in Triton's interpreter: rounding may differ where float32 sums do, and nowhere else."""
         weight, stats = weight_without_ties(name), stats_of(tokens(96))
         wanted = solve("gptq", weight, SPECS[name], stats)
