@@ -20,6 +20,7 @@ TEMPLATE = "bitfoundry_template"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["BITFOUNDRY_ORIGINALS_DIR"] = ""  # no test depends on what another one has measured
+os.environ["TRITON_INTERPRET"] = "1"  # read once, when Triton is imported: with torch, where that finds it
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,7 +42,6 @@ def interpreter() -> None:
 
     `make setup` puts Triton beside the environment: torch loads it if it can, into every process, where it takes 80 MB.
     """
-    os.environ["TRITON_INTERPRET"] = "1"
     sys.path.append(str(Path(sys.prefix) / "share" / "triton"))
 
 

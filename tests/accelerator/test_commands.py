@@ -143,18 +143,20 @@ def test_a_job_that_was_killed_goes_on(tmp_path, monkeypatch, chain):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("preset", "chain", "shape"),
+    ("num_ranks", "preset", "chain", "shape"),
     [
-        ("w4a16", [{"name": "gptq"}], {}),
-        ("mxfp4", [{"name": "rotation"}, {"name": "gptaq"}], {}),
-        ("fp8", [{"name": "gptq"}], MIXTURE),
+        (2, "w4a16", [{"name": "gptq"}], {}),
+        (2, "mxfp4", [{"name": "rotation"}, {"name": "gptaq"}], {}),
+        (2, "fp8", [{"name": "gptq"}], MIXTURE),
+        (4, "w4a16", [{"name": "gptq"}], {}),
+        (4, "w4a16", [{"name": "yaqa"}], {}),
     ],
-    ids=["w4a16 gptq", "mxfp4 rotation gptaq", "fp8 gptq, mixture"],
+    ids=["2 w4a16 gptq", "2 mxfp4 rotation gptaq", "2 fp8 gptq, mixture", "4 w4a16 gptq", "4 w4a16 yaqa"],
 )
-def test_two_ranks_with_a_device_each(tmp_path, preset, chain, shape):
+def test_ranks_with_a_device_each(tmp_path, num_ranks, preset, chain, shape):
     """They write what one writes on the CPU."""
     model = tiny_model(tmp_path / "model", dtype=torch.float32, **shape)
-    files = [task_file(model, tmp_path / name, config(preset, *chain), ("quark",)) for name in ("alone", "both")]
+    files = [task_file(model, tmp_path / name, config(preset, *chain), ("quark",)) for name in ("alone", "shared")]
 
     def alone(_):
         with as_on_accelerators():
@@ -165,9 +167,9 @@ def test_two_ranks_with_a_device_each(tmp_path, preset, chain, shape):
             return main(["run", str(files[1])]) or 100 * (counts.launches.total() < 1000)
 
     assert forked(alone, 1, tmp_path) == [0], (tmp_path / "err.0").read_text()
-    statuses = forked(with_a_device, 2, tmp_path)
-    assert statuses == [0, 0], "".join(
-        (tmp_path / f"{name}.{rank}").read_text() for rank in (0, 1) for name in ("out", "err")
+    statuses = forked(with_a_device, num_ranks, tmp_path)
+    assert statuses == [0] * num_ranks, "".join(
+        (tmp_path / f"{name}.{rank}").read_text() for rank in range(num_ranks) for name in ("out", "err")
     )
-    assert differing(written(tmp_path / "alone"), written(tmp_path / "both")) == []
-    assert len(json.loads((tmp_path / "both" / "report.json").read_text())["summary"]["ranks"]) == 2
+    assert differing(written(tmp_path / "alone"), written(tmp_path / "shared")) == []
+    assert len(json.loads((tmp_path / "shared" / "report.json").read_text())["summary"]["ranks"]) == num_ranks
