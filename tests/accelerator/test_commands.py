@@ -154,20 +154,16 @@ def test_a_job_that_was_killed_goes_on(tmp_path, monkeypatch, chain):
     ids=["2 w4a16 gptq", "2 mxfp4 rotation gptaq", "2 fp8 gptq, mixture", "4 w4a16 gptq", "4 w4a16 yaqa"],
 )
 def test_ranks_with_a_device_each(tmp_path, num_ranks, preset, chain, shape):
-    """They write what one writes on the CPU."""
+    """They write what one writes with its device."""
     model = tiny_model(tmp_path / "model", dtype=torch.float32, **shape)
     files = [task_file(model, tmp_path / name, config(preset, *chain), ("quark",)) for name in ("alone", "shared")]
 
-    def alone(_):
-        with as_on_accelerators():
-            return main(["run", str(files[0])])
-
-    def with_a_device(_):
+    def with_a_device(file):
         with accelerator() as counts, as_on_accelerators(), proofs_in_forks():
-            return main(["run", str(files[1])]) or 100 * (counts.launches.total() < 1000)
+            return main(["run", str(file)]) or 100 * (counts.launches.total() < 1000)
 
-    assert forked(alone, 1, tmp_path) == [0], (tmp_path / "err.0").read_text()
-    statuses = forked(with_a_device, num_ranks, tmp_path)
+    assert forked(lambda _: with_a_device(files[0]), 1, tmp_path) == [0], (tmp_path / "err.0").read_text()
+    statuses = forked(lambda _: with_a_device(files[1]), num_ranks, tmp_path)
     assert statuses == [0] * num_ranks, "".join(
         (tmp_path / f"{name}.{rank}").read_text() for rank in range(num_ranks) for name in ("out", "err")
     )
