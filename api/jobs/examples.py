@@ -40,6 +40,7 @@ JOB: dict[str, Any] = {
     "queue_position": None,
     "phase": "quantize",
     "progress": {"phase": "quantize", "done": 12, "total": 30, "unit": "block", "eta_s": 40.5},
+    "eta_s": 68.0,
     "phases": [
         {
             "name": "quantize",

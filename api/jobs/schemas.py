@@ -342,6 +342,7 @@ class JobStatus(BaseModel):
     queue_position: int | None
     phase: str | None
     progress: dict[str, Any] | None
+    eta_s: float | None
     phases: list[PhaseOut]
     model: dict[str, Any]
     preset: str | None
@@ -368,9 +369,11 @@ class JobOut(JobOptions, JobStatus):
     """A job as clients see it: the request, with every default filled in, and the job's state.
 
     ``submitted_by`` is null for a job that was submitted on the machine itself. ``state_times``: the last time at which
-    it entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there while it waits. ``error`` has
-    a stable ``code``, a ``hint``, and says in ``retryable`` whether a retry can help. ``publish`` is the target from
-    the start; ``publication``, None if there was none, is the state of that or of a later ``POST .../publish``.
+    it entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there while it waits. ``eta_s``:
+    about the seconds left of the whole job, by earlier jobs of its project that did the same kind of work; null without
+    such a job. ``progress.eta_s`` is of the phase alone. ``error`` has a stable ``code``, a ``hint``, and says in
+    ``retryable`` whether a retry can help. ``publish`` is the target from the start; ``publication``, None if there was
+    none, is the state of that or of a later ``POST .../publish``.
     """
 
     model_config = ConfigDict(
@@ -390,6 +393,7 @@ class JobOut(JobOptions, JobStatus):
         waiting: Waiting | None,
         publication: Publication | None,
         key_name: str | None,
+        eta_s: float | None,
     ) -> JobOut:
         """Return the response for a job. ``key_name``: the name of the key that submitted it."""
         columns = {name: getattr(job, name) for name in cls.model_fields.keys() & JOB_COLUMNS}
@@ -403,6 +407,7 @@ class JobOut(JobOptions, JobStatus):
             submitted_by=SubmitterOut(key_id=job.submitted_by, name=key_name or "") if job.submitted_by else None,
             publication=PublicationOut.of(publication) if publication else None,
             cancel_requested=job.cancel_requested_at is not None,
+            eta_s=eta_s,
             limits=Limits(max_runtime_s=job.max_runtime_s, max_pending_s=job.max_pending_s),
             waiting_reason=waiting.reason if waiting else None,
             queue_position=waiting.position if waiting else None,

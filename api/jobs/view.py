@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from api.http.errors import Problem
 from api.jobs.schemas import JobOut, PublicationOut
 from api.store.accounts import keys
-from api.store.queue import jobs, publications, waiting
+from api.store.queue import jobs, publications, remaining, waiting
 from api.store.queue.waiting import Waiting
 from api.store.states import State
 from api.store.tables.jobs import Job
@@ -36,12 +36,13 @@ def show_all(session: Session, found: Sequence[Job]) -> list[Shown]:
     artifacts, reasons = jobs.find_artifacts(session, found), waiting.explain(session, found)
     published = publications.find_last(session, [job.id for job in found if job.state == State.SUCCEEDED])
     names = keys.find_names(session, {job.submitted_by for job in found if job.submitted_by})
+    left_s = remaining.estimate_all(session, found)
     shown = []
     for job in found:
         reason = reasons.get(job.id)
         name = names.get(job.submitted_by or "")
-        out = JobOut.of(job, artifacts.get(job.id), reason, published.get(job.id), name)
-        shown.append(Shown(out, _etag(job, reason, out.publication)))
+        out = JobOut.of(job, artifacts.get(job.id), reason, published.get(job.id), name, left_s.get(job.id))
+        shown.append(Shown(out, _etag(job, reason, out.publication, out.eta_s)))
     return shown
 
 
@@ -86,14 +87,15 @@ def check_unchanged(if_match: str | None, job: Job) -> None:
         raise Problem(412, "job_changed", "The job has changed since you read it.", hint="GET it again, then decide.")
 
 
-def _etag(job: Job, reason: Waiting | None, publication: PublicationOut | None) -> str:
-    """Return the row's version; while the job waits also the reason, and the state of its publication.
+def _etag(job: Job, reason: Waiting | None, publication: PublicationOut | None, eta_s: float | None) -> str:
+    """Return the row's version; while the job waits also the reason, the state of its publication, and its estimate.
 
-    The latter two change without the row. If-Match looks at the version alone: a queue that moved is no reason to
+    The latter three change without the row. If-Match looks at the version alone: a queue that moved is no reason to
     refuse a change.
     """
     more = [f"{reason.reason} {reason.position}"] if reason else []
     more += [publication.model_dump_json()] if publication else []
+    more += [str(eta_s)] if eta_s is not None else []
     return f'"{job.version}-{zlib.crc32(" ".join(more).encode()):08x}"' if more else f'"{job.version}"'
 
 

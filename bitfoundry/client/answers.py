@@ -184,7 +184,9 @@ class JobSummary(Mapped):
 
 
 class Job(Answer):
-    """A job in the state of the moment when the service answered."""
+    """A job in the state of the moment when the service answered.
+
+    `eta_s`: about the seconds left of the whole job, None without similar earlier jobs of its project."""
 
     id: str
     state: str
@@ -198,6 +200,7 @@ class Job(Answer):
     queue_position: int | None = None
     phase: str | None = None
     progress: Progress | None = None
+    eta_s: float | None = None
     phases: list[Phase] = []
     model: dict[str, Any]
     config: dict[str, Any]

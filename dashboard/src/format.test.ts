@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { formatAge, formatBytes, formatDuration, formatNumber, formatPercent, plural } from "./format";
+import { formatAge, formatBytes, formatDuration, formatEstimate, formatNumber, formatPercent, plural } from "./format";
 
 describe("formatBytes", () => {
   it.each([
@@ -33,6 +33,14 @@ describe("times", () => {
     [3 * 86400, "3 d"],
     [undefined, "–"],
   ])("%s s are %s", (seconds, text) => expect(formatDuration(seconds)).toBe(text));
+
+  it.each([
+    [1, "about 5 s"],
+    [42, "about 40 s"],
+    [58, "about 1 min"],
+    [351, "about 6 min"],
+    [7400, "about 2 h 0 min"],
+  ])("an estimate of %s s is %s", (seconds, text) => expect(formatEstimate(seconds)).toBe(text));
 
   it("ages of both directions", () => {
     expect(formatAge(2000)).toBe("just now");

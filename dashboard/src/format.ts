@@ -42,6 +42,13 @@ export function formatDuration(seconds: number | null | undefined): string {
   return `${Math.round(hours / 24)} d`;
 }
 
+/** An estimate, no finer than it can be: "about 40 s", "about 6 min". */
+export function formatEstimate(seconds: number): string {
+  if (seconds < 57.5) return `about ${Math.max(5, 5 * Math.round(seconds / 5))} s`;
+  if (seconds < 3570) return `about ${Math.round(seconds / 60)} min`;
+  return `about ${formatDuration(600 * Math.round(seconds / 600))}`;
+}
+
 export function formatAge(milliseconds: number): string {
   const seconds = Math.round(Math.abs(milliseconds) / 1000);
   const text = (value: number, unit: string) => (milliseconds >= 0 ? `${value} ${unit} ago` : `in ${value} ${unit}`);

@@ -120,6 +120,31 @@ def test_a_long_message_leaves_the_columns_and_an_ended_run_no_cancel(signed_in:
     expect(selection.get_by_role("button", name="Cancel")).to_have_count(0)
 
 
+def test_a_running_job_says_what_is_left_of_all_phases(signed_in: Page, ended: Job) -> None:
+    """On its page and in the list; what is left of the phase is the detail. Without a basis only that is shown."""
+    page = signed_in
+    running: dict[str, Any] = {
+        "state": "running", "error": None, "phase": "quantize", "eta_s": 351.0,
+        "progress": {"phase": "quantize", "done": 3, "total": 30, "unit": "block", "eta_s": 40.0},
+        "phases": [phase("plan", 0, 2), phase("quantize", 2, 6, "running") | {"ended_at": None}],
+    }  # fmt: skip
+    change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(running))
+    change(page, "**/v1/jobs?*", lambda jobs: [job.update(running) for job in jobs["data"] if job["id"] == ended.id])
+    page.goto("/ui/")
+    progress = page.get_by_role("row").filter(has_text="Running").locator(".progress .sub")
+    expect(progress).to_have_text("quantize · block 3 of 30 · about 6 min left")
+    expect(progress).to_have_attribute("title", "40 s left in quantize")
+    page.goto(f"/ui/jobs/{ended.id}")
+    phases = page.get_by_role("region", name="Phases")
+    expect(phases).to_contain_text("About 6 min left")
+    expect(phases).to_contain_text("block 3 of 30 · 40 s left in quantize, then export and verify")
+    running["eta_s"] = None
+    expect(phases).not_to_contain_text("About")
+    expect(phases).to_contain_text("40 s left in quantize")
+    page.goto("/ui/")
+    expect(progress).to_have_text("quantize · block 3 of 30 · 40 s left in quantize")
+
+
 def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
 ) -> None:

@@ -42,6 +42,7 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
         "queue_position": 1,
         "phase": None,
         "progress": None,
+        "eta_s": None,
         "phases": [],
         "model": {"path": str(model)},
         "preset": "int8_dynamic",

@@ -1,6 +1,7 @@
 """Logs and phases: from the store, with whole workers where it matters."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from sqlalchemy import text
 from api.jobs import logs as routes
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.queue import leases, logs
+from api.store.queue import leases, logs, phases
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import Lease, LeaseLost
 from api.store.tables.jobs import Job
@@ -154,3 +155,43 @@ def test_no_secret_is_stored_and_the_workers_disk_keeps_no_log(
             for [row] in session.execute(text(f"SELECT to_jsonb({table})::text FROM {table}")):
                 assert "canary" not in row and "hf_abc" not in row and "me:pw" not in row
     assert list(settings.data_dir.rglob("*.log")) == []
+
+
+def test_what_is_left_of_the_whole_job(client: TestClient, sessions: Sessions, submit: Submit) -> None:
+    """From jobs of the same kind of work, those of the same model first; nothing without one, or for other work."""
+
+    def run(model: str, seconds: dict[str, float], **fields: Any) -> str:
+        """Store a job that has succeeded, with phases of so many seconds."""
+        job_id = submit(model, **fields)
+        with sessions.begin() as session:
+            lease = leases.claim(session, worker="w", lease_s=60)
+            assert lease is not None
+            leases.succeed(session, lease, manifest_sha256="0" * 64, path=model, num_bytes=1, summary={})
+            at, story = datetime(2026, 11, 26, tzinfo=UTC), list[dict[str, Any]]()
+            for name, took_s in seconds.items():
+                story = phases.enter(story, name, at)
+                at += timedelta(seconds=took_s)
+            session.get_one(Job, job_id).phases = phases.leave(story, phases.DONE, at)
+        return job_id
+
+    evaluation = {"evaluation": {"num_windows": 3}}
+    run("/other/work", {"quantize": 60, "verify": 6000})
+    run("/another/model", {"quantize": 60, "verify": 30}, **evaluation)
+    job_id = submit("/a/model", **evaluation)
+    with sessions.begin() as session:
+        lease = leases.claim(session, worker="w", lease_s=60)
+        assert lease is not None
+        leases.record(session, lease, happened=[NewEvent("phase_started", {"phase": "quantize"})], columns={})
+    assert client.get(f"/v1/jobs/{job_id}").json()["eta_s"] is None
+    progress = {"phase": "quantize", "done": 10, "total": 30, "unit": "block", "eta_s": 80.0}
+    with sessions.begin() as session:
+        leases.record(session, lease, happened=[NewEvent("progress", progress)], columns={"progress": progress})
+    shown = client.get(f"/v1/jobs/{job_id}")
+    assert shown.json()["eta_s"] == 80 + 2 * 30
+    assert {job["id"]: job["eta_s"] for job in client.get("/v1/jobs").json()["data"]}[job_id] == 140
+    run("/a/model", {"quantize": 60, "verify": 15}, **evaluation)
+    again = client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": shown.headers["etag"]})
+    assert (again.status_code, again.json()["eta_s"]) == (200, 80 + 2 * 15)
+    with sessions.begin() as session:
+        leases.release(session, lease)
+    assert client.get(f"/v1/jobs/{job_id}").json()["eta_s"] is None

@@ -1,5 +1,5 @@
 import { type Job, type Progress, progressOf, summaryOf } from "../api/types";
-import { formatBytes, formatDuration, formatPercent } from "../format";
+import { formatBytes, formatDuration, formatEstimate, formatPercent } from "../format";
 import { OPERATOR } from "../labels";
 import { nameOf } from "../names";
 import { Link } from "../router";
@@ -11,18 +11,27 @@ export function formatProgress({ unit, done, total }: Pick<Progress, "unit" | "d
   return unit === "byte" ? `${formatBytes(done)} of ${formatBytes(total)}` : `${unit} ${done} of ${total}`;
 }
 
+/** "40 s left in quantize": the engine's estimate, of its present phase alone. Empty where it has none. */
+export const phaseLeftText = ({ eta_s, phase }: Progress) => (eta_s ? `${formatDuration(eta_s)} left in ${phase}` : "");
+
+/** "about 6 min left": of the whole job. Empty without similar runs to estimate from; never below the phase's rest. */
+export const jobLeftText = ({ eta_s }: Pick<Job, "eta_s">, progress: Progress | null) =>
+  eta_s === null ? "" : `${formatEstimate(Math.max(eta_s, progress?.eta_s ?? 0))} left`;
+
 /** The progress cell of a list: phase, bar and remaining time, or the reason why the job waits or failed. */
 export function JobProgress({ job }: { job: Job }) {
   const progress = progressOf(job);
   if (job.state === "running" || job.state === "pausing" || job.state === "cancelling") {
     const shown = progress && progress.phase === job.phase ? progress : null;
+    const phaseLeft = shown ? phaseLeftText(shown) : "";
+    const left = jobLeftText(job, shown) || phaseLeft;
     return (
       <div>
         <Bar done={shown?.done ?? 0} total={shown?.total ?? 1} label={`${nameOf(job)}: ${job.phase ?? "starting"}`} />
-        <div className="sub">
+        <div className="sub" title={phaseLeft || undefined}>
           {job.phase ?? "starting"}
           {shown && ` · ${formatProgress(shown)}`}
-          {shown?.eta_s ? ` · ${formatDuration(shown.eta_s)} left in ${shown.phase}` : ""}
+          {left && ` · ${left}`}
         </div>
       </div>
     );

@@ -1,8 +1,9 @@
 import { useEffect, useState } from "react";
 import { type Job, progressOf } from "../../api/types";
-import { formatDuration } from "../../format";
+import { capitalize, formatDuration } from "../../format";
 import { Bar } from "../../ui/basics";
 import { FINAL_STATES } from "../../ui/states";
+import { jobLeftText } from "../job-progress";
 import type { EventLog } from "./event-log";
 import { PHASE_TEXTS, remainingText, type Step, timeline } from "./timeline";
 
@@ -15,6 +16,8 @@ export function Phases({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   const now = useNow(!isOver && job.phases.length > 0);
   const progress = eventLog.progress ?? progressOf(job); // events arrive before the job is polled
   const steps = timeline(job, now);
+  const present = progress?.phase === job.phase ? progress : null;
+  const left = isOver ? "" : jobLeftText(job, present);
   const total = steps.reduce((sum, { seconds }) => sum + seconds, 0);
   return (
     <section className="card" aria-label="Phases">
@@ -26,12 +29,15 @@ export function Phases({ job, eventLog }: { job: Job; eventLog: EventLog }) {
           ))}
         </ol>
       )}
-      {!isOver && job.phase && progress?.phase === job.phase && (
-        <>
-          <Bar done={progress.done} total={progress.total} label={`Progress of ${progress.phase}`} />
-          <p className="sub">{remainingText(progress, steps)}</p>
-        </>
+      {!isOver && job.phase && present && (
+        <Bar done={present.done} total={present.total} label={`Progress of ${present.phase}`} />
       )}
+      {left && (
+        <p title="Estimated from earlier runs of this project with the same algorithms and measurements">
+          <strong>{capitalize(left)}</strong>
+        </p>
+      )}
+      {!isOver && job.phase && present && <p className="sub">{remainingText(present, steps)}</p>}
       {isOver && job.phases.length > 0 && <p className="sub">{formatDuration(total)} in all phases</p>}
     </section>
   );

@@ -1,5 +1,6 @@
 import { expect, it } from "vitest";
 import type { Phase, Progress } from "../../api/types";
+import { jobLeftText } from "../job-progress";
 import { failedText, remainingText, timeline } from "./timeline";
 
 const at = (second: number) => new Date(second * 1000).toISOString();
@@ -46,6 +47,14 @@ it("says what an estimate is of, and what follows", () => {
   const steps = timeline({ ...RUNNING, phases: [phase("quantize", 3, null)] }, 9_000);
   expect(remainingText(progress, steps)).toBe("block 3 of 30 · 40 s left in quantize, then export and verify");
   expect(remainingText({ ...progress, eta_s: null }, [])).toBe("block 3 of 30");
+});
+
+it("says what is left of the whole run, and nothing where nothing is known", () => {
+  const progress: Progress = { phase: "quantize", done: 3, total: 30, unit: "block", eta_s: 40 };
+  expect(jobLeftText({ eta_s: 351 }, progress)).toBe("about 6 min left");
+  expect(jobLeftText({ eta_s: 38 }, null)).toBe("about 40 s left");
+  expect(jobLeftText({ eta_s: 12 }, progress)).toBe("about 40 s left"); // the phase alone takes longer
+  expect(jobLeftText({ eta_s: null }, progress)).toBe("");
 });
 
 it("says where a run has failed", () => {

@@ -2,7 +2,7 @@
 import type { Job, Progress } from "../../api/types";
 import { formatDuration } from "../../format";
 import { FINAL_STATES } from "../../ui/states";
-import { formatProgress } from "../job-progress";
+import { formatProgress, phaseLeftText } from "../job-progress";
 
 export interface Step {
   name: string;
@@ -55,10 +55,11 @@ function comingPhases({ state, phases, goal, mix, config }: Phased): string[] {
 
 /** "block 3 of 30 · 40 s left in quantize, then export and verify" */
 export function remainingText(progress: Progress, steps: Step[]): string {
-  const left = progress.eta_s ? `${formatDuration(progress.eta_s)} left in ${progress.phase}` : "";
   const next = steps.filter(({ state }) => state === "coming").map(({ name }) => name);
   const then = next.length ? `then ${listed(next)}` : "";
-  return [formatProgress(progress), [left, then].filter(Boolean).join(", ")].filter(Boolean).join(" · ");
+  return [formatProgress(progress), [phaseLeftText(progress), then].filter(Boolean).join(", ")]
+    .filter(Boolean)
+    .join(" · ");
 }
 
 const listed = (names: string[]) =>
