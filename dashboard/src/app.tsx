@@ -25,6 +25,7 @@ const Audit = lazy(() => import("./pages/audit"));
 const Project = lazy(() => import("./pages/project"));
 const Queue = lazy(() => import("./pages/queue"));
 const System = lazy(() => import("./pages/system"));
+const Components = lazy(() => import("./pages/components/components")); // for those who change the dashboard
 
 const ROUTES: [RegExp, Page][] = [
   [/^\/(?:jobs\/?)?$/, Runs],
@@ -40,6 +41,7 @@ const ROUTES: [RegExp, Page][] = [
   [/^\/project$/, Project],
   [/^\/queue$/, Queue],
   [/^\/system$/, System],
+  [/^\/components$/, Components],
 ];
 
 export function App() {

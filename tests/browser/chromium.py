@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,9 @@ FONTS = """<?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
 <fontconfig><dir>{own}</dir><dir>/usr/share/fonts</dir><cachedir>{cache}</cachedir></fontconfig>
 """
+FONT_ARCHIVE = DASHBOARD / "node_modules" / "@sparticuz" / "chromium" / "bin" / "fonts.tar.br"
+FONT = "OpenSans-Regular.ttf"
+UNPACK_FONTS = "process.stdout.write(zlib.brotliDecompressSync(fs.readFileSync(process.argv[1])))"
 HOW = "Run the tests with `make test`, which fetches one, or install one: `apt-get install -y chromium`."
 
 
@@ -61,11 +66,25 @@ def _unpack() -> tuple[str, dict[str, str]]:
 
 
 def _unpack_alone() -> tuple[str, dict[str, str]]:
-    node = shutil.which("node", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}") or "node"
     environment = os.environ | {"TMPDIR": str(UNPACKED)}
-    command = [node, "chromium.mjs"]
+    command = [_node(), "chromium.mjs"]
     done = subprocess.run(command, cwd=DASHBOARD, env=environment, capture_output=True, text=True, check=True)
     fonts = UNPACKED / "fonts.conf"
     fonts.write_text(FONTS.format(own=UNPACKED / "fonts", cache=UNPACKED / "fonts-cache"))
     ours = {"LD_LIBRARY_PATH": str(UNPACKED / "al2023" / "lib"), "FONTCONFIG_FILE": str(fonts)}
     return done.stdout.strip(), os.environ | ours
+
+
+def read_font() -> bytes:
+    """Return the font that comes with the pinned npm package: the same one on every machine, whichever its browser."""
+    command = [_node(), "-e", UNPACK_FONTS, str(FONT_ARCHIVE)]
+    archive = subprocess.run(command, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        (name,) = [name for name in files.getnames() if name.endswith(FONT)]
+        font = files.extractfile(name)
+        assert font is not None
+        return font.read()
+
+
+def _node() -> str:
+    return shutil.which("node", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}") or "node"

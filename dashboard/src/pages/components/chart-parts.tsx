@@ -1,0 +1,85 @@
+import { useState } from "react";
+import { COUNTS } from "../../charts/layers";
+import { Mark, NUM_LOOKS } from "../../charts/marks";
+import type { Axis } from "../../charts/scale";
+import { type Point, Scatter, type Series } from "../../charts/scatter";
+import { formatBytes, formatShare } from "../../format";
+import { Part } from "./part";
+import { HOSTILE, ONE_WORD } from "./samples";
+
+const ERRORS: Axis = { format: formatShare, fromZero: true };
+const BYTES: Axis = { format: formatBytes, leastSpan: 0.2 };
+const LIMIT = { y: 0.05, text: "limit" };
+
+const wave = (series: number, count: number): Point[] =>
+  Array.from({ length: count }, (_, x) => ({
+    x,
+    y: 0.03 + 0.01 * Math.sin(x / 3 + series),
+    name: `layer ${series}.${x}`,
+  }));
+const named = (name: string, look: number, points: Point[]): Series => ({ name, look, points });
+
+const KINDS = Array.from({ length: NUM_LOOKS }, (_, look) => named(`kind ${look + 1}`, look, wave(look, 30)));
+const ONE_SERIES = [named("error", 0, wave(0, 30))];
+const HOSTILE_SERIES = [named(HOSTILE, 0, wave(0, 5)), named(ONE_WORD, 1, wave(1, 5))];
+const RUNS = [90, 120, 180].map((size, look) =>
+  named(`run ${look + 1}`, look, [{ x: size * 1e6, y: 0.04 / (look + 1), name: `run ${look + 1}`, error: 0.004 }]),
+);
+const FRONT = RUNS.flatMap(({ points }) => points);
+
+export function ChartParts() {
+  return (
+    <>
+      <Part name="Mark">
+        <div className="legend">
+          {KINDS.map(({ look }) => (
+            <Mark key={look} look={look} />
+          ))}
+        </div>
+      </Part>
+      <Chart name="Scatter, every look" series={KINDS} />
+      <Chart name="Scatter, joined, with a limit and a point picked" series={ONE_SERIES} isJoined picked="layer 0.7" />
+      <Chart name="Scatter, error bars and front" series={RUNS} xAxis={BYTES} front={FRONT} />
+      <Chart name="Scatter, empty" series={[]} />
+      <Chart name="Scatter, one point" series={[named("error", 0, wave(0, 1))]} />
+      <Chart name="Scatter, narrow and hostile" series={HOSTILE_SERIES} isNarrow />
+    </>
+  );
+}
+
+function Chart({
+  name,
+  series,
+  xAxis = COUNTS,
+  front,
+  isJoined = false,
+  isNarrow = false,
+  picked: first = null,
+}: {
+  name: string;
+  series: Series[];
+  xAxis?: Axis;
+  front?: { x: number; y: number }[];
+  isJoined?: boolean;
+  isNarrow?: boolean;
+  picked?: string | null;
+}) {
+  const [picked, setPicked] = useState<string | null>(first);
+  return (
+    <Part name={name} isNarrow={isNarrow}>
+      <Scatter
+        label={`Chart: ${name}`}
+        series={series}
+        xLabel={xAxis === BYTES ? "size" : "block"}
+        yLabel="relative error"
+        xAxis={xAxis}
+        yAxis={ERRORS}
+        limit={isJoined ? LIMIT : undefined}
+        joined={isJoined}
+        front={front}
+        onPick={setPicked}
+        picked={picked}
+      />
+    </Part>
+  );
+}
