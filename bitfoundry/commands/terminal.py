@@ -148,7 +148,7 @@ def mix_text(mix: MixSummary | None) -> str:
 
 
 def progress_text(job: Job) -> str:
-    """Return 'quantize: block 12 of 30, 40 s left, about 68 s in all' as far as known; why it waits, or the verdict."""
+    """Return the progress of the phase and what is left of the job, as far as known; why it waits, or the verdict."""
     progress = job.progress
     if job.waiting_reason:
         return job.waiting_reason
@@ -157,7 +157,7 @@ def progress_text(job: Job) -> str:
     if job.is_final or progress is None or progress.phase != job.phase:
         return "" if job.is_final else job.phase or ""
     left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
-    of_job = "" if job.eta_s is None else f", about {max(job.eta_s, progress.eta_s or 0):.0f} s in all"
+    of_job = "" if job.eta_s is None else f", about {max(job.eta_s, progress.eta_s or 0):.0f} s until the job ends"
     return f"{progress.phase}: {progress.unit} {progress.done} of {progress.total}{left}{of_job}"
 
 

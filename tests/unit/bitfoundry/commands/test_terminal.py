@@ -78,7 +78,7 @@ def test_lines_to_load_name_the_folder_and_nothing_else_changes() -> None:
         (
             {"state": "running", "phase": "quantize", "eta_s": 68.2}
             | {"progress": Progress(phase="quantize", done=3, total=30, unit="block", eta_s=41.6)},
-            "quantize: block 3 of 30, 42 s left, about 68 s in all",
+            "quantize: block 3 of 30, 42 s left, about 68 s until the job ends",
         ),
         (  # the bar of the phase before says nothing about this one
             {"state": "running", "phase": "verify"}
