@@ -31,7 +31,7 @@ RESULTS = ROOT / "bench" / "results"
 LLAMA_8B = (4096, 14336)
 """The hidden and the inner size."""
 NUM_BLOCKS = 32
-"""Of the whole model, whose time is estimated."""
+"""Number of blocks of the whole model, whose time is estimated."""
 
 
 @dataclass(frozen=True)

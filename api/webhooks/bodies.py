@@ -37,7 +37,7 @@ def body_of(message: Message, public_url: str | None) -> bytes:
 
 @dataclass(frozen=True)
 class _Text:
-    """What a person reads: a title, lines of (label, text), and a link to the run."""
+    """The text of a message for people: a title, lines of (label, text), and a link to the run."""
 
     title: str
     lines: tuple[tuple[str, str], ...]

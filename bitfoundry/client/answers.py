@@ -186,7 +186,8 @@ class JobSummary(Mapped):
 class Job(Answer):
     """A job in the state of the moment when the service answered.
 
-    `eta_s`: about the seconds left of the whole job, None without similar earlier jobs of its project."""
+    `eta_s`: about the seconds left of the whole job, None without similar earlier jobs of its project.
+    """
 
     id: str
     state: str

@@ -32,7 +32,7 @@ def round_in_turn(
         value_KO, error_KO, feedback_KK, group_K, step_JO, zeros, num_inputs, num_outputs,
         value_KO.stride(0), error_KO.stride(0), feedback_KK.stride(0), step_JO.stride(0), zeros.stride(0),
         HAS_ZERO=zero_JO is not None, INPUTS=triton.next_power_of_2(num_inputs), OUTPUTS=OUTPUTS,
-        **rounding.constants(), num_warps=1, enable_fp_fusion=False,
+        **rounding._asdict(), num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from quantcore.formats import FloatFormat, Format, IntFormat
-from quantcore.formats.floats import FLOAT32_BIAS
+from quantcore.formats.floats import FLOAT32_BIAS, FLOAT32_EXPONENT, FLOAT32_MANTISSA_BITS
 
-WHOLE = tl.constexpr(1.5 * 2.0**23)
+WHOLE = tl.constexpr(1.5 * 2.0**FLOAT32_MANTISSA_BITS)
 """Added to a float32 below 2^22 and subtracted again, it leaves the nearest whole number, the even one of two."""
-EXPONENT = tl.constexpr(0x7F800000)
-"""The exponent's bits in a float32."""
+EXPONENT = tl.constexpr(FLOAT32_EXPONENT)
 
 
 class Rounding(NamedTuple):
-    """What ``rounded`` needs to know of a format, as constants of a kernel."""
+    """The properties of a format that ``rounded`` needs, as constants of a kernel."""
 
     IS_INT: bool
     LOW: float
     HIGH: float
     MAGIC: float = 0.0
     LOWEST_BINADE: int = 0
-
-    def constants(self) -> dict[str, Any]:
-        return self._asdict()
 
 
 def rounding_of(fmt: Format, round_method: str) -> Rounding | None:

@@ -74,7 +74,8 @@ def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tupl
     if not classes and is_own and declared.main_input_name == "input_ids":
         # The text part of a larger model, which no table lists.
         for end, part in (("ForCausalLM", Kind.causal), ("Model", Kind.embedding)):
-            classes |= {declared: part} if declared.__name__.endswith(end) else {}
+            if declared.__name__.endswith(end):
+                classes[declared] = part
     if not classes:
         raise ModelError(
             f"Transformers has no model of the type '{config.model_type}' that reads text.",

@@ -22,7 +22,14 @@ from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Input, Parts, by_block, input_of
 from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
 from quantcore.plan.planner import FILE_TO_FILE, STREAMED, Plan, make_plan
-from quantcore.runtime.workload import SOLVED_ROWS, STATES_SHARE, count_coupled, solving_flops, too_large_for_one
+from quantcore.runtime.workload import (
+    KERNEL_INPUTS,
+    SOLVED_ROWS,
+    STATES_SHARE,
+    count_coupled,
+    solving_flops,
+    too_large_for_one,
+)
 
 STREAMED_FSDP, RESIDENT_FSDP = "streamed_fsdp", "resident_fsdp"
 USABLE = 0.95
@@ -33,8 +40,6 @@ FEWER_SAMPLES = (255, 127, 63, 31)
 """Numbers of windows at which the number of sums of statistics falls by one."""
 PASSES_BACK = 4
 """Costs of the gradients in passes forward: one to keep the states, one again and one back, one back while solving."""
-STEP_INPUTS = 64
-"""Inputs of a step of solving (``solvers.columns.BY_A_KERNEL``)."""
 GRAM_SHARE = 10 / 16  # of x^T x, which is symmetric: see calibration.sums
 
 
@@ -367,7 +372,7 @@ def _work(
         of_one, together = _solving(parts, hardware.num_ranks)
         solving += times * bool(count) * of_one
         tiles = ((-(-sum(outs) // SOLVED_ROWS), width) for (_, width, _), outs in widths.items())
-        steps += times * bool(count) * sum(num_tiles * -(-width // STEP_INPUTS) for num_tiles, width in tiles)
+        steps += times * bool(count) * sum(num_tiles * -(-width // KERNEL_INPUTS) for num_tiles, width in tiles)
         shared += times * count * sum(4 * width * width for n, (_, width, _) in enumerate(widths) if n in together)
     active = everything - (1 - share) * experts
     back = 0.0

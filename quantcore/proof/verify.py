@@ -329,17 +329,16 @@ class WrittenCheckpoint:
                 self._differs(f"{layer.name}.input_scale or output_scale")
             release_freed_memory()
         stored = [name for name in expected.tensors if name in self._source]  # all of the plan: see _check_layout
-        digests = {**expected.tensors, **expected.kept} if self._is_own else expected.tensors
+        digests = {**expected.tensors, **expected.kept} if self._is_own else {**expected.tensors}
+        for name, layer in self._layers.items():
+            digests[name] = expected.plain_weights[name] if self._decoder is None else expected.weights[layer.name]
         for name in stored:
             hashing.add(found, name, self._source.read(name))
         hashing.settle()
-        for name, layer in self._layers.items():
-            if found[name] != (expected.plain_weights[name] if self._decoder is None else expected.weights[layer.name]):
+        for name, one in found.items():
+            if one != digests[name]:
                 self._differs(name)
-        for name in stored:
-            if found[name] != digests[name]:
-                self._differs(name)
-        return len(self._layers) + len(stored)
+        return len(found)
 
     def _check_layout(self, tensors: Mapping[str, TensorHeader], export: str) -> None:
         written = {name: (header.dtype, header.shape) for name, header in tensors.items()}

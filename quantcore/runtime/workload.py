@@ -9,6 +9,8 @@ SOLVED_ROWS = 4096
 
 It bounds the memory. Ranks may divide weights between tiles.
 """
+KERNEL_INPUTS = 64
+"""Number of inputs whose weights a kernel on a GPU rounds one after the other, in one launch."""
 COUPLED_ROWS = 4096
 """Largest number of a layer's outputs whose gradients are compared with each other.
 

@@ -16,10 +16,10 @@ import torch
 from quantcore.config.spec import QuantizationSpec
 from quantcore.kernels import switch
 from quantcore.numerics.affine import QParams
+from quantcore.runtime.workload import KERNEL_INPUTS
 from quantcore.solvers.groups import GroupParams, Groups
 
 ONE_BY_ONE = 16  # inputs that are processed one by one, without matrix products between them
-BY_A_KERNEL = 64  # the same in one launch
 ROUNDED_TOGETHER = 64  # inputs that are rounded together if they do not move each other
 NUM_PANELS = 4  # of a triangular product: 10/16 of the work of a whole one
 
@@ -144,7 +144,7 @@ class Columns:
         self.target_KO, self.grid = target_KO, grid
         self.value_KO, self.error_KO = target_KO.clone(), target_KO.clone()
         self._kernel = _kernel_for(grid, target_KO.device)
-        self._at_once = ONE_BY_ONE if self._kernel is None else BY_A_KERNEL
+        self._at_once = ONE_BY_ONE if self._kernel is None else KERNEL_INPUTS
 
     def round(self) -> None:
         """Round each input by itself."""

@@ -24,9 +24,9 @@ from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.pipeline import job
 from quantcore.proof import fresh_process, standby
+from quantcore.selftest.parts import in_turn
 from quantcore.solvers import columns
 from quantcore.solvers.columns import Grid
-from quantcore.solvers.groups import GroupParams
 from tests.support.accelerator import SimTensor, count_launch, on_accelerator, unwrapped
 from tests.support.device_counts import Counts
 
@@ -119,17 +119,10 @@ class _Kept(Exception):
 
 def _loop_in_one_launch(grid: Grid, value_KO: Any, error_KO: Any, feedback_KK: Any, group_K: Any) -> None:
     """What the kernel of a loop computes, by torch."""
-    raw = copy(grid)
-    raw.step_JO, raw.zero_JO = unwrapped(grid.step_JO), None if grid.zero_JO is None else unwrapped(grid.zero_JO)
-    values, errors, feedback, groups = map(unwrapped, (value_KO, error_KO, feedback_KK, group_K))
-    for k, group in enumerate(groups.tolist()):
-        for before in range(k):
-            values[k] += feedback[k, before] * errors[before]
-        params = GroupParams(
-            raw.step_JO[group], raw.step_JO[group], None if raw.zero_JO is None else raw.zero_JO[group]
-        )
-        raw.round_(values[k], params)
-        raw.subtract_(errors[k], values[k], params)
+    values, errors, *others = map(unwrapped, (value_KO, error_KO, feedback_KK, group_K, grid.step_JO, grid.zero_JO))
+    found = in_turn(values, errors, *others, grid.spec.format)
+    values.copy_(found[0])
+    errors.copy_(found[1])
     if isinstance(value_KO, SimTensor):
         count_launch("loop of GPTQ")
 
