@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.blocks import Blocks, find_blocks, natural_order, warn_of_other_parts
+from quantcore.checkpoint.blocks import Blocks, find_blocks, is_of_tower, natural_order, warn_of_other_parts
 from quantcore.checkpoint.experts import is_stack_of_experts, is_stack_of_shared_experts, routing_of
 from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
@@ -343,16 +343,27 @@ def _online(config: Config) -> list[str]:
 
 
 def _check_rotation(config: Config, tensors: Mapping[str, TensorHeader], blocks: Blocks) -> None:
-    """Raise ConfigError if the stream of a model with draft heads would be rotated: they read its hidden states."""
-    drafts = tensors_of_drafts(tensors, blocks)
-    if drafts and _rotates_stream(config):
-        raise ConfigError(
-            f"Rotating the stream (r1) changes the hidden states that the draft head of this model reads ('{drafts[0]}'"
-            " and others): the model would accept none of its tokens.",
-            code="cannot_rotate",
-            hint="Leave rotation out, or take only r2.",
-            field="/algo_config",
+    """Raise ConfigError if the stream would be rotated, and other parts of the model read it or write to it.
+
+    Draft heads read the hidden states of the blocks. Towers put what they see or hear in the place of embeddings.
+    """
+    if not _rotates_stream(config):
+        return
+    if drafts := tensors_of_drafts(tensors, blocks):
+        why = f"the draft head reads ('{drafts[0]}' and others): the model would accept none of its tokens"
+    elif tower := next(filter(is_of_tower, tensors), None):
+        why = (
+            f"the towers of this model add to as well ('{tower}' and others), which are not rotated: answers about"
+            " images or sound would be wrong"
         )
+    else:
+        return
+    raise ConfigError(
+        f"Rotating the stream (r1) changes the hidden states that {why}.",
+        code="cannot_rotate",
+        hint="Leave rotation out, or take only r2.",
+        field="/algo_config",
+    )
 
 
 def _rotates_stream(config: Config) -> bool:

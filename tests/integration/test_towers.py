@@ -45,14 +45,15 @@ def saved(tmp_path_factory):
     return save_once
 
 
-def quantize(model, output, towers=None):
+def quantize(model, output, towers=None, algorithms=()):
     config = presets.resolve("int8_dynamic", towers=towers)
     settings = {
         "export": ["compressed_tensors"],
         "gate": "off",
         "evaluation": {"num_windows": 2, "seq_len": 32, "num_prompts": 0},
     }
-    task = {"model_dir": str(model), "output_dir": str(output), "config": config.to_dict()}
+    config = config.to_dict() | {"algo_config": algorithms}
+    task = {"model_dir": str(model), "output_dir": str(output), "config": config}
     calibration = {"num_samples": 2, "seq_len": 32}
     with proving_here():
         job.run(Task.model_validate(task | settings | {"calibration": calibration}), lambda event: None)
@@ -110,6 +111,12 @@ def test_a_tower_that_cannot_be_quantized_is_refused(code, saved, tmp_path):
     with pytest.raises(ConfigError) as caught:
         quantize(saved(REFUSED[code]), tmp_path / "out", towers="int8")
     assert caught.value.code == code and caught.value.field.endswith("/tower_quant_config")
+
+
+def test_the_stream_that_a_tower_adds_to_is_not_rotated(saved, tmp_path):
+    with pytest.raises(ConfigError, match="towers of this model add to") as caught:
+        quantize(saved("LlavaForConditionalGeneration"), tmp_path / "out", algorithms=[{"name": "rotation"}])
+    assert caught.value.code == "cannot_rotate"
 
 
 def test_a_scheme_of_towers_that_needs_data_is_refused():
