@@ -64,16 +64,15 @@ class Back:
 class BackwardPass:
     """The float ``model`` and the hidden states [1, T, H] of all windows before every block and after the last.
 
-    ``first_window``: the number of the first of ``windows_NT`` in the whole text, of which other ranks may have others.
+    ``hidden`` is the input of the first block, and ``first_window`` the number of its first window in the whole text,
+    of which other ranks may have others.
     """
 
-    def __init__(
-        self, model: StreamedModel, windows_NT: torch.Tensor, folder: Path, tell: Tell, first_window: int = 0
-    ) -> None:
+    def __init__(self, model: StreamedModel, hidden: Hidden, folder: Path, tell: Tell, first_window: int = 0) -> None:
         self.model = model
-        self.hidden = model.embed(windows_NT)
+        self.hidden = hidden
         self.num_blocks = model.num_blocks
-        self.num_windows = len(windows_NT)
+        self.num_windows = len(hidden.states)
         self._first_window = first_window
         self._tell = tell
         self._states = self._forward(folder)

@@ -19,6 +19,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from quantcore.data.builtin_text import Render
+from quantcore.data.documents import holds_media
 from quantcore.errors import CalibrationError
 
 MAX_TEMPLATE_CHARS = 64 << 10
@@ -26,14 +27,28 @@ MAX_MEMORY_BYTES = 512 << 20
 MAX_SECONDS = 5.0
 
 
-def chat_renderer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> Render:
+class MediaFound(CalibrationError):
+    """A chat holds images or sound, where text was expected."""
+
+
+def chat_renderer(
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], *, with_media: bool = False
+) -> Render:
     """Return a function that renders the messages of a chat with the tokenizer's template, which gets ``arguments``.
 
     It raises CalibrationError: ``no_chat_template``, ``bad_chat_template`` for one that is too long, fails on these
-    messages, or takes more memory or time than MAX_MEMORY_BYTES and MAX_SECONDS.
+    messages, or takes more memory or time than MAX_MEMORY_BYTES and MAX_SECONDS. MediaFound is raised for messages with
+    images or sound, unless ``with_media``.
     """
 
     def render(messages: list[dict[str, Any]]) -> str:
+        if not with_media and holds_media(messages):
+            raise MediaFound(
+                "it holds images or sound, and only text can be read here.",
+                code="holds_media",
+                hint="Give data of text.",
+                field="/calibration/source",
+            )
         if not tokenizer.chat_template:
             raise CalibrationError(
                 "this is a chat, and the model's tokenizer has no chat template.",

@@ -187,7 +187,9 @@ def showable(value: Any, depth: int = 0) -> Any:
 
 def _plain(messages: list[dict[str, Any]]) -> str:
     """Return a chat's text without any model's template."""
-    return "\n".join(str(message.get("content") or "") for message in messages)
+    contents = [message.get("content") or "" for message in messages]
+    parts = [part for content in contents for part in (content if isinstance(content, list) else [content])]
+    return "\n".join(str(part.get("text") or "") if isinstance(part, dict) else str(part) for part in parts)
 
 
 def _limit_self(file: Path, action: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from quantcore.config.texts import BUILTIN, CalibrationConfig
 from quantcore.data.chat import chat_renderer, unread_arguments
+from quantcore.data.windows import TokenWindows
 from quantcore.errors import CalibrationError
 
 CODE_MODEL = re.compile(r"(?<!en)(?<!de)coder|codestral|code-?llama|codegen|codegemma", re.IGNORECASE)
@@ -23,12 +23,17 @@ QUESTION = "question"
 
 
 def warnings_of(
-    calibration: CalibrationConfig, calibration_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase, model: str
+    calibration: CalibrationConfig, windows: TokenWindows, tokenizer: PreTrainedTokenizerBase, model: str
 ) -> Iterator[str]:
     """Yield a sentence or two about each thing that does not fit; ``model`` is its name.
 
     The kind of the text is judged only if it is of the user's choice.
     """
+    if windows.num_left_out:
+        yield (
+            f"{windows.num_left_out} rows lost their images or sound, or were left out, because these have more tokens"
+            f" than were left of a window. Raise seq_len, which is {calibration.seq_len}, to use them."
+        )
     if unread := unread_arguments(tokenizer, calibration.chat_template_kwargs):
         yield (
             f"The model's chat template never reads {', '.join(unread)} (chat_template_kwargs): chats are the same"
@@ -36,7 +41,7 @@ def warnings_of(
         )
     if any(part.source == BUILTIN for part in calibration.parts):
         return
-    texts = [str(tokenizer.decode(ids)) for ids in calibration_NT.tolist()]
+    texts = [str(tokenizer.decode(ids)) for ids in windows.calibration_NT.tolist()]
     mark = _before_a_question(calibration, tokenizer)
     if not any(mark in text for text in texts):  # no text is without an unknown mark, ""
         yield (

@@ -4,30 +4,47 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 import torch
 
 from quantcore.config.texts import BUILTIN, CalibrationConfig, TextPart, apportion, at_part
 from quantcore.data.builtin_text import KINDS, Render, read_kind
-from quantcore.data.documents import is_prose, read_documents
+from quantcore.data.chat import MediaFound
+from quantcore.data.documents import Document, is_prose, media_folder, read_documents, read_documents_with_media
+from quantcore.data.media import MediaReader, MediaWindow
 from quantcore.errors import CalibrationError
+from quantcore.model.kinds import Media
 
 HELD_OUT_SHARE = 0.25
 EVERY = round(1 / HELD_OUT_SHARE)  # row
 SHUFFLE_ROWS = 1000  # as many as datasets shuffles at a time
 SHUFFLE_CHARS = 64 << 20
 Tokenize = Callable[[str], list[int]]
+T = TypeVar("T", bound=Sized)
 
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """Token ids. ``calibration_NT`` and ``held_out_NT`` come from different parts of the text and never overlap."""
+    """Token ids. ``calibration_NT`` and ``held_out_NT`` come from different parts of the text and never overlap.
+
+    The media are those of each window if any source has some. ``placeholders`` are the tokens that stand for them, and
+    ``num_left_out`` documents lost their images or sound, for which a window was too short.
+    """
 
     calibration_NT: torch.Tensor
     held_out_NT: torch.Tensor
+    calibration_media: tuple[Media, ...] = ()
+    held_out_media: tuple[Media, ...] = ()
+    placeholders: frozenset[int] = frozenset()
+    num_left_out: int = 0
+
+    def is_placeholder(self, ids_NT: torch.Tensor) -> torch.Tensor:
+        """Return a mask of the tokens that stand for images or sound."""
+        return torch.isin(ids_NT, torch.tensor(sorted(self.placeholders), dtype=ids_NT.dtype))
 
 
 def token_windows(
@@ -39,12 +56,14 @@ def token_windows(
     fewer: bool = False,
     separator: int | None = None,
     render: Render | None = None,
+    media: Callable[[], MediaReader] | None = None,
 ) -> TokenWindows:
     """Read as much of each source as is needed, tokenize it, and cut it into windows without padding.
 
     Documents end with ``separator``. ``render`` converts chats to text. Each source gives its share of both kinds of
     windows, and they alternate in this proportion. With ``fewer``, a source that does not have its share of
-    ``num_held_out`` windows gives those that it has.
+    ``num_held_out`` windows gives those that it has. ``media`` makes the reader of sources with images or sound, which
+    are refused without it.
 
     The first three quarters of the prose that is read, or three of four rows, are for calibration: ``num_samples``
     windows chosen with the seed. The rest is held out, the same for every seed. Raises CalibrationError with the number
@@ -56,18 +75,54 @@ def token_windows(
 
     parts = calibration.parts
     counts_held_out = apportion(num_held_out, [part.share for part in parts])
-    found = []
+    found: list[tuple[Windows, Windows]] = []
+    reader: MediaReader | None = None
     for number, (count, count_held_out) in enumerate(zip(calibration.counts, counts_held_out, strict=True)):
         wanted = (count, calibration.seq_len), (count_held_out, held_out_len)
         with at_part(calibration, number):
-            found.append(_windows_of(parts[number], tokens_of, render, calibration.seed, *wanted, fewer=fewer))
-    return TokenWindows(*(_alternating(windows) for windows in zip(*found, strict=True)))
+            try:
+                found.append(_windows_of(parts[number], tokens_of, render, calibration.seed, *wanted, fewer=fewer))
+            except MediaFound:
+                if media is None:
+                    raise
+                reader = reader or media()
+                found.append(_media_windows_of(parts[number], reader, calibration.seed, *wanted, fewer=fewer))
+    learned, held_out = (_alternating(windows) for windows in zip(*found, strict=True))
+    if reader is None:
+        return TokenWindows(learned.ids_NT, held_out.ids_NT)
+    return TokenWindows(
+        learned.ids_NT, held_out.ids_NT, learned.media, held_out.media, reader.placeholders, reader.num_left_out
+    )
+
+
+def _media_windows_of(
+    part: TextPart, reader: MediaReader, seed: int, wanted: tuple[int, int], wanted_held_out: tuple[int, int], *,
+    fewer: bool,
+) -> tuple[Windows, Windows]:  # fmt: skip
+    """Return the windows of a source with images or sound: see ``_windows_of``. Every fourth row is held out."""
+
+    def documents(*, held_out: bool) -> Iterator[Document]:
+        for number, document in enumerate(filter(len, read_documents_with_media(part, reader.render))):
+            if (number % EVERY == EVERY - 1) == held_out:
+                yield document
+
+    folder = media_folder(part)
+    learned = reader.windows(shuffled(documents(held_out=False), seed), *wanted, folder)
+    rest = reader.windows(documents(held_out=True), *wanted_held_out, folder)
+    num_held_out = max(1, min(wanted_held_out[0], len(rest))) if fewer else wanted_held_out[0]
+    _check_enough(part, (len(learned), *wanted), (len(rest), num_held_out, wanted_held_out[1]), reader.num_left_out)
+    return _stacked(learned, wanted[1]), _stacked(rest, wanted_held_out[1])
+
+
+def _stacked(found: Sequence[MediaWindow], length: int) -> Windows:
+    ids = [window.ids_T for window in found]
+    return Windows(torch.stack(ids) if ids else torch.empty(0, length, dtype=torch.long), tuple(w.media for w in found))
 
 
 def _windows_of(
     part: TextPart, tokens_of: Callable[[str], Iterable[int]], render: Render | None, seed: int,
     wanted: tuple[int, int], wanted_held_out: tuple[int, int], *, fewer: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[Windows, Windows]:  # fmt: skip
     """Return the (number, length) of calibration windows and of held-out ones that are wanted of one source."""
     (num_samples, seq_len), (num_held_out, held_out_len) = wanted, wanted_held_out
     num_tokens, num_held_out_tokens = num_samples * seq_len, num_held_out * held_out_len
@@ -83,14 +138,7 @@ def _windows_of(
     sizes, sizes_held_out = [len(pool) for pool in pools], [len(pool) for pool in held_out]
     if fewer:
         num_held_out = max(1, min(num_held_out, sum(sizes_held_out)))
-    if sum(sizes) < num_samples or sum(sizes_held_out) < num_held_out:
-        raise CalibrationError(
-            f"The source '{part.source}' gives {sum(sizes)} calibration windows of {seq_len} tokens and "
-            f"{sum(sizes_held_out)} held-out ones of {held_out_len}; {num_samples} and {num_held_out} are needed.",
-            code="not_enough_samples",
-            hint="Lower num_samples or seq_len, or give more text.",
-            field="/calibration/num_samples",
-        )
+    _check_enough(part, (sum(sizes), num_samples, seq_len), (sum(sizes_held_out), num_held_out, held_out_len))
     random_numbers = torch.Generator().manual_seed(seed)
     counts, counts_held_out = apportion(num_samples, sizes), apportion(num_held_out, sizes_held_out)
     drawn = [torch.randperm(size, generator=random_numbers)[:count] for size, count in zip(sizes, counts, strict=True)]
@@ -98,15 +146,45 @@ def _windows_of(
         torch.linspace(0, size - 1, count).long() for size, count in zip(sizes_held_out, counts_held_out, strict=True)
     ]
     return (
-        _alternating([pool[places] for pool, places in zip(pools, drawn, strict=True)]),
-        _alternating([pool[places] for pool, places in zip(held_out, spread, strict=True)]),
+        _alternating([Windows(pool[places]) for pool, places in zip(pools, drawn, strict=True)]),
+        _alternating([Windows(pool[places]) for pool, places in zip(held_out, spread, strict=True)]),
     )
 
 
-def _alternating(windows: Sequence[torch.Tensor]) -> torch.Tensor:
+def _check_enough(
+    part: TextPart, learned: tuple[int, int, int], held_out: tuple[int, int, int], num_left_out: int = 0
+) -> None:
+    """Raise CalibrationError if there are not enough windows; both triples are found, needed, and their length."""
+    if learned[0] >= learned[1] and held_out[0] >= held_out[1]:
+        return
+    too_long = f" {num_left_out} rows have images or sound of more tokens than a window." if num_left_out else ""
+    raise CalibrationError(
+        f"The source '{part.source}' gives {learned[0]} calibration windows of {learned[2]} tokens and "
+        f"{held_out[0]} held-out ones of {held_out[2]}; {learned[1]} and {held_out[1]} are needed.{too_long}",
+        code="not_enough_samples",
+        hint=f"{'Raise seq_len, or lower num_samples' if num_left_out else 'Lower num_samples or seq_len'}, or give"
+        " more data.",
+        field="/calibration/num_samples",
+    )
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Token ids [N, T] of windows and their media; () if no window has any."""
+
+    ids_NT: torch.Tensor
+    media: tuple[Media, ...] = ()
+
+
+def _alternating(windows: Sequence[Windows]) -> Windows:
     """Join the windows of the sources so that any run of them has about their proportion; the order is fixed."""
-    places = [(torch.arange(len(part), dtype=torch.float64) + 0.5) / len(part) for part in windows]
-    return torch.cat(tuple(windows))[torch.cat(places).argsort(stable=True)]
+    places = [(torch.arange(len(part.ids_NT), dtype=torch.float64) + 0.5) / len(part.ids_NT) for part in windows]
+    order = torch.cat(places).argsort(stable=True)
+    media = [one for part in windows for one in part.media or [{}] * len(part.ids_NT)]
+    return Windows(
+        torch.cat([part.ids_NT for part in windows])[order],
+        tuple(media[place] for place in order) if any(media) else (),
+    )
 
 
 def _divide_all(documents: Iterable[str], tokens_of: Callable[[str], Iterable[int]]) -> tuple[array[int], array[int]]:
@@ -152,14 +230,14 @@ def _divide_rows(
     return text, rest
 
 
-def shuffled(documents: Iterable[str], seed: int) -> Iterator[str]:
+def shuffled(documents: Iterable[T], seed: int) -> Iterator[T]:
     """Shuffle documents by the seed, with at most SHUFFLE_ROWS of them in memory.
 
     Each new document replaces one drawn at random, which is yielded; at the end the rest follows in random order. Only
     ``random()`` is used, because Python keeps its sequence the same across versions.
     """
     draw = random.Random(seed).random
-    waiting: list[str] = []
+    waiting: list[T] = []
     num_chars = 0
     for document in documents:
         if len(waiting) < SHUFFLE_ROWS and num_chars < SHUFFLE_CHARS:

@@ -61,7 +61,7 @@ def evaluate(
     if ranks.is_first:
         fields |= _measure(model, before, text, emit)
     if before is not None and evaluation.num_prompts:
-        prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
+        prompts_NT = text.prompts(evaluation.num_prompts, PROMPT_LEN)
         fields["samples"] = compare_samples(tokenizer, prompts_NT, before[0], model, before[1], emit)
     if evaluation.tasks and not vllm_python:
         fields["harness"], failed_tasks = _run_tasks(evaluation, tokenizer, model, before)
@@ -148,7 +148,7 @@ def held_out_text(path: Path, evaluation: EvaluationConfig, *, fewer: bool = Fal
     """
     tokenizer = load_tokenizer(path)
     if evaluation.source is not None:
-        return read_text(evaluation, tokenizer)
+        return read_text(evaluation, path)
     windows = token_windows(
         CalibrationConfig(num_samples=1, seq_len=8),
         tokenize_with(tokenizer),
@@ -165,8 +165,7 @@ def states_of_original(
     original: EvaluatedModel, cache: BaselineCache, text: EvaluationText, emit: Emit
 ) -> list[torch.Tensor]:
     """Return the last hidden states [1, T, H] of each window, from the cache if it has them."""
-    settings = {"windows": text.ids_NT.tolist()}
-    states_NTH = cache.states(settings, lambda: original.last_states_NTH(text, block_progress(emit, original)))
+    states_NTH = cache.states(text.identity, lambda: original.last_states_NTH(text, block_progress(emit, original)))
     return [state[None].to(original.streamed.device) for state in states_NTH]
 
 

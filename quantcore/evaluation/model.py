@@ -6,7 +6,7 @@ Several ranks hold a whole model in shards (FSDP2). They run it in lockstep on t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -65,9 +65,14 @@ class EvaluatedModel:
             told(index + 1)
         self.has_run = True
 
+    def embed(self, text: EvaluationText) -> Hidden:
+        """Return the input of the first block; towers that run are quantized as well."""
+        with self._quantized(None) if text.media else nullcontext():
+            return self.streamed.embed(text.ids_NT, media=text.media)
+
     def last_states(self, text: EvaluationText, told: Told) -> list[torch.Tensor]:
         """Return the hidden states [1, T, H] behind the last block."""
-        hidden = self.streamed.embed(text.ids_NT)
+        hidden = self.embed(text)
         self.run(hidden, told)
         return list(hidden.states)
 

@@ -8,17 +8,25 @@ as there is no sound, it hears silence.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from quantcore.checkpoint.artifact import digest
+from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data.chat import chat_renderer
-from quantcore.data.documents import read_documents
+from quantcore.data.chat import MediaFound, chat_renderer
+from quantcore.data.documents import media_folder, read_documents, read_documents_with_media
+from quantcore.data.media import MediaReader
+from quantcore.data.windows import TokenWindows
 from quantcore.errors import CalibrationError
-from quantcore.model.kinds import Kind, halves
+from quantcore.model.kinds import Kind, Media, halves
+from quantcore.reading.model import read_model
 
 OVERLAP_LEN = 32  # tokens: shorter pieces are the same in many texts
 MASKED_SHARE = 0.15
@@ -32,7 +40,8 @@ class EvaluationText:
 
     ``first_N``: the first scored place of each window, 1 or more; places before it are only context.
     ``num_words`` and ``num_bytes`` are those of the scored text. ``targets_NP``: the token that each of the P outputs
-    of a model predicts, -1 where none is scored; None if output t predicts token t + 1.
+    of a model predicts, -1 where none is scored; None if output t predicts token t + 1. ``media`` are those of each
+    window, if any has some: tokens that stand for them are not scored.
     """
 
     ids_NT: torch.Tensor
@@ -40,6 +49,20 @@ class EvaluationText:
     num_words: int
     num_bytes: int
     targets_NP: torch.Tensor | None = None
+    media: tuple[Media, ...] = ()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a model reads, as JSON data that are the same only for the same text and media."""
+        media = [{name: digest(value) for name, value in one.items()} for one in self.media]
+        return {"windows": self.ids_NT.tolist()} | ({"media": media} if media else {})
+
+    def prompts(self, num: int, length: int) -> torch.Tensor:
+        """Return up to ``num`` beginnings of windows, or ends of windows with media, of ``length`` tokens of text."""
+        if not self.media or self.targets_NP is None:
+            return self.ids_NT[:num, :length]
+        is_text = (self.targets_NP[:, -length:] >= 0).all(1)
+        return self.ids_NT[is_text][:num, -length:]
 
     @property
     def predicted_NP(self) -> torch.Tensor:
@@ -58,6 +81,23 @@ def of_windows(ids_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> Eval
     """Return independent windows, in which every token is scored except the first, which has no context."""
     first = torch.ones(len(ids_NT), dtype=torch.long)
     return EvaluationText(ids_NT, first, *_count(tokenizer, [ids[1:] for ids in ids_NT.tolist()]))
+
+
+def of_held_out(windows: TokenWindows, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
+    """Return the held-out ``windows``, in which tokens that stand for images or sound are not scored."""
+    ids_NT = windows.held_out_NT
+    text = of_windows(ids_NT, tokenizer)
+    return _with_media(text, windows.held_out_media, windows.is_placeholder(ids_NT), tokenizer)
+
+
+def _with_media(
+    text: EvaluationText, media: Sequence[Media], is_placeholder_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase
+) -> EvaluationText:
+    if not any(media):
+        return text
+    targets_NP = text.ids_NT[:, 1:].masked_fill(is_placeholder_NT[:, 1:], -1)
+    counts = _count(tokenizer, [row[row >= 0].tolist() for row in targets_NP])
+    return EvaluationText(text.ids_NT, text.first_N, *counts, targets_NP, tuple(media))
 
 
 def of_stream(ids_T: torch.Tensor, tokenizer: PreTrainedTokenizerBase, seq_len: int, stride: int) -> EvaluationText:
@@ -96,10 +136,10 @@ def _count(tokenizer: PreTrainedTokenizerBase, pieces: list[list[int]]) -> tuple
     return sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
 
 
-def evaluation_text(task: Task, held_out_NT: torch.Tensor, kind: Kind) -> EvaluationText:
-    """Return the text that the task names, else the windows held out from its calibration, for a model of ``kind``."""
-    tokenizer = load_tokenizer(task.model_folder)
-    text = read_text(task.evaluation, tokenizer) if has_own_text(task) else of_windows(held_out_NT, tokenizer)
+def evaluation_text(task: Task, windows: TokenWindows, kind: Kind) -> EvaluationText:
+    """Return the text that the task names, else the held-out ``windows``, for a model of ``kind``."""
+    folder, tokenizer = task.model_folder, load_tokenizer(task.model_folder)
+    text = read_text(task.evaluation, folder) if has_own_text(task) else of_held_out(windows, tokenizer)
     return for_kind(text, kind, tokenizer)
 
 
@@ -144,11 +184,40 @@ def has_own_text(task: Task) -> bool:
     return task.evaluation.source is not None and task.evaluation.num_windows > 0
 
 
-def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
+def media_reader(folder: Path, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> MediaReader:
+    """Return what reads images and sound as the model in ``folder`` does; ``arguments`` are its chat template's."""
+    headers = read_model(folder).headers
+    return MediaReader(folder, headers.config, tokenizer, arguments, TORCH_DTYPES[headers.main_dtype])
+
+
+def read_text(evaluation: EvaluationConfig, folder: Path) -> EvaluationText:
     """Read the windows that ``evaluation`` requests, or fewer, from the start of its own ``source``.
 
-    Documents are joined, each followed by the end-of-text token. Raises CalibrationError with the source's length.
+    Documents are joined, each followed by the end-of-text token. Those with images or sound are read as the model in
+    ``folder`` reads them, and not with a stride. Raises CalibrationError with the source's length.
     """
+    tokenizer = load_tokenizer(folder)
+    try:
+        return _read_text(evaluation, tokenizer)
+    except MediaFound:
+        return _read_media(evaluation, media_reader(folder, tokenizer, evaluation.chat_template_kwargs), tokenizer)
+
+
+def _read_media(
+    evaluation: EvaluationConfig, reader: MediaReader, tokenizer: PreTrainedTokenizerBase
+) -> EvaluationText:
+    part = evaluation.text
+    assert part is not None
+    documents = filter(len, read_documents_with_media(part, reader.render))
+    windows = reader.windows(documents, evaluation.num_windows, evaluation.seq_len, media_folder(part))
+    if not windows:
+        raise _too_short(evaluation, f"gives no window of {evaluation.seq_len} tokens")
+    ids_NT = torch.stack([window.ids_T for window in windows])
+    media = [window.media for window in windows]
+    return _with_media(of_windows(ids_NT, tokenizer), media, reader.is_placeholder(ids_NT), tokenizer)
+
+
+def _read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
     text = evaluation.text
     assert text is not None
     tokenize, separator = tokenize_with(tokenizer), tokenizer.eos_token_id
@@ -162,10 +231,14 @@ def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) 
         if len(stream) >= num_tokens:
             break
     if len(stream) < evaluation.seq_len:
-        raise CalibrationError(
-            f"The text '{evaluation.source}' has {len(stream)} tokens; a window is {evaluation.seq_len}.",
-            code="not_enough_samples",
-            hint="Lower the evaluation's seq_len, or give more text.",
-            field="/evaluation/seq_len",
-        )
+        raise _too_short(evaluation, f"has {len(stream)} tokens; a window is {evaluation.seq_len}")
     return of_stream(torch.tensor(stream[:num_tokens].tolist()), tokenizer, evaluation.seq_len, stride)
+
+
+def _too_short(evaluation: EvaluationConfig, what: str) -> CalibrationError:
+    return CalibrationError(
+        f"The text '{evaluation.source}' {what}.",
+        code="not_enough_samples",
+        hint="Lower the evaluation's seq_len, or give more text; raise it for large images.",
+        field="/evaluation/seq_len",
+    )

@@ -85,7 +85,7 @@ class Sensitivity:
         def tell(done: int, total: int) -> None:
             emit(Progress("sensitivity", done, total, "block", eta.after(done)))
 
-        self._pass = BackwardPass(model.streamed, windows_NT, folder, tell)
+        self._pass = BackwardPass(model.streamed, model.streamed.embed(windows_NT), folder, tell)
         model.has_run = True
 
     def losses(self, seed: int) -> Losses:

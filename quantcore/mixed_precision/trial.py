@@ -31,9 +31,8 @@ class Trial:
         self._text = text
         self._emit = emit
         self._original, self._rounded = open_model(model), open_model(model)
-        settings = {"windows": text.ids_NT.tolist()}
         states_NTH = BaselineCache(identity_of(model.folder)).states(
-            settings, lambda: self._original.last_states_NTH(text, lambda done: None)
+            text.identity, lambda: self._original.last_states_NTH(text, lambda done: None)
         )
         self._states = [state[None].to(self._original.streamed.device) for state in states_NTH]
 
@@ -41,7 +40,7 @@ class Trial:
         """Measure the model rounded by ``config``, compared with the original (see ``evaluation.quality``)."""
         streamed = self._rounded.streamed
         algorithms = BlockAlgorithms(config, streamed.dtype)
-        hidden = streamed.embed(self._text.ids_NT)
+        hidden = streamed.embed(self._text.ids_NT, media=self._text.media)
         eta = Eta(plan.num_blocks)
         for index in range(plan.num_blocks):
             with streamed.block(index) as block:

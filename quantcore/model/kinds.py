@@ -15,6 +15,9 @@ from transformers.models.auto import modeling_auto as auto
 
 from quantcore.errors import ModelError
 
+Media = Mapping[str, torch.Tensor]
+"""Inputs of a model beside the token ids of a window: what its processor makes of images and sound. Empty for text."""
+
 
 class Kind(StrEnum):
     """The task of a model, by what it computes.
@@ -153,8 +156,11 @@ def language_model(model: PreTrainedModel, kind: Kind) -> PreTrainedModel:
     return readers[0] if len(readers) == 1 else model
 
 
-def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor) -> dict[str, Any]:
-    """Return the named inputs with which ``model`` reads windows of token ids [N, T]: in all of its codebooks."""
+def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor, media: Media | None = None) -> dict[str, Any]:
+    """Return the named inputs with which ``model`` reads windows of token ids [N, T]: in all of its codebooks.
+
+    ``media`` are those of a single window.
+    """
     named: dict[str, Any] = {"input_ids": ids_NT}
     if kind is Kind.sequence_to_sequence:
         read, predicted = halves(ids_NT)
@@ -166,7 +172,7 @@ def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor) -> dict[
     has_cache = kind in (Kind.causal, *WITH_ENCODER)  # some take the switch among other arguments, without a name
     if has_cache or "use_cache" in inspect.signature(model.forward).parameters:
         named["use_cache"] = False
-    return named | _own_defaults(model)
+    return named | _own_defaults(model) | dict(media or {})
 
 
 def _own_defaults(model: PreTrainedModel) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Baseline:
             return False
         if saved:
             return savepoint.holds(saved, "held_out")
-        return not self.ranks.share(self.cache.has_states(self._settings))
+        return not self.ranks.share(self.cache.has_states(self.text.identity))
 
     def last_states_NTH(self, held_out: Hidden | None) -> torch.Tensor | None:
         """Return the states after the last block, on the first rank at least. All ranks call it.
@@ -47,14 +47,10 @@ class Baseline:
         if held_out is not None:
             states_NTH = torch.cat([state.cpu() for part in self.ranks.gather(list(held_out.states)) for state in part])
             if self.ranks.is_first:
-                self.cache.write_states(self._settings, states_NTH)
+                self.cache.write_states(self.text.identity, states_NTH)
             return states_NTH
         if not (self.is_measured and self.ranks.is_first):
             return None
         return self.cache.states(
-            self._settings, lambda: open_model(self.original).last_states_NTH(self.text, lambda done: None)
+            self.text.identity, lambda: open_model(self.original).last_states_NTH(self.text, lambda done: None)
         )
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        return {"windows": self.text.ids_NT.tolist()}

@@ -22,6 +22,7 @@ from quantcore.blockwise.savepoint import SavePoint
 from quantcore.calibration.ranges import quantized_activations
 from quantcore.checkpoint.artifact import building, seal, write_json
 from quantcore.checkpoint.folder import find_gguf
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.opening import Seen, unchanging
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
@@ -29,13 +30,20 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.task import Task
 from quantcore.data.chat import chat_renderer
 from quantcore.data.fit import warnings_of
-from quantcore.data.windows import TokenWindows, token_windows
+from quantcore.data.windows import TokenWindows, Windows, token_windows
 from quantcore.errors import ConfigError, ModelError, at_block
 from quantcore.evaluation import harness
 from quantcore.evaluation.architecture import prove_twin, prove_window
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.provenance import model_identity, provenance
-from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_text, overlap, with_special_tokens
+from quantcore.evaluation.text import (
+    EvaluationText,
+    evaluation_text,
+    has_own_text,
+    media_reader,
+    overlap,
+    with_special_tokens,
+)
 from quantcore.events import Completed, Emit, Eta, Event, PhaseStarted, Progress, Warned, silence
 from quantcore.hub.download import fetch
 from quantcore.mixed_precision.command import with_mix
@@ -173,7 +181,8 @@ def quantize(
     Every rank holds the block, and has its share of the windows, of the layers and of the writing.
     """
     ranks = savepoint.ranks
-    texts = read_texts(task, kind_of(original.headers.config), ranks)
+    texts = read_texts(task, original.headers, ranks)
+    _check_towers_are_kept(plan, texts)
     for message in texts.warnings:
         emit(Warned("calibration_text", message))
     source = open_source(original)
@@ -184,11 +193,11 @@ def quantize(
         if (reason := no_gradients(model)) is not None:
             emit(Warned("no_gradients", f"{reason}: yaqa rounds as gptaq does."))
         else:
-            gradients = find_gradients(model, texts.calibration_NT, task.calibration.seed, folder, emit, ranks)
+            gradients = find_gradients(model, texts.calibration, task.calibration.seed, folder, emit, ranks)
         emit(PhaseStarted("quantize"))
     baseline = Baseline(original, texts.evaluation, texts.cache, ranks, is_measured=task.evaluation.num_windows > 0)
     streams = JobStreams.begin(
-        model, plan, algorithms, texts.calibration_NT, texts.evaluation.ids_NT, folder, ranks, gradients,
+        model, plan, algorithms, texts.calibration, texts.evaluation, folder, ranks, gradients,
         with_held_out=baseline.needs_stream(savepoint, saved),
     )  # fmt: skip
     writer = ResultWriter(plan, source, Expectation(texts.evaluation, torch.empty(0), model=texts.model), emit, ranks)
@@ -212,6 +221,18 @@ def quantize(
         writer.expected, writer.done, writer.warnings, writer.edges, texts.provenance,
         texts.overlap if plan.needs_calibration and baseline.is_measured else None, model.num_shards,
     )  # fmt: skip
+
+
+def _check_towers_are_kept(plan: Plan, texts: Texts) -> None:
+    """Raise ConfigError if towers that run are quantized: while the job runs, they are those of the float model."""
+    if (texts.calibration.media or texts.evaluation.media) and any(layer.is_in_tower for layer in plan.layers):
+        raise ConfigError(
+            "A job whose data hold images or sound runs the model's towers, and cannot quantize them as well.",
+            code="unsupported_config",
+            hint="Leave the scheme of towers out, or calibrate with text; bitfoundry evaluate --eval_dataset measures"
+            " the result with images.",
+            field="/config/tower_quant_config",
+        )
 
 
 def quantize_block(
@@ -253,11 +274,15 @@ def quantize_head(
 
 @dataclass(frozen=True)
 class Texts:
-    """The token windows of a job, their and the model's provenance, and what is odd about the calibration text."""
+    """The token windows of a job, their and the model's provenance, and what is odd about the calibration text.
 
-    calibration_NT: torch.Tensor
+    ``overlap`` is the share of the evaluation text that calibration saw as well.
+    """
+
+    calibration: Windows
     evaluation: EvaluationText
     provenance: dict[str, Any]
+    overlap: float
     warnings: tuple[str, ...] = ()
 
     @property
@@ -271,23 +296,19 @@ class Texts:
         """The cached results of earlier jobs for the float model."""
         return BaselineCache(self.model)
 
-    @property
-    def overlap(self) -> float:
-        """The share of the evaluation text that calibration saw as well."""
-        return overlap(self.calibration_NT, self.evaluation.ids_NT)
 
-
-def read_texts(task: Task, kind: Kind, ranks: Ranks) -> Texts:
-    """Read and tokenize the texts of ``task`` for a model of ``kind``; all ranks get the same windows."""
+def read_texts(task: Task, headers: ModelHeaders, ranks: Ranks) -> Texts:
+    """Read and tokenize the texts of ``task`` for its model; all ranks get the same windows."""
     windows = ranks.share(read_windows(task) if ranks.is_first else None)
     assert windows is not None
-    tokenizer = load_tokenizer(task.model_folder)
+    tokenizer, kind = load_tokenizer(task.model_folder), kind_of(headers.config)
     calibration_NT = with_special_tokens(windows.calibration_NT, kind, tokenizer)
-    text = ranks.share(evaluation_text(task, windows.held_out_NT, kind))
+    text = ranks.share(evaluation_text(task, windows, kind))
     origin = ranks.share(provenance(task, calibration_NT, text.ids_NT) if ranks.is_first else {})
-    name = task.model_id or task.model_folder.name
+    warnings = list(warnings_of(task.calibration, windows, tokenizer, task.model_id or task.model_folder.name))
+    seen_NT = calibration_NT.masked_fill(windows.is_placeholder(calibration_NT), -1)  # images differ
     return Texts(
-        calibration_NT, text, origin, tuple(warnings_of(task.calibration, windows.calibration_NT, tokenizer, name))
+        Windows(calibration_NT, windows.calibration_media), text, origin, overlap(seen_NT, text.ids_NT), tuple(warnings)
     )
 
 
@@ -334,12 +355,13 @@ def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...], ranks: Ran
 
 def read_windows(task: Task) -> TokenWindows:
     """Return calibration and held-out token windows; without held-out ones if the task has its own evaluation text."""
-    tokenizer = load_tokenizer(task.model_folder)
+    tokenizer, arguments = load_tokenizer(task.model_folder), task.calibration.chat_template_kwargs
     return token_windows(
         task.calibration,
         tokenize_with(tokenizer),
         num_held_out=0 if has_own_text(task) else max(task.evaluation.num_windows, NUM_PROBES),
         held_out_len=task.evaluation.seq_len,
         separator=tokenizer.eos_token_id,
-        render=chat_renderer(tokenizer, task.calibration.chat_template_kwargs),
+        render=chat_renderer(tokenizer, arguments),
+        media=lambda: media_reader(task.model_folder, tokenizer, arguments),
     )

@@ -14,6 +14,8 @@ from quantcore.blockwise.backward import BackwardPass, StateGradients
 from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.blockwise.savepoint import SavePoint, Stream
 from quantcore.calibration.reduction import Span
+from quantcore.data.windows import Windows
+from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress
 from quantcore.model.kinds import Kind
 from quantcore.plan.planner import Plan
@@ -44,21 +46,23 @@ class JobStreams:
 
     @classmethod
     def begin(
-        cls, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration_NT: torch.Tensor,
-        evaluation_NT: torch.Tensor, folder: Path, ranks: Ranks, gradients: StateGradients | None = None, *,
+        cls, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration: Windows,
+        evaluation: EvaluationText, folder: Path, ranks: Ranks, gradients: StateGradients | None = None, *,
         with_held_out: bool,
     ) -> Self:  # fmt: skip
         """Embed this rank's windows. Large numbers of calibration windows are stored on the disk of ``folder``.
 
         ``gradients`` are those of this rank's calibration windows, for algorithms that use them.
         """
-        learning = _open_learning(model, plan, algorithms, calibration_NT, folder, ranks)
+        learning = _open_learning(model, plan, algorithms, calibration, folder, ranks)
         if gradients is not None:
             algorithms.rotate_states(Hidden(gradients.states))
             learning.gradients = gradients
-        probes = algorithms.rotate_states(model.embed(evaluation_NT[:NUM_PROBES]))
-        part = ranks.part(len(evaluation_NT))
-        held_out = model.embed(evaluation_NT[part.start : part.stop]) if with_held_out else None
+        ids_NT, media, own = evaluation.ids_NT, evaluation.media, slice(NUM_PROBES)
+        probes = algorithms.rotate_states(model.embed(ids_NT[own], media=media[own]))
+        part = ranks.part(len(ids_NT))
+        own = slice(part.start, part.stop)
+        held_out = model.embed(ids_NT[own], media=media[own]) if with_held_out else None
         return cls(model, learning, held_out, part.start, probes)
 
     def enter(self, index: int) -> None:
@@ -125,34 +129,34 @@ def no_gradients(model: StreamedModel) -> str | None:
 
 
 def find_gradients(
-    model: StreamedModel, calibration_NT: torch.Tensor, seed: int, folder: Path, emit: Emit, ranks: Ranks
+    model: StreamedModel, calibration: Windows, seed: int, folder: Path, emit: Emit, ranks: Ranks
 ) -> StateGradients:
     """Take this rank's calibration windows forward and backward through the float model. All ranks call it.
 
     ``seed`` draws tokens from its predictions. A job that resumes does it again, with the same result.
     """
-    windows = Span(len(calibration_NT), ranks).windows
+    windows = Span(len(calibration.ids_NT), ranks).windows
     eta = Eta(2 * model.num_blocks)
 
     def tell(done: int, total: int) -> None:
         emit(Progress("gradients", done, total, "block", eta.after(done), held_memory_bytes()))
 
-    own_NT = calibration_NT[windows.start : windows.stop]
-    return BackwardPass(model, own_NT, folder, tell, windows.start).gradients(seed)
+    own = slice(windows.start, windows.stop)
+    hidden = model.embed(calibration.ids_NT[own], media=calibration.media[own])
+    return BackwardPass(model, hidden, folder, tell, windows.start).gradients(seed)
 
 
 def _open_learning(
-    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration_NT: torch.Tensor, folder: Path,
-    ranks: Ranks,
+    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: Windows, folder: Path, ranks: Ranks
 ) -> CalibrationStreams:  # fmt: skip
     """Embed this rank's calibration windows and the edge probe, as far as the algorithms need them."""
     if not plan.needs_calibration:
         return CalibrationStreams(None)
-    span = Span(len(calibration_NT), ranks)
-    part = span.windows
+    span = Span(len(windows.ids_NT), ranks)
+    part, own = span.windows, slice(span.windows.start, span.windows.stop)
     states = states_kept(len(part), plan.memory_of_rank()["activations"] // ranks.size, model.device, folder)
-    calibration = algorithms.rotate_states(model.embed(calibration_NT[part.start : part.stop], states))
-    probe = model.embed(calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
+    calibration = algorithms.rotate_states(model.embed(windows.ids_NT[own], states, windows.media[own]))
+    probe = model.embed(windows.ids_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
     return CalibrationStreams(
         calibration,
         span,

@@ -55,6 +55,8 @@ class Expectation:
             "probe_logits": self.probe_logits,
             "original_states": self.original_states_NTH,
         }
+        for window, media in enumerate(self.held_out.media):
+            tensors |= {f"media.{window}.{name}": value.contiguous() for name, value in media.items()}
         counts = {"num_words": self.held_out.num_words, "num_bytes": self.held_out.num_bytes}
         record = {"digests": self.digests, "counts": counts, "model": self.model}
         stored = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -66,7 +68,14 @@ class Expectation:
         tensors = load_file(folder / "expected.safetensors")
         record = json.loads((folder / "expected.json").read_text("utf-8"))
         texts = (tensors["held_out"], tensors["first_scored"])
-        held_out = EvaluationText(*texts, **record["counts"], targets_NP=tensors.get("targets"))
+        media: list[dict[str, torch.Tensor]] = [{} for _ in range(len(tensors["held_out"]))]
+        for name, tensor in tensors.items():
+            if name.startswith("media."):
+                _, window, own = name.split(".", 2)
+                media[int(window)][own] = tensor
+        held_out = EvaluationText(
+            *texts, **record["counts"], targets_NP=tensors.get("targets"), media=tuple(media) if any(media) else ()
+        )
         states = tensors.get("original_states")
         return cls(held_out, tensors["probe_logits"], states, record["model"], **record["digests"])
 

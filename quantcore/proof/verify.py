@@ -140,7 +140,7 @@ def run_model(
     headers, text = original.headers, expected.held_out
     model, clipping = open_written(plan, headers, written, TORCH_DTYPES[headers.main_dtype]), Clipping()
     streamed = model.streamed
-    hidden = streamed.embed(text.ids_NT)
+    hidden = model.embed(text)
     model.run(hidden, progress(emit, plan.num_blocks), clipping)
     with model.head() as logits:
         probes = probe_logits(logits, hidden.states[: expected.probe_logits.shape[0]])
@@ -181,7 +181,7 @@ def run_whole(
         emit(Warned("samples_left_out", "No texts were continued: only causal language models continue texts."))
     elif evaluation.num_prompts and may_be_whole(plan, plan.allows_whole):
         with failure_as_warning("samples_failed", "Both models were to continue some texts", emit):
-            prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
+            prompts_NT = text.prompts(evaluation.num_prompts, PROMPT_LEN)
             samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, baselines, emit)
             proof = replace(proof, samples=samples)
     elif evaluation.num_prompts:

@@ -22,11 +22,14 @@ class Arguments:
     """The positional and named arguments of one call of a block after the hidden states.
 
     A block that ``is_skipped`` gets none: text alone does not reach the cross-attention blocks of Llama 3.2 Vision.
+    ``added`` is what the model adds to the hidden states in front of the block, in the shape of these: Qwen3-VL adds
+    features of images there (DeepStack, arXiv:2406.04334).
     """
 
     positional: tuple[Any, ...] = ()
     named: dict[str, Any] = field(default_factory=dict)
     is_skipped: bool = False
+    added: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class _Kept:
         positional = self.value(recorded.positional, first.positional)
         named = {name: self.value(value, first.named.get(name)) for name, value in recorded.named.items()}
         is_same = positional is first.positional and named.keys() == first.named.keys()
-        is_same = is_same and recorded.is_skipped == first.is_skipped
+        is_same = is_same and recorded.is_skipped == first.is_skipped and recorded.added is first.added
         if is_same and all(value is first.named[name] for name, value in named.items()):
             return first
         return replace(recorded, positional=positional, named=named)

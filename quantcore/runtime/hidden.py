@@ -56,7 +56,9 @@ class Hidden:
             return state
         with model_code(f"block {index}"):
             with matmul_precision(state.device):
-                output = block(unpacked(state, self.axes), *beside.positional, **beside.named)
+                taken = unpacked(state, self.axes)
+                taken = taken if beside.added is None else taken + beside.added
+                output = block(taken, *beside.positional, **beside.named)
             self.num_returned = len(output) if isinstance(output, (tuple, list)) else 0
             if self.num_returned:
                 self.arguments.note_output(index, window, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
@@ -25,6 +25,9 @@ MAX_RETURNED = 4
 """Upper bound on the values that a block may return: the hidden states, and others."""
 
 
+ADDED_TOLERANCE = 0.02
+"""Largest change of what is added to other states, by its norm: x + y - x in bfloat16 is not exactly y."""
+
 _OF_CODE = re.compile(r"dtype|device meta|shape|size|dimension|same type|scalar type", re.IGNORECASE)
 
 
@@ -39,7 +42,7 @@ class Relay:
     ``passed`` is the output of the last block that was called; ``num_returned`` the number of values that blocks return
     as a tuple, 0 for the hidden states alone. The other values stand for themselves (``PassedOn``) if ``passes_on``,
     else they are None. ``num_calls`` counts the calls of the first block. With ``stops`` that raises ``Reached``, and
-    nothing after it runs.
+    nothing after it runs. With ``notes_added``, the model may add to the states between its blocks.
     """
 
     num_returned: int
@@ -49,6 +52,7 @@ class Relay:
     seen: torch.Tensor | None = None
     num_calls: int = 0
     passed: torch.Tensor | None = None
+    notes_added: bool = False
 
     def run(self, model: Callable[[], object]) -> torch.Tensor:
         """Call ``model``; returns the hidden states that reach its first block.
@@ -75,6 +79,23 @@ class Relay:
             return self.reached()
         explained = next((failure for failure in failures if isinstance(failure, ModelError)), None)
         raise explained or no_chain(f"its code fails around them ({reason_of(failures[0])})") from failures[0]
+
+    def run_with_additions(self, model: Callable[[], object], arguments: Sequence[Arguments]) -> torch.Tensor:
+        """Call ``model`` as ``run`` does, and note in ``arguments`` what it adds to the states between its blocks.
+
+        The addition is exact for states of zero. Raises ModelError if it is another one for the model's own states.
+        """
+        self.notes_added = True
+        state, before = self.run(model), [each.added for each in arguments]
+        if all(added is None for added in before):
+            return state
+        self.give = torch.zeros_like(state)
+        self.run(model)
+        for each, own in zip(arguments, before, strict=True):
+            exact = torch.zeros(()) if each.added is None else each.added
+            if own is not None and (own - exact).norm() > ADDED_TOLERANCE * own.norm():
+                raise no_chain("what it computes between its decoder blocks depends on their outputs")
+        return state
 
     def reached(self) -> torch.Tensor:
         """Return the input of the first block. Raises ModelError if it was not called."""
@@ -152,7 +173,9 @@ def _recorder(
                 raise Reached
             hidden_states = hidden_states if relay.give is None else relay.give
         elif relay.passed is None or not _is_all_of(hidden_states, relay.passed):
-            raise no_chain("it computes something between its decoder blocks, outside of them")
+            if not relay.notes_added or relay.passed is None or relay.passed.shape != hidden_states.shape:
+                raise no_chain("it computes something between its decoder blocks, outside of them")
+            arguments.added = hidden_states - relay.passed
         relay.passed = hidden_states
         if not relay.num_returned:
             return hidden_states

@@ -10,7 +10,7 @@ the two tricks meet: the encoder's first block returns what its last one compute
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from quantcore.checkpoint.roles import tensors_of_drafts
 from quantcore.errors import ModelError
 from quantcore.model.drafts import FIRST, Draft, build_draft
 from quantcore.model.experts import experts_split, is_fused
-from quantcore.model.kinds import Kind, halves, inputs_of, language_model, num_tokens
+from quantcore.model.kinds import Kind, Media, halves, inputs_of, language_model, num_tokens
 from quantcore.model.names import (
     FROM_FILE_TO_FILE,
     check_not_rearranged,
@@ -150,30 +150,34 @@ class StreamedModel:
         place = name if index is None else f"{self._places.prefix_of(index)}{name}"
         return self._stored.get(place, place)
 
-    def embed(self, windows_NT: torch.Tensor, states: States | None = None) -> Hidden:
+    def embed(self, windows_NT: torch.Tensor, states: States | None = None, media: Sequence[Media] = ()) -> Hidden:
         """Return the input of block 0 for token ids [N, T]; it is stored in ``states``, in memory if None.
 
-        Raises ModelError for ids without an embedding in the model.
+        ``media`` are those of each window, if any has some: towers run for them. Raises ModelError for ids without an
+        embedding in the model, and for media that this model does not read.
         """
         self._check_ids(windows_NT)
+        if any(media) and (self.kind is not Kind.causal or self.reader is not self.model):
+            raise _reads_no_media(self.model)
         hidden = Hidden(StatesInMemory(len(windows_NT)) if states is None else states)
         with self._outside_loaded(head=False):
-            for window_T in windows_NT:
-                self._add_window(hidden, window_T)
+            for window_T, seen in zip(windows_NT, media or [{}] * len(windows_NT), strict=True):
+                self._add_window(hidden, window_T, seen)
             if self._shards is not None:
                 hidden.num_idle = max(self._shards.ranks.gather(len(windows_NT))) - len(windows_NT)
                 hidden.idle = Hidden([])
-                self._add_window(hidden.idle, windows_NT.new_zeros(windows_NT.shape[1]))
+                self._add_window(hidden.idle, windows_NT.new_zeros(windows_NT.shape[1]), {})
         return hidden
 
-    def _add_window(self, hidden: Hidden, window_T: torch.Tensor) -> None:
-        """Add to ``hidden`` the input of the first block for one window of token ids [T]."""
+    def _add_window(self, hidden: Hidden, window_T: torch.Tensor, media: Media) -> None:
+        """Add to ``hidden`` the input of the first block for one window of token ids [T] and its media."""
         ids_NT, arguments = window_T[None].to(self.device), self._no_arguments(0)
         with ExitStack() as stack:
             relay = stack.enter_context(self._blocks_replaced(0, arguments))
             for place in range(1, len(self._lists)):
                 stack.enter_context(self._blocks_replaced(place, self._no_arguments(place))).stops = True
-            state = relay.run(partial(self.reader.base_model, **self._inputs(ids_NT)))
+            run = partial(self.reader.base_model, **self._inputs(ids_NT, media))
+            state = relay.run_with_additions(run, arguments) if media else relay.run(run)
         is_half = len(self._lists) == 1 and self.kind is Kind.sequence_to_sequence  # T5Gemma 2: its encoder is a tower
         self.axes = hidden.axes = self._axes_of(state, len(halves(ids_NT)[1][0]) if is_half else len(window_T))
         hidden.states.append(packed(state, self.axes))
@@ -223,9 +227,10 @@ class StreamedModel:
                 hidden.states.append(packed(entered, self.axes))
             hidden.arguments.add(arguments)
 
-    def _inputs(self, ids_NT: torch.Tensor) -> dict[str, Any]:
+    def _inputs(self, ids_NT: torch.Tensor, media: Media | None = None) -> dict[str, Any]:
         """Return the model's named inputs for token ids; an encoder that hears does so once for all windows."""
-        named = inputs_of(self.reader, self.kind, ids_NT)
+        here = {name: value.to(self.device) for name, value in (media or {}).items()}
+        named = inputs_of(self.reader, self.kind, ids_NT, here)
         if self.kind is Kind.speech:
             sound = named.pop(self.model.main_input_name)
             if self._heard is None:
@@ -407,6 +412,15 @@ class StreamedModel:
         for name in names:
             parameter = module.get_parameter(name)
             set_parameter(module, name, torch.empty_like(parameter, device="meta"))
+
+
+def _reads_no_media(model: PreTrainedModel) -> ModelError:
+    return ModelError(
+        f"A {type(model).__name__} cannot be calibrated or measured with images or sound here: its language model reads"
+        " tokens alone.",
+        code="unsupported_architecture",
+        hint="Give calibration data of text.",
+    )
 
 
 def _stored_singly(block: nn.Module, start: str, stored: Container[str]) -> list[str]:

@@ -56,7 +56,7 @@ def of_whole_model(model_dir: Path, window: int, seed: int) -> tuple[list[torch.
 
 def passed_back(model_dir: Path, tmp_path: Path, first: int = 0) -> BackwardPass:
     model = open_model(read_model(model_dir)).streamed
-    return BackwardPass(model, IDS_NT[first:], tmp_path, lambda done, total: None, first)
+    return BackwardPass(model, model.embed(IDS_NT[first:]), tmp_path, lambda done, total: None, first)
 
 
 def near(ours: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -79,7 +79,7 @@ def test_a_part_of_the_windows_has_the_same_gradients(model_dir: Path, tmp_path:
 def test_progress_is_told_block_by_block(model_dir: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     model = open_model(read_model(model_dir)).streamed
-    BackwardPass(model, IDS_NT, tmp_path, lambda *done: told.append(done)).gradients(SEED)
+    BackwardPass(model, model.embed(IDS_NT), tmp_path, lambda *done: told.append(done)).gradients(SEED)
     assert told == [(done, 6) for done in range(1, 7)]
 
 

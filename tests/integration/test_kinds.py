@@ -66,7 +66,7 @@ def quantize(folder: Path, name: str, **changes: Any) -> Result:
     job.run(task, lambda event: None)
     report = json.loads((folder / "out" / "report.json").read_text())
     quantized = declared.from_pretrained(folder / "out", dtype=torch.float32).train(False)
-    return Result(report, original, quantized, evaluation_text(task, job.read_windows(task).held_out_NT, kind))
+    return Result(report, original, quantized, evaluation_text(task, job.read_windows(task), kind))
 
 
 @torch.no_grad()

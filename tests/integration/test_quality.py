@@ -38,7 +38,7 @@ def measured(model_dir, tmp_path_factory):
     job = task(model_dir, folder / "out", "w4a16", ("quark", "fake_quantized"))
     with proving_here():
         report = run(job.model_copy(update={"evaluation": evaluation}), lambda event: None).to_dict()
-    windows = read_text(evaluation, tiny_tokenizer())
+    windows = read_text(evaluation, model_dir)
     logits = [whole_logits(path, windows.ids_NT) for path in (model_dir, folder / "out" / "fake_quantized")]
     return report, windows, text.read_text(), *logits
 

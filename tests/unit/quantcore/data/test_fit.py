@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from quantcore.config.texts import CalibrationConfig
 from quantcore.data.fit import warnings_of
+from quantcore.data.windows import TokenWindows
 from tests.support.models import tiny_tokenizer
 
 TEMPLATE = "{{ bos_token }}{% for one in messages %}<|{{ one.role }}|>\n{{ one.content }}<eos>\n{% endfor %}"
@@ -28,7 +29,11 @@ def tokenizer() -> Iterator[PreTrainedTokenizerFast]:
 
 def said(tokenizer: PreTrainedTokenizerFast, text: str, model: str = "org/small", **calibration: Any) -> list[str]:
     ids_NT = torch.tensor([tokenizer(text, verbose=False)["input_ids"]])
-    return list(warnings_of(CalibrationConfig(**{"source": "a.txt", **calibration}), ids_NT, tokenizer, model))
+    return list(
+        warnings_of(
+            CalibrationConfig(**{"source": "a.txt", **calibration}), TokenWindows(ids_NT, ids_NT), tokenizer, model
+        )
+    )
 
 
 def test_a_chat_model_without_chats(tokenizer: PreTrainedTokenizerFast) -> None:
