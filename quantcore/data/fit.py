@@ -29,10 +29,11 @@ def warnings_of(
 
     The kind of the text is judged only if it is of the user's choice.
     """
-    if windows.num_left_out:
+    if windows.num_cut or windows.num_too_long:
         yield (
-            f"{windows.num_left_out} rows lost their images or sound, or were left out, because these have more tokens"
-            f" than were left of a window. Raise seq_len, which is {calibration.seq_len}, to use them."
+            f"Of {windows.num_cut} rows only the text was read, because the rest of a window had no room for their"
+            f" images or sound, and {windows.num_too_long} were left out, because no window has. A larger seq_len than"
+            f" {calibration.seq_len} uses more of them."
         )
     if unread := unread_arguments(tokenizer, calibration.chat_template_kwargs):
         yield (

@@ -47,7 +47,8 @@ class MediaReader:
     """Reads documents as one model does, of whose folder, ``config`` and tokenizer these are; floats have ``dtype``.
 
     ``render`` renders chats with images and sound, and ``placeholders`` are the tokens that stand for these.
-    ``num_left_out`` counts the documents that did not fit into a window, of which only the text was read, if anything.
+    ``num_too_long`` counts the documents that were left out, because no window can hold their media, and ``num_cut``
+    those of which only the text was read.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class MediaReader:
         self._end = str(tokenizer.eos_token or "")
         found = (config.get(f"{kind}_token_{key}") for kind in MEDIA_KINDS for key in ("id", "index"))
         self.placeholders = frozenset(token for token in found if isinstance(token, int))
-        self.num_left_out = 0
+        self.num_too_long = 0
+        self.num_cut = 0
 
     def windows(self, documents: Iterable[Document], num: int, length: int, folder: Path | None) -> list[MediaWindow]:
         """Cut up to ``num`` windows of ``length`` tokens; paths of images and sound lead into ``folder``, if any.
@@ -75,9 +77,10 @@ class MediaReader:
                 break
             tried = self._read([*chosen, document], folder)
             if self._end_of_media(tried) > length:
-                self.num_left_out += 1
                 if not chosen:
+                    self.num_too_long += 1
                     continue
+                self.num_cut += 1
                 document = document.without_media()
                 tried = self._read([*chosen, document], folder)
             chosen.append(document)

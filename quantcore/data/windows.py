@@ -31,8 +31,8 @@ T = TypeVar("T", bound=Sized)
 class TokenWindows:
     """Token ids. ``calibration_NT`` and ``held_out_NT`` come from different parts of the text and never overlap.
 
-    The media are those of each window if any source has some. ``placeholders`` are the tokens that stand for them, and
-    ``num_left_out`` documents lost their images or sound, for which a window was too short.
+    The media are those of each window if any source has some, and ``placeholders`` the tokens that stand for them. Of
+    ``num_cut`` documents only the text was read, and ``num_too_long`` were left out (see ``MediaReader``).
     """
 
     calibration_NT: torch.Tensor
@@ -40,7 +40,8 @@ class TokenWindows:
     calibration_media: tuple[Media, ...] = ()
     held_out_media: tuple[Media, ...] = ()
     placeholders: frozenset[int] = frozenset()
-    num_left_out: int = 0
+    num_cut: int = 0
+    num_too_long: int = 0
 
     def is_placeholder(self, ids_NT: torch.Tensor) -> torch.Tensor:
         """Return a mask of the tokens that stand for images or sound."""
@@ -91,7 +92,13 @@ def token_windows(
     if reader is None:
         return TokenWindows(learned.ids_NT, held_out.ids_NT)
     return TokenWindows(
-        learned.ids_NT, held_out.ids_NT, learned.media, held_out.media, reader.placeholders, reader.num_left_out
+        learned.ids_NT,
+        held_out.ids_NT,
+        learned.media,
+        held_out.media,
+        reader.placeholders,
+        reader.num_cut,
+        reader.num_too_long,
     )
 
 
@@ -110,7 +117,7 @@ def _media_windows_of(
     learned = reader.windows(shuffled(documents(held_out=False), seed), *wanted, folder)
     rest = reader.windows(documents(held_out=True), *wanted_held_out, folder)
     num_held_out = max(1, min(wanted_held_out[0], len(rest))) if fewer else wanted_held_out[0]
-    _check_enough(part, (len(learned), *wanted), (len(rest), num_held_out, wanted_held_out[1]), reader.num_left_out)
+    _check_enough(part, (len(learned), *wanted), (len(rest), num_held_out, wanted_held_out[1]), reader.num_too_long)
     return _stacked(learned, wanted[1]), _stacked(rest, wanted_held_out[1])
 
 
@@ -152,17 +159,17 @@ def _windows_of(
 
 
 def _check_enough(
-    part: TextPart, learned: tuple[int, int, int], held_out: tuple[int, int, int], num_left_out: int = 0
+    part: TextPart, learned: tuple[int, int, int], held_out: tuple[int, int, int], num_too_long: int = 0
 ) -> None:
     """Raise CalibrationError if there are not enough windows; both triples are found, needed, and their length."""
     if learned[0] >= learned[1] and held_out[0] >= held_out[1]:
         return
-    too_long = f" {num_left_out} rows have images or sound of more tokens than a window." if num_left_out else ""
+    too_long = f" The images or sound of {num_too_long} rows have more tokens than a window." if num_too_long else ""
     raise CalibrationError(
         f"The source '{part.source}' gives {learned[0]} calibration windows of {learned[2]} tokens and "
         f"{held_out[0]} held-out ones of {held_out[2]}; {learned[1]} and {held_out[1]} are needed.{too_long}",
         code="not_enough_samples",
-        hint=f"{'Raise seq_len, or lower num_samples' if num_left_out else 'Lower num_samples or seq_len'}, or give"
+        hint=f"{'Raise seq_len, or lower num_samples' if num_too_long else 'Lower num_samples or seq_len'}, or give"
         " more data.",
         field="/calibration/num_samples",
     )

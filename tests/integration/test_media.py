@@ -26,6 +26,7 @@ from tests.sweep.classes import find_class, small_config
 
 LLAVA, QWEN_AUDIO = "LlavaForConditionalGeneration", "Qwen2AudioForConditionalGeneration"
 SEQ_LEN = 192
+GPTQ = presets.resolve("w4a16", group_size=8).to_dict() | {"algo_config": [{"name": "gptq"}]}
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +51,14 @@ def rows_for(rows, tmp_path_factory):
     return lambda name: sounds if name == QWEN_AUDIO else rows
 
 
-def task_of(model, source, output, *, seq_len=SEQ_LEN, towers=None):
+def task_of(model, source, output, *, seq_len=SEQ_LEN, config=GPTQ, export="fake_quantized"):
     evaluation = {"num_windows": 2, "seq_len": seq_len, "num_prompts": 1}
     return Task.model_validate(
         {
             "model_dir": str(model),
             "output_dir": str(output),
-            "config": presets.resolve("w4a16", group_size=8, towers=towers).to_dict()
-            | {"algo_config": [{"name": "gptq"}]},
-            "export": ["fake_quantized"],
+            "config": config,
+            "export": [export],
             "gate": "off",
             "evaluation": evaluation,
             "calibration": {"source": str(source), "num_samples": 4, "seq_len": seq_len},
@@ -169,11 +169,11 @@ def test_a_job_learns_from_images(name, saved, rows_for, tmp_path):
 
 
 def test_a_result_is_evaluated_on_images(saved, rows, tmp_path):
-    model, output = saved(LLAVA), tmp_path / "out"
+    model, output, config = saved(LLAVA), tmp_path / "out", presets.resolve("fp8_dynamic", towers="fp8").to_dict()
     with pytest.raises(ConfigError, match="runs the model's towers") as caught:
-        run(task_of(model, rows, output, towers="int8"))
+        run(task_of(model, rows, output, config=config))
     assert caught.value.field.endswith("/tower_quant_config")
-    run(task_of(model, "builtin", output, towers="int8"))
+    run(task_of(model, "builtin", output, config=config, export="compressed_tensors"))
     evaluation = EvaluationConfig(source=str(rows), num_windows=3, seq_len=SEQ_LEN, num_prompts=1)
     result = evaluate(str(output), str(model), evaluation, lambda event: None)
     text = read_text(evaluation, model)
@@ -186,7 +186,7 @@ def test_a_result_is_evaluated_on_images(saved, rows, tmp_path):
             )
         divergences.append((log_p.exp() * (log_p - log_q)).sum(-1))
     expected = torch.cat(divergences).mean().item()
-    assert result.quality.divergence.kl_mean.value == pytest.approx(expected, rel=0.05) and expected > 1e-6
+    assert result.quality.divergence.kl_mean.value == pytest.approx(expected, rel=1e-4)
     assert result.samples and "<image>" not in result.samples[0].prompt
 
 
@@ -207,8 +207,8 @@ def test_the_same_images_in_the_data_themselves(saved, rows, tmp_path):
 
 def test_images_that_do_not_fit_are_told(saved, rows, tmp_path):
     report = run(task_of(saved(LLAVA), rows, tmp_path / "out", seq_len=128))
-    assert "lost their images or sound" in " ".join(report["warnings"])
-    with pytest.raises(CalibrationError, match="images or sound of more tokens than a window") as caught:
+    assert "only the text was read" in " ".join(report["warnings"])
+    with pytest.raises(CalibrationError, match=r"images or sound of .* rows have more tokens than a window") as caught:
         run(task_of(saved("Idefics3ForConditionalGeneration"), rows, tmp_path / "short", seq_len=32))
     assert caught.value.code == "not_enough_samples" and "seq_len" in caught.value.hint
 
