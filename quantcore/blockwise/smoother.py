@@ -12,6 +12,7 @@ from torch import nn
 from quantcore.blockwise.running_block import RunningBlock
 from quantcore.calibration.lending import MIN_TOKENS
 from quantcore.calibration.stats import Needs, Stats
+from quantcore.checkpoint.experts import find_moes
 from quantcore.checkpoint.roles import find_recurrences
 from quantcore.config.algorithms import AlgoConfig
 from quantcore.config.layer_plan import LayerPlan
@@ -19,7 +20,6 @@ from quantcore.edges.discovery import FoundEdges, listed_edges
 from quantcore.edges.edge import Edge, kind_of
 from quantcore.errors import NumericsError
 from quantcore.events import Warned
-from quantcore.model.experts import SplitExperts
 from quantcore.numerics.weight_layout import canonical
 from quantcore.transforms import SMOOTHINGS, Consumer, Smoothing
 
@@ -114,10 +114,10 @@ def _divide(stats: dict[str, Stats], edge: Edge, scale_F: torch.Tensor) -> None:
 
 def check_fold(at: RunningBlock, error: float, dtype: torch.dtype) -> None:
     """Raise NumericsError if folding changed the update of a block by more than rounding explains."""
-    limit = MAX_UPDATE_CHANGE[dtype]
-    if any(isinstance(module, SplitExperts) for module in at.block.modules()) and dtype != torch.float32:
+    limit, shapes = MAX_UPDATE_CHANGE[dtype], {name: p.shape for name, p in at.block.named_parameters()}
+    if find_moes(shapes) and dtype != torch.float32:
         limit = MAX_UPDATE_CHANGE_OF_EXPERTS
-    elif dtype == torch.bfloat16 and find_recurrences({name: p.shape for name, p in at.block.named_parameters()}):
+    elif dtype == torch.bfloat16 and find_recurrences(shapes):
         limit = MAX_UPDATE_CHANGE_OF_RECURRENCES
     if error <= limit:
         return

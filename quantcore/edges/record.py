@@ -96,6 +96,8 @@ def record_block(block: nn.Module, run: Run, answer: Answer | None = None) -> Bl
                 stack.enter_context(
                     module.register_forward_pre_hook(lambda *call: _to_every_expert(record, *call), with_kwargs=True)
                 )
+            elif isinstance(module, nn.ModuleDict):
+                stack.enter_context(module.register_forward_pre_hook(lambda *call: _all_selected(record, *call)))
         stack.enter_context(
             block.register_forward_hook(lambda *call: record.beside.extend(_beside(*call)), with_kwargs=True)
         )
@@ -179,6 +181,22 @@ def _to_every_expert(
     weights_E = torch.linspace(0.5, 1.5, num_experts, device=weights_TK.device, dtype=weights_TK.dtype)
     everywhere = {"top_k_index": every_E.expand(num_tokens, -1), "top_k_weights": weights_E.expand(num_tokens, -1)}
     return (), call | everywhere
+
+
+def _all_selected(record: BlockRecord, experts: nn.ModuleDict, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Record which experts were selected for the tokens, by a mask [T, K, E] among ``args``, and select all of them.
+
+    The experts of Switch Transformers are modules of their own in the model, too, and get such a mask.
+    """
+
+    def selected(value: Any) -> Any:
+        is_mask = isinstance(value, torch.Tensor) and value.ndim == 3 and not value.is_floating_point()
+        if not is_mask or value.shape[-1] != len(experts):
+            return value
+        record.routing.append(value.sum(dim=1).float())
+        return torch.ones_like(value)
+
+    return tuple(map(selected, args))
 
 
 def _beside(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> list[torch.Tensor]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from quantcore.checkpoint.experts import find_routers
 from quantcore.edges.edge import Edge, shape_of
 from quantcore.edges.record import BlockRecord, Run, as_float32, find_layers, record_block, widened
 
@@ -45,9 +46,9 @@ class Reading:
 class Replay:
     """The block with given outputs.
 
-    ``sources`` are the layers whose outputs are traced, with the number of outputs; other layers (routers,
-    convolutions) return the outputs recorded in ``plain``, an unchanged run of the block. ``readers`` are the linear
-    layers whose inputs are traced, ``others`` those that have no single input.
+    ``sources`` are the layers whose outputs are traced, with the number of outputs; other layers (convolutions, and
+    routers, so that experts get the same tokens in every run) return the outputs recorded in ``plain``, a run of the
+    block as it is. ``readers`` are the linear layers whose inputs are traced, ``others`` those without a single input.
     """
 
     block: nn.Module
@@ -59,14 +60,15 @@ class Replay:
 
     def __post_init__(self) -> None:
         self.sources, self.readers, self.others = {}, [], []
+        routers = find_routers({name: parameter.shape for name, parameter in self.block.named_parameters()})
         for name, module in find_layers(self.block).items():
             if name in self.plain.outputs and isinstance(getattr(module, "weight", None), nn.Parameter):
-                self._note(name, shape_of(module))
+                self._note(name, shape_of(module), is_router=name in routers)
 
-    def _note(self, name: str, shape: torch.Size) -> None:
+    def _note(self, name: str, shape: torch.Size, *, is_router: bool) -> None:
         outputs, inputs = self.plain.outputs[name], self.plain.inputs(name)
         is_vector = len(outputs) == 1 and isinstance(outputs[0], torch.Tensor) and outputs[0].shape[-1] == shape[0]
-        if is_vector and len(shape) <= 2:
+        if is_vector and len(shape) <= 2 and not is_router:
             self.sources[name] = shape[0]
         if len(shape) == 2 and inputs:
             is_single = len(outputs) == len(inputs) == 1 and inputs[0].shape[-1] == shape[1]

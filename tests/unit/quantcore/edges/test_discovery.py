@@ -12,9 +12,11 @@ from transformers.pytorch_utils import Conv1D
 from quantcore.config.algorithms import ScalingLayer
 from quantcore.edges.discovery import EdgeFinder, FoundEdges, find_edges, listed_edges, prove
 from quantcore.edges.edge import Edge
+from quantcore.model.stacks import restack
 from tests.support.decoder_blocks import RunOf, model_in_memory, run_of
 from tests.support.known_edges import KNOWN, as_known
 from tests.support.models import MIXTURES, SHAPE
+from tests.sweep.classes import build, find_class
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
@@ -241,6 +243,38 @@ def test_experts_without_a_token_are_found_and_proven():
     assert as_known(found) == set(KNOWN["deepseek_v3", 1])
     false = [Edge("mlp.experts.3.gate_proj", ("mlp.experts.3.down_proj",), torch.arange(64), torch.arange(64))]
     assert prove(run.block, run, false) > 0.1
+
+
+def mixture_of(name):
+    """Return the class's first block with experts, and what runs it on random states."""
+    model = build(find_class(name))
+    restack(model)
+    layers = model.get_encoder().block if model.config.is_encoder_decoder else model.model.layers
+    block = next(layer for layer in layers if any("expert" in part for part, _ in layer.named_modules()))
+    states = torch.randn(1, 24, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    beside = {} if model.config.is_encoder_decoder else {"position_embeddings": model.model.rotary_emb(states, PLACES)}
+    return RunOf(block, states, **beside)
+
+
+PLACES = torch.arange(24)[None]
+OTHER_MIXTURES = {
+    "SwitchTransformersForConditionalGeneration": ("layer.1.layer_norm", "layer.1.mlp.router.classifier", 8),
+    "JetMoeForCausalLM": ("post_attention_layernorm", "mlp.router.layer", 16),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MIXTURES)
+def test_experts_that_get_their_tokens_in_other_ways(name):
+    """By a mask, and by numbers of rows: each run must send the same tokens to the same experts."""
+    run, (norm, router, num_layers) = mixture_of(name), OTHER_MIXTURES[name]
+    found = find_edges(run.block, run)
+    [consumers] = [edge.consumers for edge in found.edges if edge.producer == norm]
+    assert consumers[0] == router and len(consumers) == 1 + num_layers
+    assert found.rejected == ()
+    experts = [
+        edge.producer for edge in found.edges if ".experts." in edge.producer and "self_attention" not in edge.producer
+    ]
+    assert len(experts) == 8
 
 
 FALSE = {
