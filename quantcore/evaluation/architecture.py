@@ -7,6 +7,7 @@ fits into memory, so does one window of the model itself.
 
 from __future__ import annotations
 
+import inspect
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from quantcore.model.names import FROM_FILE_TO_FILE
 from quantcore.model.skeleton import clean_config
 from quantcore.model.twin import build_twin, twin_config
 from quantcore.reading.model import Model, read_model
+from quantcore.runtime.arguments import Arguments
 from quantcore.runtime.devices import release_freed_memory
 from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.relay import no_chain
@@ -84,7 +86,8 @@ def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch
     """Return the largest ||difference|| / ||values|| of every window, compared with the ``whole`` model.
 
     It compares the inputs of the first block, the outputs of each block for the inputs that it has in the whole model,
-    and the logits. Each block starts from the same states, so that rounding errors do not add up with the depth.
+    and the logits. Each block starts from the same states, so that rounding errors do not add up with the depth. Raises
+    ModelError for a model whose later blocks, or whose head, read more of earlier blocks than the last one's output.
     """
     streamed = model.streamed
     hidden = streamed.embed(windows_NT)
@@ -102,20 +105,31 @@ def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch
                 for window, reference in enumerate(expected):
                     got = hidden.run_on(reference.inputs[index], block, index, window)
                     by_window[window].append(_difference(got, reference.outputs[index]))
+                    if by_window[window][-1] > MAX_DIFFERENCE[whole.dtype]:
+                        kept = hidden.arguments.of_window[window][index - hidden.arguments.start]
+                        _check_arguments(block, index, kept, reference.arguments[index])
             streamed.note_returned(index, hidden)
         model.has_run = True
         with model.head() as head, matmul_precision(streamed.device):
             for window, reference in enumerate(expected):
-                by_window[window].append(_difference(head(reference.outputs[-1]), reference.logits))
+                logits = head(reference.outputs[-1])
+                by_window[window].append(_difference(logits, reference.logits))
+                is_other = by_window[window][-1] > MAX_DIFFERENCE[whole.dtype]
+                if is_other and not torch.equal(head(reference.outputs[-1], windows_NT[window][None]), logits):
+                    raise no_chain("its head reads more than the output of the last one")
     return [_worst(window) for window in by_window]
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """The result of a window in Transformers: hidden states before and after every block, and logits."""
+    """The result of a window in Transformers: hidden states before and after every block, and logits.
+
+    ``arguments``: those of every block that ran.
+    """
 
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
+    arguments: dict[int, Arguments]
     logits: torch.Tensor
 
 
@@ -126,9 +140,11 @@ def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.
     """
     inputs: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
+    arguments: dict[int, Arguments] = {}
 
     def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any, index: int) -> None:
         skipped = [outputs[-1]] * (index - len(outputs)) if outputs else []
+        arguments[index] = Arguments(args[1:], named if args else dict(list(named.items())[1:]))
         inputs.extend([*skipped, packed(args[0] if args else next(iter(named.values())), streamed.axes)])
         outputs.extend([*skipped, packed(output[0] if isinstance(output, (tuple, list)) else output, streamed.axes)])
 
@@ -144,7 +160,21 @@ def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.
     are_chained = [torch.equal(*pair) for index, pair in enumerate(pairs, 1) if index not in streamed.starts]
     if len(inputs) != streamed.num_blocks or not all(are_chained):
         raise no_chain("it computes something between its blocks, outside of them")
-    return _Whole(inputs, outputs, logits)
+    return _Whole(inputs, outputs, arguments, logits)
+
+
+def _check_arguments(block: nn.Module, index: int, ours: Arguments, theirs: Arguments) -> None:
+    """Raise ModelError if block ``index`` gets other numbers from Transformers than from us.
+
+    While we record the arguments, blocks return what they are given: a model that keeps outputs of blocks for later
+    ones (Inkling 2) then keeps something else.
+    """
+    names = list(inspect.signature(block.forward).parameters)[1:]
+    before, after = (dict(zip(names, each.positional, strict=False)) | each.named for each in (ours, theirs))
+    for name, value in after.items():
+        kept = before.get(name)
+        if isinstance(value, torch.Tensor) and isinstance(kept, torch.Tensor) and not torch.equal(kept, value):
+            raise no_chain(f"'{name}', an argument of block {index}, is computed from outputs of blocks before it")
 
 
 def _difference(got: torch.Tensor, expected: torch.Tensor) -> float:

@@ -207,10 +207,15 @@ class Outside:
     inputs: Callable[[torch.Tensor], dict[str, Any]]
     axes: Axes = (0, 1)
 
-    def __call__(self, state: torch.Tensor) -> torch.Tensor:
-        """Compute the logits [1, T, V] from the last block's output [1, T, H]; see ``outputs_of``."""
-        num_tokens = state.shape[1] * self.kind.tokens_per_state
-        return self._run(torch.full((1, num_tokens), neutral_token(self.model.config)), state)
+    def __call__(self, state: torch.Tensor, ids_NT: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the logits [1, T, V] from the last block's output [1, T, H]; see ``outputs_of``.
+
+        They do not depend on the tokens ``ids_NT`` [1, T], unless the head reads more than that output.
+        """
+        if ids_NT is None:
+            num_tokens = state.shape[1] * self.kind.tokens_per_state
+            ids_NT = torch.full((1, num_tokens), neutral_token(self.model.config))
+        return self._run(ids_NT, state)
 
     def embed(self, ids_NT: torch.Tensor) -> torch.Tensor:
         """Return the input of the first block for token ids [1, T]."""

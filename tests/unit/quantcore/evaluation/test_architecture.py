@@ -16,6 +16,7 @@ from quantcore.reading.model import read_model
 from quantcore.runtime.arguments import WindowArguments
 from quantcore.runtime.relay import Relay
 from tests.support.models import MIXTURES, tiny_model
+from tests.sweep.classes import find_class, small_config
 
 FAMILIES = {
     "llama": {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "num_hidden_layers": 30},
@@ -87,6 +88,21 @@ def test_arguments_of_another_window_are_noticed(deepseek, monkeypatch, mutant):
         prove_twin(deepseek, lambda event: None)
     assert caught.value.code == "architecture_misread"
     architecture._compare_twin.cache_clear()
+
+
+LATER = {
+    1: "'block_states', an argument of block 2, is computed from outputs of blocks before it",
+    6: "its head reads more than the output of the last one",
+}
+
+
+@pytest.mark.parametrize("every", LATER)
+def test_what_is_kept_of_earlier_blocks_for_later_ones_is_the_reason(every):
+    """Inkling 2 keeps the inputs of every n-th block for all blocks after it, and for its head."""
+    config = small_config(find_class("Inkling2ForCausalLM")) | {"n_layers_per_attn_res_block": every}
+    with pytest.raises(ModelError, match=LATER[every]) as caught:
+        architecture._compare_twin(json.dumps(config))
+    assert caught.value.code == "unsupported_architecture"
 
 
 def test_one_window_of_the_model_itself_is_compared(tmp_path, monkeypatch):
