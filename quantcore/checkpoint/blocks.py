@@ -27,7 +27,7 @@ _TEXT = re.compile(r"(^|\.)(language_model|text_model|text_encoder|text_decoder|
 _SIDE = re.compile(r"(?:^|[._])(encoder|decoder)(?:[._]|$)")
 _TEXT_KEY = re.compile(r"text|llm|language|thinker|decoder|generator")
 _NOT_TEXT = re.compile(
-    r"vision|visual|image|img_|video|audio|speech|acoustic|semantic|sound|perception|protein|codec|vq|vpm|apm|talker|code2wav"
+    r"vision|visual|image|img_|video|audio|speech(?=[._]|$)|acoustic|semantic|sound|perception|protein|codec|vq|vpm|apm|talker|code2wav"
     r"|token2wav|code_predictor|depth_decoder|diffusion|qformer|perceiver|resampler|projector|connector|aligner|adapt|deepstack"
     r"|(^|[._])(vit|clip|siglip|sam|mtp)([._]|$)"
 )
@@ -227,7 +227,9 @@ def _text_configs(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield ``config`` and the configs inside it that may be a language model's, by the same rule as lists."""
     yield config
     inner = {key: part for key, part in config.items() if isinstance(part, Mapping) and not _NOT_TEXT.search(key)}
-    for part in [inner[key] for key in inner if _TEXT_KEY.match(key)] or inner.values():
+    has_encoder = config.get("is_encoder_decoder")
+    chosen = [key for key in inner if _TEXT_KEY.match(key) or (has_encoder and _SIDE.search(key))]
+    for part in [inner[key] for key in chosen] or inner.values():
         yield from _text_configs(part)
 
 

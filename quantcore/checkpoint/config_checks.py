@@ -42,7 +42,10 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
         value = config.get(field)
         if field == "head_dim" and value == 0 and any(config.get(name) for name in OTHER_HEADS[1:]):
             continue  # latent attention (GLM-5-Next) has widths of its own
-        if value is not None and not isinstance(value, list) and (type(value) is not int or not 0 < value <= most):
+        is_whole = type(value) is int
+        if field == "max_position_embeddings" and type(value) is float:
+            is_whole = value.is_integer()  # the default of Music Flamingo is 1200.0
+        if value is not None and not isinstance(value, list) and not (is_whole and 0 < value <= most):
             raise _implausible(f"{field} is {str(value)[:40]}; it must be a whole number from 1 to {most}")
 
 

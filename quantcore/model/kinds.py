@@ -90,14 +90,16 @@ def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tupl
     kind = classes[chosen]
     if kind in WITH_ENCODER and not config.is_encoder_decoder:
         kind = Kind.causal  # Transformers lists models that hear with a tower here as well
-    if kind is Kind.causal and config.is_encoder_decoder and _reads_in_both_halves(chosen):
-        kind = Kind.sequence_to_sequence  # it lists models that see as if they had no encoder (Florence-2)
+    if kind.predicts_tokens and config.is_encoder_decoder and _reads_in_both_halves(chosen):
+        kind = Kind.sequence_to_sequence  # it lists models that see or speak elsewhere (Florence-2, Dia)
     return chosen, kind
 
 
 def _reads_in_both_halves(built: type[PreTrainedModel]) -> bool:
-    """Return True for a class whose encoder reads tokens, and its decoder others."""
-    return built.main_input_name == "input_ids" and "decoder_input_ids" in inspect.signature(built.forward).parameters
+    """Return True for a class whose encoder reads tokens, and no sound, and its decoder others."""
+    parameters = inspect.signature(built.forward).parameters
+    reads_tokens = built.main_input_name == "input_ids" and "input_features" not in parameters
+    return reads_tokens and "decoder_input_ids" in parameters
 
 
 def _kinds(config: PretrainedConfig) -> list[Kind]:
@@ -126,7 +128,8 @@ SAMPLES, FRAMES = 16000, 128
 
 def decoder_inputs(config: PretrainedConfig, ids_NT: torch.Tensor) -> torch.Tensor:
     """Return what a decoder reads to predict ``ids_NT``: the same, one place later, behind its start token."""
-    starts = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
+    names, parts = ("decoder_start_token_id", "bos_token_id", "pad_token_id"), (config, config.get_text_config(True))
+    starts = (getattr(part, name, None) for part in parts for name in names)
     start = next((token for token in starts if isinstance(token, int)), 0)
     return torch.cat([torch.full_like(ids_NT[:, :1], start), ids_NT[:, :-1]], dim=1)
 
@@ -165,6 +168,8 @@ def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor, media: M
     if kind is Kind.sequence_to_sequence:
         read, predicted = halves(ids_NT)
         named = {"input_ids": read, "decoder_input_ids": decoder_inputs(model.config, predicted)}
+        if num_codebooks := _num_codebooks(model):
+            named["decoder_input_ids"] = named["decoder_input_ids"][..., None].repeat(1, 1, num_codebooks)
     elif kind is Kind.speech:
         named = {model.main_input_name: silence(model), "decoder_input_ids": decoder_inputs(model.config, ids_NT)}
     elif kind is Kind.causal and isinstance(codebooks := model.get_input_embeddings(), nn.ModuleList):
@@ -173,6 +178,18 @@ def inputs_of(model: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor, media: M
     if has_cache or "use_cache" in inspect.signature(model.forward).parameters:
         named["use_cache"] = False
     return named | _own_defaults(model) | dict(media or {})
+
+
+def _num_codebooks(model: PreTrainedModel) -> int:
+    """Return how many tokens of sound the decoder of ``model`` predicts at each place; 0 for one of text."""
+    decoder = model.config.get_text_config(decoder=True)
+    return getattr(decoder, "num_channels", 0) if "audio" in getattr(model, "output_modalities", ()) else 0
+
+
+def body_of(model: PreTrainedModel) -> nn.Module:
+    """Return the part of ``model`` without its head; the model itself if that part's inputs have other names."""
+    own, inner = (inspect.signature(part.forward).parameters for part in (model, model.base_model))
+    return model if "decoder_input_ids" in own and "decoder_input_ids" not in inner else model.base_model
 
 
 def _own_defaults(model: PreTrainedModel) -> dict[str, Any]:
@@ -186,8 +203,15 @@ def _own_defaults(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def num_tokens(model: PreTrainedModel) -> int:
-    """Return the number of tokens that a model has embeddings of."""
-    embeddings = model.get_input_embeddings()
+    """Return the number of tokens that a model has embeddings of, both in its encoder and in its decoder."""
+    try:
+        embeddings = model.get_input_embeddings()
+    except NotImplementedError:  # each half has its own
+        parts = [getattr(model.config, name) for name in model.config.sub_configs]
+        sizes: list[int] = [part.vocab_size for part in parts if hasattr(part, "vocab_size")]
+        if not sizes:
+            raise
+        return min(sizes)
     first = embeddings[0] if isinstance(embeddings, nn.ModuleList) else embeddings
     return len(first.get_parameter("weight"))
 

@@ -26,7 +26,7 @@ from quantcore.checkpoint.roles import tensors_of_drafts
 from quantcore.errors import ModelError
 from quantcore.model.drafts import FIRST, Draft, build_draft
 from quantcore.model.experts import experts_split, is_fused
-from quantcore.model.kinds import Kind, Media, halves, inputs_of, language_model, num_tokens
+from quantcore.model.kinds import Kind, Media, body_of, halves, inputs_of, language_model, num_tokens
 from quantcore.model.names import (
     FROM_FILE_TO_FILE,
     check_not_rearranged,
@@ -99,6 +99,12 @@ class StreamedModel:
         if blocks.take_turns:
             lists = " and ".join(f"'{prefix}*'" for prefix in blocks.prefixes)
             raise no_chain(f"its blocks are in lists that take turns, {lists}")
+        if self.kind is Kind.speech and len(self._lists) > 1:
+            raise ModelError(
+                "The encoder of this model takes sound where others take embeddings of tokens: text cannot run it.",
+                code="unsupported_architecture",
+                hint=FROM_FILE_TO_FILE,
+            )
         self._towers = towers_of(self.model, self._places)
         check_not_rearranged(self.model, names, self._placed, self._assembled, self._towers)
         self._projections = projection_names(self.model)
@@ -176,7 +182,7 @@ class StreamedModel:
             relay = stack.enter_context(self._blocks_replaced(0, arguments))
             for place in range(1, len(self._lists)):
                 stack.enter_context(self._blocks_replaced(place, self._no_arguments(place))).stops = True
-            run = partial(self.reader.base_model, **self._inputs(ids_NT, media))
+            run = partial(body_of(self.reader), **self._inputs(ids_NT, media))
             state = relay.run_with_additions(run, arguments) if media else relay.run(run)
         is_half = len(self._lists) == 1 and self.kind is Kind.sequence_to_sequence  # T5Gemma 2: its encoder is a tower
         self.axes = hidden.axes = self._axes_of(state, len(halves(ids_NT)[1][0]) if is_half else len(window_T))
@@ -223,7 +229,7 @@ class StreamedModel:
                 self._blocks_replaced(place, arguments) as relay,
             ):
                 encoder.give = unpacked(state, self.axes)
-                entered = relay.run(partial(self.reader.base_model, **self._inputs(ids_NT)))
+                entered = relay.run(partial(body_of(self.reader), **self._inputs(ids_NT)))
                 hidden.states.append(packed(entered, self.axes))
             hidden.arguments.add(arguments)
 

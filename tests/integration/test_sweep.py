@@ -35,6 +35,7 @@ RARE = [
     "KimiLinearForCausalLM",  # the kernels of its convolutions are put together when they are loaded
     "Llama4ForCausalLM",  # stacks of transposed experts, which get scaled copies of all tokens
     "DbrxForCausalLM",  # the rows of all experts in one matrix
+    "DiaForConditionalGeneration",  # its decoder reads and predicts tokens of sound, nine at each place
     "Ernie4_5_VLMoeForConditionalGeneration",  # experts for images beside those for text
     "JetMoeForCausalLM",  # experts in the attention, too
     "LukeForMaskedLM",  # the bias of its head has two names
@@ -46,6 +47,8 @@ RARE = [
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
     "Step3p7ForConditionalGeneration",  # gate, up and down are three stacks
+    "SpeechT5ForSpeechToText",  # the part without a head has other names for its inputs
+    "SwitchTransformersForConditionalGeneration",  # a mask chooses among experts that are modules of their own
     "T5Gemma2ForConditionalGeneration",  # its encoder is a tower, its decoder reads one half of a window
     "WhisperForConditionalGeneration",  # its encoder hears silence
 ]

@@ -66,6 +66,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "mobilebert": {"embedding_size": 32, "intra_bottleneck_size": 32, "true_hidden_size": 32},
     "molmo2": {"adapter_config": {"vision_feature_layer": [2, 1], "text_hidden_size": 64}},
     "qwen2_5_vl": {"vision_config": {"out_hidden_size": 512}},
+    "speecht5": {"vocab_size": VOCAB_SIZE},
     "step3p7": {"text_config": {"sliding_window": 16}},
     "xmod": {"default_language": "en_XX"},
 }

@@ -40,7 +40,7 @@ EXPORTS = ("compressed_tensors", "fake_quantized")
 
 GPT-2's ``Conv1D`` needs the second, and static scales of layers that Transformers cuts (GTE).
 """
-TOWER = re.compile(r"vision|visual|audio|image|speech|multi_modal_projector")
+TOWER = re.compile(r"vision|visual|audio|image|speech_|multi_modal_projector")
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 

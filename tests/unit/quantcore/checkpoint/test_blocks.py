@@ -89,6 +89,23 @@ def test_an_encoder_that_hears_is_left_alone():
     assert find_blocks(silent, config).lists == (("model.encoder.layers.", 6), ("model.decoder.layers.", 4))
 
 
+def test_the_name_of_a_model_is_no_part_that_hears():
+    prefixed = {f"speecht5.{name.removeprefix('model.')}": tensor for name, tensor in WHISPER.items()}
+    config = {"is_encoder_decoder": True, "encoder_layers": 6, "decoder_layers": 4, "d_model": 32}
+    assert find_blocks(prefixed, config).lists == (("speecht5.decoder.layers.", 4),)
+    with pytest.raises(ModelError, match=r"these are none: 'speech_model\.layers"):
+        find_blocks(blocks("speech_model.layers.", 6, 32), config)
+
+
+def test_an_encoder_may_have_a_config_of_its_own():
+    config = {
+        "is_encoder_decoder": True, "encoder_config": {"hidden_size": 16, "num_hidden_layers": 3},
+        "decoder_config": {"hidden_size": 32, "num_hidden_layers": 4},
+    }  # fmt: skip
+    found = find_blocks({**blocks("model.encoder.layers.", 3, 16), **DECODER}, config)
+    assert found.lists == (("model.encoder.layers.", 3), ("model.decoder.layers.", 4))
+
+
 def test_lists_that_take_turns_are_taken_together():
     lists = {**blocks("x.attentions.", 6, 32), **blocks("x.ffns.", 6, 32), **blocks("x.other.", 3, 32)}
     found = find_blocks(lists, {"n_layers": 6, "emb_dim": 32})

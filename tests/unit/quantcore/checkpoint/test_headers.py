@@ -117,6 +117,15 @@ def test_every_number_has_a_limit(model: Path, field: str) -> None:
         assert caught.value.code == "config_implausible"
 
 
+def test_a_number_of_positions_may_have_a_decimal_point(model: Path) -> None:
+    edit(model / "config.json", max_position_embeddings=1200.0)
+    read_folder(model)
+    for other in (1200.5, 1e10):
+        edit(model / "config.json", max_position_embeddings=other)
+        with pytest.raises(ModelError, match="max_position_embeddings is"):
+            read_folder(model)
+
+
 def test_a_list_with_one_value_a_layer_is_let_through(model: Path) -> None:
     edit(model / "config.json", intermediate_size=[128, 64, 128], num_key_value_heads=None)
     read_folder(model)

@@ -5,6 +5,7 @@ import torch
 
 from quantcore.model.kinds import (
     Kind,
+    body_of,
     decoder_inputs,
     halves,
     inputs_of,
@@ -26,6 +27,8 @@ CHOSEN = {
     "an encoder beside a decoder": ("t5", "T5ForConditionalGeneration", Kind.sequence_to_sequence),
     "a decoder that belongs to an encoder": ("bart", "BartForCausalLM", Kind.causal),
     "an encoder that hears": ("whisper", "WhisperForConditionalGeneration", Kind.speech),
+    "an encoder beside a decoder that speaks": ("dia", "DiaForConditionalGeneration", Kind.sequence_to_sequence),
+    "an encoder of features of sound": ("pop2piano", "Pop2PianoForConditionalGeneration", Kind.speech),
     "a part that no table lists": ("emu3_text_model", "Emu3TextModel", Kind.embedding),
     "such a part with a head": ("emu3_text_model", "Emu3ForCausalLM", Kind.causal),
     "a tower that hears": ("qwen2_audio", "Qwen2AudioForConditionalGeneration", Kind.causal),
@@ -87,3 +90,20 @@ def test_every_codebook_reads_the_tokens_and_the_first_predicts():
     with torch.no_grad():
         output = music(**named)
     assert torch.equal(outputs_of(output), output.logits[:1]) and len(output.logits) == music.config.num_codebooks == 4
+
+
+def test_a_decoder_that_speaks_reads_the_second_half_in_every_codebook():
+    dia, ids_NT = build(find_class("DiaForConditionalGeneration")), torch.arange(10, 18)[None]
+    named, decoder = inputs_of(dia, Kind.sequence_to_sequence, ids_NT), dia.config.decoder_config
+    assert named["input_ids"].tolist() == [[10, 11, 12, 13]]
+    read = torch.tensor([decoder.bos_token_id, 14, 15, 16])
+    assert torch.equal(named["decoder_input_ids"], read[None, :, None].expand(1, 4, decoder.num_channels))
+    assert num_tokens(dia) == dia.config.encoder_config.vocab_size < decoder.vocab_size
+    with torch.no_grad():
+        output = dia(**named)
+    assert torch.equal(outputs_of(output), output.logits[:1]) and len(output.logits) == decoder.num_channels == 9
+
+
+def test_a_model_whose_part_has_other_names_for_its_inputs_runs_whole():
+    speech, bart = build(find_class("SpeechT5ForSpeechToText")), build(find_class("BartForConditionalGeneration"))
+    assert body_of(speech) is speech and body_of(bart) is bart.model
