@@ -44,3 +44,11 @@ def rounded(
         return (inside + WHOLE) - WHOLE
     binade = tl.maximum(inside.to(tl.int32, bitcast=True) & EXPONENT, LOWEST_BINADE).to(tl.float32, bitcast=True)
     return (inside + binade * MAGIC) - binade * MAGIC
+
+
+@triton.jit
+def nearest_bfloat16(x):
+    """Round float32 numbers to those of bfloat16, the even one of two. Triton's interpreter would cut bits off."""
+    bits = x.to(tl.int32, bitcast=True)
+    nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, nearest, x)

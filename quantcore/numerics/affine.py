@@ -15,6 +15,7 @@ from quantcore.config.grouping import Grouping, activation_grouping
 from quantcore.config.spec import QuantizationSpec, ScaleMode, ScaleType, ZeroPointType
 from quantcore.formats import FORMATS, Format
 from quantcore.formats.floats import FLOAT32_MANTISSA_BITS
+from quantcore.kernels import switch
 from quantcore.numerics.double_quant import NestedScales
 
 SCALE_DTYPES = {
@@ -172,7 +173,7 @@ def fake_quantize_activation(x: torch.Tensor, spec: QuantizationSpec, static: QP
         return fake_quantize(x, spec, grouping, params)
 
     def there_and_back(x: torch.Tensor, _: QParams | None) -> torch.Tensor:
-        x = x.float()
+        x = x if switch.are_used_on(x.device) else x.float()
         return _rounded(x, find_params(x.amin(-1), x.amax(-1), spec, torch.float32, global_scale), spec)
 
     return grouping.join(_in_tiles(there_and_back, x_RGS, None, x.dtype), tuple(x.shape))
@@ -210,7 +211,15 @@ def _in_tiles(
 
 
 def _rounded(x: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
-    """Return x after quantize and dequantize, float32."""
+    """Return x after quantize and dequantize, float32, or in the dtype of x from a kernel."""
+    is_plain = spec.over is not None or x.requires_grad or torch.compiler.is_compiling()
+    if not is_plain and switch.are_used_on(x.device):
+        from quantcore.kernels import fake_quantize as kernel
+        from quantcore.kernels.rounding import rounding_of
+
+        rounding = rounding_of(spec.format, spec.round_method.value)
+        if rounding is not None:
+            return kernel.there_and_back(x, params.step, params.zero_point, rounding)
     return _unscaled(spec.format.round_(_scaled(x, params, spec), spec.round_method.value), params, spec)
 
 
