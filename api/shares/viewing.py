@@ -1,11 +1,13 @@
 """The routes that a link opens: the report of one job as a page and as JSON. They want no key.
 
-There is one 404 for every link that opens nothing, whether it is unknown, over, revoked, or its job was deleted.
+There is one 404 for every link that opens nothing, whether it is unknown, over, revoked, or its job was deleted. A
+browser shows it as a page.
 """
 
 from __future__ import annotations
 
 import re
+from html import escape
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -30,8 +32,16 @@ _TOKEN = re.compile(r"[0-9A-Za-z_-]{43}")
 
 @router.get("", response_class=HTMLResponse)
 def show_shared_report(token: str, request: Request, context: ContextDep) -> HTMLResponse:
-    """Show the report of a shared job as a page that runs no script and loads nothing."""
-    return HTMLResponse(html.page(_open(token, request, context)))
+    """Show the report of a shared job as a page that runs no script and loads nothing.
+
+    An error is a page too for a client that accepts ``text/html``, as browsers do, and JSON for all others.
+    """
+    try:
+        return HTMLResponse(html.page(_open(token, request, context)))
+    except Problem as problem:
+        if "text/html" not in request.headers.get("accept", ""):
+            raise
+        return HTMLResponse(_error_page(problem), problem.status, problem.headers)
 
 
 @router.get("/report.json")
@@ -58,5 +68,10 @@ def _open(token: str, request: Request, context: Context) -> Report:
 
 
 def _nothing_shared() -> Problem:
-    hint = "It may have expired or been revoked: ask whoever sent it for a new one."
-    return Problem(404, "share_not_found", "This link opens nothing.", hint=hint)
+    hint = "It may have expired or been revoked, or its run was deleted. Ask whoever sent it for a new link."
+    return Problem(404, "share_not_found", "This link opens no report.", hint=hint)
+
+
+def _error_page(problem: Problem) -> str:
+    title, hint = escape(problem.detail), escape(problem.hint)
+    return html.document(title, f"<h1>{title}</h1><p>{hint}</p>")

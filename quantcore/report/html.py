@@ -49,13 +49,16 @@ def page(report: Report) -> str:
         _json("Provenance", report.provenance.to_dict() | {"model": report.model.to_dict()}),
         _json("Environment", report.environment),
     ]
+    return document(title, "\n".join(filter(None, sections)))
+
+
+def document(title: str, body: str) -> str:
+    """Return a page in the report's style. ``title`` and ``body`` are HTML: their texts are escaped."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{title}</title><style>{_STYLE}</style></head><body><main>"
-        + "\n".join(filter(None, sections))
-        + "</main></body></html>\n"
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><main>{body}</main></body></html>\n"
     )
 
 

@@ -154,6 +154,7 @@ def _quality_in_short(quality: Quality | None) -> dict[str, Any]:
         "perplexity_before": quality and quality.before.token_perplexity.value,
         "perplexity_after": quality and quality.after.token_perplexity.value,
         "perplexity_ratio": quality and quality.ratio.value,
+        "perplexity_ratio_stderr": quality and quality.ratio.stderr,
         "kl_mean": quality and quality.divergence.kl_mean.value,
         "kl_stderr": quality and quality.divergence.kl_mean.stderr,
     }

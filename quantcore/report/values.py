@@ -96,6 +96,7 @@ class Summary(Record):
     perplexity_before: Number | None
     perplexity_after: Number | None
     perplexity_ratio: Number | None
+    perplexity_ratio_stderr: Annotated[Number | None, Field(description="Standard error of perplexity_ratio.")] = None
     kl_mean: Number | None
     kl_stderr: Annotated[Number | None, Field(description="Standard error of kl_mean.")] = None
     verdict: Verdict | None = None

@@ -141,7 +141,7 @@ FOR_PEOPLE = {"README.md", "report.html", "reproduce.sh", "MANIFEST.json"}
 """Files that say in words, times and paths what the others hold, and the list of all files with their hashes."""
 MEASURED = {"total_s", "quantize_s", "peak_memory_bytes", "memory_by_phase", "ranks", "environment", "path", "source"}
 """Fields of report and plan that another run, machine or number of ranks gives other values."""
-ADDED = {"experts", "kl_stderr", "programs", "verdict"}
+ADDED = {"experts", "kl_stderr", "perplexity_ratio_stderr", "programs", "verdict"}
 """Fields that report and plan did not have yet when the record was made."""
 
 

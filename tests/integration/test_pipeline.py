@@ -63,6 +63,8 @@ def test_report_events_and_manifest(artifacts, model_dir, preset):
     assert len(report["layers"]) == summary["num_layers_quantized"] == 21
     assert summary["worst_layer"]["relative_error"] == max(layer["relative_error"] for layer in report["layers"])
     assert 0.8 < summary["perplexity_ratio"] < 1.5 and summary["perplexity_before"] > 1
+    ratio = {"value": summary["perplexity_ratio"], "stderr": summary["perplexity_ratio_stderr"]}
+    assert ratio == report["quality"]["ratio"]
     divergence = report["quality"]["divergence"]["kl_mean"]
     assert {"value": summary["kl_mean"], "stderr": summary["kl_stderr"]} == divergence
     assert isinstance(events[-1], Completed) and events[-1].summary == summary

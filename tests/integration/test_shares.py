@@ -136,6 +136,27 @@ def test_a_link_that_opens_nothing_says_no_more(client: TestClient, sessions: Se
     assert (status, problem["code"], headers["x-robots-tag"]) == (404, "share_not_found", "noindex")
 
 
+def test_in_a_browser_a_link_that_opens_nothing_is_a_page(
+    client: TestClient, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is opened too often. Who asks for JSON gets JSON."""
+    in_browser = {"Authorization": "", "Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    dead = f"/v1/shared/{'x' * 43}"
+    answer = client.get(dead, headers=in_browser)
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "<h1>This link opens no report.</h1>" in answer.text
+    assert "expired or been revoked, or its run was deleted. Ask whoever sent it for a new link." in answer.text
+    assert answer.headers["x-robots-tag"] == "noindex" and "script" not in answer.headers["content-security-policy"]
+    for accepted, path in (("application/json", ""), ("*/*", ""), (in_browser["Accept"], "/report.json")):
+        problem = client.get(dead + path, headers=in_browser | {"Accept": accepted})
+        assert problem.json()["code"] == "share_not_found", accepted
+    monkeypatch.setattr(viewing, "REQUESTS_PER_MINUTE", 1)
+    url = share(client, job_id)["url"]
+    shown, refused = (client.get(url, headers=in_browser) for _ in range(2))
+    assert (shown.status_code, refused.status_code) == (200, 429)
+    assert "<p>Retry in" in refused.text and int(refused.headers["retry-after"]) > 0
+
+
 def test_the_token_is_kept_nowhere(
     client: TestClient, sessions: Sessions, job_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:

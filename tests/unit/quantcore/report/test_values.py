@@ -26,6 +26,7 @@ def newer() -> dict:
     data["summary"] |= {
         "executor": "streamed", "failed_tasks": {"gsm8k": "no"}, "ranks": RANKS,
         "memory_by_phase": {"quantize": use, "verify": use}, "kl_stderr": 0.01,
+        "perplexity_ratio_stderr": 0.002,
     }  # fmt: skip
     data["mix"] = None
     data["proof"]["quark"]["consumer_check"] = {"consumer": "Transformers 5", "logit_difference": 0.0, "of_twin": True}
