@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -18,8 +20,9 @@ MB = 1_000_000
 MESSAGE = "The engine stopped because " + "the weights of model.layers.7.mlp.down_proj are not finite and " * 8
 SUMMARY: dict[str, Any] = {
     "size_before_bytes": 200 * MB, "size_after_bytes": 60 * MB, "num_layers_quantized": 21, "num_layers_kept": 1,
-    "perplexity_before": 15.8, "perplexity_after": 15.9, "perplexity_ratio": 1.0063, "kl_mean": 0.05,
-    "kl_stderr": 0.001, "quantize_s": 3.0, "total_s": 9.0, "executor": "streamed", "gate": "warn", "gates": [],
+    "perplexity_before": 15.8, "perplexity_after": 15.9, "perplexity_ratio": 1.0063, "perplexity_ratio_stderr": 0.001,
+    "kl_mean": 0.05, "kl_stderr": 0.001, "quantize_s": 3.0, "total_s": 9.0, "executor": "streamed", "gate": "warn",
+    "gates": [],
     "verdict": {"level": "degraded", "reason": "recovery 94.1 %", "advice": "Try GPTQ."},
     "worst_layer": {"name": "model.layers.0.mlp.down_proj", "relative_error": 0.09, "sqnr_db": 20.9},
     "peak_memory_bytes": 950 * MB, "planned_peak_memory_bytes": 528 * MB, "failed_tasks": {},
@@ -260,18 +263,120 @@ def test_runs_of_two_models_are_compared_on_a_phone(
     calibration = {"num_samples": 2, "seq_len": 64}
     other = client.submit(stack.home.parent / "deep", config="w4a16", calibration=calibration, name="W" * 80)
     client.cancel(other.id)
-    worse = copy.deepcopy(SUMMARY) | {"kl_mean": 6.5, "perplexity_after": 2047.0, "perplexity_ratio": 1.016}
+    worse = SUMMARY | {"kl_mean": 6.5, "perplexity_after": 2047.0, "perplexity_ratio": 1.016}
     change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(SUCCEEDED))
     change(page, f"**/v1/jobs/{other.id}", lambda job: job.update(SUCCEEDED | {"summary": worse}))
-    page.route("**/artifacts/report.json", lambda route: route.fulfill(json=REPORT))
     page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(f"/ui/compare?job={ended.id}&job={other.id}")
-    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Perplexity vs. original"))
-    expect(row).to_contain_text("+0.97 points worse")
-    expect(row).to_contain_text("± 0.20 %")
-    expect(page.get_by_text("Runs of another model are compared")).to_be_visible()
+    gone = f"job_{'0' * 32}"
+    page.goto(f"/ui/compare?job={ended.id}&job={other.id}&job={gone}")
+    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="W" * 80))
+    expect(row).to_be_visible()
+    metrics = page.locator(".results thead th").all_inner_texts()
+    cells = dict(zip(metrics, row.locator("> *").all_inner_texts(), strict=True))
+    assert cells["Perplexity vs. original"].split("\n") == ["+1.60 % ± 0.20 %", "+0.97 points worse"]
     for name in ("Perplexity", "KL divergence (mean)", "Size"):
-        own = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=name, exact=True))
-        expect(own).not_to_contain_text("worse")
+        assert "\n" not in cells[name], "a value of another model has no change"
+    assert cells["Pareto-optimal"] == "✓ Yes"  # the larger loss is that of another model
+    expect(page.get_by_text("Runs of another model are compared")).to_be_visible()
+    expect(page.get_by_text(gone)).to_be_visible()  # a run that was deleted is named, and the others are shown
     assert page.evaluate(TOO_WIDE) <= 0
+    check_accessible(page)
+
+
+MANY = 300
+
+
+def many_runs(page: Page, ended: Job) -> list[str]:
+    """Let the service have ``MANY`` succeeded runs of two presets; return the ids, newest first."""
+    ids = [f"job_{number:032x}" for number in range(MANY)]
+    template: list[dict[str, Any]] = []
+
+    def run(number: int) -> dict[str, Any]:
+        size = (40 + 37 * number % 101) * MB
+        ratio = 1 + 0.2 * 40 * MB / size + 0.001 * (number * 7919 % MANY)
+        figures = {"size_after_bytes": size, "perplexity_ratio": ratio, "kl_mean": ratio - 1}
+        preset = "fp8" if number % 3 else "w4a16"
+        about = {"id": ids[number], "name": f"run {number}", "preset": preset}
+        return template[0] | SUCCEEDED | about | {"summary": SUMMARY | figures, "config": {"preset": preset}}
+
+    def answer(route: Route) -> None:
+        if not template:
+            template.append(route.fetch(url=f"{page.url.partition('/ui')[0]}/v1/jobs/{ended.id}").json())
+        query = parse_qs(urlsplit(route.request.url).query)
+        start, limit = int(query.get("cursor", ["0"])[0]), int(query["limit"][0])
+        shown = [run(number) for number in range(start, min(MANY, start + limit))]
+        following = str(start + limit) if start + limit < MANY else None
+        route.fulfill(json={"data": shown, "has_more": following is not None, "next_cursor": following})
+
+    page.route("**/v1/jobs?*", answer)
+    page.route(
+        "**/v1/jobs/summary*", lambda route: route.fulfill(json={"total": MANY, "by_state": {"succeeded": MANY}})
+    )
+    page.route("**/v1/jobs/*/events*", lambda route: route.fulfill(json=LAYERS))
+    return ids
+
+
+LAYER = {"name": "model.layers.0.mlp.down_proj", "block": 0, "relative_error": 0.09, "sqnr_db": 20.9, "scheme": "fp8"}
+LAYERS = {"data": [{"seq": 1, "data": LAYER}], "has_more": False}
+
+
+def test_all_results_of_a_filter_are_compared_by_a_short_link(signed_in: Page, ended: Job) -> None:
+    page = signed_in
+    ids = many_runs(page, ended)
+    page.goto("/ui/?q=run")
+    page.get_by_role("link", name=f"Compare {MANY} results").click()
+    expect(page).to_have_url(re.compile(r"/ui/compare\?q=run&state=succeeded$"))
+    rows = page.locator(".results tbody tr")
+    expect(rows).to_have_count(MANY)
+    expect(rows.first).to_contain_text("baseline")
+    page.get_by_role("button", name="Size", exact=True).click()
+    expect(rows.nth(1)).to_contain_text("40.0 MB")
+    expect(page.get_by_role("columnheader", name="Size")).to_have_attribute("aria-sort", "ascending")
+    chart = page.get_by_role("img", name="Perplexity and size of each run")
+    assert 1 < chart.locator(".label").count() < 40, "the front alone is named"
+    page.get_by_role("group", name="Perplexity and size of each run").focus()
+    page.keyboard.press("ArrowRight")
+    expect(chart.locator(".label").filter(has_text="run 202")).to_be_visible()  # the worst of the smallest
+    chart.locator(".mark").hover(force=True)
+    page.keyboard.press("ArrowRight")
+    expect(chart.locator(".label").filter(has_text=re.compile("run 202|run 101"))).to_have_count(2)
+    expect(page.get_by_role("button", name="w4a16")).to_be_visible()  # a series of the legend
+    field = page.get_by_role("row").filter(has_text="/config/preset")
+    expect(field).to_contain_text("≠ fp8 run 1, run 2, run 4 and 197 more runs")
+    expect(page.get_by_text(f"8 of {MANY} runs. Choose up to 8")).to_be_visible()
+    expect(page.get_by_label("Show layers of run 20", exact=True)).to_be_disabled()
+    page.get_by_label("Show layers of run 3", exact=True).uncheck()
+    page.get_by_label("Show layers of run 20", exact=True).check()
+    layers = page.get_by_role("group", name="Relative weight error of each layer in 8 runs")
+    expect(layers).to_be_visible()
+    page.get_by_label("Metric").select_option(label="SQNR (dB)")
+
+    address = page.url
+    assert len(address) < 600
+    page.goto("/ui/")
+    page.goto(address)  # the link shows the same view
+    expect(rows.nth(1)).to_contain_text("40.0 MB")
+    expect(page.get_by_label("Show layers of run 20", exact=True)).to_be_checked()
+    expect(page.get_by_label("Show layers of run 3", exact=True)).not_to_be_checked()
+    expect(page.get_by_label("Metric")).to_have_value("sqnr_db")
+    with page.expect_download() as table:
+        page.get_by_role("button", name="Save as CSV").click()
+    lines = Path(table.value.path()).read_text().splitlines()
+    assert len(lines) == MANY + 1 and {line.split(",")[0] for line in lines[1:]} == set(ids)
+    with page.expect_download() as picture:
+        page.get_by_role("button", name="Save as PNG").click()
+    data = Path(picture.value.path()).read_bytes()
+    assert data.startswith(b"\x89PNG") and len(data) > 10_000
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate(TOO_WIDE) <= 0
+
+
+def test_more_runs_than_can_be_compared_are_refused(signed_in: Page, check_accessible: Callable[[Page], None]) -> None:
+    page = signed_in
+    page.route("**/v1/jobs/summary*", lambda route: route.fulfill(json={"total": 501, "by_state": {"succeeded": 501}}))
+    page.goto("/ui/?q=x")
+    expect(page.get_by_text("Filter to at most 500 results")).to_be_visible()
+    page.goto("/ui/compare?q=x")
+    expect(page.get_by_role("alert")).to_contain_text("The filter matches 501 runs; at most 500 can be compared.")
+    expect(page.get_by_role("link", name="Change the filter")).to_have_attribute("href", "/ui/?q=x")
     check_accessible(page)

@@ -99,9 +99,10 @@ def test_runs_are_compared(signed_in: Page, finished: list[Job], check_accessibl
         page.get_by_label(f"Select {name}").check()
     page.get_by_role("button", name="Compare").click()
     expect(page.get_by_role("heading", name="Compare")).to_be_visible()
-    size = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Size", exact=True))
-    expect(size).to_contain_text("% better")
-    assert "−" in size.inner_text()  # its sign, not only a colour
+    smaller = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="as w4a16"))
+    expect(smaller).to_contain_text("% better")
+    assert "−" in smaller.inner_text()  # its sign, not only a colour
+    expect(smaller).to_contain_text("±")  # the interval of the ratio comes with the summary
     expect(page.get_by_role("img", name="Perplexity and size of each run")).to_be_visible()
     expect(page.get_by_role("row").filter(has_text="/config/global_quant_config/weight/dtype")).to_contain_text(
         "≠ uint4"
@@ -109,7 +110,7 @@ def test_runs_are_compared(signed_in: Page, finished: list[Job], check_accessibl
     page.get_by_label("Add a finished run").select_option(
         label=f"as int8_dynamic · int8_dynamic · {finished[2].id[-6:]}"
     )
-    expect(page.get_by_role("columnheader", name="as int8_dynamic").first).to_be_visible()
+    expect(page.get_by_role("rowheader", name="as int8_dynamic")).to_be_visible()
     page.get_by_text("Layers with the largest differences").click()
     check_accessible(page)
 
@@ -153,6 +154,9 @@ def test_a_shared_report_is_read_without_a_key(
         expect(dialog.get_by_role("button", name="Revoke")).to_have_count(0)
         answer = shared.goto(link)
         assert answer and answer.status == 404
+        expect(shared.get_by_role("heading", level=1)).to_have_text("This link opens no report.")
+        expect(shared.get_by_text("Ask whoever sent it for a new link.")).to_be_visible()
+        check_accessible(shared)
 
 
 def test_a_result_is_tried_beside_its_original(
@@ -226,7 +230,7 @@ def test_from_the_three_questions_to_a_comparison_and_a_chat(
     for name in ("for a goal", str(finished[0].name)):
         page.get_by_label(f"Select {name}").check()
     page.get_by_role("button", name="Compare").click()
-    expect(page.get_by_role("columnheader", name="for a goal").first).to_be_visible()
+    expect(page.get_by_role("rowheader", name="for a goal")).to_be_visible()
     expect(page.get_by_role("img", name="Perplexity and size of each run")).to_be_visible()
 
     page.get_by_role("link", name="for a goal").first.click()

@@ -1,4 +1,5 @@
 import { type KeyboardEvent, memo, type PointerEvent, useLayoutEffect, useMemo, useRef, useState } from "react";
+import { placeLabels } from "./labels";
 import { colourOf, Mark, marksPath } from "./marks";
 import { type Axis, linear } from "./scale";
 
@@ -29,12 +30,15 @@ interface Props {
   limit?: { y: number; text: string };
   joined?: boolean;
   radius?: number;
-  /** The Pareto front, drawn as a line below the marks. */
-  front?: { x: number; y: number }[];
+  /** The Pareto fronts, drawn as lines below the marks. */
+  fronts?: { x: number; y: number }[][];
+  /** The names of points that are written beside them, as is that of the point below the pointer. */
+  labelled?: ReadonlySet<string>;
   onPick: (name: string) => void;
   picked: string | null;
 }
 
+const NO_FRONTS: { x: number; y: number }[][] = [];
 const START_WIDTH = 900;
 const HEIGHT = 300;
 const FRAME = { left: 72, right: 14, top: 12, bottom: 40 };
@@ -42,7 +46,8 @@ const PICK_RADIUS = 30;
 
 /** A scatter chart. A click selects the nearest point; the arrow keys move between points from left to right. */
 export function Scatter(props: Props) {
-  const { series, onPick, picked, xAxis, yAxis, limit } = props;
+  const { series, onPick, picked, xAxis, yAxis, limit, labelled, fronts = NO_FRONTS } = props;
+  const [hovered, setHovered] = useState<string | null>(null);
   const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
   const [width, setWidth] = useState(START_WIDTH);
   const frame = useRef<SVGSVGElement>(null);
@@ -57,14 +62,14 @@ export function Scatter(props: Props) {
   }, []);
   const shown = useMemo(() => series.filter((each) => !hidden.has(each.name)), [series, hidden]);
   const placed = useMemo(
-    () => place(shown, props.front ?? [], width, xAxis, yAxis, limit?.y),
-    [shown, props.front, width, xAxis, yAxis, limit?.y],
+    () => place(shown, fronts, width, xAxis, yAxis, limit?.y),
+    [shown, fronts, width, xAxis, yAxis, limit?.y],
   );
   const current = placed.all.find((each) => each.point.name === picked);
 
-  const pickNear = (event: PointerEvent<SVGSVGElement>) => {
+  const nearest = (event: PointerEvent<SVGSVGElement>) => {
     const box = frame.current?.getBoundingClientRect();
-    if (!box) return;
+    if (!box) return undefined;
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     let best: Placed | undefined;
     let bestDistance = PICK_RADIUS ** 2;
@@ -72,7 +77,11 @@ export function Scatter(props: Props) {
       const distance = (each.x - x) ** 2 + (each.y - y) ** 2;
       if (distance < bestDistance) [best, bestDistance] = [each, distance];
     }
-    if (best) onPick(best.point.name);
+    return best?.point.name;
+  };
+  const pickNear = (event: PointerEvent<SVGSVGElement>) => {
+    const name = nearest(event);
+    if (name) onPick(name);
   };
   const step = (event: KeyboardEvent) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -114,10 +123,19 @@ export function Scatter(props: Props) {
         aria-label={`${props.label}. Use the left and right arrow keys to move between points.`}
         onKeyDown={step}
       >
-        <svg ref={frame} height={HEIGHT} role="img" aria-label={props.label} onPointerDown={pickNear}>
+        <svg
+          ref={frame}
+          height={HEIGHT}
+          role="img"
+          aria-label={props.label}
+          onPointerDown={pickNear}
+          onPointerMove={labelled && ((event) => setHovered(nearest(event) ?? null))}
+          onPointerLeave={() => setHovered(null)}
+        >
           <Axes placed={placed} xLabel={props.xLabel} yLabel={props.yLabel} />
           {placed.limitY !== undefined && <Limit y={placed.limitY} width={width} text={limit?.text ?? ""} />}
-          <Marks placed={placed} joined={props.joined ?? false} radius={props.radius ?? 3.5} />
+          <Marks placed={placed} joined={props.joined ?? false} radius={props.radius ?? 3.5} labelled={labelled} />
+          {labelled && <Names placed={placed} labelled={labelled} first={[picked, hovered]} />}
           {current && <circle className="mark" cx={current.x} cy={current.y} r={8} />}
         </svg>
       </div>
@@ -138,7 +156,7 @@ interface Placed {
 
 function place(
   series: Series[],
-  front: { x: number; y: number }[],
+  fronts: { x: number; y: number }[][],
   width: number,
   xAxis: Axis,
   yAxis: Axis,
@@ -157,7 +175,8 @@ function place(
   const drawn = series.map((each) => ({ ...each, placed: each.points.map(put) }));
   const all = drawn.flatMap((each) => each.placed).sort((a, b) => a.x - b.x || a.y - b.y);
   const limitY = limit === undefined ? undefined : ys(limit);
-  return { xs, ys, drawn, all, width, limitY, front: front.map(({ x, y }) => ({ x: xs(x), y: ys(y) })) };
+  const lines = fronts.map((front) => front.map(({ x, y }) => ({ x: xs(x), y: ys(y) })));
+  return { xs, ys, drawn, all, width, limitY, lines };
 }
 
 type Drawing = ReturnType<typeof place>;
@@ -205,25 +224,57 @@ function Limit({ y, width, text }: { y: number; width: number; text: string }) {
   );
 }
 
-const Marks = memo(function Marks({ placed, joined, radius }: { placed: Drawing; joined: boolean; radius: number }) {
-  const errorBars = placed.drawn.flatMap((each) => each.placed.filter(({ point }) => point.error));
+/** The names of points beside them: those of `first`, then those of `labelled` that find room. */
+function Names({
+  placed,
+  labelled,
+  first,
+}: {
+  placed: Drawing;
+  labelled: ReadonlySet<string>;
+  first: (string | null)[];
+}) {
+  const points = [
+    ...first.flatMap((name) => placed.all.find(({ point }) => point.name === name) ?? []),
+    ...placed.all.filter(({ point: { name } }) => labelled.has(name) && !first.includes(name)),
+  ].map(({ x, y, point }) => ({ x, y, text: point.name }));
+  return placeLabels(points, FRAME.left, placed.width).map(({ x, y, text, anchor }) => (
+    <text key={`${x} ${y}`} className="label" x={x} y={y} textAnchor={anchor}>
+      {text}
+    </text>
+  ));
+}
+
+const Marks = memo(function Marks({
+  placed,
+  joined,
+  radius,
+  labelled,
+}: { placed: Drawing; joined: boolean; radius: number } & Pick<Props, "labelled">) {
+  const bars = placed.all.filter(({ point }) => point.error);
+  const isStrong = ({ point }: Placed) => !labelled || labelled.has(point.name);
   return (
     <g>
-      {placed.front.length > 1 && (
-        <polyline
-          points={placed.front.map(({ x, y }) => `${x},${y}`).join(" ")}
-          fill="none"
-          stroke="var(--line-strong)"
-          strokeDasharray="4 4"
-        />
-      )}
-      {errorBars.map(({ x, point: { name, y, error = 0 } }) => (
-        <path
-          key={name}
-          d={`M${x} ${placed.ys(y - error)}V${placed.ys(y + error)}m-4 0h8M${x - 4} ${placed.ys(y - error)}h8`}
-          stroke="var(--text)"
-        />
-      ))}
+      {placed.lines
+        .filter((line) => line.length > 1)
+        .map((line) => (
+          <polyline
+            key={`${line[0]?.x} ${line[0]?.y}`}
+            points={line.map(({ x, y }) => `${x},${y}`).join(" ")}
+            fill="none"
+            stroke="var(--line-strong)"
+            strokeDasharray="4 4"
+          />
+        ))}
+      <path d={barsPath(bars.filter(isStrong), placed.ys)} stroke="var(--text)" />
+      <path
+        d={barsPath(
+          bars.filter((bar) => !isStrong(bar)),
+          placed.ys,
+        )}
+        stroke="var(--text)"
+        strokeOpacity={0.25}
+      />
       {placed.drawn.map((each) => (
         <g key={each.name}>
           {joined && (
@@ -240,3 +291,11 @@ const Marks = memo(function Marks({ placed, joined, radius }: { placed: Drawing;
     </g>
   );
 });
+
+const barsPath = (bars: Placed[], ys: (value: number) => number) =>
+  bars
+    .map(({ x, point: { y, error = 0 } }) => {
+      const [low, high] = [ys(y - error).toFixed(1), ys(y + error).toFixed(1)];
+      return `M${x} ${low}V${high}m-4 0h8M${x - 4} ${low}h8`;
+    })
+    .join("");

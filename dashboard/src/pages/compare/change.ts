@@ -1,12 +1,14 @@
 // How a value of a run differs from the baseline's, in the terms of its own scale.
-import type { Measured, Summary } from "../../api/types";
+import type { Summary } from "../../api/types";
 import { formatBytes, formatDuration, formatNumber, formatPercent, formatShare } from "../../format";
 import { LABELS } from "../../labels";
 
 export interface Row {
+  /** Its name in addresses and in files. */
+  id: string;
   text: string;
-  value: (summary: Summary, ratio?: Measured) => number | null | undefined;
-  stderr?: (summary: Summary, ratio?: Measured) => number | null | undefined;
+  value: (summary: Summary) => number | null | undefined;
+  stderr?: (summary: Summary) => number | null | undefined;
   format: (value: number) => string;
   /** Shares change by percentage points, decibels by decibels, all others by a ratio. */
   scale: "ratio" | "points" | "decibels" | "none";
@@ -28,6 +30,7 @@ const MANY = 2; // times as much: from here on a factor is clearer than a percen
 
 export const ROWS: Row[] = [
   {
+    id: "size_bytes",
     text: "Size",
     value: (summary) => summary.size_after_bytes,
     format: formatBytes,
@@ -36,9 +39,10 @@ export const ROWS: Row[] = [
     noise: 0.001,
   },
   {
+    id: "perplexity_change",
     text: "Perplexity vs. original",
     value: (summary) => (summary.perplexity_ratio == null ? null : summary.perplexity_ratio - 1),
-    stderr: (_, ratio) => ratio?.stderr,
+    stderr: (summary) => summary.perplexity_ratio_stderr,
     format: (value) => formatPercent(value, 2),
     scale: "points",
     better: "less",
@@ -46,6 +50,7 @@ export const ROWS: Row[] = [
     noise: 0.0001,
   },
   {
+    id: "kl_mean",
     text: LABELS.klMean,
     value: (summary) => summary.kl_mean,
     stderr: (summary) => summary.kl_stderr,
@@ -55,6 +60,7 @@ export const ROWS: Row[] = [
     noise: 0.005,
   },
   {
+    id: "perplexity",
     text: "Perplexity",
     value: (summary) => summary.perplexity_after,
     format: (value) => formatNumber(value, 5),
@@ -62,6 +68,7 @@ export const ROWS: Row[] = [
     noise: 0,
   },
   {
+    id: "worst_relative_error",
     text: "Relative weight error, worst layer",
     value: (summary) => summary.worst_layer.relative_error,
     format: formatShare,
@@ -70,6 +77,7 @@ export const ROWS: Row[] = [
     noise: 0.0005,
   },
   {
+    id: "worst_sqnr_db",
     text: "SQNR (dB), worst layer",
     value: (summary) => summary.worst_layer.sqnr_db,
     format: (value) => formatNumber(value),
@@ -78,14 +86,23 @@ export const ROWS: Row[] = [
     noise: 0.05,
   },
   {
+    id: "num_layers_quantized",
     text: "Layers quantized",
     value: (summary) => summary.num_layers_quantized,
     format: String,
     scale: "none",
     noise: 0,
   },
-  { text: "Duration", value: (summary) => summary.total_s, format: formatDuration, scale: "ratio", noise: 0.05 },
   {
+    id: "total_s",
+    text: "Duration",
+    value: (summary) => summary.total_s,
+    format: formatDuration,
+    scale: "ratio",
+    noise: 0.05,
+  },
+  {
+    id: "peak_memory_bytes",
     text: LABELS.peakMemory,
     value: (summary) => summary.peak_memory_bytes,
     format: formatBytes,

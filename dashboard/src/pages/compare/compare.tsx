@@ -1,155 +1,119 @@
 import { useMemo } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import {
-  type EventPage,
-  type Job,
-  type JobPage,
-  type Layer,
-  type Measured,
-  type Report,
-  schemeOf,
-  summaryOf,
-} from "../../api/types";
+import { type Job, type JobPage, schemeOf } from "../../api/types";
 import { nameOf } from "../../names";
-import { Link, navigate, type Place } from "../../router";
-import { Empty, Failure, Field, Loading, Time, Title } from "../../ui/basics";
-import { FINAL_STATES, StateLabel } from "../../ui/states";
-import { compareAddress, MAX_COMPARED } from "./address";
+import { Link, navigate, type Place, withParams } from "../../router";
+import { CopyButton, Empty, Field, Pending, Title } from "../../ui/basics";
+import { FILTERS } from "../runs/filters";
+import { linkTo, MAX_COMPARED, MAX_NAMED, MAX_OVERLAID, readChoice, type View, viewOf } from "./address";
 import { ConfigDiff } from "./config-diff";
 import { LayersOverlay } from "./overlay";
+import { paretoFronts } from "./pareto";
 import { ParetoCard } from "./pareto-card";
+import { hasLayers, useRuns } from "./read-runs";
 import { ResultsTable } from "./results";
-
-const NO_RATIOS: ReadonlyMap<string, Measured> = new Map();
+import { resultsOf, uniqueNames } from "./runs-of-view";
 
 export default function Compare({ place: { search } }: { place: Place }) {
-  const ids = [...new Set(search.getAll("job"))].slice(0, MAX_COMPARED);
-  const query = useQuery(
-    ids.length ? `compare ${ids.join()}` : null,
-    (signal) => Promise.all(ids.map((id) => get<Job>(`/v1/jobs/${id}`, {}, signal))),
-    { everyMs: 5000 },
-  );
-  const jobs = query.data ?? [];
+  const choice = useMemo(() => readChoice(search), [search]);
+  const view = useMemo(() => viewOf(search), [search]);
+  const query = useRuns(choice);
+  const { jobs = [], missing = [] } = query.data ?? {};
+  const isNamed = "ids" in choice;
   return (
     <>
-      <Title>Compare</Title>
-      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
-      {ids.length > 0 && !query.data && !query.error && <Loading />}
-      <Chosen jobs={jobs} ids={ids} />
-      {ids.length < 2 ? (
-        <Empty>Choose two to eight runs here, or by ticking runs in the list. The first run is the baseline.</Empty>
+      <Title extra={jobs.length > 0 && <CopyButton text={linkTo(search, jobs, location.origin)} label="Copy link" />}>
+        Compare
+      </Title>
+      {isNamed ? <AddRun ids={choice.ids} search={search} /> : <Matching search={search} />}
+      {(!isNamed || choice.ids.length > 0) && <Pending query={query} />}
+      {missing.length > 0 && (
+        <p className="notice warn">
+          {missing.length === 1 ? "One run" : `${missing.length} runs`} of this comparison cannot be shown, because the
+          service does not have {missing.length === 1 ? "it" : "them"}: {missing.join(", ")}
+        </p>
+      )}
+      {jobs[0] ? (
+        <Comparison jobs={jobs} base={jobs.find(({ id }) => id === view.baseId) ?? jobs[0]} view={view} />
       ) : (
-        query.data && <Comparison jobs={jobs} />
+        (query.data || isNamed) && !query.error && <NothingChosen />
       )}
     </>
   );
 }
 
-function Comparison({ jobs }: { jobs: Job[] }) {
-  const withLayers = jobs.filter((job) => FINAL_STATES.has(job.state) && summaryOf(job));
-  const layers = useQuery(`layers ${withLayers.map((job) => job.id).join()}`, (signal) =>
-    Promise.all(withLayers.map(async (job) => ({ job, layers: await readLayers(job.id, signal) }))),
+function NothingChosen() {
+  return (
+    <Empty>
+      <p>
+        Choose runs here, or tick them in the <Link to="/">list of runs</Link>: up to {MAX_NAMED}, the first is the
+        baseline.
+      </p>
+      <p>To compare more, up to {MAX_COMPARED}, filter the list and choose “Compare … results” there.</p>
+    </Empty>
   );
-  const done = jobs.filter((job) => job.artifact);
-  const reports = useQuery(`ratios ${done.map((job) => job.id).join()}`, (signal) => readRatios(done, signal));
-  const ratios = reports.data ?? NO_RATIOS;
+}
+
+function Comparison({ jobs, base, view }: { jobs: Job[]; base: Job; view: View }) {
   const names = useMemo(() => uniqueNames(jobs), [jobs]);
+  const results = useMemo(() => resultsOf(jobs, names), [jobs, names]);
+  const fronts = useMemo(() => paretoFronts(results, ({ model }) => model), [results]);
+  const optimal = useMemo(() => new Set(fronts.flat().map(({ id }) => id)), [fronts]);
+  const overlaid = useMemo(() => chooseOverlaid(jobs, base, view.overlaid), [jobs, base, view.overlaid]);
+  const overlaidIds = useMemo(() => new Set(overlaid.map(({ id }) => id)), [overlaid]);
   return (
     <>
-      <ResultsTable jobs={jobs} names={names} ratios={ratios} />
-      <ParetoCard jobs={jobs} names={names} ratios={ratios} />
-      {layers.data && layers.data.length > 0 && <LayersOverlay runs={layers.data} names={names} />}
-      <ConfigDiff jobs={jobs} names={names} />
+      <ResultsTable jobs={jobs} base={base} names={names} optimal={optimal} overlaid={overlaidIds} view={view} />
+      <ParetoCard results={results} fronts={fronts} />
+      {jobs.some(hasLayers) && <LayersOverlay jobs={overlaid} numRuns={jobs.length} names={names} view={view} />}
+      {jobs.length > 1 && <ConfigDiff jobs={jobs} base={base} names={names} />}
     </>
   );
 }
 
-/** Names of runs for charts and tables. Runs with the same name get the end of their id. */
-function uniqueNames(jobs: Job[]): Map<string, string> {
-  const count = (label: string) => jobs.filter((job) => nameOf(job) === label).length;
-  return new Map(
-    jobs.map((job) => [job.id, count(nameOf(job)) > 1 ? `${nameOf(job)} …${job.id.slice(-4)}` : nameOf(job)]),
+/** The runs whose layers are shown: those that were chosen, or else the first ones. */
+function chooseOverlaid(jobs: Job[], base: Job, chosen: string[] | null): Job[] {
+  const able = [base, ...jobs.filter((job) => job !== base)].filter(hasLayers);
+  return (chosen ? able.filter(({ id }) => chosen.includes(id)) : able).slice(0, MAX_OVERLAID);
+}
+
+/** The filter that chose the runs. */
+function Matching({ search }: { search: URLSearchParams }) {
+  const filter = [...search].filter(([name]) => [...FILTERS, "created_before"].includes(name));
+  const inList = filter.filter(([name]) => FILTERS.includes(name));
+  return (
+    <p className="row">
+      Runs that match
+      {filter.map(([name, value]) => (
+        <span key={name + value} className="chip wrap">
+          {name.replace("_", " ")} {value}
+        </span>
+      ))}
+      <Link to={`/?${new URLSearchParams(inList)}`}>Change the filter</Link>
+    </p>
   );
 }
 
-/** The perplexity of each result against its original's, with its standard error, from the reports. */
-async function readRatios(jobs: Job[], signal: AbortSignal): Promise<Map<string, Measured>> {
-  const reports = await Promise.all(
-    jobs.map(({ id }) => get<Report>(`/v1/jobs/${id}/artifacts/report.json`, {}, signal)),
-  );
-  return new Map(reports.flatMap(({ quality }, index) => (quality ? [[jobs[index]?.id ?? "", quality.ratio]] : [])));
-}
-
-async function readLayers(id: string, signal: AbortSignal): Promise<Layer[]> {
-  const layers = new Map<string, Layer>();
-  let after = 0;
-  for (;;) {
-    const page = await get<EventPage>(`/v1/jobs/${id}/events`, { kind: "layer_quantized", limit: 1000, after }, signal);
-    for (const event of page.data) {
-      const layer = event.data as unknown as Layer;
-      layers.set(layer.name, layer);
-    }
-    after = page.data.at(-1)?.seq ?? after;
-    if (!page.has_more) return [...layers.values()];
-  }
-}
-
-function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
+function AddRun({ ids, search }: { ids: string[]; search: URLSearchParams }) {
   const others = useQuery("runs to compare", (signal) =>
     get<JobPage>("/v1/jobs", { state: ["succeeded"], limit: 100 }, signal),
   );
   const free = others.data?.data.filter((job) => !ids.includes(job.id)) ?? [];
+  if (ids.length >= MAX_NAMED) return null;
+  const add = (id: string) => navigate(`/compare${withParams(search, { job: [...ids, id] })}`, { replace: true });
   return (
-    <section className="card">
-      <div className="chips">
-        {jobs.map((job, index) => (
-          <span key={job.id} className="chip compared">
-            <Link to={`/jobs/${job.id}`}>{nameOf(job)}</Link>
-            {index === 0 && <strong>baseline</strong>}
-            <StateLabel state={job.state} /> <Time at={job.created_at} />
-            {index > 0 && (
-              <button
-                type="button"
-                className="small"
-                onClick={() =>
-                  navigate(compareAddress([job.id, ...ids.filter((id) => id !== job.id)]), { replace: true })
-                }
-              >
-                Set as baseline
-              </button>
-            )}
-            <button
-              type="button"
-              className="small"
-              aria-label={`Remove ${nameOf(job)}`}
-              onClick={() => navigate(compareAddress(ids.filter((id) => id !== job.id)), { replace: true })}
-            >
-              ✕
-            </button>
-          </span>
-        ))}
-      </div>
-      {ids.length < MAX_COMPARED && (
-        <Field label="Add a finished run">
-          {(props) => (
-            <select
-              {...props}
-              value=""
-              onChange={(event) =>
-                event.target.value && navigate(compareAddress([...ids, event.target.value]), { replace: true })
-              }
-            >
-              <option value="">{free.length ? "Choose a run…" : "No other finished runs"}</option>
-              {free.map((job) => (
-                <option key={job.id} value={job.id}>
-                  {nameOf(job)} · {schemeOf(job)} · {job.id.slice(-6)}
-                </option>
-              ))}
-            </select>
-          )}
-        </Field>
+    <Field label="Add a finished run">
+      {(props) => (
+        <select {...props} value="" onChange={(event) => event.target.value && add(event.target.value)}>
+          <option value="">{free.length ? "Choose a run…" : "No other finished runs"}</option>
+          {free.map((job) => (
+            <option key={job.id} value={job.id}>
+              {nameOf(job)} · {schemeOf(job)} · {job.id.slice(-6)}
+            </option>
+          ))}
+        </select>
       )}
-    </section>
+    </Field>
   );
 }

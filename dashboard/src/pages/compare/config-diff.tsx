@@ -1,61 +1,44 @@
+import { useMemo } from "react";
 import type { Job } from "../../api/types";
-import { asText, differences } from "../../diff";
+import { plural } from "../../format";
 import { Empty, scrollable } from "../../ui/basics";
+import { differingFields } from "./config-differences";
 
-const configurationOf = (job: Job) => ({
-  model: job.model,
-  config: job.config,
-  calibration: job.calibration,
-  export: job.export,
-  evaluation: job.evaluation,
-  gate: job.gate,
-  file2file: job.file2file,
-  shard_blocks: job.shard_blocks,
-});
-
-const at = (value: unknown, pointer: string) =>
-  pointer
-    .split("/")
-    .slice(1)
-    .map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"))
-    .reduce<unknown>((inner, name) => (inner as Record<string, unknown> | null | undefined)?.[name], value);
+const MAX_NAMES = 3;
 
 /** Every field of the configuration in which a run differs from the baseline. */
-export function ConfigDiff({ jobs, names }: { jobs: Job[]; names: Map<string, string> }) {
-  const [first, ...others] = jobs;
-  if (!first) return null;
-  const pointers = [
-    ...new Set(
-      others.flatMap((job) => differences(configurationOf(first), configurationOf(job)).map((each) => each.pointer)),
-    ),
-  ].sort();
+export function ConfigDiff({ jobs, base, names }: { jobs: Job[]; base: Job; names: ReadonlyMap<string, string> }) {
+  const fields = useMemo(() => differingFields(base, jobs), [base, jobs]);
   return (
     <section className="card">
       <h2>Configuration</h2>
-      {pointers.length === 0 ? (
+      {fields.length === 0 ? (
         <Empty>The runs have the same model, config, calibration, formats and evaluation.</Empty>
       ) : (
         <div className="table diff" ref={scrollable}>
           <table>
+            <caption>The fields that differ. Runs that are not named have the baseline's value.</caption>
             <thead>
               <tr>
                 <th>Field</th>
-                {jobs.map((job) => (
-                  <th key={job.id}>{names.get(job.id)}</th>
-                ))}
+                <th>Baseline: {names.get(base.id)}</th>
+                <th>Other runs</th>
               </tr>
             </thead>
             <tbody>
-              {pointers.map((pointer) => (
+              {fields.map(({ pointer, value, others }) => (
                 <tr key={pointer}>
                   <td>
                     <code>{pointer}</code>
                   </td>
-                  {jobs.map((job) => {
-                    const value = asText(at(configurationOf(job), pointer));
-                    const isOther = value !== asText(at(configurationOf(first), pointer));
-                    return <td key={job.id}>{isOther ? <ins>≠ {value}</ins> : value}</td>;
-                  })}
+                  <td>{value}</td>
+                  <td>
+                    {others.map((other) => (
+                      <div key={other.value}>
+                        <ins>≠ {other.value}</ins> <span className="sub">{runsText(other.ids, names)}</span>
+                      </div>
+                    ))}
+                  </td>
                 </tr>
               ))}
             </tbody>
@@ -64,4 +47,11 @@ export function ConfigDiff({ jobs, names }: { jobs: Job[]; names: Map<string, st
       )}
     </section>
   );
+}
+
+/** "as fp8, as w4a16 and 12 more runs" */
+function runsText(ids: string[], names: ReadonlyMap<string, string>): string {
+  const shown = ids.slice(0, MAX_NAMES).map((id) => names.get(id) ?? id);
+  const more = ids.length - shown.length;
+  return shown.join(", ") + (more ? ` and ${plural(more, "more run")}` : "");
 }

@@ -2,7 +2,10 @@ import { useMemo, useState } from "react";
 import type { Job, Layer } from "../../api/types";
 import { COUNTS, kindOf, METRICS, type Metric, metricValue } from "../../charts/layers";
 import { Scatter, type Series } from "../../charts/scatter";
-import { scrollable } from "../../ui/basics";
+import { plural } from "../../format";
+import { Pending, scrollable } from "../../ui/basics";
+import { MAX_OVERLAID, type View } from "./address";
+import { useLayers } from "./read-runs";
 
 interface Run {
   job: Job;
@@ -11,10 +14,34 @@ interface Run {
 
 const ROWS = 30;
 
-/** The layers of all runs in one chart, and a table of those that differ most. */
-export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string, string> }) {
-  const [metricId, setMetricId] = useState<Metric["id"]>("relative_error");
-  const [kind, setKind] = useState("");
+type Names = ReadonlyMap<string, string>;
+
+/** The layers of the chosen runs in one chart, and a table of those that differ most. */
+export function LayersOverlay({
+  jobs,
+  numRuns,
+  names,
+  view,
+}: {
+  jobs: Job[];
+  numRuns: number;
+  names: Names;
+  view: View;
+}) {
+  const query = useLayers(jobs);
+  return (
+    <section className="card">
+      <h2>Layer comparison</h2>
+      <p className="hint">
+        {jobs.length} of {plural(numRuns, "run")}. Choose up to {MAX_OVERLAID} by ticking “Layers” in the table above.
+      </p>
+      <Pending query={query} />
+      {query.data && query.data.length > 0 && <Overlay runs={query.data} names={names} view={view} />}
+    </section>
+  );
+}
+
+function Overlay({ runs, names, view: { metric: metricId, kind, change } }: { runs: Run[]; names: Names; view: View }) {
   const [picked, setPicked] = useState<string | null>(null);
   const metric = METRICS.find((each) => each.id === metricId) ?? METRICS[0];
   const kinds = useMemo(
@@ -23,31 +50,28 @@ export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string,
   );
   const series = useMemo(() => overlay(runs, names, metric, kind), [runs, names, metric, kind]);
   return (
-    <section className="card">
-      <div className="row spread">
-        <h2>Layer comparison</h2>
-        <div className="row">
-          <select
-            aria-label="Metric"
-            value={metric.id}
-            onChange={(event) => setMetricId(event.target.value as Metric["id"])}
-          >
-            {METRICS.map((each) => (
-              <option key={each.id} value={each.id}>
-                {each.text}
-              </option>
-            ))}
-          </select>
-          <select aria-label="Module type" value={kind} onChange={(event) => setKind(event.target.value)}>
-            <option value="">All modules</option>
-            {kinds.map((each) => (
-              <option key={each}>{each}</option>
-            ))}
-          </select>
-        </div>
+    <>
+      <div className="row">
+        <select aria-label="Metric" value={metric.id} onChange={(event) => change({ metric: event.target.value })}>
+          {METRICS.map((each) => (
+            <option key={each.id} value={each.id}>
+              {each.text}
+            </option>
+          ))}
+        </select>
+        <select
+          aria-label="Module type"
+          value={kind}
+          onChange={(event) => change({ kind: event.target.value || null })}
+        >
+          <option value="">All modules</option>
+          {kinds.map((each) => (
+            <option key={each}>{each}</option>
+          ))}
+        </select>
       </div>
       <Scatter
-        label={`${metric.text} of each layer in ${runs.length} runs`}
+        label={`${metric.text} of each layer in ${plural(runs.length, "run")}`}
         series={series}
         xLabel="layer, in model order"
         yLabel={metric.text}
@@ -62,11 +86,11 @@ export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string,
         <summary>Layers with the largest differences</summary>
         <Differing runs={runs} names={names} metric={metric} />
       </details>
-    </section>
+    </>
   );
 }
 
-function overlay(runs: Run[], names: Map<string, string>, metric: Metric, kind: string): Series[] {
+function overlay(runs: Run[], names: Names, metric: Metric, kind: string): Series[] {
   const order = new Map<string, number>();
   for (const { layers } of runs) {
     for (const layer of layers) if (!order.has(layer.name)) order.set(layer.name, order.size);
@@ -82,7 +106,7 @@ function overlay(runs: Run[], names: Map<string, string>, metric: Metric, kind: 
   });
 }
 
-function Differing({ runs, names, metric }: { runs: Run[]; names: Map<string, string>; metric: Metric }) {
+function Differing({ runs, names, metric }: { runs: Run[]; names: Names; metric: Metric }) {
   const rows = useMemo(() => {
     const byName = new Map<string, (number | null)[]>();
     runs.forEach(({ layers }, index) => {

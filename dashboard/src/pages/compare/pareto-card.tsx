@@ -1,46 +1,40 @@
-import { useMemo, useState } from "react";
-import { type Job, type Measured, summaryOf } from "../../api/types";
+import { useMemo, useRef, useState } from "react";
+import { NUM_LOOKS } from "../../charts/marks";
+import { pngOf } from "../../charts/png";
 import type { Axis } from "../../charts/scale";
 import { Scatter, type Series } from "../../charts/scatter";
-import { formatBytes, formatPercent, formatShare } from "../../format";
-import { scrollable } from "../../ui/basics";
+import { saveFile } from "../../download";
+import { formatBytes, formatPercent, formatShare, shortName } from "../../format";
+import { Link } from "../../router";
 import { halfInterval } from "./change";
-import { paretoFront, type Result } from "./pareto";
+import type { RunResult } from "./runs-of-view";
 
-const asChange = (value: number) => formatPercent(value, 2);
 const SIZES: Axis = { format: formatBytes, leastSpan: 0.2 };
-const CHANGES: Axis = { format: asChange, formatError: formatShare, fromZero: true };
+const CHANGES: Axis = { format: (value) => formatPercent(value, 2), formatError: formatShare, fromZero: true };
+const OTHERS = "other";
+const MANY = 50; // runs, from which on the marks are smaller
 
 /** Size against quality. The perplexity is that against the original on the same tokens: its error is a paired one. */
-export function ParetoCard({
-  jobs,
-  names,
-  ratios,
-}: {
-  jobs: Job[];
-  names: Map<string, string>;
-  ratios: ReadonlyMap<string, Measured>;
-}) {
+export function ParetoCard({ results, fronts }: { results: RunResult[]; fronts: RunResult[][] }) {
   const [picked, setPicked] = useState<string | null>(null);
-  const results = useMemo(
-    () => jobs.flatMap((job) => resultOf(job, names.get(job.id) ?? job.id, ratios.get(job.id)?.stderr)),
-    [jobs, names, ratios],
-  );
-  const front = useMemo(() => paretoFront(results), [results]);
-  const series = useMemo<Series[]>(
-    () =>
-      results.map((result, look) => ({
-        name: result.name,
-        look,
-        points: [{ x: result.bytes, y: result.loss, name: result.name, error: halfInterval(result.stderr) }],
-      })),
-    [results],
-  );
-  const path = useMemo(() => front.map(({ bytes, loss }) => ({ x: bytes, y: loss })), [front]);
+  const card = useRef<HTMLElement>(null);
+  const series = useMemo(() => seriesOf(results), [results]);
+  const paths = useMemo(() => fronts.map((front) => front.map(({ bytes, loss }) => ({ x: bytes, y: loss }))), [fronts]);
+  const labelled = useMemo(() => new Set(fronts.flat().map(({ name }) => name)), [fronts]);
+  const run = results.find(({ name }) => name === picked);
+  const save = async () => {
+    const chart = card.current?.querySelector<SVGSVGElement>("[role=group] > svg");
+    if (chart) saveFile("size-and-quality.png", await pngOf(chart, series));
+  };
   if (results.length < 2) return null;
   return (
-    <section className="card">
-      <h2>Size vs. quality</h2>
+    <section className="card" ref={card}>
+      <div className="row spread">
+        <h2>Size vs. quality</h2>
+        <button type="button" onClick={() => void save()}>
+          Save as PNG
+        </button>
+      </div>
       <Scatter
         label="Perplexity and size of each run; lower is better for both"
         series={series}
@@ -48,46 +42,33 @@ export function ParetoCard({
         yLabel="perplexity vs. original"
         xAxis={SIZES}
         yAxis={CHANGES}
-        radius={6}
-        front={path}
+        radius={results.length > MANY ? 4 : 6}
+        fronts={paths}
+        labelled={labelled}
         onPick={setPicked}
         picked={picked}
       />
-      <div className="table" ref={scrollable}>
-        <table>
-          <caption>
-            A run is Pareto-optimal if no other run is both smaller and better. ± is half a 95 % interval.
-          </caption>
-          <thead>
-            <tr>
-              <th>Run</th>
-              <th className="number">Size</th>
-              <th className="number">Perplexity vs. original</th>
-              <th>Pareto-optimal</th>
-            </tr>
-          </thead>
-          <tbody>
-            {results.map((result) => (
-              <tr key={result.id}>
-                <td className="wrap">{result.name}</td>
-                <td className="number">{formatBytes(result.bytes)}</td>
-                <td className="number">
-                  {asChange(result.loss)}
-                  {result.stderr ? ` ± ${formatShare(halfInterval(result.stderr))}` : ""}
-                </td>
-                <td>{front.includes(result) ? "✓ Yes" : "No"}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <p className="sub">
+        Bars are 95 % intervals. The dashed line joins the Pareto-optimal runs of a model, whose names are shown where
+        there is room. {run && <Link to={`/jobs/${run.id}`}>Open {run.name}</Link>}
+      </p>
     </section>
   );
 }
 
-function resultOf(job: Job, name: string, stderr: number | null | undefined): Result[] {
-  const summary = summaryOf(job);
-  if (summary?.perplexity_ratio == null) return [];
-  const { size_after_bytes: bytes, perplexity_ratio: ratio } = summary;
-  return [{ id: job.id, name, bytes, loss: ratio - 1, stderr: stderr ?? undefined }];
+/** A series for each model, or of one model for each preset. Those beyond the number of looks share the last one. */
+function seriesOf(results: RunResult[]): Series[] {
+  const isMixed = results.some(({ model }) => model !== results[0]?.model);
+  const groupOf = (result: RunResult) => (isMixed ? shortName(result.model) : result.preset);
+  const groups = [...new Set(results.map(groupOf))].sort();
+  const byName = new Map<string, Series>();
+  for (const result of results) {
+    const index = groups.indexOf(groupOf(result));
+    const isOther = groups.length > NUM_LOOKS && index >= NUM_LOOKS - 1;
+    const name = isOther ? OTHERS : groupOf(result);
+    const series = byName.get(name) ?? { name, look: isOther ? NUM_LOOKS - 1 : index, points: [] };
+    series.points.push({ x: result.bytes, y: result.loss, name: result.name, error: halfInterval(result.stderr) });
+    byName.set(name, series);
+  }
+  return [...byName.values()].sort((a, b) => a.look - b.look);
 }

@@ -1,69 +1,193 @@
-import { type Job, type Measured, modelOf, schemeOf, summaryOf } from "../../api/types";
-import { scrollable } from "../../ui/basics";
+import { memo, useCallback, useMemo } from "react";
+import { type Job, modelOf, schemeOf, summaryOf } from "../../api/types";
+import { saveFile } from "../../download";
+import { shortName } from "../../format";
+import { Link } from "../../router";
+import { ActionsHead, scrollable } from "../../ui/basics";
+import { StateLabel } from "../../ui/states";
+import { MAX_OVERLAID, overlaying, type View } from "./address";
 import { changeOf, halfInterval, ROWS, type Row } from "./change";
+import { csvOf } from "./csv";
+import { hasLayers } from "./read-runs";
+import { sorted } from "./runs-of-view";
 
-type Ratios = ReadonlyMap<string, Measured>;
+interface Props {
+  jobs: Job[];
+  base: Job;
+  names: ReadonlyMap<string, string>;
+  /** The ids of the Pareto-optimal runs, and of those whose layers are shown. */
+  optimal: ReadonlySet<string>;
+  overlaid: ReadonlySet<string>;
+  view: View;
+}
 
-/** Each metric and its change from the baseline, marked by sign and word, not by colour alone. */
-export function ResultsTable({ jobs, names, ratios }: { jobs: Job[]; names: Map<string, string>; ratios: Ratios }) {
-  const [first] = jobs;
-  const shown = ROWS.filter((row) => jobs.some((job) => valueIn(row, job, ratios) != null));
-  const isMixed = first && jobs.some((job) => modelOf(job) !== modelOf(first));
+/**
+ * Each run with its metrics and their changes from the baseline, marked by sign and word, not by colour alone. The
+ * browser lays out only the rows that are on the screen (`content-visibility`): there may be hundreds.
+ */
+export function ResultsTable({ jobs, base, names, optimal, overlaid, view }: Props) {
+  const shown = useMemo(() => sorted(jobs, base, view.order), [jobs, base, view.order]);
+  const metrics = useMemo(() => ROWS.filter((row) => jobs.some((job) => valueIn(row, job) != null)), [jobs]);
+  const isMixed = jobs.some((job) => modelOf(job) !== modelOf(base));
+  const toggleLayers = useCallback(
+    (id: string) => {
+      const others = [...overlaid].filter((each) => each !== id);
+      view.change(overlaying(overlaid.has(id) ? others : [...others, id]));
+    },
+    [view, overlaid],
+  );
   return (
-    <div className="table results" ref={scrollable}>
-      <table>
-        <caption>
-          Changes are from {first && names.get(first.id)}; ± is half a 95 % interval.
+    <>
+      <div className="row spread">
+        <p className="hint">
+          Changes are from {names.get(base.id)}; ± is half a 95 % interval. A run is Pareto-optimal if no other run of
+          its model is both smaller and better.
           {isMixed && " Runs of another model are compared by their perplexity against their own original alone."}
-        </caption>
-        <thead>
-          <tr>
-            <th>Metric</th>
-            {jobs.map((job) => (
-              <th key={job.id} className="number">
-                {names.get(job.id)}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          <tr>
-            <th scope="row">Preset</th>
-            {jobs.map((job) => (
-              <td key={job.id} className="number">
-                {schemeOf(job)}
-              </td>
-            ))}
-          </tr>
-          {shown.map((row) => (
-            <tr key={row.text}>
-              <th scope="row">{row.text}</th>
-              {first && jobs.map((job) => <Cell key={job.id} row={row} job={job} base={first} ratios={ratios} />)}
+        </p>
+        <button type="button" onClick={() => saveFile("comparison.csv", asFile(csvOf(shown, names, optimal)))}>
+          Save as CSV
+        </button>
+      </div>
+      <div className="table results" ref={scrollable}>
+        <table>
+          <thead>
+            <tr>
+              <th>Run</th>
+              <th>Layers</th>
+              <th>Preset</th>
+              <th>Pareto-optimal</th>
+              {metrics.map((row) => (
+                <SortHead key={row.id} row={row} view={view} />
+              ))}
+              <ActionsHead />
             </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+          </thead>
+          <tbody>
+            {shown.map((job) => (
+              <RunRow
+                key={job.id}
+                job={job}
+                base={base}
+                name={names.get(job.id) ?? job.id}
+                isOfMixed={isMixed}
+                metrics={metrics}
+                isOptimal={optimal.has(job.id)}
+                isOverlaid={overlaid.has(job.id)}
+                isFull={overlaid.size >= MAX_OVERLAID}
+                toggleLayers={toggleLayers}
+                view={view}
+              />
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
   );
 }
 
-function valueIn(row: Row, job: Job, ratios: Ratios) {
-  const summary = summaryOf(job);
-  return summary && row.value(summary, ratios.get(job.id));
+const asFile = (text: string) => new Blob([text], { type: "text/csv" });
+
+function SortHead({ row, view }: { row: Row; view: View }) {
+  const sign = view.order === row.id ? "ascending" : view.order === `-${row.id}` ? "descending" : undefined;
+  return (
+    <th className="number" aria-sort={sign}>
+      <button
+        type="button"
+        className="link"
+        title="Sort"
+        onClick={() => view.change({ sort: sign === "ascending" ? `-${row.id}` : row.id })}
+      >
+        {row.text}
+        {sign && <span aria-hidden="true"> {sign === "ascending" ? "↑" : "↓"}</span>}
+      </button>
+    </th>
+  );
 }
 
-function stderrOf(row: Row, job: Job, ratios: Ratios): number {
+const RunRow = memo(function RunRow({
+  job,
+  base,
+  name,
+  isOfMixed,
+  metrics,
+  isOptimal,
+  isOverlaid,
+  isFull,
+  toggleLayers,
+  view,
+}: {
+  job: Job;
+  base: Job;
+  name: string;
+  isOfMixed: boolean;
+  metrics: Row[];
+  isOptimal: boolean;
+  isOverlaid: boolean;
+  isFull: boolean;
+  toggleLayers: (id: string) => void;
+  view: View;
+}) {
+  return (
+    <tr className={job === base ? "cursor" : undefined}>
+      <th scope="row">
+        <Link to={`/jobs/${job.id}`}>{name}</Link>
+        <div className="sub">
+          {job === base && <strong>baseline </strong>}
+          {isOfMixed && `${shortName(modelOf(job))} `}
+          {job.state !== "succeeded" && <StateLabel state={job.state} />}
+        </div>
+      </th>
+      <td>
+        {hasLayers(job) && (
+          <input
+            type="checkbox"
+            aria-label={`Show layers of ${name}`}
+            checked={isOverlaid}
+            disabled={isFull && !isOverlaid}
+            onChange={() => toggleLayers(job.id)}
+          />
+        )}
+      </td>
+      <td>{schemeOf(job)}</td>
+      <td>{isOptimal && "✓ Yes"}</td>
+      {metrics.map((row) => (
+        <Cell key={row.id} row={row} job={job} base={base} />
+      ))}
+      <td>
+        <div className="row">
+          {job !== base && (
+            <button type="button" className="small" onClick={() => view.change({ base: job.id })}>
+              Set as baseline
+            </button>
+          )}
+          {view.remove && (
+            <button type="button" className="small" aria-label={`Remove ${name}`} onClick={() => view.remove?.(job.id)}>
+              ✕
+            </button>
+          )}
+        </div>
+      </td>
+    </tr>
+  );
+});
+
+function valueIn(row: Row, job: Job) {
   const summary = summaryOf(job);
-  return (summary && row.stderr?.(summary, ratios.get(job.id))) || 0;
+  return summary && row.value(summary);
 }
 
-function Cell({ row, job, base, ratios }: { row: Row; job: Job; base: Job; ratios: Ratios }) {
-  const value = valueIn(row, job, ratios);
-  const baseValue = valueIn(row, base, ratios);
+function stderrOf(row: Row, job: Job): number {
+  const summary = summaryOf(job);
+  return (summary && row.stderr?.(summary)) || 0;
+}
+
+function Cell({ row, job, base }: { row: Row; job: Job; base: Job }) {
+  const value = valueIn(row, job);
+  const baseValue = valueIn(row, base);
   if (value == null) return <td className="number">–</td>;
-  const stderr = stderrOf(row, job, ratios);
+  const stderr = stderrOf(row, job);
   const isComparable = job !== base && baseValue != null && (row.ofAnyModel || modelOf(job) === modelOf(base));
-  const change = isComparable ? changeOf(row, value, baseValue, [stderr, stderrOf(row, base, ratios)]) : null;
+  const change = isComparable ? changeOf(row, value, baseValue, [stderr, stderrOf(row, base)]) : null;
   return (
     <td className="number">
       {row.format(value)}

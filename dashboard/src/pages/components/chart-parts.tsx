@@ -25,7 +25,8 @@ const HOSTILE_SERIES = [named(HOSTILE, 0, wave(0, 5)), named(ONE_WORD, 1, wave(1
 const RUNS = [90, 120, 180].map((size, look) =>
   named(`run ${look + 1}`, look, [{ x: size * 1e6, y: 0.04 / (look + 1), name: `run ${look + 1}`, error: 0.004 }]),
 );
-const FRONT = RUNS.flatMap(({ points }) => points);
+const FRONTS = [RUNS.flatMap(({ points }) => points)];
+const LABELLED = new Set(RUNS.map(({ name }) => name));
 
 export function ChartParts() {
   return (
@@ -39,7 +40,7 @@ export function ChartParts() {
       </Part>
       <Chart name="Scatter, every look" series={KINDS} />
       <Chart name="Scatter, joined, with a limit and a point picked" series={ONE_SERIES} isJoined picked="layer 0.7" />
-      <Chart name="Scatter, error bars and front" series={RUNS} xAxis={BYTES} front={FRONT} />
+      <Chart name="Scatter, error bars and front" series={RUNS} xAxis={BYTES} fronts={FRONTS} labelled={LABELLED} />
       <Chart name="Scatter, empty" series={[]} />
       <Chart name="Scatter, one point" series={[named("error", 0, wave(0, 1))]} />
       <Chart name="Scatter, narrow and hostile" series={HOSTILE_SERIES} isNarrow />
@@ -51,7 +52,8 @@ function Chart({
   name,
   series,
   xAxis = COUNTS,
-  front,
+  fronts,
+  labelled,
   isJoined = false,
   isNarrow = false,
   picked: first = null,
@@ -59,7 +61,8 @@ function Chart({
   name: string;
   series: Series[];
   xAxis?: Axis;
-  front?: { x: number; y: number }[];
+  fronts?: { x: number; y: number }[][];
+  labelled?: ReadonlySet<string>;
   isJoined?: boolean;
   isNarrow?: boolean;
   picked?: string | null;
@@ -76,7 +79,8 @@ function Chart({
         yAxis={ERRORS}
         limit={isJoined ? LIMIT : undefined}
         joined={isJoined}
-        front={front}
+        fronts={fronts}
+        labelled={labelled}
         onPick={setPicked}
         picked={picked}
       />

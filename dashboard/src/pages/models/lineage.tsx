@@ -9,6 +9,7 @@ import { LABELS } from "../../labels";
 import { modelText, recipeText } from "../../names";
 import { Link, withParams } from "../../router";
 import { Empty, Pending, scrollable, Time, Title } from "../../ui/basics";
+import { halfInterval } from "../compare/change";
 import { paretoFront } from "../compare/pareto";
 import { VerdictLevel } from "../job-progress";
 import { PublishedAt, publicationText } from "../run/publish";
@@ -66,7 +67,7 @@ function SizeAndQuality({ results }: { results: ModelResult[] }) {
   const [picked, setPicked] = useState<string | null>(null);
   const points = useMemo(() => measured(results), [results]);
   const series = useMemo(() => byVerdict(points), [points]);
-  const front = useMemo(() => paretoFront(points).map(({ bytes, loss }) => ({ x: bytes, y: loss })), [points]);
+  const fronts = useMemo(() => [paretoFront(points).map(({ bytes, loss }) => ({ x: bytes, y: loss }))], [points]);
   if (points.length < 2) return null;
   return (
     <section className="card">
@@ -79,10 +80,11 @@ function SizeAndQuality({ results }: { results: ModelResult[] }) {
         xAxis={SIZES}
         yAxis={DIVERGENCES}
         radius={5}
-        front={front}
+        fronts={fronts}
         onPick={setPicked}
         picked={picked}
       />
+      <p className="sub">Bars are 95 % intervals. The dashed line joins the Pareto-optimal results.</p>
     </section>
   );
 }
@@ -91,6 +93,7 @@ function ResultTable({ results }: { results: ModelResult[] }) {
   return (
     <div className="table" ref={scrollable}>
       <table>
+        <caption>± is half a 95 % interval.</caption>
         <thead>
           <tr>
             <th>Run</th>
@@ -138,7 +141,7 @@ function Row({ result }: { result: ModelResult }) {
       <td className="nowrap">{result.verdict ? <VerdictLevel level={result.verdict} /> : "not measured"}</td>
       <td className="number">
         {formatNumber(result.kl_mean, 3)}
-        {result.kl_stderr != null && <div className="sub">± {formatNumber(result.kl_stderr, 2)}</div>}
+        {result.kl_stderr != null && <div className="sub">± {formatNumber(halfInterval(result.kl_stderr), 2)}</div>}
       </td>
       <td className="nowrap">
         <Time at={result.finished_at} />

@@ -3,6 +3,7 @@ import type { ModelResult } from "../../api/types";
 import type { Series } from "../../charts/scatter";
 import { shortId } from "../../format";
 import { recipeText } from "../../names";
+import { halfInterval } from "../compare/change";
 import type { Result } from "../compare/pareto";
 
 export const LEVELS = ["faithful", "good", "degraded", "broken"];
@@ -26,7 +27,7 @@ export function byVerdict(results: (Result & { level: string })[]): Series[] {
   return [...LEVELS, UNJUDGED].flatMap((level, look) => {
     const points = results
       .filter((result) => result.level === level)
-      .map(({ name, bytes, loss, stderr }) => ({ x: bytes, y: loss, name, error: stderr }));
+      .map(({ name, bytes, loss, stderr }) => ({ x: bytes, y: loss, name, error: halfInterval(stderr) }));
     return points.length ? [{ name: level, look, points }] : [];
   });
 }

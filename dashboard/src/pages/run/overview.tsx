@@ -15,6 +15,7 @@ import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../
 import { LABELS } from "../../labels";
 import { Link } from "../../router";
 import { Empty, Facts, scrollable } from "../../ui/basics";
+import { halfInterval } from "../compare/change";
 import { VerdictLevel } from "../job-progress";
 import { type EventLog, latestLayers } from "./event-log";
 import { LayersCard } from "./layers-card";
@@ -169,23 +170,24 @@ function Proof({ report }: { report: Report }) {
   );
 }
 
-const withError = ({ value, stderr }: Measured, digits: number) =>
-  `${formatNumber(value, digits)}${stderr ? ` ± ${formatNumber(stderr, 2)}` : ""}`;
+const withInterval = ({ value, stderr }: Measured, digits: number) =>
+  `${formatNumber(value, digits)}${stderr ? ` ± ${formatNumber(halfInterval(stderr), 2)}` : ""}`;
 
-const acceptance = ({ before, after }: Drafts) => `${before ? withError(before, 3) : "–"} → ${withError(after, 3)}`;
+const acceptance = ({ before, after }: Drafts) =>
+  `${before ? withInterval(before, 3) : "–"} → ${withInterval(after, 3)}`;
 
 function Divergence({ quality, drafts }: { quality: Quality; drafts?: Drafts | null }) {
   const { before, after, divergence, num_tokens } = quality;
   return (
     <>
-      <h3>Compared with the original on {formatNumber(num_tokens)} tokens</h3>
+      <h3>Compared with the original on {formatNumber(num_tokens)} tokens, ± half a 95 % interval</h3>
       <Facts
         facts={[
-          ["Perplexity before", withError(before.token_perplexity, 5)],
-          ["Perplexity after", withError(after.token_perplexity, 5)],
-          [LABELS.klMean, withError(divergence.kl_mean, 3)],
+          ["Perplexity before", withInterval(before.token_perplexity, 5)],
+          ["Perplexity after", withInterval(after.token_perplexity, 5)],
+          [LABELS.klMean, withInterval(divergence.kl_mean, 3)],
           ["KL divergence (99th percentile)", formatNumber(divergence.kl_p99, 3)],
-          ["Top-1 agreement", withError(divergence.top1_agreement, 4)],
+          ["Top-1 agreement", withInterval(divergence.top1_agreement, 4)],
           ...(drafts ? [["Drafted tokens accepted", acceptance(drafts)] as [string, string]] : []),
         ]}
       />

@@ -2,7 +2,7 @@ import { useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import { type Job, type JobPage, type JobSummary, modelOf, schemeOf } from "../../api/types";
-import { shortId, shortName } from "../../format";
+import { plural, shortId, shortName } from "../../format";
 import { nameOf } from "../../names";
 import { noticeState, notifyEnds } from "../../notices";
 import { Link, navigate, type Place, withParams } from "../../router";
@@ -12,6 +12,7 @@ import { announce } from "../../ui/announcer";
 import { Empty, Failure, Loading, scrollable, Title } from "../../ui/basics";
 import { NoticeChoice } from "../../ui/notice-choice";
 import { STATES } from "../../ui/states";
+import { compareAllAddress, MAX_COMPARED } from "../compare/address";
 import { OriginCells, PerplexityChange, RunLink, SizeChange, StateCells } from "../job-progress";
 import { ActiveFilters, FILTERS, readFilters, Search, StateChips } from "./filters";
 import { Selection } from "./selection";
@@ -41,12 +42,9 @@ export function Runs({ place: { search } }: { place: Place }) {
     notifyEnds(changed, ({ id }) => navigate(`/jobs/${id}`));
   });
 
-  const toggle = (id: string) =>
-    setSelected((old) => {
-      const next = new Set(old);
-      if (!next.delete(id)) next.add(id);
-      return next;
-    });
+  const select = (ids: string[], isOn: boolean) =>
+    setSelected((old) => new Set(isOn ? [...old, ...ids] : [...old].filter((id) => !ids.includes(id))));
+  const toggle = (id: string) => select([id], !selected.has(id));
   const { cursorId, helpShown, closeHelp } = useShortcuts(shown, toggle, [...selected], session.can("jobs:write"));
   const isFiltered = FILTERS.some((name) => search.has(name));
 
@@ -55,7 +53,10 @@ export function Runs({ place: { search } }: { place: Place }) {
       <Title extra={<Search search={search} />}>Runs</Title>
       <div className="row spread">
         <StateChips search={search} summary={summary.data} />
-        <NoticeChoice />
+        <div className="row">
+          <CompareResults search={search} count={summary.data?.by_state.succeeded ?? 0} isFiltered={isFiltered} />
+          <NoticeChoice />
+        </div>
       </div>
       <ActiveFilters search={search} />
       {jobs.error && !jobs.data && <Failure error={jobs.error} retry={jobs.reload} />}
@@ -63,7 +64,7 @@ export function Runs({ place: { search } }: { place: Place }) {
       {jobs.data && shown.length === 0 && <NoRuns isFiltered={isFiltered} mayWrite={session.can("jobs:write")} />}
       {shown.length > 0 && (
         <>
-          <RunTable jobs={shown} selected={selected} toggle={toggle} cursorId={cursorId} />
+          <RunTable jobs={shown} selected={selected} select={select} cursorId={cursorId} />
           <Pages search={search} page={jobs.data} />
         </>
       )}
@@ -86,21 +87,32 @@ export function Runs({ place: { search } }: { place: Place }) {
 function RunTable({
   jobs,
   selected,
-  toggle,
+  select,
   cursorId,
 }: {
   jobs: Job[];
   selected: ReadonlySet<string>;
-  toggle: (id: string) => void;
+  select: (ids: string[], isOn: boolean) => void;
   cursorId: string | null;
 }) {
+  const areAllSelected = jobs.every((job) => selected.has(job.id));
   return (
     <div className="table runs" ref={scrollable}>
       <table>
         <thead>
           <tr>
             <th className="check">
-              <span className="hidden">Select</span>
+              <input
+                type="checkbox"
+                aria-label="Select all runs on this page"
+                checked={areAllSelected}
+                onChange={() =>
+                  select(
+                    jobs.map((job) => job.id),
+                    !areAllSelected,
+                  )
+                }
+              />
             </th>
             <th>Run</th>
             <th>Preset</th>
@@ -120,7 +132,7 @@ function RunTable({
                   type="checkbox"
                   aria-label={`Select ${nameOf(job)}`}
                   checked={selected.has(job.id)}
-                  onChange={() => toggle(job.id)}
+                  onChange={() => select([job.id], !selected.has(job.id))}
                 />
               </td>
               <td className="name">
@@ -144,6 +156,21 @@ function RunTable({
       </table>
     </div>
   );
+}
+
+/** The way to a comparison of all results that the filters match, however many pages they fill. */
+function CompareResults({
+  search,
+  count,
+  isFiltered,
+}: {
+  search: URLSearchParams;
+  count: number;
+  isFiltered: boolean;
+}) {
+  if (count < 2) return null;
+  if (count <= MAX_COMPARED) return <Link to={compareAllAddress(search)}>Compare {plural(count, "result")}</Link>;
+  return isFiltered && <span className="faint">Filter to at most {MAX_COMPARED} results to compare them all.</span>;
 }
 
 function NoRuns({ isFiltered, mayWrite }: { isFiltered: boolean; mayWrite: boolean }) {

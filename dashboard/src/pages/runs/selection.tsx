@@ -7,7 +7,7 @@ import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
 import { Confirm } from "../../ui/basics";
 import { ACTIONS } from "../../ui/states";
-import { compareAddress, MAX_COMPARED } from "../compare/address";
+import { compareAddress, MAX_NAMED } from "../compare/address";
 
 /** The selected runs that can be cancelled. One that is not among `jobs`, on another page of the list, may be. */
 export function cancellable(ids: string[], jobs: Pick<Job, "id" | "state">[]): string[] {
@@ -38,7 +38,7 @@ export function Selection({
       <strong>{plural(ids.length, "run")} selected</strong>
       <button
         type="button"
-        disabled={ids.length < 2 || ids.length > MAX_COMPARED}
+        disabled={ids.length < 2 || ids.length > MAX_NAMED}
         onClick={() => navigate(compareAddress(ids))}
       >
         Compare
@@ -51,7 +51,11 @@ export function Selection({
       <button type="button" onClick={clear}>
         Clear
       </button>
-      {ids.length > MAX_COMPARED && <span className="faint">You can compare up to {MAX_COMPARED} runs.</span>}
+      {ids.length > MAX_NAMED && (
+        <span className="faint">
+          An address names up to {MAX_NAMED} runs. To compare more, filter the list and choose “Compare … results”.
+        </span>
+      )}
       {cancelling && (
         <CancelMany
           ids={possible}

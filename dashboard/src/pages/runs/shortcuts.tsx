@@ -3,7 +3,7 @@ import { useEffect, useState } from "react";
 import type { Job } from "../../api/types";
 import { navigate } from "../../router";
 import { Dialog } from "../../ui/basics";
-import { compareAddress, MAX_COMPARED } from "../compare/address";
+import { compareAddress, MAX_NAMED } from "../compare/address";
 
 const SHORTCUTS: [string, string][] = [
   ["j k", "Next or previous run"],
@@ -40,7 +40,7 @@ export function useShortcuts(jobs: Job[], toggle: (id: string) => void, selected
       else if (event.key === "k") move(-1);
       else if (event.key === "x" && cursorId) toggle(cursorId);
       else if (event.key === "Enter" && cursorId && !onControl) navigate(`/jobs/${cursorId}`);
-      else if (event.key === "c" && selected.length > 1 && selected.length <= MAX_COMPARED)
+      else if (event.key === "c" && selected.length > 1 && selected.length <= MAX_NAMED)
         navigate(compareAddress(selected));
       else if (event.key === "/") document.getElementById("search")?.focus();
       else if (event.key === "n" && mayWrite) navigate("/jobs/new");

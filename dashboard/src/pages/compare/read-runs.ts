@@ -1,0 +1,101 @@
+// The runs of a comparison and their layers, from the service.
+import { useRef } from "react";
+import { get, Problem } from "../../api/client";
+import { type Query, useQuery } from "../../api/query";
+import { type EventPage, type Job, type JobPage, type JobSummary, type Layer, summaryOf } from "../../api/types";
+import { FINAL_STATES } from "../../ui/states";
+import { type Choice, MAX_COMPARED, type Params } from "./address";
+
+export interface Runs {
+  jobs: Job[];
+  /** Runs that the address names and the service does not have. */
+  missing: string[];
+}
+
+const EVERY_MS = 5000;
+const PAGE = 100;
+
+const hasEnded = (job: Job) => FINAL_STATES.has(job.state);
+export const hasLayers = (job: Job) => hasEnded(job) && summaryOf(job) !== null;
+
+/** The runs of a comparison. Those that have ended are read once. */
+export function useRuns(choice: Choice): Query<Runs> {
+  const key = JSON.stringify(choice);
+  const last = useRef<{ key: string; runs: Runs }>(undefined);
+  const isEmpty = "ids" in choice && choice.ids.length === 0;
+  return useQuery(
+    isEmpty ? null : `compare ${key}`,
+    async (signal) => {
+      const known = last.current?.key === key ? last.current.runs : undefined;
+      if (known?.jobs.every(hasEnded)) return known;
+      const runs = await ("ids" in choice ? readNamed(choice.ids, known, signal) : readMatching(choice.filter, signal));
+      last.current = { key, runs };
+      return runs;
+    },
+    { everyMs: EVERY_MS },
+  );
+}
+
+async function readNamed(ids: string[], known: Runs | undefined, signal: AbortSignal): Promise<Runs> {
+  checkNumber(ids.length, "The address names");
+  const ended = new Map(known?.jobs.filter(hasEnded).map((job) => [job.id, job]));
+  const read = async (id: string) =>
+    ended.get(id) ??
+    get<Job>(`/v1/jobs/${id}`, {}, signal).catch((error: unknown) => {
+      if (error instanceof Problem && error.code === "job_not_found") return id;
+      throw error;
+    });
+  const found = await Promise.all(ids.map(read));
+  return {
+    jobs: found.filter((each) => typeof each !== "string"),
+    missing: found.filter((each) => typeof each === "string"),
+  };
+}
+
+async function readMatching(filter: Params, signal: AbortSignal): Promise<Runs> {
+  const { total } = await get<JobSummary>("/v1/jobs/summary", filter, signal);
+  checkNumber(total, "The filter matches");
+  const jobs: Job[] = [];
+  let cursor: string | null = null;
+  do {
+    const page: JobPage = await get<JobPage>("/v1/jobs", { ...filter, limit: PAGE, cursor }, signal);
+    jobs.push(...page.data);
+    cursor = page.next_cursor;
+  } while (cursor);
+  return { jobs, missing: [] };
+}
+
+function checkNumber(count: number, text: string) {
+  if (count <= MAX_COMPARED) return;
+  throw new Error(
+    `${text} ${count.toLocaleString("en-US")} runs; at most ${MAX_COMPARED} can be compared. Filter the list of runs by model, label, sweep or text until it has no more, then choose “Compare … results” there.`,
+  );
+}
+
+/** The layers of `jobs`; those of each run are read once. */
+export function useLayers(jobs: Job[]): Query<{ job: Job; layers: Layer[] }[]> {
+  const known = useRef(new Map<string, Layer[]>());
+  return useQuery(`layers ${jobs.map((job) => job.id).join()}`, (signal) =>
+    Promise.all(
+      jobs.map(async (job) => {
+        const layers = known.current.get(job.id) ?? (await readLayers(job.id, signal));
+        known.current.set(job.id, layers);
+        return { job, layers };
+      }),
+    ),
+  );
+}
+
+async function readLayers(id: string, signal: AbortSignal): Promise<Layer[]> {
+  const layers = new Map<string, Layer>();
+  let after = 0;
+  for (;;) {
+    const page = await get<EventPage>(`/v1/jobs/${id}/events`, { kind: "layer_quantized", limit: 1000, after }, signal);
+    for (const event of page.data) {
+      const layer = event.data as unknown as Layer;
+      layers.set(layer.name, layer);
+    }
+    after = page.data.at(-1)?.seq ?? after;
+    if (!page.has_more) return [...layers.values()];
+  }
+}
