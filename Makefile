@@ -96,7 +96,7 @@ check: lint test  ## what a change must pass: the linters and the tests
 bench: $(STAMP)  ## memory and time of the engine, printed and kept under bench/results
 	@$(BIN)/python -m bench $(ARGS)
 
-bench-dashboard: $(UI)  ## is the page fluid with 5,000 jobs and 2,000 layers? kept under bench/results
+bench-dashboard: $(UI)  ## are the pages fluid with 5,000 jobs, 2,000 layers, and 500 runs compared? kept under bench/results
 	@$(BIN)/python -m bench.dashboard $(ARGS)
 
 bench-recipes: $(STAMP)  ## what each chain of algorithms gains on the models in MODELS, measured on the text TEXT (hours)

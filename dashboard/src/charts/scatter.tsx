@@ -253,6 +253,7 @@ const Marks = memo(function Marks({
 }: { placed: Drawing; joined: boolean; radius: number } & Pick<Props, "labelled">) {
   const bars = placed.all.filter(({ point }) => point.error);
   const isStrong = ({ point }: Placed) => !labelled || labelled.has(point.name);
+  const [strong, faint] = [bars.filter(isStrong), bars.filter((bar) => !isStrong(bar))];
   return (
     <g>
       {placed.lines
@@ -266,15 +267,8 @@ const Marks = memo(function Marks({
             strokeDasharray="4 4"
           />
         ))}
-      <path d={barsPath(bars.filter(isStrong), placed.ys)} stroke="var(--text)" />
-      <path
-        d={barsPath(
-          bars.filter((bar) => !isStrong(bar)),
-          placed.ys,
-        )}
-        stroke="var(--text)"
-        strokeOpacity={0.25}
-      />
+      {strong.length > 0 && <path d={barsPath(strong, placed.ys)} stroke="var(--text)" />}
+      {faint.length > 0 && <path d={barsPath(faint, placed.ys)} stroke="var(--text)" strokeOpacity={0.25} />}
       {placed.drawn.map((each) => (
         <g key={each.name}>
           {joined && (

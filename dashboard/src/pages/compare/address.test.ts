@@ -38,6 +38,4 @@ it("reads the view from the address, with no layers as a choice of its own", () 
   expect(viewOf(search("job=a"))).toMatchObject({ baseId: null, order: null, overlaid: null, metric: null, kind: "" });
   const view = viewOf(search("model=m&base=b&sort=-size_bytes&layers=none&metric=sqnr_db&kind=q_proj"));
   expect(view).toMatchObject({ baseId: "b", order: "-size_bytes", overlaid: ["none"], metric: "sqnr_db" });
-  expect(view.remove).toBeNull();
-  expect(viewOf(search("job=a")).remove).not.toBeNull();
 });

@@ -51,26 +51,29 @@ export interface View {
   /** The metric of the layers, and their module type. */
   metric: string | null;
   kind: string;
-  change: (changes: Params) => void;
-  /** Takes a run out of those that are named. Those of a filter are what it matches. */
-  remove: ((id: string) => void) | null;
 }
+
+export const viewOf = (search: URLSearchParams): View => ({
+  baseId: search.get("base"),
+  order: search.get("sort"),
+  overlaid: search.has("layers") ? search.getAll("layers") : null,
+  metric: search.get("metric"),
+  kind: search.get("kind") ?? "",
+});
 
 const NOTHING = "none";
 
 /** The choice of runs whose layers are shown, as it is in the address. */
 export const overlaying = (ids: string[]): Params => ({ layers: ids.length ? ids : NOTHING });
 
-export function viewOf(search: URLSearchParams): View {
-  const change = (changes: Params) => navigate(`/compare${withParams(search, changes)}`, { replace: true });
-  const choice = readChoice(search);
-  return {
-    baseId: search.get("base"),
-    order: search.get("sort"),
-    overlaid: search.has("layers") ? search.getAll("layers") : null,
-    metric: search.get("metric"),
-    kind: search.get("kind") ?? "",
-    change,
-    remove: "ids" in choice ? (id) => change({ job: choice.ids.filter((each) => each !== id) }) : null,
-  };
+/** Changes what the page shows. The same function for every view, so that no row of the table is drawn again for it. */
+export function changeView(changes: Params) {
+  const search = new URLSearchParams(window.location.search);
+  navigate(`/compare${withParams(search, changes)}`, { replace: true });
+}
+
+/** Takes a run out of those that are named. */
+export function removeRun(id: string) {
+  const named = new URLSearchParams(window.location.search).getAll("job");
+  changeView({ job: named.filter((each) => each !== id) });
 }

@@ -35,7 +35,12 @@ export default function Compare({ place: { search } }: { place: Place }) {
         </p>
       )}
       {jobs[0] ? (
-        <Comparison jobs={jobs} base={jobs.find(({ id }) => id === view.baseId) ?? jobs[0]} view={view} />
+        <Comparison
+          jobs={jobs}
+          base={jobs.find(({ id }) => id === view.baseId) ?? jobs[0]}
+          view={view}
+          isNamed={isNamed}
+        />
       ) : (
         (query.data || isNamed) && !query.error && <NothingChosen />
       )}
@@ -55,16 +60,25 @@ function NothingChosen() {
   );
 }
 
-function Comparison({ jobs, base, view }: { jobs: Job[]; base: Job; view: View }) {
+function Comparison({ jobs, base, view, isNamed }: { jobs: Job[]; base: Job; view: View; isNamed: boolean }) {
   const names = useMemo(() => uniqueNames(jobs), [jobs]);
   const results = useMemo(() => resultsOf(jobs, names), [jobs, names]);
   const fronts = useMemo(() => paretoFronts(results, ({ model }) => model), [results]);
   const optimal = useMemo(() => new Set(fronts.flat().map(({ id }) => id)), [fronts]);
-  const overlaid = useMemo(() => chooseOverlaid(jobs, base, view.overlaid), [jobs, base, view.overlaid]);
+  const chosen = view.overlaid?.join() ?? null;
+  const overlaid = useMemo(() => chooseOverlaid(jobs, base, chosen), [jobs, base, chosen]);
   const overlaidIds = useMemo(() => new Set(overlaid.map(({ id }) => id)), [overlaid]);
   return (
     <>
-      <ResultsTable jobs={jobs} base={base} names={names} optimal={optimal} overlaid={overlaidIds} view={view} />
+      <ResultsTable
+        jobs={jobs}
+        base={base}
+        names={names}
+        optimal={optimal}
+        overlaid={overlaidIds}
+        order={view.order}
+        isNamed={isNamed}
+      />
       <ParetoCard results={results} fronts={fronts} />
       {jobs.some(hasLayers) && <LayersOverlay jobs={overlaid} numRuns={jobs.length} names={names} view={view} />}
       {jobs.length > 1 && <ConfigDiff jobs={jobs} base={base} names={names} />}
@@ -73,9 +87,9 @@ function Comparison({ jobs, base, view }: { jobs: Job[]; base: Job; view: View }
 }
 
 /** The runs whose layers are shown: those that were chosen, or else the first ones. */
-function chooseOverlaid(jobs: Job[], base: Job, chosen: string[] | null): Job[] {
+function chooseOverlaid(jobs: Job[], base: Job, chosen: string | null): Job[] {
   const able = [base, ...jobs.filter((job) => job !== base)].filter(hasLayers);
-  return (chosen ? able.filter(({ id }) => chosen.includes(id)) : able).slice(0, MAX_OVERLAID);
+  return (chosen !== null ? able.filter(({ id }) => chosen.includes(id)) : able).slice(0, MAX_OVERLAID);
 }
 
 /** The filter that chose the runs. */

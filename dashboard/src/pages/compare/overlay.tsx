@@ -4,7 +4,7 @@ import { COUNTS, kindOf, METRICS, type Metric, metricValue } from "../../charts/
 import { Scatter, type Series } from "../../charts/scatter";
 import { plural } from "../../format";
 import { Pending, scrollable } from "../../ui/basics";
-import { MAX_OVERLAID, type View } from "./address";
+import { changeView, MAX_OVERLAID, type View } from "./address";
 import { useLayers } from "./read-runs";
 
 interface Run {
@@ -41,7 +41,7 @@ export function LayersOverlay({
   );
 }
 
-function Overlay({ runs, names, view: { metric: metricId, kind, change } }: { runs: Run[]; names: Names; view: View }) {
+function Overlay({ runs, names, view: { metric: metricId, kind } }: { runs: Run[]; names: Names; view: View }) {
   const [picked, setPicked] = useState<string | null>(null);
   const metric = METRICS.find((each) => each.id === metricId) ?? METRICS[0];
   const kinds = useMemo(
@@ -52,7 +52,7 @@ function Overlay({ runs, names, view: { metric: metricId, kind, change } }: { ru
   return (
     <>
       <div className="row">
-        <select aria-label="Metric" value={metric.id} onChange={(event) => change({ metric: event.target.value })}>
+        <select aria-label="Metric" value={metric.id} onChange={(event) => changeView({ metric: event.target.value })}>
           {METRICS.map((each) => (
             <option key={each.id} value={each.id}>
               {each.text}
@@ -62,7 +62,7 @@ function Overlay({ runs, names, view: { metric: metricId, kind, change } }: { ru
         <select
           aria-label="Module type"
           value={kind}
-          onChange={(event) => change({ kind: event.target.value || null })}
+          onChange={(event) => changeView({ kind: event.target.value || null })}
         >
           <option value="">All modules</option>
           {kinds.map((each) => (

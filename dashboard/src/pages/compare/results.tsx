@@ -1,11 +1,11 @@
-import { memo, useCallback, useMemo } from "react";
+import { memo, useCallback, useMemo, useRef } from "react";
 import { type Job, modelOf, schemeOf, summaryOf } from "../../api/types";
 import { saveFile } from "../../download";
 import { shortName } from "../../format";
 import { Link } from "../../router";
 import { ActionsHead, scrollable } from "../../ui/basics";
 import { StateLabel } from "../../ui/states";
-import { MAX_OVERLAID, overlaying, type View } from "./address";
+import { changeView, MAX_OVERLAID, overlaying, removeRun } from "./address";
 import { changeOf, halfInterval, ROWS, type Row } from "./change";
 import { csvOf } from "./csv";
 import { hasLayers } from "./read-runs";
@@ -18,24 +18,25 @@ interface Props {
   /** The ids of the Pareto-optimal runs, and of those whose layers are shown. */
   optimal: ReadonlySet<string>;
   overlaid: ReadonlySet<string>;
-  view: View;
+  order: string | null;
+  /** Whether the runs are named one by one, so that one can be taken out. */
+  isNamed: boolean;
 }
 
 /**
  * Each run with its metrics and their changes from the baseline, marked by sign and word, not by colour alone. The
  * browser lays out only the rows that are on the screen (`content-visibility`): there may be hundreds.
  */
-export function ResultsTable({ jobs, base, names, optimal, overlaid, view }: Props) {
-  const shown = useMemo(() => sorted(jobs, base, view.order), [jobs, base, view.order]);
+export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNamed }: Props) {
+  const shown = useMemo(() => sorted(jobs, base, order), [jobs, base, order]);
   const metrics = useMemo(() => ROWS.filter((row) => jobs.some((job) => valueIn(row, job) != null)), [jobs]);
   const isMixed = jobs.some((job) => modelOf(job) !== modelOf(base));
-  const toggleLayers = useCallback(
-    (id: string) => {
-      const others = [...overlaid].filter((each) => each !== id);
-      view.change(overlaying(overlaid.has(id) ? others : [...others, id]));
-    },
-    [view, overlaid],
-  );
+  const latest = useRef(overlaid);
+  latest.current = overlaid;
+  const toggleLayers = useCallback((id: string) => {
+    const others = [...latest.current].filter((each) => each !== id);
+    changeView(overlaying(latest.current.has(id) ? others : [...others, id]));
+  }, []);
   return (
     <>
       <div className="row spread">
@@ -57,7 +58,7 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, view }: Pro
               <th>Preset</th>
               <th>Pareto-optimal</th>
               {metrics.map((row) => (
-                <SortHead key={row.id} row={row} view={view} />
+                <SortHead key={row.id} row={row} order={order} />
               ))}
               <ActionsHead />
             </tr>
@@ -75,7 +76,7 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, view }: Pro
                 isOverlaid={overlaid.has(job.id)}
                 isFull={overlaid.size >= MAX_OVERLAID}
                 toggleLayers={toggleLayers}
-                view={view}
+                isNamed={isNamed}
               />
             ))}
           </tbody>
@@ -87,15 +88,15 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, view }: Pro
 
 const asFile = (text: string) => new Blob([text], { type: "text/csv" });
 
-function SortHead({ row, view }: { row: Row; view: View }) {
-  const sign = view.order === row.id ? "ascending" : view.order === `-${row.id}` ? "descending" : undefined;
+function SortHead({ row, order }: { row: Row; order: string | null }) {
+  const sign = order === row.id ? "ascending" : order === `-${row.id}` ? "descending" : undefined;
   return (
     <th className="number" aria-sort={sign}>
       <button
         type="button"
         className="link"
         title="Sort"
-        onClick={() => view.change({ sort: sign === "ascending" ? `-${row.id}` : row.id })}
+        onClick={() => changeView({ sort: sign === "ascending" ? `-${row.id}` : row.id })}
       >
         {row.text}
         {sign && <span aria-hidden="true"> {sign === "ascending" ? "↑" : "↓"}</span>}
@@ -114,7 +115,7 @@ const RunRow = memo(function RunRow({
   isOverlaid,
   isFull,
   toggleLayers,
-  view,
+  isNamed,
 }: {
   job: Job;
   base: Job;
@@ -125,7 +126,7 @@ const RunRow = memo(function RunRow({
   isOverlaid: boolean;
   isFull: boolean;
   toggleLayers: (id: string) => void;
-  view: View;
+  isNamed: boolean;
 }) {
   return (
     <tr className={job === base ? "cursor" : undefined}>
@@ -156,12 +157,12 @@ const RunRow = memo(function RunRow({
       <td>
         <div className="row">
           {job !== base && (
-            <button type="button" className="small" onClick={() => view.change({ base: job.id })}>
+            <button type="button" className="small" onClick={() => changeView({ base: job.id })}>
               Set as baseline
             </button>
           )}
-          {view.remove && (
-            <button type="button" className="small" aria-label={`Remove ${name}`} onClick={() => view.remove?.(job.id)}>
+          {isNamed && (
+            <button type="button" className="small" aria-label={`Remove ${name}`} onClick={() => removeRun(job.id)}>
               ✕
             </button>
           )}
