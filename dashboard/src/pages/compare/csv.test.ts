@@ -11,8 +11,8 @@ it("writes unrounded numbers, half intervals of 95 %, and nothing for what was n
     .map((line) => line.split(","));
   const cell = (line: string[] | undefined, name: string) => line?.[heads?.indexOf(name) ?? -1];
   expect(first?.slice(0, 4)).toEqual(["job_a", "one", "/models/tiny", "fp8"]);
-  expect(Number(cell(first, "perplexity_change"))).toBeCloseTo(0.0063);
-  expect(Number(cell(first, "perplexity_change_half_interval_95"))).toBeCloseTo(0.00196);
+  expect(Number(cell(first, "perplexity_change"))).toBeCloseTo(0.0063, 6);
+  expect(Number(cell(first, "perplexity_change_half_interval_95"))).toBeCloseTo(0.00196, 6);
   expect(cell(first, "kl_mean_half_interval_95")).toBe("");
   expect([cell(first, "pareto_optimal"), cell(second, "pareto_optimal")]).toEqual(["yes", "no"]);
   expect([cell(second, "state"), cell(second, "size_bytes")]).toEqual(["failed", ""]);

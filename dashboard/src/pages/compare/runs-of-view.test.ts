@@ -28,5 +28,5 @@ it("charts the runs whose perplexity was measured, with its own standard error",
   const [result, ...others] = resultsOf(jobs, uniqueNames(jobs));
   expect(others).toEqual([]);
   expect(result).toMatchObject({ name: "run a", bytes: 60, stderr: 0.001, model: "/models/tiny", preset: "fp8" });
-  expect(result?.loss).toBeCloseTo(0.0063);
+  expect(result?.loss).toBeCloseTo(0.0063, 6);
 });

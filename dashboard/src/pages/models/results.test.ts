@@ -42,7 +42,7 @@ it("charts only what was measured, with its error", () => {
 
 it("draws bars of 95 %, as all other charts do", () => {
   const [series] = byVerdict(measured([result({ kl_stderr: 0.001 })]));
-  expect(series?.points[0]?.error).toBeCloseTo(0.00196);
+  expect(series?.points[0]?.error).toBeCloseTo(0.00196, 6);
 });
 
 it("gives each verdict a series, the best first, and always the same look", () => {
