@@ -22,8 +22,10 @@ from quantcore.export.exporter import EXPORTERS
 TABLE = Path(__file__).with_name("consumers.json")
 Kinds = frozenset[str]
 
+AUTO_CLASS = "AutoModelForCausalLM"
+"""The class in the lines for Transformers, by default."""
 VLLM = "from vllm import LLM\nllm = LLM('{path}')"
-TRANSFORMERS = "from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')"
+TRANSFORMERS = f"from transformers import {AUTO_CLASS}\nmodel = {AUTO_CLASS}.from_pretrained('{{path}}')"
 AMD_QUARK = (
     "from quark.torch import import_model_from_safetensors\nmodel = import_model_from_safetensors(None, '{path}')"
 )
@@ -44,15 +46,20 @@ def load_lines(programs: Mapping[str, str], path: str) -> str:
 
 
 def program_lines(
-    export: str, layers: Iterable[LayerPlan], path: str, *, is_read_by_transformers: bool
+    export: str, layers: Iterable[LayerPlan], path: str, *, is_read_by_transformers: bool, model_class: str
 ) -> dict[str, str]:
     """Return the Python lines that load the ``export`` of ``layers`` at ``path`` by program, the main one first.
 
     A program that was not seen to load such files is left out. ``is_read_by_transformers``: Transformers has read these
-    very files, see ``consumer.check_export``.
+    very files, see ``consumer.check_export``. ``model_class``: the class of Transformers that loads the model.
     """
+    lines = _program_lines(export, frozenset(map(_kind, layers)), path, is_read_by_transformers=is_read_by_transformers)
+    return {name: text.replace(AUTO_CLASS, model_class) for name, text in lines.items()}
+
+
+def _program_lines(export: str, kinds: Kinds, path: str, *, is_read_by_transformers: bool) -> dict[str, str]:
     hint = EXPORTERS.get(export).load_hint(path)
-    seen = _seen_by(export, frozenset(map(_kind, layers)))
+    seen = _seen_by(export, kinds)
     if export not in MAIN:
         return {PLAIN.get(export, export): hint}
     lines = {_title(MAIN[export]): hint} if MAIN[export] in seen else {}

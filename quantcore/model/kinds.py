@@ -121,6 +121,13 @@ def declared_class(raw_config: Mapping[str, Any]) -> type[Any]:
     return AutoModelForCausalLM
 
 
+def loading_class(raw_config: Mapping[str, Any]) -> str:
+    """Return the name of the class of Transformers that loads a model: AutoModelForCausalLM if that finds its class."""
+    declared = declared_class(raw_config).__name__
+    is_found = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(raw_config.get("model_type"))) == declared
+    return AutoModelForCausalLM.__name__ if is_found else declared
+
+
 FEATURES = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size")
 SAMPLES, FRAMES = 16000, 128
 """The length of the silence that encoders hear if they do not prescribe one: a second at 16 kHz, or frames of it."""

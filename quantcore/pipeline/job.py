@@ -47,7 +47,7 @@ from quantcore.evaluation.text import (
 from quantcore.events import Completed, Emit, Eta, Event, PhaseStarted, Progress, Warned, silence
 from quantcore.hub.download import fetch
 from quantcore.mixed_precision.command import with_mix
-from quantcore.model.kinds import WITH_ENCODER, Kind
+from quantcore.model.kinds import WITH_ENCODER, Kind, loading_class
 from quantcore.model.skeleton import kind_of
 from quantcore.pipeline.baseline import Baseline
 from quantcore.pipeline.file_to_file import Weights, round_files, round_layers
@@ -132,6 +132,7 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, warnings: list[Wa
             task, plan, outcome, proved.proofs, results, warnings, mixed=mixed,
             quantize_s=quantized_s, total_s=time.monotonic() - started,
             peaks_bytes=Peaks(peaks_bytes, (held_memory_bytes() or peaks_bytes[0]) + proved.peak_memory_bytes),
+            model_class=loading_class(headers.config),
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())
         write_report(task, folder, report)

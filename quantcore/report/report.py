@@ -76,11 +76,13 @@ def build_report(
     quantize_s: float,
     total_s: float,
     peaks_bytes: Peaks,
+    model_class: str,
 ) -> Report:
     """Build the report. Times are in seconds, sizes in bytes.
 
-    ``warnings`` are those of this run; an earlier run that it resumed left its own in ``outcome``. ``mixed`` is the
-    result of ``mixed_precision.command.choose`` if the config was chosen by it.
+    ``model_class``: the class of Transformers that loads the model (see ``kinds.loading_class``). ``warnings`` are
+    those of this run; an earlier run that it resumed left its own in ``outcome``. ``mixed`` is the result of
+    ``mixed_precision.command.choose`` if the config was chosen by it.
     """
     main = proofs[plan.main_export]
     mix = None if mixed is None else _mix(mixed)
@@ -103,7 +105,7 @@ def build_report(
             failed_tasks=main.failed_tasks,
             gate=task.gate,
             gates=tuple(gates),
-            exports={name: _export(plan, name, proofs[name]) for name in plan.exports},
+            exports={name: _export(plan, name, proofs[name], model_class) for name in plan.exports},
         ),
         model=SourceModel(**_source(task), model_type=plan.model_type),
         config=task.config.to_dict(),
@@ -248,9 +250,9 @@ def _source(task: Task) -> dict[str, str]:
     return {"path": str(task.model_folder)}
 
 
-def _export(plan: Plan, name: str, proof: Proof) -> ExportSummary:
-    path = "." if len(plan.exports) == 1 else name
-    programs = program_lines(name, plan.layers, path, is_read_by_transformers=proof.consumer_check.consumer is not None)
+def _export(plan: Plan, name: str, proof: Proof, model_class: str) -> ExportSummary:
+    path, is_read = "." if len(plan.exports) == 1 else name, proof.consumer_check.consumer is not None
+    programs = program_lines(name, plan.layers, path, is_read_by_transformers=is_read, model_class=model_class)
     return ExportSummary(
         path=path,
         bytes=sum(layout.num_bytes for layout in plan.layouts[name].values()),

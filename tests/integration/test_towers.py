@@ -98,7 +98,8 @@ def test_transformers_sees_an_image_through_the_quantized_tower(name, towers, sa
 
 @pytest.mark.parametrize("name", with_rare(FAMILIES, ["Qwen2_5_VLForConditionalGeneration"]))
 def test_a_tower_stays_as_it_is_unless_asked_for(name, saved, tmp_path):
-    quantize(saved(name), tmp_path / "out")
+    report = quantize(saved(name), tmp_path / "out")
+    assert f"model = {name}.from_pretrained('.')" in report["summary"]["exports"]["compressed_tensors"]["load"]
     states = [answer(folder, FAMILIES[name])[1] for folder in (tmp_path / "out", saved(name))]
     assert torch.equal(*states)
 

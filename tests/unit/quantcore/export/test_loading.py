@@ -7,7 +7,7 @@ import pytest
 from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.export import EXPORTERS
-from quantcore.export.loading import TABLE, kinds_of, load_lines, program_lines
+from quantcore.export.loading import AUTO_CLASS, TABLE, kinds_of, load_lines, program_lines
 
 SEEN, UNSEEN = True, False
 
@@ -15,6 +15,11 @@ SEEN, UNSEEN = True, False
 def layers_of(*names):
     """One layer of each preset."""
     return [LayerPlan(name, 0, (4096, 4096), presets.resolve(name).global_quant_config) for name in names]
+
+
+def lines_of(export, *schemes, is_read, model_class=AUTO_CLASS):
+    layers = layers_of(*schemes)
+    return program_lines(export, layers, "./out", is_read_by_transformers=is_read, model_class=model_class)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,7 @@ def layers_of(*names):
     ],
 )
 def test_a_line_names_a_program_that_was_seen_to_load_it(export, schemes, is_read, program):
-    lines = load_lines(program_lines(export, layers_of(*schemes), "./out", is_read_by_transformers=is_read), "./out")
+    lines = load_lines(lines_of(export, *schemes, is_read=is_read), "./out")
     assert lines.split()[1] == program and "'./out" in lines
 
 
@@ -54,8 +59,14 @@ def test_a_line_names_a_program_that_was_seen_to_load_it(export, schemes, is_rea
     ],
 )
 def test_every_program_that_was_seen_to_load_it_has_lines(export, schemes, is_read, programs):
-    lines = program_lines(export, layers_of(*schemes), "./out", is_read_by_transformers=is_read)
+    lines = lines_of(export, *schemes, is_read=is_read)
     assert list(lines) == programs and all("'./out" in text for text in lines.values())
+
+
+@pytest.mark.parametrize("export", ["compressed_tensors", "awq", "fake_quantized"])
+def test_the_lines_for_transformers_name_the_class_that_loads_the_model(export):
+    lines = lines_of(export, "w4a16_sym", is_read=SEEN, model_class="LlavaForConditionalGeneration")["Transformers"]
+    assert lines.count("LlavaForConditionalGeneration") == 2 and "Auto" not in lines
 
 
 def test_the_size_of_groups_makes_no_other_scheme():

@@ -10,6 +10,7 @@ from quantcore.model.kinds import (
     halves,
     inputs_of,
     language_model,
+    loading_class,
     model_class,
     neutral_token,
     num_tokens,
@@ -44,6 +45,21 @@ def chosen(raw_config):
 def test_the_declared_class_is_built(case):
     model_type, declared, kind = CHOSEN[case]
     assert chosen({"model_type": model_type, "architectures": [declared]}) == (declared, kind)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "declared", "expected"),
+    [
+        ("llama", "LlamaForCausalLM", "AutoModelForCausalLM"),
+        ("gemma3", "Gemma3ForConditionalGeneration", "AutoModelForCausalLM"),
+        ("llava", "LlavaForConditionalGeneration", "LlavaForConditionalGeneration"),
+        ("bert", "BertForMaskedLM", "BertForMaskedLM"),  # AutoModelForCausalLM would load a BertLMHeadModel
+        ("internlm3", "InternLM3ForCausalLM", "AutoModelForCausalLM"),  # its class is in the model's own code
+        ("llama", None, "AutoModelForCausalLM"),
+    ],
+)
+def test_the_class_that_loads_a_model_is_the_declared_one(model_type, declared, expected):
+    assert loading_class({"model_type": model_type, "architectures": declared and [declared]}) == expected
 
 
 UNDECLARED = {
