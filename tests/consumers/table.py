@@ -29,6 +29,7 @@ CONSUMERS = {  # name: environment, the packages that load the files
     "Transformers + bitsandbytes": ("peers", ("transformers", "bitsandbytes")),
     "Transformers + compressed-tensors": ("peers", ("transformers", "compressed-tensors")),
     "Transformers": ("peers", ("transformers",)),
+    "Transformers, of images": ("vllm", ("transformers", "compressed-tensors")),
     "llama.cpp": ("llamacpp", ("llama-cpp-python",)),
 }
 KEY = ("consumer", "format", "scheme", "model")
@@ -39,6 +40,10 @@ Perplexity of the same windows of text, computed by other programs from the file
 job's own proof. Programs multiply in other orders, and some round inputs or scales differently: the table says what is
 allowed. `make test-all` runs all of it and writes this page. SmolLM2 is SmolLM2-135M-Instruct; the others are tiny
 random models, whose perplexity only shows that both compute the same.
+
+The tiny models with images are trained to name the colours of an image's two halves. They must name them for 16 images
+in each program as the model with rounded weights does in Transformers; the perplexity is that of one answer under six
+images, most of which it is wrong about. An "int8 tower" means that the encoder of images is quantized as well.
 """
 
 
