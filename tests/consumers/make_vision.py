@@ -175,7 +175,7 @@ def train(model: torch.nn.Module, processor: ProcessorMixin, num_steps: int) -> 
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ job's own proof. Programs multiply in other orders, and some round inputs or sca
 allowed. `make test-all` runs all of it and writes this page. SmolLM2 is SmolLM2-135M-Instruct; the others are tiny
 random models, whose perplexity only shows that both compute the same.
 
-The tiny models with images are trained to name the colours of an image's two halves. They must name them for 16 images
+The tiny models with images are trained to name the colours of an image's two halves. They must answer about 16 images
 in each program as the model with rounded weights does in Transformers; the perplexity is that of one answer under six
 images, most of which it is wrong about. An "int8 tower" means that the encoder of images is quantized as well.
 """
