@@ -19,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from quantcore.data.builtin_text import Render
-from quantcore.data.documents import holds_media
+from quantcore.data.messages import holds_media
 from quantcore.errors import CalibrationError
 
 MAX_TEMPLATE_CHARS = 64 << 10

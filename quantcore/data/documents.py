@@ -6,7 +6,7 @@ Hub). Each row is a document, and one of its columns holds the text: a string, o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,26 +18,24 @@ from quantcore.data import files, hub_dataset
 from quantcore.data.builtin_text import Render, read_builtin
 from quantcore.data.columns import choose_column, no_column
 from quantcore.data.files import MAX_ROW_BYTES, Row
+from quantcore.data.messages import MEDIA_COLUMNS, Reference, holds_media, texts_of, without_references
 from quantcore.errors import CalibrationError
-
-MEDIA_KINDS = ("image", "audio")
-"""Types of the parts of a message that are not text."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A rendered document. ``media`` are the kinds and references of its images and sounds, in the order of the text.
+    """A rendered document with its images and sounds, in the order of the text.
 
-    A reference is a path or a data URL. ``text_alone`` is the text without them; ``place`` is that of the row.
+    ``text_alone`` is the text without them; ``place`` is that of the row.
     """
 
     text: str
     text_alone: str
     place: str
-    media: tuple[tuple[str, str], ...] = ()
+    media: tuple[Reference, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.text) + sum(len(reference) for _, reference in self.media)
+        return len(self.text) + sum(len(reference.source) for reference in self.media)
 
     def without_media(self) -> Document:
         return replace(self, text=self.text_alone, media=())
@@ -65,30 +63,31 @@ def read_documents(text: TextPart, render: Render | None = None) -> Iterator[str
 def read_documents_with_media(text: TextPart, render: Render) -> Iterator[Document]:
     """Yield the documents of a source that is not built in, with their images and sound.
 
-    ``render`` renders messages whose parts are of the types ``text`` and MEDIA_KINDS. Raises CalibrationError as
-    ``read_documents`` does, and ``bad_media``.
+    ``render`` renders messages that have parts. Raises CalibrationError as ``read_documents`` and
+    ``without_references`` do.
     """
-    for row, column in _rows(text):
+    for row, column in _rows(text, MEDIA_COLUMNS):
         value = row.values.get(column)
         if not isinstance(value, list) or not is_chat(value) or not holds_media(value):
             plain = text_of(row, column, render)
             yield Document(plain, plain, row.place)
             continue
-        media: list[tuple[str, str]] = []
         with at_row(row.place):
-            messages = [message | {"content": _parts(message.get("content"), media)} for message in value]
-            alone = [message | {"content": _texts(message["content"])} for message in messages]
-            yield Document(render(messages), render(alone), row.place, tuple(media))
+            messages, media = without_references(value, row.values)
+            yield Document(render(messages), render(texts_of(messages)), row.place, media)
 
 
-def _rows(text: TextPart) -> Iterator[tuple[Row, str]]:
-    """Yield the rows of a source, each with the name of its column with the text."""
+def _rows(text: TextPart, others: Iterable[str] = ()) -> Iterator[tuple[Row, str]]:
+    """Yield the rows of a source, each with the name of its column with the text.
+
+    Of a dataset on the Hub they have only this column, and the ``others`` that it has.
+    """
     path = _file(text)
     if path is None and not hub_dataset.is_resolved(text):
         text = hub_dataset.resolve(text)
     column: str | None = None
-    for row in hub_dataset.read_rows(text) if path is None else files.read_rows(path):
-        column = column or choose_column(list(row.values), text.column, row.place)
+    for row in hub_dataset.read_rows(text, others) if path is None else files.read_rows(path):
+        column = column or choose_column([name for name in row.values if name not in others], text.column, row.place)
         yield row, column
 
 
@@ -127,51 +126,6 @@ def is_chat(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(message, dict) and "role" in message for message in value)
-
-
-def holds_media(messages: list[dict[str, Any]]) -> bool:
-    """Return True for a chat of which a part is an image, a sound or a video (which is refused later)."""
-    parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
-    return any(isinstance(part, dict) and _kind(part) in (*MEDIA_KINDS, "video") for part in parts)
-
-
-def _kind(part: dict[str, Any]) -> str:
-    return str(part.get("type")).removesuffix("_url")  # image_url is the API's of OpenAI
-
-
-def _parts(content: Any, media: list[tuple[str, str]]) -> Any:
-    """Return the parts of a message without references, which are added to ``media``."""
-    if not isinstance(content, list):
-        return content
-    parts: list[dict[str, Any]] = []
-    for part in content:
-        kind = _kind(part) if isinstance(part, dict) else type(part).__name__
-        if kind not in ("text", *MEDIA_KINDS):
-            raise CalibrationError(
-                f"it has a part of the type '{kind[:50]}'.",
-                code="bad_media",
-                hint="A message is a text, or a list of parts of these types.",
-                field="/calibration/column",
-                allowed=("text", *MEDIA_KINDS),
-            )
-        parts.append({"type": "text", "text": part.get("text")} if kind == "text" else {"type": kind})
-        if kind != "text":
-            names = (part.get(name) for name in (kind, "path", "url", f"{kind}_url"))
-            given = next(filter(None, names), None)
-            reference = given.get("url") if isinstance(given, dict) else given
-            if not isinstance(reference, str):
-                raise CalibrationError(
-                    f"it has a part of the type '{kind}' without a file.",
-                    code="bad_media",
-                    hint=f'{{"type": "{kind}", "{kind}": "FILE"}}, a path beside the data or a data URL.',
-                    field="/calibration/column",
-                )
-            media.append((kind, reference))
-    return parts
-
-
-def _texts(content: Any) -> Any:
-    return [part for part in content if part["type"] == "text"] if isinstance(content, list) else content
 
 
 @contextmanager

@@ -8,7 +8,7 @@ when a dataset is opened; names and commits need only huggingface_hub.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from quantcore.config.texts import TextPart
@@ -80,13 +80,15 @@ def is_resolved(text: TextPart) -> bool:
     return text.revision is not None and _SHA.fullmatch(text.revision) is not None
 
 
-def read_rows(text: TextPart) -> Iterator[Row]:
+def read_rows(text: TextPart, others: Iterable[str] = ()) -> Iterator[Row]:
     """Yield the rows of one split of a resolved dataset as they arrive, in order, with the text column alone.
+
+    ``others`` are columns that they have as well, if the dataset has them; images and sound are not decoded.
 
     Raises CalibrationError: ``datasets_not_installed``, ``unknown_dataset_config``, ``unknown_split``,
     ``no_text_column``, ``unsupported_dataset``, ``hub_*``.
     """
-    rows = _open(text)
+    rows = _open(text, frozenset(others))
     number = 0
     while True:
         try:
@@ -99,7 +101,7 @@ def read_rows(text: TextPart) -> Iterator[Row]:
         yield Row(f"Row {number}", values)
 
 
-def _open(text: TextPart) -> Iterator[dict[str, Any]]:
+def _open(text: TextPart, others: frozenset[str]) -> Iterator[dict[str, Any]]:
     try:
         import datasets
     except ImportError as error:
@@ -114,9 +116,10 @@ def _open(text: TextPart) -> Iterator[dict[str, Any]]:
             text.source, text.config, revision=text.revision, streaming=True, token=TOKEN.get()
         )
         rows = splits[_choose_split(list(splits), text.split)]
+        rows = rows.decode(False) if rows.features else rows  # pictures stay files
         names = rows.column_names or list(next(iter(rows)))
-        rows = rows.select_columns([choose_column(names, text.column)])  # pictures are not even decoded
-        return iter(rows)
+        column = choose_column([name for name in names if name not in others], text.column)
+        return iter(rows.select_columns([column, *others.intersection(names)]))
     except QuantError:
         raise
     except Exception as error:

@@ -22,7 +22,8 @@ from transformers import PreTrainedTokenizerBase
 from quantcore.checkpoint.libraries import tokenizer_files
 from quantcore.checkpoint.opening import read_bytes
 from quantcore.data.chat import chat_renderer
-from quantcore.data.documents import MEDIA_KINDS, Document, at_row
+from quantcore.data.documents import Document, at_row
+from quantcore.data.messages import MEDIA_KINDS
 from quantcore.errors import CalibrationError, ModelError, QuantError, is_failure, reason_of
 from quantcore.model.kinds import Media
 
@@ -102,10 +103,10 @@ class MediaReader:
         text = "".join(document.text + self._end for document in documents)
         inputs: dict[str, list[Any]] = {kind: [] for kind in MEDIA_KINDS}
         for document in documents:
-            for kind, reference in document.media:
+            for one in document.media:
                 with at_row(document.place):
-                    data = _bytes_of(reference, folder)
-                    inputs[kind].append(_image(data) if kind == "image" else self._sound(data))
+                    data = one.source if isinstance(one.source, bytes) else _bytes_of(one.source, folder)
+                    inputs[one.kind].append(_image(data) if one.kind == "image" else self._sound(data))
         with at_row(documents[-1].place):
             return self._process(text, inputs["image"], inputs["audio"])
 

@@ -17,7 +17,8 @@ from huggingface_hub import constants
 
 from quantcore.config.texts import TextPart
 from quantcore.data import hub_dataset
-from quantcore.data.documents import read_documents
+from quantcore.data.documents import read_documents, read_documents_with_media
+from quantcore.data.messages import Reference
 from quantcore.errors import CalibrationError
 from tests.support.hub_server import HubServer
 
@@ -85,7 +86,22 @@ def test_columns_that_are_not_asked_for_are_not_decoded(server: HubServer) -> No
     data = parquet(text=["a"], image=[{"bytes": b"no picture", "path": None}])
     server.add("datasets/org/set", {"README.md": card, "train.parquet": data})
     assert read() == read(column="text") == ["a"]
-    assert fails(column="image").code == "unsupported_dataset"  # so the others would have failed, too
+    assert fails(column="image").code == "no_text_column"
+
+
+def test_images_lie_in_a_column_of_their_own(server: HubServer) -> None:
+    """As TRL's datasets have them: each part of the type image is the next of the column, whose files are not read."""
+    part = b"    list:\n    - name: role\n      dtype: string\n    - name: content\n      list:\n"
+    part += b"      - name: type\n        dtype: string\n      - name: text\n        dtype: string\n"
+    card = b"---\ndataset_info:\n  features:\n  - name: messages\n" + part + b"  - name: images\n    list: image\n---\n"
+    chat = [{"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "Which?"}]}]
+    images = [{"bytes": b"a picture", "path": None}]
+    data = parquet(messages=[chat, chat], images=[images, images])
+    server.add("datasets/org/set", {"README.md": card, "train.parquet": data})
+    render = lambda messages: str([part["type"] for part in messages[0]["content"]])  # noqa: E731
+    documents = list(read_documents_with_media(TextPart(source="org/set"), render))
+    assert [document.media for document in documents] == [(Reference("image", b"a picture"),)] * 2
+    assert documents[0].text == "['image', 'text']" and documents[0].text_alone == "['text']"
 
 
 def test_configs(server: HubServer) -> None:
