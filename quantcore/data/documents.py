@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from quantcore.data import files, hub_dataset
 from quantcore.data.builtin_text import Render, read_builtin
 from quantcore.data.columns import choose_column, no_column
 from quantcore.data.files import MAX_ROW_BYTES, Row
-from quantcore.data.messages import MEDIA_COLUMNS, Reference, holds_media, texts_of, without_references
+from quantcore.data.messages import MEDIA_COLUMNS, Reference, holds_media, sounds_of, texts_of, without_references
 from quantcore.errors import CalibrationError
 
 
@@ -70,11 +71,18 @@ def read_documents_with_media(text: TextPart, render: Render) -> Iterator[Docume
         value = row.values.get(column)
         if not isinstance(value, list) or not is_chat(value) or not holds_media(value):
             plain = text_of(row, column, render)
-            yield Document(plain, plain, row.place)
+            yield Document(plain, plain, row.place, sounds_of(row.values))
             continue
         with at_row(row.place):
             messages, media = without_references(value, row.values)
             yield Document(render(messages), render(texts_of(messages)), row.place, media)
+
+
+def has_sound(text: TextPart) -> bool:
+    """Return True if the first row of a source has sound beside its text."""
+    if text.source == BUILTIN or is_prose(text):
+        return False
+    return any(sounds_of(row.values) for row, _ in islice(_rows(text, MEDIA_COLUMNS), 1))
 
 
 def _rows(text: TextPart, others: Iterable[str] = ()) -> Iterator[tuple[Row, str]]:

@@ -29,12 +29,8 @@ def warnings_of(
 
     The kind of the text is judged only if it is of the user's choice.
     """
-    if windows.num_cut or windows.num_too_long:
-        yield (
-            f"Of {windows.num_cut} rows only the text was read, because the rest of a window had no room for their"
-            f" images or sound, and {windows.num_too_long} were left out, because no window has. A larger seq_len than"
-            f" {calibration.seq_len} uses more of them."
-        )
+    if windows.left_out:
+        yield windows.left_out
     if unread := unread_arguments(tokenizer, calibration.chat_template_kwargs):
         yield (
             f"The model's chat template never reads {', '.join(unread)} (chat_template_kwargs): chats are the same"

@@ -84,6 +84,11 @@ def without_references(
     return changed, tuple(references)
 
 
+def sounds_of(row: Mapping[str, Any]) -> tuple[Reference, ...]:
+    """Return the sounds in the columns of a row, to which its text belongs as a whole."""
+    return tuple(Reference("audio", source) for source in _of_row(row, "audio"))
+
+
 def texts_of(messages: Sequence[Message]) -> list[Message]:
     """Return the messages of ``without_references`` with their parts of text alone."""
     return [

@@ -14,8 +14,16 @@ import torch
 from quantcore.config.texts import BUILTIN, CalibrationConfig, TextPart, apportion, at_part
 from quantcore.data.builtin_text import KINDS, Render, read_kind
 from quantcore.data.chat import MediaFound
-from quantcore.data.documents import Document, is_prose, media_folder, read_documents, read_documents_with_media
-from quantcore.data.media import MediaReader, MediaWindow
+from quantcore.data.documents import (
+    Document,
+    has_sound,
+    is_prose,
+    media_folder,
+    read_documents,
+    read_documents_with_media,
+)
+from quantcore.data.media import MediaReader, MediaWindow, is_one_of
+from quantcore.data.speech import SpeechReader
 from quantcore.errors import CalibrationError
 from quantcore.model.kinds import Media
 
@@ -24,6 +32,7 @@ EVERY = round(1 / HELD_OUT_SHARE)  # row
 SHUFFLE_ROWS = 1000  # as many as datasets shuffles at a time
 SHUFFLE_CHARS = 64 << 20
 Tokenize = Callable[[str], list[int]]
+Reader = MediaReader | SpeechReader
 T = TypeVar("T", bound=Sized)
 
 
@@ -31,8 +40,8 @@ T = TypeVar("T", bound=Sized)
 class TokenWindows:
     """Token ids. ``calibration_NT`` and ``held_out_NT`` come from different parts of the text and never overlap.
 
-    The media are those of each window if any source has some, and ``placeholders`` the tokens that stand for them. Of
-    ``num_cut`` documents only the text was read, and ``num_too_long`` were left out (see ``MediaReader``).
+    The media are those of each window if any source has some, and ``placeholders`` the tokens that stand for them.
+    ``left_out`` says which of them were not read, if any.
     """
 
     calibration_NT: torch.Tensor
@@ -40,12 +49,11 @@ class TokenWindows:
     calibration_media: tuple[Media, ...] = ()
     held_out_media: tuple[Media, ...] = ()
     placeholders: frozenset[int] = frozenset()
-    num_cut: int = 0
-    num_too_long: int = 0
+    left_out: str = ""
 
     def is_placeholder(self, ids_NT: torch.Tensor) -> torch.Tensor:
         """Return a mask of the tokens that stand for images or sound."""
-        return torch.isin(ids_NT, torch.tensor(sorted(self.placeholders), dtype=ids_NT.dtype))
+        return is_one_of(self.placeholders, ids_NT)
 
 
 def token_windows(
@@ -57,14 +65,15 @@ def token_windows(
     fewer: bool = False,
     separator: int | None = None,
     render: Render | None = None,
-    media: Callable[[], MediaReader] | None = None,
+    media: Callable[[], Reader] | None = None,
+    hears: bool = False,
 ) -> TokenWindows:
     """Read as much of each source as is needed, tokenize it, and cut it into windows without padding.
 
     Documents end with ``separator``. ``render`` converts chats to text. Each source gives its share of both kinds of
     windows, and they alternate in this proportion. With ``fewer``, a source that does not have its share of
     ``num_held_out`` windows gives those that it has. ``media`` makes the reader of sources with images or sound, which
-    are refused without it.
+    are refused without it. A model that ``hears`` reads texts with the sound of their rows, if they have any.
 
     The first three quarters of the prose that is read, or three of four rows, are for calibration: ``num_samples``
     windows chosen with the seed. The rest is held out, the same for every seed. Raises CalibrationError with the number
@@ -77,11 +86,13 @@ def token_windows(
     parts = calibration.parts
     counts_held_out = apportion(num_held_out, [part.share for part in parts])
     found: list[tuple[Windows, Windows]] = []
-    reader: MediaReader | None = None
+    reader: Reader | None = None
     for number, (count, count_held_out) in enumerate(zip(calibration.counts, counts_held_out, strict=True)):
         wanted = (count, calibration.seq_len), (count_held_out, held_out_len)
         with at_part(calibration, number):
             try:
+                if hears and has_sound(parts[number]):
+                    raise MediaFound("its rows have sound", code="holds_media")
                 found.append(_windows_of(parts[number], tokens_of, render, calibration.seed, *wanted, fewer=fewer))
             except MediaFound:
                 if media is None:
@@ -92,18 +103,12 @@ def token_windows(
     if reader is None:
         return TokenWindows(learned.ids_NT, held_out.ids_NT)
     return TokenWindows(
-        learned.ids_NT,
-        held_out.ids_NT,
-        learned.media,
-        held_out.media,
-        reader.placeholders,
-        reader.num_cut,
-        reader.num_too_long,
+        learned.ids_NT, held_out.ids_NT, learned.media, held_out.media, reader.placeholders, reader.left_out
     )
 
 
 def _media_windows_of(
-    part: TextPart, reader: MediaReader, seed: int, wanted: tuple[int, int], wanted_held_out: tuple[int, int], *,
+    part: TextPart, reader: Reader, seed: int, wanted: tuple[int, int], wanted_held_out: tuple[int, int], *,
     fewer: bool,
 ) -> tuple[Windows, Windows]:  # fmt: skip
     """Return the windows of a source with images or sound: see ``_windows_of``. Every fourth row is held out."""
@@ -117,7 +122,7 @@ def _media_windows_of(
     learned = reader.windows(shuffled(documents(held_out=False), seed), *wanted, folder)
     rest = reader.windows(documents(held_out=True), *wanted_held_out, folder)
     num_held_out = max(1, min(wanted_held_out[0], len(rest))) if fewer else wanted_held_out[0]
-    _check_enough(part, (len(learned), *wanted), (len(rest), num_held_out, wanted_held_out[1]), reader.num_too_long)
+    _check_enough(part, (len(learned), *wanted), (len(rest), num_held_out, wanted_held_out[1]), reader.left_out)
     return _stacked(learned, wanted[1]), _stacked(rest, wanted_held_out[1])
 
 
@@ -159,18 +164,19 @@ def _windows_of(
 
 
 def _check_enough(
-    part: TextPart, learned: tuple[int, int, int], held_out: tuple[int, int, int], num_too_long: int = 0
+    part: TextPart, learned: tuple[int, int, int], held_out: tuple[int, int, int], left_out: str = ""
 ) -> None:
-    """Raise CalibrationError if there are not enough windows; both triples are found, needed, and their length."""
+    """Raise CalibrationError if there are not enough windows; both triples are found, needed, and their length.
+
+    ``left_out`` says what was not read.
+    """
     if learned[0] >= learned[1] and held_out[0] >= held_out[1]:
         return
-    too_long = f" The images or sound of {num_too_long} rows have more tokens than a window." if num_too_long else ""
     raise CalibrationError(
         f"The source '{part.source}' gives {learned[0]} calibration windows of {learned[2]} tokens and "
-        f"{held_out[0]} held-out ones of {held_out[2]}; {learned[1]} and {held_out[1]} are needed.{too_long}",
+        f"{held_out[0]} held-out ones of {held_out[2]}; {learned[1]} and {held_out[1]} are needed. {left_out}".strip(),
         code="not_enough_samples",
-        hint=f"{'Raise seq_len, or lower num_samples' if num_too_long else 'Lower num_samples or seq_len'}, or give"
-        " more data.",
+        hint=f"Lower num_samples, {'change' if left_out else 'lower'} seq_len, or give more data.",
         field="/calibration/num_samples",
     )
 

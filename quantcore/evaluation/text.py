@@ -2,7 +2,7 @@
 
 A causal model predicts every token from those before it, a masked one the tokens that are masked, and a
 sequence-to-sequence model the second half of each window from its first half. A speech model predicts every token, too;
-as there is no sound, it hears silence.
+for a text without sound it hears silence.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.data.chat import MediaFound, chat_renderer
-from quantcore.data.documents import media_folder, read_documents, read_documents_with_media
-from quantcore.data.media import MediaReader
-from quantcore.data.windows import TokenWindows
+from quantcore.data.documents import has_sound, media_folder, read_documents, read_documents_with_media
+from quantcore.data.media import MediaReader, is_one_of
+from quantcore.data.speech import SpeechReader
+from quantcore.data.windows import Reader, TokenWindows
 from quantcore.errors import CalibrationError
 from quantcore.model.kinds import Kind, Media, halves
+from quantcore.model.skeleton import kind_of
 from quantcore.reading.model import read_model
 
 OVERLAP_LEN = 32  # tokens: shorter pieces are the same in many texts
@@ -157,7 +159,7 @@ def for_kind(text: EvaluationText, kind: Kind, tokenizer: PreTrainedTokenizerBas
     else:
         targets_NP = ids_NT[:, :0]  # it predicts no tokens
     scored = [row[row >= 0].tolist() for row in targets_NP]
-    return EvaluationText(ids_NT, text.first_N, *_count(tokenizer, scored), targets_NP.clone())
+    return EvaluationText(ids_NT, text.first_N, *_count(tokenizer, scored), targets_NP.clone(), text.media)
 
 
 def with_special_tokens(ids_NT: torch.Tensor, kind: Kind, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
@@ -184,10 +186,18 @@ def has_own_text(task: Task) -> bool:
     return task.evaluation.source is not None and task.evaluation.num_windows > 0
 
 
-def media_reader(folder: Path, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> MediaReader:
+def media_reader(folder: Path, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> Reader:
     """Return what reads images and sound as the model in ``folder`` does; ``arguments`` are its chat template's."""
     headers = read_model(folder).headers
-    return MediaReader(folder, headers.config, tokenizer, arguments, TORCH_DTYPES[headers.main_dtype])
+    dtype = TORCH_DTYPES[headers.main_dtype]
+    if kind_of(headers.config) is Kind.speech:
+        return SpeechReader(folder, headers.config, tokenizer, tokenize_with(tokenizer), dtype)
+    return MediaReader(folder, headers.config, tokenizer, arguments, dtype)
+
+
+def hears(folder: Path) -> bool:
+    """Return True for a model that predicts the text of what it hears."""
+    return kind_of(read_model(folder).headers.config) is Kind.speech
 
 
 def read_text(evaluation: EvaluationConfig, folder: Path) -> EvaluationText:
@@ -198,14 +208,14 @@ def read_text(evaluation: EvaluationConfig, folder: Path) -> EvaluationText:
     """
     tokenizer = load_tokenizer(folder)
     try:
+        if evaluation.text is not None and hears(folder) and has_sound(evaluation.text):
+            raise MediaFound("its rows have sound", code="holds_media")
         return _read_text(evaluation, tokenizer)
     except MediaFound:
         return _read_media(evaluation, media_reader(folder, tokenizer, evaluation.chat_template_kwargs), tokenizer)
 
 
-def _read_media(
-    evaluation: EvaluationConfig, reader: MediaReader, tokenizer: PreTrainedTokenizerBase
-) -> EvaluationText:
+def _read_media(evaluation: EvaluationConfig, reader: Reader, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
     part = evaluation.text
     assert part is not None
     documents = filter(len, read_documents_with_media(part, reader.render))
@@ -214,7 +224,7 @@ def _read_media(
         raise _too_short(evaluation, f"gives no window of {evaluation.seq_len} tokens")
     ids_NT = torch.stack([window.ids_T for window in windows])
     media = [window.media for window in windows]
-    return _with_media(of_windows(ids_NT, tokenizer), media, reader.is_placeholder(ids_NT), tokenizer)
+    return _with_media(of_windows(ids_NT, tokenizer), media, is_one_of(reader.placeholders, ids_NT), tokenizer)
 
 
 def _read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:

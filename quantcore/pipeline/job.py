@@ -40,6 +40,7 @@ from quantcore.evaluation.text import (
     EvaluationText,
     evaluation_text,
     has_own_text,
+    hears,
     media_reader,
     overlap,
     with_special_tokens,
@@ -365,4 +366,5 @@ def read_windows(task: Task) -> TokenWindows:
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer, arguments),
         media=lambda: media_reader(task.model_folder, tokenizer, arguments),
+        hears=hears(task.model_folder),
     )

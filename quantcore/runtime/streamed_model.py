@@ -110,7 +110,7 @@ class StreamedModel:
         self._projections = projection_names(self.model)
         self._keeps_float32 = float32_names(self.model, dtype)
         self.axes: Axes = (0, 1)
-        self._heard: Any = None  # the output of an encoder that hears
+        self._silence: Any = None  # the output of an encoder that hears nothing
         self._num_returned = [0] * len(self._lists)  # values that a block of each list returns as a tuple
         self._passes_on = [True] * len(self._lists)  # see ``Relay``
         for name, buffer in list(self.model.named_buffers()):
@@ -163,7 +163,7 @@ class StreamedModel:
         embedding in the model, and for media that this model does not read.
         """
         self._check_ids(windows_NT)
-        if any(media) and (self.kind is not Kind.causal or self.reader is not self.model):
+        if any(media) and (self.kind not in (Kind.causal, Kind.speech) or self.reader is not self.model):
             raise _reads_no_media(self.model)
         hidden = Hidden(StatesInMemory(len(windows_NT)) if states is None else states)
         with self._outside_loaded(head=False):
@@ -234,16 +234,19 @@ class StreamedModel:
             hidden.arguments.add(arguments)
 
     def _inputs(self, ids_NT: torch.Tensor, media: Media | None = None) -> dict[str, Any]:
-        """Return the model's named inputs for token ids; an encoder that hears does so once for all windows."""
+        """Return the model's named inputs for token ids; an encoder hears silence once for all windows."""
         here = {name: value.to(self.device) for name, value in (media or {}).items()}
         named = inputs_of(self.reader, self.kind, ids_NT, here)
         if self.kind is Kind.speech:
             sound = named.pop(self.model.main_input_name)
-            if self._heard is None:
-                with model_code("its encoder"), torch.no_grad(), matmul_precision(self.device):
-                    self._heard = self.model.get_encoder()(sound)
-            named["encoder_outputs"] = self._heard
+            if not media and self._silence is None:
+                self._silence = self._hear(sound)
+            named["encoder_outputs"] = self._hear(sound) if media else self._silence
         return named
+
+    def _hear(self, sound: torch.Tensor) -> Any:
+        with model_code("its encoder"), torch.no_grad(), matmul_precision(self.device):
+            return self.model.get_encoder()(sound)
 
     def _no_arguments(self, place: int) -> list[Arguments]:
         return [Arguments(is_skipped=True) for _ in self._lists[place]]  # until they are called

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -119,5 +119,34 @@ def save_rows(folder: Path, num_rows: int, *, words: int = 12, kind: str = "imag
         answer = " ".join(f"word{(number * 7 + place) % 23}" for place in range(words))
         turns = {"user": question, "assistant": [{"type": "text", "text": answer}]}
         rows.append(json.dumps({"messages": [{"role": role, "content": content} for role, content in turns.items()]}))
+    (folder / "rows.jsonl").write_text("\n".join(rows))
+    return folder / "rows.jsonl"
+
+
+def save_whisper(folder: Path) -> Path:
+    """Write a tiny Whisper in float32, whose tokens before a transcript are 5 (the decoder's start), 6 and 7."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "WhisperForConditionalGeneration"
+    config = small_config(find_class(name)) | {"decoder_start_token_id": 5}
+    build_twin(config, 0, getattr(transformers, name)).to(torch.float32).save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=config["num_mel_bins"]).save_pretrained(folder)
+    save_byte_tokenizer(folder)
+    inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    names = {number: inner.id_to_token(number) for number in (5, 6, 7, 0)}
+    inner.post_processor = processors.TemplateProcessing(
+        single=" ".join([*(names[number] for number in (5, 6, 7)), "$A", names[0]]),
+        special_tokens=[(token, number) for number, token in names.items()],
+    )
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=names[0], pad_token=names[0]).save_pretrained(folder)
+    return folder
+
+
+def save_transcripts(folder: Path, num_rows: int) -> Path:
+    """Write rows of text with their sound; return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number in range(num_rows):
+        save_sound(folder / f"{number}.wav", number)
+        rows.append(json.dumps({"text": f"these are the words of number {number}. ", "audio": f"{number}.wav"}))
     (folder / "rows.jsonl").write_text("\n".join(rows))
     return folder / "rows.jsonl"
