@@ -26,7 +26,8 @@ ALLOWED = {
         "quantcore.evaluation.consumer": 1,
         "quantcore.evaluation.architecture": 1,
         "quantcore.report.card": 1,
-        "quantcore.data.media": 3,  # the processor's files, and bytes that the guard has read
+        "quantcore.data.media": 1,
+        "quantcore.data.media_files": 2,  # bytes that the guard has read
     },
     "the artifact that is being written": {
         "quantcore.checkpoint.artifact": 3,
