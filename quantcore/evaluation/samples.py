@@ -9,7 +9,7 @@ from transformers.generation.streamers import BaseStreamer
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.quality import Sample
-from quantcore.events import Emit, Progress
+from quantcore.events import Emit, Progress, Warned
 from quantcore.runtime.matmul import matmul_precision
 
 PROMPT_LEN = 24
@@ -20,7 +20,10 @@ def compare_samples(
     tokenizer: PreTrainedTokenizerBase, prompts_NT: torch.Tensor, original: EvaluatedModel, quantized: EvaluatedModel,
     baselines: BaselineCache, emit: Emit,
 ) -> tuple[Sample, ...]:  # fmt: skip
-    """Continue prompts [N, T] with both models, one after the other."""
+    """Continue prompts [N, T] with both models, one after the other; warn if there are none."""
+    if not len(prompts_NT):
+        emit(Warned("samples_left_out", f"No texts were continued: no window ends with {PROMPT_LEN} tokens of text."))
+        return ()
     eos = tokenizer.eos_token_id
     settings = {"prompts": prompts_NT.tolist(), "new_tokens": NEW_TOKENS, "eos": eos}
     emit(Progress("verify", 1, 2, "samples of model"))

@@ -218,6 +218,13 @@ def test_a_result_is_evaluated_on_images(saved, rows, tmp_path):
     assert result.samples and "<image>" not in result.samples[0].prompt
 
 
+def test_windows_that_end_with_an_image_give_no_samples(saved, tmp_path):
+    source, warnings = save_rows(tmp_path / "data", 40, words=1), []
+    evaluation = EvaluationConfig(source=str(source), num_windows=2, seq_len=88, num_prompts=1)
+    result = evaluate(str(saved(LLAVA)), str(saved(LLAVA)), evaluation, warnings.append)
+    assert result.samples == () and "no window ends with 24 tokens of text" in str(warnings)
+
+
 def test_the_same_images_in_the_data_themselves(saved, rows, tmp_path):
     inline = []
     for line in rows.read_text().splitlines():
