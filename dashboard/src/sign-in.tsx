@@ -1,5 +1,6 @@
 import { createContext, type FormEvent, useCallback, useContext, useEffect, useState } from "react";
 import { forgetAnswers, get, Problem, post, remove, setCsrfToken, Unreachable, whenSignedOut } from "./api/client";
+import { queryClient } from "./api/query";
 import type { Key, SignIn } from "./api/types";
 import { Failure, Field } from "./ui/basics";
 
@@ -49,19 +50,17 @@ export function useSignIn() {
       setDoor(error instanceof Unreachable ? "unreachable" : "closed");
     }
   }, [enter, signIn]);
-  const signOut = useCallback(async () => {
-    await remove("/v1/sign-in");
+  const close = useCallback(() => {
     forgetAnswers();
+    queryClient.clear();
     setDoor("closed");
   }, []);
+  const signOut = useCallback(() => remove("/v1/sign-in").then(close), [close]);
 
   useEffect(() => {
-    whenSignedOut(() => {
-      forgetAnswers();
-      setDoor("closed");
-    });
+    whenSignedOut(close);
     void restore();
-  }, [restore]);
+  }, [restore, close]);
 
   useEffect(() => {
     if (door !== "unreachable") return;

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "dashboard"
 BUILT = ROOT / "api" / "ui"
 FIRST_LOAD_BYTES = 200_000
-RUNTIME = {"react", "react-dom", "@noble/hashes"}
+RUNTIME = {"react", "react-dom", "@noble/hashes", "@tanstack/react-query"}
 
 
 @pytest.fixture(scope="module")

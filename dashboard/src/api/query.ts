@@ -1,4 +1,6 @@
-import { useCallback, useEffect, useRef, useState } from "react";
+// Reads from the service with TanStack Query, and what is kept of them until the person signs out.
+import { focusManager, QueryClient, queryOptions, skipToken, useQuery as useCached } from "@tanstack/react-query";
+import { useCallback } from "react";
 import { Unreachable } from "./client";
 import { connection } from "./connection";
 
@@ -8,68 +10,61 @@ export interface Query<T> {
   reload: () => void;
 }
 
+/** Reads a result from the service. `old` is the result with the same key that is already there. */
+export type Load<T> = (signal: AbortSignal, old: T | undefined) => Promise<T>;
+
+interface Times<T> {
+  /** The time from one reading to the next, 0 for one reading alone; it may depend on what was read. */
+  everyMs?: number | ((data: T | undefined) => number);
+  whileHidden?: () => boolean;
+}
+
 const AGAIN_FIRST_MS = 1000;
 const AGAIN_LAST_MS = 15_000;
 
+/** The browser may believe that it is offline while the service is on the same machine: requests are always tried. */
+export const queryClient = new QueryClient({ defaultOptions: { queries: { networkMode: "always" } } });
+
+/** Lets polling queries read at once when the page is seen again. Retries do not wait for that. */
+export function watchVisibility() {
+  focusManager.setFocused(true);
+  focusManager.setEventListener((seen) => {
+    const update = () => document.hidden || seen();
+    document.addEventListener("visibilitychange", update);
+    return () => document.removeEventListener("visibilitychange", update);
+  });
+  queryClient.mount();
+}
+
+const isAway = (error: Error) => error instanceof Unreachable || connection.isLost();
+
+/** The rules of all queries, in the terms of TanStack Query. */
+export function optionsOf<T>(key: string | null, load: Load<T>, { everyMs = 0, whileHidden = () => false }: Times<T>) {
+  const everyMsNow = ({ state: { data } }: { state: { data?: T } }) =>
+    typeof everyMs === "number" ? everyMs : everyMs(data);
+  return queryOptions<T, Error, T, [string | null]>({
+    queryKey: [key],
+    queryFn: key === null ? skipToken : ({ signal }) => load(signal, queryClient.getQueryData<T>([key])),
+    refetchInterval: (query) => (!document.hidden || whileHidden()) && everyMsNow(query),
+    refetchIntervalInBackground: true,
+    refetchOnWindowFocus: (query) => everyMsNow(query) > 0,
+    retry: (_, error) => everyMs !== 0 || isAway(error),
+    retryDelay: (count, error) =>
+      isAway(error) ? Math.min(AGAIN_LAST_MS, AGAIN_FIRST_MS * 2 ** count) : AGAIN_LAST_MS,
+  });
+}
+
 /**
  * The result of `load`, refreshed every `everyMs` while the page is visible, and also while it is hidden if
- * `whileHidden` says so. `key` identifies the request: a new key drops the old result; with the same key it stays until
- * the next one arrives, also while the connection is lost.
+ * `whileHidden` says so. `key` identifies the request for the whole dashboard: a new key drops the old result; with the
+ * same key it stays until the next one arrives, also while the connection is lost.
  */
-export function useQuery<T>(
-  key: string | null,
-  load: (signal: AbortSignal) => Promise<T>,
-  { everyMs = 0, whileHidden = () => false }: { everyMs?: number; whileHidden?: () => boolean } = {},
-): Query<T> {
-  const [answer, setAnswer] = useState<{ key: string | null; data?: T; error?: Error }>({ key: null });
-  const [round, setRound] = useState(0);
-  const latest = useRef(load);
-  latest.current = load;
-  const goesOn = useRef(whileHidden);
-  goesOn.current = whileHidden;
-
-  // biome-ignore lint/correctness/useExhaustiveDependencies: `reload` starts another round
-  useEffect(() => {
-    if (key === null) return;
-    const controller = new AbortController();
-    let timer = 0;
-    let failures = 0;
-
-    const later = (ms: number) => {
-      window.clearTimeout(timer);
-      timer = window.setTimeout(ask, ms);
-    };
-    const ask = async () => {
-      if (document.hidden && !goesOn.current() && failures === 0 && timer) return later(everyMs);
-      try {
-        const data = await latest.current(controller.signal);
-        failures = 0;
-        if (controller.signal.aborted) return;
-        setAnswer((old) => (old.key === key && old.data === data && !old.error ? old : { key, data }));
-        if (everyMs) later(everyMs);
-      } catch (error) {
-        if (controller.signal.aborted) return;
-        failures += 1;
-        setAnswer((old) => ({ key, data: old.key === key ? old.data : undefined, error: error as Error }));
-        const again = error instanceof Unreachable || connection.isLost();
-        if (again) later(Math.min(AGAIN_LAST_MS, AGAIN_FIRST_MS * 2 ** (failures - 1)));
-        else if (everyMs) later(Math.max(everyMs, AGAIN_LAST_MS));
-      }
-    };
-    const whenVisible = () => {
-      if (!document.hidden && everyMs) later(0);
-    };
-
-    void ask();
-    document.addEventListener("visibilitychange", whenVisible);
-    return () => {
-      controller.abort();
-      window.clearTimeout(timer);
-      document.removeEventListener("visibilitychange", whenVisible);
-    };
-  }, [key, everyMs, round]);
-
-  const reload = useCallback(() => setRound((old) => old + 1), []);
-  const own = answer.key === key;
-  return { data: own ? answer.data : undefined, error: own ? answer.error : undefined, reload };
+export function useQuery<T>(key: string | null, load: Load<T>, times: Times<T> = {}): Query<T> {
+  const { data, error, failureReason } = useCached(optionsOf(key, load, times), queryClient);
+  const reload = useCallback(() => {
+    const filter = { queryKey: [key], exact: true };
+    // what is under way may be older than the change after which this is called, or wait for its next try
+    void queryClient.cancelQueries(filter).then(() => queryClient.refetchQueries(filter));
+  }, [key]);
+  return { data, error: failureReason ?? error ?? undefined, reload };
 }

@@ -1,7 +1,6 @@
 // The runs of a comparison and their layers, from the service.
-import { useRef } from "react";
 import { get, Problem } from "../../api/client";
-import { type Query, useQuery } from "../../api/query";
+import { type Query, queryClient, useQuery } from "../../api/query";
 import { type EventPage, type Job, type JobPage, type JobSummary, type Layer, summaryOf } from "../../api/types";
 import { FINAL_STATES } from "../../ui/states";
 import { type Choice, MAX_COMPARED, type Params } from "./address";
@@ -18,21 +17,14 @@ const PAGE = 100;
 const hasEnded = (job: Job) => FINAL_STATES.has(job.state);
 export const hasLayers = (job: Job) => hasEnded(job) && summaryOf(job) !== null;
 
-/** The runs of a comparison. Those that have ended are read once. */
+/** The runs of a comparison. They are read until all have ended. */
 export function useRuns(choice: Choice): Query<Runs> {
-  const key = JSON.stringify(choice);
-  const last = useRef<{ key: string; runs: Runs }>(undefined);
   const isEmpty = "ids" in choice && choice.ids.length === 0;
   return useQuery(
-    isEmpty ? null : `compare ${key}`,
-    async (signal) => {
-      const known = last.current?.key === key ? last.current.runs : undefined;
-      if (known?.jobs.every(hasEnded)) return known;
-      const runs = await ("ids" in choice ? readNamed(choice.ids, known, signal) : readMatching(choice.filter, signal));
-      last.current = { key, runs };
-      return runs;
-    },
-    { everyMs: EVERY_MS },
+    isEmpty ? null : `compare ${JSON.stringify(choice)}`,
+    (signal, old: Runs | undefined) =>
+      "ids" in choice ? readNamed(choice.ids, old, signal) : readMatching(choice.filter, signal),
+    { everyMs: (runs) => (runs?.jobs.every(hasEnded) ? 0 : EVERY_MS) },
   );
 }
 
@@ -74,17 +66,17 @@ function checkNumber(count: number, text: string) {
 
 /** The layers of `jobs`; those of each run are read once. */
 export function useLayers(jobs: Job[]): Query<{ job: Job; layers: Layer[] }[]> {
-  const known = useRef(new Map<string, Layer[]>());
-  return useQuery(`layers ${jobs.map((job) => job.id).join()}`, (signal) =>
-    Promise.all(
-      jobs.map(async (job) => {
-        const layers = known.current.get(job.id) ?? (await readLayers(job.id, signal));
-        known.current.set(job.id, layers);
-        return { job, layers };
-      }),
-    ),
+  return useQuery(`layers ${jobs.map((job) => job.id).join()}`, () =>
+    Promise.all(jobs.map(async (job) => ({ job, layers: await layersOf(job) }))),
   );
 }
+
+const layersOf = ({ id }: Job) =>
+  queryClient.fetchQuery({
+    queryKey: ["layers of", id],
+    queryFn: ({ signal }) => readLayers(id, signal),
+    staleTime: Number.POSITIVE_INFINITY,
+  });
 
 async function readLayers(id: string, signal: AbortSignal): Promise<Layer[]> {
   const layers = new Map<string, Layer>();

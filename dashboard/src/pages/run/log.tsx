@@ -14,40 +14,37 @@ const AROUND = 200;
 const EVERY_MS = 1500;
 const ICONS: Record<string, string> = { error: "✕", warning: "⚠" };
 
+/** The lines after the `old` ones; without those, the newest lines, or those around `line`. */
+async function readOn(path: string, level: string, line: number | null, old: LogLine[], signal: AbortSignal) {
+  const lastSeq = old.at(-1)?.seq;
+  const start = line === null ? { tail: PAGE } : { after: Math.max(0, line - AROUND) };
+  const { data } = await get<LogPage>(path, { level, ...(lastSeq ? { after: lastSeq } : start) }, signal);
+  const fresh = data.filter(({ seq }) => seq > (lastSeq ?? 0));
+  return fresh.length ? [...old, ...fresh].slice(-MAX_SHOWN) : old;
+}
+
 /** The newest log lines, or those around a linked line; then new lines as they arrive. */
 export function Log({ job, line }: { job: Job; line: number | null }) {
   const [level, setLevel] = useState("debug");
   const [follows, setFollows] = useState(line === null);
-  const [lines, setLines] = useState<LogLine[]>([]);
-  const last = useRef(0);
   const box = useRef<HTMLDivElement>(null);
   const isOver = FINAL_STATES.has(job.state);
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: each of the three selects other lines
-  useEffect(() => {
-    last.current = 0;
-    setLines([]);
-  }, [job.id, level, line]);
-
   const query = useQuery(
     `log ${job.id} ${level} ${line}`,
-    async (signal) => {
-      const path = `/v1/jobs/${job.id}/logs`;
-      const start = line === null ? { tail: PAGE } : { after: Math.max(0, line - AROUND) };
-      const page = await get<LogPage>(path, { level, ...(last.current ? { after: last.current } : start) }, signal);
-      const lastSeq = last.current;
-      const fresh = page.data.filter((each) => each.seq > lastSeq);
-      last.current = page.data.at(-1)?.seq ?? lastSeq;
-      if (fresh.length) setLines((old) => [...old, ...fresh].slice(-MAX_SHOWN));
-      return true;
-    },
+    (signal, old: LogLine[] = []) => readOn(`/v1/jobs/${job.id}/logs`, level, line, old, signal),
     { everyMs: isOver ? 0 : EVERY_MS },
   );
+  const lines = query.data ?? [];
 
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the last lines may have come after the last reading
+  useEffect(() => {
+    if (isOver && query.data) query.reload();
+  }, [isOver]);
   // biome-ignore lint/correctness/useExhaustiveDependencies: new lines move the end
   useEffect(() => {
     if (follows && box.current) box.current.scrollTop = box.current.scrollHeight;
-  }, [lines, follows]);
+  }, [query.data, follows]);
   const hasLines = lines.length > 0;
   useEffect(() => {
     if (line !== null && hasLines) document.getElementById(`L${line}`)?.scrollIntoView({ block: "center" });

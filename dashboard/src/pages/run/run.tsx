@@ -35,16 +35,14 @@ const TABS = [
 const TRY_IT = { id: "chat", text: "Try it" };
 
 export default function Run({ id, place: { search, path } }: { id: string; place: Place }) {
-  const [isOver, setIsOver] = useState(false);
   const query = useQuery(`job ${id}`, (signal) => get<Job>(`/v1/jobs/${id}`, {}, signal), {
-    everyMs: isOver ? 30_000 : EVERY_MS,
+    everyMs: (read) => (read && FINAL_STATES.has(read.state) && !isPublishing(read) ? 30_000 : EVERY_MS),
   });
   const [round, setRound] = useState(0);
   const { log: eventLog, link } = useEventLog(id, round);
   const job = query.data;
   const mayChat = useSession().can("jobs:chat") && job?.state === "succeeded";
 
-  useEffect(() => setIsOver(!!job && FINAL_STATES.has(job.state) && !isPublishing(job)), [job]);
   useEffect(() => {
     if (eventLog.state) query.reload();
   }, [eventLog.state, query.reload]);
