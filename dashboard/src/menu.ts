@@ -1,7 +1,8 @@
 // The pages as people look for them: what is worked with, and two sections with pages of their own.
+import type { RegisteredRouter } from "@tanstack/react-router";
 
 export interface MenuEntry {
-  to: string;
+  to: Exclude<keyof RegisteredRouter["routesByPath"], "/jobs/$id">;
   text: string;
   /** The permission without which the page is not offered. */
   scope?: string;

@@ -1,10 +1,10 @@
+import { linkOptions, type NavigateOptions, useNavigate } from "@tanstack/react-router";
 import { type KeyboardEvent, useEffect, useRef, useState } from "react";
 import { get } from "./api/client";
 import { useQuery } from "./api/query";
 import type { JobPage } from "./api/types";
 import { type MenuEntry, matching, menuFor } from "./menu";
 import { nameOf } from "./names";
-import { navigate } from "./router";
 import { useSession } from "./sign-in";
 import { Dialog } from "./ui/basics";
 import { STATES } from "./ui/states";
@@ -14,12 +14,12 @@ const TYPING_MS = 150;
 
 interface Choice {
   id: string;
-  to: string;
+  link: NavigateOptions;
   text: string;
   hint: string;
 }
 
-const choiceOf = ({ to, text }: MenuEntry, hint: string): Choice => ({ id: `go-${to}`, to, text, hint });
+const choiceOf = ({ to, text }: MenuEntry, hint: string): Choice => ({ id: `go-${to}`, link: { to }, text, hint });
 
 /** Whether the palette is open. Ctrl-K or ⌘-K opens and closes it, unless another dialog is open. */
 export function usePalette() {
@@ -38,6 +38,7 @@ export function usePalette() {
 
 /** Goes to a page, a run or a new job by its name: a combobox with a list box after the ARIA practices. */
 export function Palette({ onClose }: { onClose: () => void }) {
+  const navigate = useNavigate();
   const input = useRef<HTMLInputElement>(null);
   const [text, setText] = useState("");
   const [index, setIndex] = useState(0);
@@ -47,7 +48,7 @@ export function Palette({ onClose }: { onClose: () => void }) {
   const choose = (choice: Choice | undefined) => {
     if (!choice) return;
     onClose();
-    navigate(choice.to);
+    void navigate(choice.link);
   };
   const press = (event: KeyboardEvent) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -118,7 +119,7 @@ function useChoices(text: string): Choice[] {
   ];
   const found = (runs.data?.data ?? []).map((job) => ({
     id: job.id,
-    to: `/jobs/${job.id}`,
+    link: linkOptions({ to: "/jobs/$id", params: { id: job.id } }),
     text: nameOf(job),
     hint: `Run · ${STATES[job.state].text} · ${job.id.slice(-6)}`,
   }));

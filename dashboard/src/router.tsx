@@ -1,53 +1,109 @@
-// Routing below /ui with the history of the browser. The address holds what a page shows, so that links can be shared.
-import { type AnchorHTMLAttributes, type MouseEvent, useMemo, useSyncExternalStore } from "react";
+// The pages below /ui, by TanStack Router. The code of a page is loaded when it is first opened, except the list's.
+import { createRootRoute, createRoute, createRouter, notFound, redirect } from "@tanstack/react-router";
+import { lazy } from "react";
+import { Link } from "./link";
+import { Runs } from "./pages/runs/runs";
+import {
+  BASE,
+  parseSearch,
+  readAudit,
+  readCompare,
+  readDatasets,
+  readModels,
+  readNewJob,
+  readRun,
+  readRuns,
+  stringifySearch,
+} from "./search";
+import { Shell } from "./shell";
+import { Empty, Loading, Title } from "./ui/basics";
+import { PageFailure } from "./ui/page-failure";
 
-export const BASE = "/ui";
-const CHANGED = "bitfoundry:navigated";
+const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
+const getParentRoute = () => root;
 
-function subscribe(listener: () => void) {
-  window.addEventListener("popstate", listener);
-  window.addEventListener(CHANGED, listener);
-  return () => {
-    window.removeEventListener("popstate", listener);
-    window.removeEventListener(CHANGED, listener);
-  };
+const pages = [
+  createRoute({ getParentRoute, path: "/", component: Runs, validateSearch: readRuns }),
+  createRoute({
+    getParentRoute,
+    path: "/jobs",
+    validateSearch: readRuns,
+    beforeLoad: ({ search }) => {
+      throw redirect({ to: "/", search, replace: true });
+    },
+  }),
+  createRoute({
+    getParentRoute,
+    path: "/jobs/new",
+    component: lazy(() => import("./pages/new-job/new-job")),
+    validateSearch: readNewJob,
+  }),
+  createRoute({
+    getParentRoute,
+    path: "/jobs/$id",
+    component: lazy(() => import("./pages/run/run")),
+    validateSearch: readRun,
+    remountDeps: ({ params }) => params,
+    beforeLoad: ({ params }) => {
+      if (!/^job_[0-9a-f]{32}$/.test(params.id)) throw notFound();
+    },
+  }),
+  createRoute({
+    getParentRoute,
+    path: "/models",
+    component: lazy(() => import("./pages/models/models")),
+    validateSearch: readModels,
+  }),
+  createRoute({
+    getParentRoute,
+    path: "/compare",
+    component: lazy(() => import("./pages/compare/compare")),
+    validateSearch: readCompare,
+  }),
+  createRoute({
+    getParentRoute,
+    path: "/datasets",
+    component: lazy(() => import("./pages/datasets")),
+    validateSearch: readDatasets,
+  }),
+  createRoute({
+    getParentRoute,
+    path: "/audit",
+    component: lazy(() => import("./pages/audit")),
+    validateSearch: readAudit,
+  }),
+  createRoute({ getParentRoute, path: "/workers", component: lazy(() => import("./pages/workers")) }),
+  createRoute({ getParentRoute, path: "/keys", component: lazy(() => import("./pages/keys")) }),
+  createRoute({ getParentRoute, path: "/webhooks", component: lazy(() => import("./pages/webhooks")) }),
+  createRoute({ getParentRoute, path: "/project", component: lazy(() => import("./pages/project")) }),
+  createRoute({ getParentRoute, path: "/queue", component: lazy(() => import("./pages/queue")) }),
+  createRoute({ getParentRoute, path: "/system", component: lazy(() => import("./pages/system")) }),
+  // for those who change the dashboard
+  createRoute({ getParentRoute, path: "/components", component: lazy(() => import("./pages/components/components")) }),
+] as const;
+
+function NotFound() {
+  return (
+    <>
+      <Title>Page not found</Title>
+      <Empty>
+        This page does not exist. <Link to="/">View all runs</Link>
+      </Empty>
+    </>
+  );
 }
 
-export interface Place {
-  path: string;
-  search: URLSearchParams;
-}
+export const router = createRouter({
+  routeTree: root.addChildren(pages),
+  basepath: BASE,
+  parseSearch,
+  stringifySearch,
+  defaultPendingComponent: Loading,
+  defaultErrorComponent: PageFailure,
+});
 
-export function usePlace(): Place {
-  const href = useSyncExternalStore(subscribe, () => window.location.pathname + window.location.search);
-  return useMemo(() => {
-    const url = new URL(href, window.location.origin);
-    return { path: url.pathname.replace(BASE, "") || "/", search: url.searchParams };
-  }, [href]);
-}
-
-export function navigate(to: string, { replace = false } = {}) {
-  window.history[replace ? "replaceState" : "pushState"](null, "", BASE + to);
-  window.dispatchEvent(new Event(CHANGED));
-}
-
-/** The query string with changed parameters: null removes one, a list sets several values. */
-export function withParams(search: URLSearchParams, changes: Record<string, string | string[] | null>): string {
-  const next = new URLSearchParams(search);
-  for (const [name, value] of Object.entries(changes)) {
-    next.delete(name);
-    for (const each of value === null ? [] : [value].flat()) next.append(name, each);
+declare module "@tanstack/react-router" {
+  interface Register {
+    router: typeof router;
   }
-  const text = next.toString();
-  return text ? `?${text}` : "";
-}
-
-export function Link({ to, ...rest }: { to: string } & AnchorHTMLAttributes<HTMLAnchorElement>) {
-  const follow = (event: MouseEvent<HTMLAnchorElement>) => {
-    rest.onClick?.(event);
-    if (event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;
-    event.preventDefault();
-    navigate(to);
-  };
-  return <a {...rest} href={BASE + to} onClick={follow} />;
 }

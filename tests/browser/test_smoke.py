@@ -13,6 +13,7 @@ from tests.support.models import tiny_model
 
 PAGES = {
     "/": "Runs",
+    "/jobs/?state=failed": "Runs",
     "/jobs/new": "New job",
     "/models": "Models",
     "/compare": "Compare",
@@ -25,6 +26,7 @@ PAGES = {
     "/queue": "Queue",
     "/system": "System",
     "/nowhere": "Page not found",
+    "/jobs/job_0": "Page not found",
 }
 
 
@@ -61,7 +63,7 @@ def test_every_page_is_there_and_accessible(
             page.set_viewport_size({"width": 1280, "height": 900})
             page.goto(f"/ui{path}")
             expect(page.get_by_role("heading", level=1)).to_have_text(heading)
-            page.wait_for_load_state("networkidle") if path == "/nowhere" else page.wait_for_timeout(300)
+            page.wait_for_load_state("networkidle") if heading == "Page not found" else page.wait_for_timeout(300)
             check_accessible(page)
             page.set_viewport_size({"width": 360, "height": 740})
             assert page.evaluate(too_wide) <= 0, "it scrolls sideways at 360 px"

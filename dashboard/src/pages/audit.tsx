@@ -1,22 +1,22 @@
+import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { get } from "../api/client";
 import { useQuery } from "../api/query";
 import type { AuditPage } from "../api/types";
 import { OPERATOR } from "../labels";
-import { Link, navigate, type Place, withParams } from "../router";
+import { Link } from "../link";
 import { Empty, Pending, scrollable, Time, Title } from "../ui/basics";
 
-export default function Audit({ place: { search } }: { place: Place }) {
-  const params = {
-    action: search.get("action"),
-    object_id: search.get("object_id"),
-    cursor: search.get("cursor"),
-    limit: 100,
-  };
+const route = getRouteApi("/audit");
+
+export default function Audit() {
+  const { action, object_id, cursor } = route.useSearch();
+  const navigate = useNavigate();
+  const params = { action, object_id, cursor, limit: 100 };
   const query = useQuery(`audit ${JSON.stringify(params)}`, (signal) => get<AuditPage>("/v1/audit", params, signal), {
     everyMs: 10_000,
   });
-  const isFiltered = Boolean(params.action || params.object_id);
-  const to = (changes: Record<string, string | null>) => `/audit${withParams(search, { cursor: null, ...changes })}`;
+  const isFiltered = Boolean(action || object_id);
+  const filter = { action, object_id };
   return (
     <>
       <Title>Audit</Title>
@@ -25,18 +25,12 @@ export default function Audit({ place: { search } }: { place: Place }) {
         onSubmit={(event) => {
           event.preventDefault();
           const form = new FormData(event.currentTarget);
-          navigate(
-            to({ action: String(form.get("action")) || null, object_id: String(form.get("object_id")) || null }),
-          );
+          const given = (name: string) => String(form.get(name)) || undefined;
+          void navigate({ to: "/audit", search: { action: given("action"), object_id: given("object_id") } });
         }}
       >
-        <input
-          name="action"
-          aria-label="Action"
-          placeholder="Action, e.g. job.cancel"
-          defaultValue={params.action ?? ""}
-        />
-        <input name="object_id" aria-label="Object ID" placeholder="Object ID" defaultValue={params.object_id ?? ""} />
+        <input name="action" aria-label="Action" placeholder="Action, e.g. job.cancel" defaultValue={action ?? ""} />
+        <input name="object_id" aria-label="Object ID" placeholder="Object ID" defaultValue={object_id ?? ""} />
         <button type="submit">Filter</button>
         {isFiltered && <Link to="/audit">Clear filters</Link>}
       </form>
@@ -62,10 +56,14 @@ export default function Audit({ place: { search } }: { place: Place }) {
                   </td>
                   <td>{entry.key_id ? <code>{entry.key_id}</code> : OPERATOR}</td>
                   <td>
-                    <Link to={to({ action: entry.action })}>{entry.action}</Link>
+                    <Link to="/audit" search={{ ...filter, action: entry.action }}>
+                      {entry.action}
+                    </Link>
                   </td>
                   <td>
-                    <Link to={to({ object_id: entry.object_id })}>{entry.object_id}</Link>
+                    <Link to="/audit" search={{ ...filter, object_id: entry.object_id }}>
+                      {entry.object_id}
+                    </Link>
                   </td>
                   <td>
                     {Object.keys(entry.detail).length > 0 && <code>{JSON.stringify(entry.detail).slice(0, 300)}</code>}
@@ -77,9 +75,17 @@ export default function Audit({ place: { search } }: { place: Place }) {
         </div>
       )}
       <div className="row spread">
-        {params.cursor ? <Link to={to({})}>← Newest</Link> : <span />}
+        {cursor ? (
+          <Link to="/audit" search={filter}>
+            ← Newest
+          </Link>
+        ) : (
+          <span />
+        )}
         {query.data?.next_cursor && (
-          <Link to={`/audit${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>
+          <Link to="/audit" search={{ ...filter, cursor: query.data.next_cursor }}>
+            Older →
+          </Link>
         )}
       </div>
     </>

@@ -1,16 +1,19 @@
+import { getRouteApi } from "@tanstack/react-router";
 import { useState } from "react";
 import { get, remove } from "../api/client";
 import { useQuery } from "../api/query";
 import type { Dataset, DatasetPage } from "../api/types";
 import { formatBytes, formatNumber } from "../format";
-import { Link, type Place, withParams } from "../router";
+import { Link } from "../link";
 import { useSession } from "../sign-in";
 import { ActionsHead, Confirm, CopyButton, Dialog, Empty, Facts, Pending, scrollable, Time, Title } from "../ui/basics";
 import { DatasetPreview, UploadDialog } from "./dataset-upload";
 
-export default function Datasets({ place: { search } }: { place: Place }) {
+const route = getRouteApi("/datasets");
+
+export default function Datasets() {
   const session = useSession();
-  const cursor = search.get("cursor");
+  const { cursor } = route.useSearch();
   const query = useQuery(`datasets ${cursor}`, (signal) =>
     get<DatasetPage>("/v1/datasets", { limit: 50, cursor }, signal),
   );
@@ -83,7 +86,9 @@ export default function Datasets({ place: { search } }: { place: Place }) {
         </div>
       )}
       {query.data?.next_cursor && (
-        <Link to={`/datasets${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>
+        <Link to="/datasets" search={{ cursor: query.data.next_cursor }}>
+          Older →
+        </Link>
       )}
       {uploading && <UploadDialog onClose={() => setUploading(false)} onDone={query.reload} />}
       {shown && <DatasetDialog dataset={shown} onClose={() => setShown(null)} />}

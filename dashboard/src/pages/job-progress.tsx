@@ -1,8 +1,8 @@
 import { type Job, type Progress, progressOf, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatEstimate, formatPercent } from "../format";
 import { OPERATOR } from "../labels";
+import { Link } from "../link";
 import { nameOf } from "../names";
-import { Link } from "../router";
 import { Bar, Time } from "../ui/basics";
 import { StateLabel } from "../ui/states";
 
@@ -60,7 +60,7 @@ export function JobProgress({ job }: { job: Job }) {
 export function RunLink({ job }: { job: Job }) {
   return (
     <div>
-      <Link to={`/jobs/${job.id}`} title={job.id}>
+      <Link to="/jobs/$id" params={{ id: job.id }} title={job.id}>
         {nameOf(job)}
       </Link>
     </div>

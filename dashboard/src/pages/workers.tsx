@@ -3,7 +3,7 @@ import { get, post } from "../api/client";
 import { useQuery } from "../api/query";
 import type { List, Worker } from "../api/types";
 import { formatBytes, plural } from "../format";
-import { Link } from "../router";
+import { Link } from "../link";
 import { ActionsHead, Confirm, Empty, Failure, Pending, scrollable, Time, Title } from "../ui/basics";
 
 interface Device {
@@ -77,7 +77,10 @@ export default function Workers() {
                     {worker.jobs.length === 0 && <span className="faint">idle</span>}
                     {worker.jobs.map((job) => (
                       <div key={job.id}>
-                        <Link to={`/jobs/${job.id}`}>…{job.id.slice(-8)}</Link> {job.phase ?? job.state}
+                        <Link to="/jobs/$id" params={{ id: job.id }}>
+                          …{job.id.slice(-8)}
+                        </Link>{" "}
+                        {job.phase ?? job.state}
                       </div>
                     ))}
                   </td>

@@ -1,20 +1,21 @@
 import { expect, it } from "vitest";
-import { compareAllAddress, linkTo, MAX_NAMED, readChoice, viewOf } from "./address";
+import { parseSearch, readCompare, readRuns, stringifySearch } from "../../search";
+import { compareAllLink, linkTo, MAX_NAMED, readChoice, viewOf } from "./address";
 import { run } from "./samples";
 
-const search = (text: string) => new URLSearchParams(text);
+const search = (text: string) => readCompare(parseSearch(text));
 
 it("names runs once, or chooses them by the filters of the list", () => {
   expect(readChoice(search("job=b&job=a&job=b&sort=size_bytes"))).toEqual({ ids: ["b", "a"] });
   expect(readChoice(search("q=llama&label=team%3Da&label=x%3Dy"))).toEqual({
-    filter: { state: [], q: ["llama"], label: ["team=a", "x=y"], sweep: [], model: [], created_before: null },
+    filter: { q: "llama", label: ["team=a", "x=y"] },
   });
   expect(readChoice(search("created_before=2026-11-26T08:00:00Z"))).toHaveProperty("filter");
 });
 
 it("compares all results of a filter by an address that is short however many they are", () => {
-  const address = compareAllAddress(search("state=failed&state=running&q=llama&cursor=abc"));
-  expect(address).toBe("/compare?q=llama&state=succeeded");
+  const list = readRuns(parseSearch("state=failed&state=running&q=llama&cursor=abc"));
+  expect(stringifySearch(compareAllLink(list).search)).toBe("?q=llama&state=succeeded");
 });
 
 it("names no more runs than proxies let through", () => {

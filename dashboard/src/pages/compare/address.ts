@@ -1,8 +1,9 @@
 // The address of a comparison: which runs it shows, and how.
+import { linkOptions, useNavigate } from "@tanstack/react-router";
+import { useCallback } from "react";
 import type { Job } from "../../api/types";
 import { NUM_LOOKS } from "../../charts/marks";
-import { BASE, navigate, withParams } from "../../router";
-import { FILTERS, readFilters } from "../runs/filters";
+import { BASE, type CompareSearch, type FILTERS, type RunsSearch, stringifySearch } from "../../search";
 
 export const MAX_COMPARED = 500;
 /** Runs that an address names one by one. It has 41 characters for each; proxies refuse addresses of 8000. */
@@ -11,33 +12,33 @@ export const MAX_NAMED = 100;
 /** Runs whose layers are shown in one chart: each has a mark of its own. */
 export const MAX_OVERLAID = NUM_LOOKS;
 
-/** Parameters of an address: null removes one. */
-export type Params = Record<string, string | string[] | null>;
+/** The filters that choose the runs of a comparison, as API parameters. */
+export type Filter = Pick<CompareSearch, (typeof FILTERS)[number] | "created_before">;
 
 /** The runs of a comparison: those that are named, or all that the filters of the list match. */
-export type Choice = { ids: string[] } | { filter: Params };
+export type Choice = { ids: string[] } | { filter: Filter };
 
-const UNTIL = "created_before";
-
-export function readChoice(search: URLSearchParams): Choice {
-  if (![...FILTERS, UNTIL].some((name) => search.has(name))) return { ids: [...new Set(search.getAll("job"))] };
-  return { filter: { ...readFilters(search), [UNTIL]: search.get(UNTIL) } };
+export function readChoice(search: CompareSearch): Choice {
+  const { state, q, label, sweep, model, created_before } = search;
+  const filter = { state, q, label, sweep, model, created_before };
+  return Object.values(filter).some((value) => value !== undefined) ? { filter } : { ids: [...new Set(search.job)] };
 }
 
-export const compareAddress = (ids: string[]) =>
-  `/compare${ids.length ? "?" : ""}${ids.map((id) => `job=${id}`).join("&")}`;
+export const compareLink = (ids: string[]) => linkOptions({ to: "/compare", search: { job: ids } });
 
 /** The comparison of all results that the filters of the list match. */
-export const compareAllAddress = (search: URLSearchParams) =>
-  `/compare${withParams(search, { state: "succeeded", cursor: null })}`;
+export function compareAllLink({ cursor: _, state: __, ...filters }: RunsSearch) {
+  const search: CompareSearch = { ...filters, state: ["succeeded"] };
+  return linkOptions({ to: "/compare", search });
+}
 
 /** The link to a view, which later runs do not change: a filter ends after the newest run that is in the view. */
-export function linkTo(search: URLSearchParams, jobs: Job[], origin: string): string {
-  const isOpen = "filter" in readChoice(search) && !search.has(UNTIL) && jobs.length > 0;
+export function linkTo(search: CompareSearch, jobs: Job[], origin: string): string {
+  const isOpen = "filter" in readChoice(search) && !search.created_before && jobs.length > 0;
   const newestMs = Math.max(...jobs.map((job) => Date.parse(job.created_at)));
   // the service's times are finer than a millisecond
-  const end: Params = isOpen ? { [UNTIL]: new Date(newestMs + 1).toISOString() } : {};
-  return `${origin}${BASE}/compare${withParams(search, end)}`;
+  const end = isOpen ? { created_before: new Date(newestMs + 1).toISOString() } : {};
+  return `${origin}${BASE}/compare${stringifySearch({ ...search, ...end })}`;
 }
 
 /** How the page shows its runs. All of it is in the address. */
@@ -53,27 +54,28 @@ export interface View {
   kind: string;
 }
 
-export const viewOf = (search: URLSearchParams): View => ({
-  baseId: search.get("base"),
-  order: search.get("sort"),
-  overlaid: search.has("layers") ? search.getAll("layers") : null,
-  metric: search.get("metric"),
-  kind: search.get("kind") ?? "",
+export const viewOf = ({ base, sort, layers, metric, kind }: CompareSearch): View => ({
+  baseId: base ?? null,
+  order: sort ?? null,
+  overlaid: layers ?? null,
+  metric: metric ?? null,
+  kind: kind ?? "",
 });
 
 const NOTHING = "none";
 
 /** The choice of runs whose layers are shown, as it is in the address. */
-export const overlaying = (ids: string[]): Params => ({ layers: ids.length ? ids : NOTHING });
+export const overlaying = (ids: string[]): CompareSearch => ({ layers: ids.length ? ids : [NOTHING] });
 
-/** Changes what the page shows. The same function for every view, so that no row of the table is drawn again for it. */
-export function changeView(changes: Params) {
-  const search = new URLSearchParams(window.location.search);
-  navigate(`/compare${withParams(search, changes)}`, { replace: true });
-}
-
-/** Takes a run out of those that are named. */
-export function removeRun(id: string) {
-  const named = new URLSearchParams(window.location.search).getAll("job");
-  changeView({ job: named.filter((each) => each !== id) });
+/** A function that changes what the page shows. It stays the same, so that no row of the table is drawn again. */
+export function useChangeView() {
+  const navigate = useNavigate({ from: "/compare" });
+  return useCallback(
+    (changes: CompareSearch | ((now: CompareSearch) => CompareSearch)) =>
+      void navigate({
+        search: (now) => ({ ...now, ...(typeof changes === "function" ? changes(now) : changes) }),
+        replace: true,
+      }),
+    [navigate],
+  );
 }

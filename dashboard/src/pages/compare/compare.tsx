@@ -1,12 +1,22 @@
+import { getRouteApi } from "@tanstack/react-router";
 import { useMemo } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import { type Job, type JobPage, schemeOf } from "../../api/types";
+import { Link } from "../../link";
 import { nameOf } from "../../names";
-import { Link, navigate, type Place, withParams } from "../../router";
 import { CopyButton, Empty, Field, Pending, Title } from "../../ui/basics";
-import { FILTERS } from "../runs/filters";
-import { linkTo, MAX_COMPARED, MAX_NAMED, MAX_OVERLAID, readChoice, type View, viewOf } from "./address";
+import {
+  type Filter,
+  linkTo,
+  MAX_COMPARED,
+  MAX_NAMED,
+  MAX_OVERLAID,
+  readChoice,
+  useChangeView,
+  type View,
+  viewOf,
+} from "./address";
 import { ConfigDiff } from "./config-diff";
 import { LayersOverlay } from "./overlay";
 import { paretoFronts } from "./pareto";
@@ -15,7 +25,10 @@ import { hasLayers, useRuns } from "./read-runs";
 import { ResultsTable } from "./results";
 import { resultsOf, uniqueNames } from "./runs-of-view";
 
-export default function Compare({ place: { search } }: { place: Place }) {
+const route = getRouteApi("/compare");
+
+export default function Compare() {
+  const search = route.useSearch();
   const choice = useMemo(() => readChoice(search), [search]);
   const view = useMemo(() => viewOf(search), [search]);
   const query = useRuns(choice);
@@ -26,7 +39,7 @@ export default function Compare({ place: { search } }: { place: Place }) {
       <Title extra={jobs.length > 0 && <CopyButton text={linkTo(search, jobs, location.origin)} label="Copy link" />}>
         Compare
       </Title>
-      {isNamed ? <AddRun ids={choice.ids} search={search} /> : <Matching search={search} />}
+      {isNamed ? <AddRun ids={choice.ids} /> : <Matching filter={choice.filter} />}
       {(!isNamed || choice.ids.length > 0) && <Pending query={query} />}
       {missing.length > 0 && (
         <p className="notice warn">
@@ -93,29 +106,33 @@ function chooseOverlaid(jobs: Job[], base: Job, chosen: string | null): Job[] {
 }
 
 /** The filter that chose the runs. */
-function Matching({ search }: { search: URLSearchParams }) {
-  const filter = [...search].filter(([name]) => [...FILTERS, "created_before"].includes(name));
-  const inList = filter.filter(([name]) => FILTERS.includes(name));
+function Matching({ filter: { created_before, ...inList } }: { filter: Filter }) {
+  const values = Object.entries({ ...inList, created_before }).flatMap(([name, value]) =>
+    [value ?? []].flat().map((each) => [name, each] as const),
+  );
   return (
     <p className="row">
       Runs that match
-      {filter.map(([name, value]) => (
+      {values.map(([name, value]) => (
         <span key={name + value} className="chip wrap">
           {name.replace("_", " ")} {value}
         </span>
       ))}
-      <Link to={`/?${new URLSearchParams(inList)}`}>Change the filter</Link>
+      <Link to="/" search={inList}>
+        Change the filter
+      </Link>
     </p>
   );
 }
 
-function AddRun({ ids, search }: { ids: string[]; search: URLSearchParams }) {
+function AddRun({ ids }: { ids: string[] }) {
+  const changeView = useChangeView();
   const others = useQuery("runs to compare", (signal) =>
     get<JobPage>("/v1/jobs", { state: ["succeeded"], limit: 100 }, signal),
   );
   const free = others.data?.data.filter((job) => !ids.includes(job.id)) ?? [];
   if (ids.length >= MAX_NAMED) return null;
-  const add = (id: string) => navigate(`/compare${withParams(search, { job: [...ids, id] })}`, { replace: true });
+  const add = (id: string) => changeView({ job: [...ids, id] });
   return (
     <Field label="Add a finished run">
       {(props) => (

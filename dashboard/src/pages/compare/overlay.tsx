@@ -4,7 +4,7 @@ import { COUNTS, kindOf, METRICS, type Metric, metricValue } from "../../charts/
 import { Scatter, type Series } from "../../charts/scatter";
 import { plural } from "../../format";
 import { Pending, scrollable } from "../../ui/basics";
-import { changeView, MAX_OVERLAID, type View } from "./address";
+import { MAX_OVERLAID, useChangeView, type View } from "./address";
 import { useLayers } from "./read-runs";
 
 interface Run {
@@ -42,6 +42,7 @@ export function LayersOverlay({
 }
 
 function Overlay({ runs, names, view: { metric: metricId, kind } }: { runs: Run[]; names: Names; view: View }) {
+  const changeView = useChangeView();
   const [picked, setPicked] = useState<string | null>(null);
   const metric = METRICS.find((each) => each.id === metricId) ?? METRICS[0];
   const kinds = useMemo(
@@ -62,7 +63,7 @@ function Overlay({ runs, names, view: { metric: metricId, kind } }: { runs: Run[
         <select
           aria-label="Module type"
           value={kind}
-          onChange={(event) => changeView({ kind: event.target.value || null })}
+          onChange={(event) => changeView({ kind: event.target.value || undefined })}
         >
           <option value="">All modules</option>
           {kinds.map((each) => (

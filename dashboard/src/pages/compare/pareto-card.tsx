@@ -5,7 +5,7 @@ import type { Axis } from "../../charts/scale";
 import { Scatter, type Series } from "../../charts/scatter";
 import { saveFile } from "../../download";
 import { formatBytes, formatPercent, formatShare, shortName } from "../../format";
-import { Link } from "../../router";
+import { Link } from "../../link";
 import { halfInterval } from "./change";
 import type { RunResult } from "./runs-of-view";
 
@@ -50,7 +50,12 @@ export function ParetoCard({ results, fronts }: { results: RunResult[]; fronts: 
       />
       <p className="sub">
         Bars are 95 % intervals. The dashed line joins the Pareto-optimal runs of a model, whose names are shown where
-        there is room. {run && <Link to={`/jobs/${run.id}`}>Open {run.name}</Link>}
+        there is room.{" "}
+        {run && (
+          <Link to="/jobs/$id" params={{ id: run.id }}>
+            Open {run.name}
+          </Link>
+        )}
       </p>
     </section>
   );

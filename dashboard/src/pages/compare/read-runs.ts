@@ -3,7 +3,7 @@ import { get, Problem } from "../../api/client";
 import { type Query, queryClient, useQuery } from "../../api/query";
 import { type EventPage, type Job, type JobPage, type JobSummary, type Layer, summaryOf } from "../../api/types";
 import { FINAL_STATES } from "../../ui/states";
-import { type Choice, MAX_COMPARED, type Params } from "./address";
+import { type Choice, type Filter, MAX_COMPARED } from "./address";
 
 export interface Runs {
   jobs: Job[];
@@ -44,7 +44,7 @@ async function readNamed(ids: string[], known: Runs | undefined, signal: AbortSi
   };
 }
 
-async function readMatching(filter: Params, signal: AbortSignal): Promise<Runs> {
+async function readMatching(filter: Filter, signal: AbortSignal): Promise<Runs> {
   const { total } = await get<JobSummary>("/v1/jobs/summary", filter, signal);
   checkNumber(total, "The filter matches");
   const jobs: Job[] = [];

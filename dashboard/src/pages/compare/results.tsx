@@ -2,10 +2,10 @@ import { memo, useCallback, useMemo, useRef } from "react";
 import { type Job, modelOf, schemeOf, summaryOf } from "../../api/types";
 import { saveFile } from "../../download";
 import { shortName } from "../../format";
-import { Link } from "../../router";
+import { Link } from "../../link";
 import { ActionsHead, scrollable } from "../../ui/basics";
 import { StateLabel } from "../../ui/states";
-import { changeView, MAX_OVERLAID, overlaying, removeRun } from "./address";
+import { MAX_OVERLAID, overlaying, useChangeView } from "./address";
 import { changeOf, halfInterval, ROWS, type Row } from "./change";
 import { csvOf } from "./csv";
 import { hasLayers } from "./read-runs";
@@ -33,10 +33,14 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNa
   const isMixed = jobs.some((job) => modelOf(job) !== modelOf(base));
   const latest = useRef(overlaid);
   latest.current = overlaid;
-  const toggleLayers = useCallback((id: string) => {
-    const others = [...latest.current].filter((each) => each !== id);
-    changeView(overlaying(latest.current.has(id) ? others : [...others, id]));
-  }, []);
+  const changeView = useChangeView();
+  const toggleLayers = useCallback(
+    (id: string) => {
+      const others = [...latest.current].filter((each) => each !== id);
+      changeView(overlaying(latest.current.has(id) ? others : [...others, id]));
+    },
+    [changeView],
+  );
   return (
     <>
       <div className="row spread">
@@ -89,6 +93,7 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNa
 const asFile = (text: string) => new Blob([text], { type: "text/csv" });
 
 function SortHead({ row, order }: { row: Row; order: string | null }) {
+  const changeView = useChangeView();
   const sign = order === row.id ? "ascending" : order === `-${row.id}` ? "descending" : undefined;
   return (
     <th className="number" aria-sort={sign}>
@@ -128,10 +133,14 @@ const RunRow = memo(function RunRow({
   toggleLayers: (id: string) => void;
   isNamed: boolean;
 }) {
+  const changeView = useChangeView();
+  const remove = () => changeView((now) => ({ job: now.job?.filter((id) => id !== job.id) }));
   return (
     <tr className={job === base ? "cursor" : undefined}>
       <th scope="row">
-        <Link to={`/jobs/${job.id}`}>{name}</Link>
+        <Link to="/jobs/$id" params={{ id: job.id }}>
+          {name}
+        </Link>
         <div className="sub">
           {job === base && <strong>baseline </strong>}
           {isOfMixed && `${shortName(modelOf(job))} `}
@@ -162,7 +171,7 @@ const RunRow = memo(function RunRow({
             </button>
           )}
           {isNamed && (
-            <button type="button" className="small" aria-label={`Remove ${name}`} onClick={() => removeRun(job.id)}>
+            <button type="button" className="small" aria-label={`Remove ${name}`} onClick={remove}>
               ✕
             </button>
           )}

@@ -1,7 +1,7 @@
 import { useState } from "react";
 import { announce } from "../../ui/announcer";
 import { Confirm, Dialog, Empty, Failure, Loading, Pending } from "../../ui/basics";
-import { PageBoundary } from "../../ui/boundary";
+import { PageFailure } from "../../ui/page-failure";
 import { Part } from "./part";
 import { HOSTILE, LONG, LONG_PROBLEM, ONE_WORD, PROBLEM, QUERIES } from "./samples";
 
@@ -40,23 +40,15 @@ export function FeedbackParts() {
         <div className="notice warn">⚠ This data may be out of date.</div>
         <div className="notice bad">{ONE_WORD}</div>
       </Part>
-      <Part name="PageBoundary, a bug">
-        <PageBoundary>
-          <Broken message={`Cannot read properties of undefined: ${HOSTILE}`} />
-        </PageBoundary>
+      <Part name="PageFailure, a bug">
+        <PageFailure error={new Error(`Cannot read properties of undefined: ${HOSTILE}`)} />
       </Part>
-      <Part name="PageBoundary, not loaded">
-        <PageBoundary>
-          <Broken message="Failed to fetch dynamically imported module: run.js" />
-        </PageBoundary>
+      <Part name="PageFailure, not loaded">
+        <PageFailure error={new Error("Failed to fetch dynamically imported module: run.js")} />
       </Part>
       <DialogParts />
     </>
   );
-}
-
-function Broken({ message }: { message: string }): never {
-  throw new Error(message);
 }
 
 const succeed = () => Promise.resolve();

@@ -6,22 +6,22 @@ import type { Axis } from "../../charts/scale";
 import { Scatter } from "../../charts/scatter";
 import { formatBytes, formatNumber, formatPercent, shortId } from "../../format";
 import { LABELS } from "../../labels";
+import { Link } from "../../link";
 import { modelText, recipeText } from "../../names";
-import { Link, withParams } from "../../router";
 import { Empty, Pending, scrollable, Time, Title } from "../../ui/basics";
 import { halfInterval } from "../compare/change";
 import { paretoFront } from "../compare/pareto";
 import { VerdictLevel } from "../job-progress";
 import { PublishedAt, publicationText } from "../run/publish";
-import { byVerdict, measured, modelAddress } from "./results";
+import { byVerdict, measured } from "./results";
 
 const SIZES: Axis = { format: formatBytes, leastSpan: 0.2 };
 const DIVERGENCES: Axis = { format: (value) => formatNumber(value, 3), fromZero: true };
 const EVERY_MS = 10_000;
 
 /** The results of one model over time, what the model came from, and what was made of its results. */
-export function ModelLineage({ model, search }: { model: string; search: URLSearchParams }) {
-  const params = { model, cursor: search.get("cursor"), limit: 100 };
+export function ModelLineage({ model, cursor }: { model: string; cursor?: string }) {
+  const params = { model, cursor, limit: 100 };
   const query = useQuery(
     `results ${JSON.stringify(params)}`,
     (signal) => get<ResultPage>("/v1/models/results", params, signal),
@@ -33,14 +33,22 @@ export function ModelLineage({ model, search }: { model: string; search: URLSear
       <Title>{modelText(model)}</Title>
       <p className="row">
         <code className="wrap">{model}</code>
-        <Link to={`/${withParams(new URLSearchParams(), { model })}`}>All runs of this model</Link>
+        <Link to="/" search={{ model: [model] }}>
+          All runs of this model
+        </Link>
         <Link to="/models">All models</Link>
       </p>
       {page?.derived_from && (
         <p>
           This model is the result of run{" "}
-          <Link to={`/jobs/${page.derived_from.job_id}`}>{shortId(page.derived_from.job_id)}</Link>, which quantized{" "}
-          <Link to={modelAddress(page.derived_from.model)}>{modelText(page.derived_from.model)}</Link>.
+          <Link to="/jobs/$id" params={{ id: page.derived_from.job_id }}>
+            {shortId(page.derived_from.job_id)}
+          </Link>
+          , which quantized{" "}
+          <Link to="/models" search={{ model: page.derived_from.model }}>
+            {modelText(page.derived_from.model)}
+          </Link>
+          .
         </p>
       )}
       <Pending query={query} />
@@ -56,8 +64,18 @@ export function ModelLineage({ model, search }: { model: string; search: URLSear
         </>
       )}
       <div className="row spread">
-        {params.cursor ? <Link to={modelAddress(model)}>← Newest</Link> : <span />}
-        {page?.next_cursor && <Link to={`/models${withParams(search, { cursor: page.next_cursor })}`}>Older →</Link>}
+        {cursor ? (
+          <Link to="/models" search={{ model }}>
+            ← Newest
+          </Link>
+        ) : (
+          <span />
+        )}
+        {page?.next_cursor && (
+          <Link to="/models" search={{ model, cursor: page.next_cursor }}>
+            Older →
+          </Link>
+        )}
       </div>
     </>
   );
@@ -121,12 +139,15 @@ function Row({ result }: { result: ModelResult }) {
   return (
     <tr>
       <td>
-        <Link to={`/jobs/${id}`} title={id}>
+        <Link to="/jobs/$id" params={{ id: id }} title={id}>
           {result.name ?? shortId(id)}
         </Link>
         {result.cloned_from && (
           <div className="sub">
-            clone of <Link to={`/jobs/${result.cloned_from}`}>{shortId(result.cloned_from)}</Link>
+            clone of{" "}
+            <Link to="/jobs/$id" params={{ id: result.cloned_from }}>
+              {shortId(result.cloned_from)}
+            </Link>
           </div>
         )}
       </td>
@@ -153,7 +174,7 @@ function Row({ result }: { result: ModelResult }) {
       <td>
         {result.derived_models.map((model) => (
           <div key={model}>
-            <Link to={modelAddress(model)} title={model}>
+            <Link to="/models" search={{ model }} title={model}>
               {modelText(model)}
             </Link>
           </div>

@@ -1,25 +1,27 @@
+import { getRouteApi } from "@tanstack/react-router";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { ModelPage, ResultBrief, UsedModel } from "../../api/types";
 import { formatBytes } from "../../format";
+import { Link } from "../../link";
 import { modelText, recipeText } from "../../names";
-import { Link, type Place, withParams } from "../../router";
 import { useSession } from "../../sign-in";
 import { Code, Empty, Pending, scrollable, Time, Title } from "../../ui/basics";
 import { VerdictLevel } from "../job-progress";
 import { ModelLineage } from "./lineage";
-import { modelAddress } from "./results";
 
 const EVERY_MS = 10_000;
 
+const route = getRouteApi("/models");
+
 /** The models that jobs used; with the parameter `model`, the results of one of them. */
-export default function Models({ place: { search } }: { place: Place }) {
-  const model = search.get("model");
-  return model ? <ModelLineage key={model} model={model} search={search} /> : <ModelList search={search} />;
+export default function Models() {
+  const { model, cursor } = route.useSearch();
+  return model ? <ModelLineage key={model} model={model} cursor={cursor} /> : <ModelList cursor={cursor} />;
 }
 
-function ModelList({ search }: { search: URLSearchParams }) {
-  const params = { cursor: search.get("cursor"), limit: 50 };
+function ModelList({ cursor }: { cursor?: string }) {
+  const params = { cursor, limit: 50 };
   const query = useQuery(`models ${JSON.stringify(params)}`, (signal) => get<ModelPage>("/v1/models", params, signal), {
     everyMs: EVERY_MS,
   });
@@ -30,9 +32,11 @@ function ModelList({ search }: { search: URLSearchParams }) {
       {query.data?.data.length === 0 && <NoModels />}
       {query.data && query.data.data.length > 0 && <ModelTable models={query.data.data} />}
       <div className="row spread">
-        {params.cursor ? <Link to="/models">← Newest</Link> : <span />}
+        {cursor ? <Link to="/models">← Newest</Link> : <span />}
         {query.data?.next_cursor && (
-          <Link to={`/models${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>
+          <Link to="/models" search={{ cursor: query.data.next_cursor }}>
+            Older →
+          </Link>
         )}
       </div>
     </>
@@ -57,11 +61,16 @@ function ModelTable({ models }: { models: UsedModel[] }) {
           {models.map((model) => (
             <tr key={model.name}>
               <td>
-                <Link to={modelAddress(model.name)}>{modelText(model.name)}</Link>
+                <Link to="/models" search={{ model: model.name }}>
+                  {modelText(model.name)}
+                </Link>
                 <div className="sub wrap">{model.name}</div>
                 {model.derived_from && (
                   <div className="sub">
-                    from <Link to={modelAddress(model.derived_from.model)}>{modelText(model.derived_from.model)}</Link>
+                    from{" "}
+                    <Link to="/models" search={{ model: model.derived_from.model }}>
+                      {modelText(model.derived_from.model)}
+                    </Link>
                   </div>
                 )}
               </td>
@@ -88,7 +97,9 @@ function Brief({ result }: { result: ResultBrief | null }) {
   if (!result) return <>–</>;
   return (
     <>
-      <Link to={`/jobs/${result.job_id}`}>{recipeText(result.recipe)}</Link>
+      <Link to="/jobs/$id" params={{ id: result.job_id }}>
+        {recipeText(result.recipe)}
+      </Link>
       <div className="sub">
         {formatBytes(result.size_after_bytes)} {result.verdict && <VerdictLevel level={result.verdict} />}
       </div>

@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { ModelResult, Recipe } from "../../api/types";
-import { byVerdict, measured, modelAddress } from "./results";
+import { byVerdict, measured } from "./results";
 
 const RECIPE: Recipe = { preset: null, mix: null, goal: null, algorithms: [] };
 
@@ -21,10 +21,6 @@ const result = (fields: Partial<ModelResult>): ModelResult => ({
   publication: null,
   derived_models: [],
   ...fields,
-});
-
-it("keeps the slashes and signs of a name out of the address", () => {
-  expect(modelAddress("/models/a&b #1")).toBe("/models?model=%2Fmodels%2Fa%26b%20%231");
 });
 
 it("charts only what was measured, with its error", () => {

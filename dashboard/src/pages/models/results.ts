@@ -9,9 +9,6 @@ import type { Result } from "../compare/pareto";
 export const LEVELS = ["faithful", "good", "degraded", "broken"];
 const UNJUDGED = "no verdict";
 
-/** The page of one model: a name may be a path, so it is a parameter. */
-export const modelAddress = (name: string) => `/models?model=${encodeURIComponent(name)}`;
-
 /** The results whose size and divergence were measured. */
 export function measured(results: ModelResult[]): (Result & { level: string })[] {
   return results.flatMap((result) => {

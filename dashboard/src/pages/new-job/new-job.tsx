@@ -1,7 +1,7 @@
+import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { useEffect, useMemo, useState } from "react";
 import { get, Problem, request } from "../../api/client";
 import type { Job, List, Plan, Preset } from "../../api/types";
-import { navigate, type Place } from "../../router";
 import { Code, Failure, Loading, TabPanel, Tabs, Title } from "../../ui/basics";
 import { type Body, bodyOf, START } from "./body";
 import { JobForm } from "./form";
@@ -15,8 +15,10 @@ const TABS = [
 ];
 const WAIT_MS = 400;
 
-export default function NewJob({ place: { search } }: { place: Place }) {
-  const from = search.get("from");
+const route = getRouteApi("/jobs/new");
+
+export default function NewJob() {
+  const { from } = route.useSearch();
   const [body, setBody] = useState<Body | null>(from ? null : START);
   const [error, setError] = useState<Error>();
   useEffect(() => {
@@ -36,6 +38,7 @@ export default function NewJob({ place: { search } }: { place: Place }) {
 }
 
 function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void }) {
+  const navigate = useNavigate();
   const [tab, setTab] = useState("form");
   const [failed, setFailed] = useState<Error>();
   const [busy, setBusy] = useState(false);
@@ -48,7 +51,7 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
     try {
       const headers = { "Idempotency-Key": randomKey() };
       const job = await request<Job>("POST", "/v1/jobs", { body, headers });
-      navigate(`/jobs/${job.id}`);
+      await navigate({ to: "/jobs/$id", params: { id: job.id } });
     } catch (caught) {
       setFailed(caught as Error);
       setBusy(false);

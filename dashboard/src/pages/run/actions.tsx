@@ -1,7 +1,8 @@
+import { useNavigate } from "@tanstack/react-router";
 import { useState } from "react";
 import { post, remove } from "../../api/client";
 import type { Job } from "../../api/types";
-import { Link, navigate } from "../../router";
+import { Link } from "../../link";
 import { useSession } from "../../sign-in";
 import { Confirm, Failure } from "../../ui/basics";
 import { ACTIONS, type Action } from "../../ui/states";
@@ -23,6 +24,7 @@ const WARNINGS: Partial<Record<Action, string>> = {
 /** The actions that the state of the run allows. Destructive ones ask for confirmation. */
 export function RunActions({ job, onChange }: { job: Job; onChange: () => void }) {
   const session = useSession();
+  const navigate = useNavigate();
   const [asking, setAsking] = useState<Action | null>(null);
   const [error, setError] = useState<Error>();
   if (!session.can("jobs:write")) return null;
@@ -30,8 +32,7 @@ export function RunActions({ job, onChange }: { job: Job; onChange: () => void }
   const act = async (action: Action) => {
     if (action === "delete") {
       await remove(`/v1/jobs/${job.id}`);
-      navigate("/");
-      return;
+      return navigate({ to: "/" });
     }
     await post(`/v1/jobs/${job.id}/${action}`);
     onChange();
@@ -52,10 +53,10 @@ export function RunActions({ job, onChange }: { job: Job; onChange: () => void }
   return (
     <div className="row">
       {buttons(actions.filter((action) => action !== "delete" && !isOffered(action)))}
-      <Link className="button" to={`/jobs/new?from=${job.id}`}>
+      <Link className="button" to="/jobs/new" search={{ from: job.id }}>
         Clone
       </Link>
-      <Link className="button" to={`/compare?job=${job.id}`}>
+      <Link className="button" to="/compare" search={{ job: [job.id] }}>
         Compare
       </Link>
       {job.state === "succeeded" && <ShareButton job={job} />}

@@ -1,7 +1,7 @@
 import { useState } from "react";
 import { post } from "../../api/client";
 import { failureOf, type Job } from "../../api/types";
-import { Link } from "../../router";
+import { Link } from "../../link";
 import { useSession } from "../../sign-in";
 import { Failure } from "../../ui/basics";
 import { ACTIONS } from "../../ui/states";
@@ -38,11 +38,11 @@ export function JobFailure({ job, onChange }: { job: Job; onChange: () => void }
           </button>
         )}
         {mayWrite && isFinal && (
-          <Link to={`/jobs/new?from=${job.id}`} className={failure.retryable ? "button" : "button primary"}>
+          <Link to="/jobs/new" search={{ from: job.id }} className={failure.retryable ? "button" : "button primary"}>
             Clone and change
           </Link>
         )}
-        <Link to={`/jobs/${job.id}?tab=log`} className="button">
+        <Link to="/jobs/$id" params={{ id: job.id }} search={{ tab: "log" }} className="button">
           Open log
         </Link>
       </div>

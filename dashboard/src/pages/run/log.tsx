@@ -3,7 +3,7 @@ import { address, get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { Job, LogLine, LogPage } from "../../api/types";
 import { capitalize, formatTime } from "../../format";
-import { BASE } from "../../router";
+import { BASE } from "../../search";
 import { Empty, Failure, Loading } from "../../ui/basics";
 import { FINAL_STATES } from "../../ui/states";
 

@@ -13,7 +13,7 @@ import {
 } from "../../api/types";
 import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../format";
 import { LABELS } from "../../labels";
-import { Link } from "../../router";
+import { Link } from "../../link";
 import { Empty, Facts, scrollable } from "../../ui/basics";
 import { halfInterval } from "../compare/change";
 import { VerdictLevel } from "../job-progress";
@@ -79,7 +79,7 @@ function Result({
             ? [
                 [
                   "Publication",
-                  <Link key="publication" to={`/jobs/${id}?tab=artifacts`}>
+                  <Link key="publication" to="/jobs/$id" params={{ id: id }} search={{ tab: "artifacts" }}>
                     {publicationText(publication)}
                   </Link>,
                 ] as [string, ReactNode],

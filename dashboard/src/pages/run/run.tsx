@@ -1,19 +1,19 @@
+import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { useEffect, useMemo, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import { type Job, modelOf, schemeOf } from "../../api/types";
 import { plural, shortId } from "../../format";
 import { OPERATOR } from "../../labels";
+import { Link } from "../../link";
 import { nameOf } from "../../names";
 import { notifyEnds } from "../../notices";
-import { Link, navigate, type Place, withParams } from "../../router";
 import { useSession } from "../../sign-in";
 import { useStateChanges } from "../../state-changes";
 import { announce } from "../../ui/announcer";
 import { Failure, Loading, scrollable, TabPanel, Tabs, Time, Title } from "../../ui/basics";
 import { NoticeChoice } from "../../ui/notice-choice";
 import { FINAL_STATES, STATES, StateLabel } from "../../ui/states";
-import { modelAddress } from "../models/results";
 import { RunActions } from "./actions";
 import { Artifacts } from "./artifacts";
 import { TryIt } from "./chat";
@@ -34,7 +34,12 @@ const TABS = [
 ];
 const TRY_IT = { id: "chat", text: "Try it" };
 
-export default function Run({ id, place: { search, path } }: { id: string; place: Place }) {
+const route = getRouteApi("/jobs/$id");
+
+export default function Run() {
+  const { id } = route.useParams();
+  const search = route.useSearch();
+  const navigate = useNavigate();
   const query = useQuery(`job ${id}`, (signal) => get<Job>(`/v1/jobs/${id}`, {}, signal), {
     everyMs: (read) => (read && FINAL_STATES.has(read.state) && !isPublishing(read) ? 30_000 : EVERY_MS),
   });
@@ -55,8 +60,8 @@ export default function Run({ id, place: { search, path } }: { id: string; place
   );
 
   if (!job) return query.error ? <NoRun error={query.error} retry={query.reload} /> : <Loading />;
-  const tab = search.get("tab") ?? "overview";
-  const show = (to: string) => navigate(`${path}${withParams(search, { tab: to, line: null })}`, { replace: true });
+  const tab = search.tab ?? "overview";
+  const show = (to: string) => void navigate({ to: "/jobs/$id", params: { id }, search: { tab: to }, replace: true });
   const changed = () => {
     query.reload();
     if (link === "ended") setRound(round + 1);
@@ -68,14 +73,22 @@ export default function Run({ id, place: { search, path } }: { id: string; place
         <StateLabel state={job.state} />
         <code>{job.id}</code>
         <span className="faint">
-          <Link to={modelAddress(modelOf(job))} title="Results of this model">
+          <Link to="/models" search={{ model: modelOf(job) }} title="Results of this model">
             {modelOf(job)}
           </Link>{" "}
           · {schemeOf(job)} · submitted by {job.submitted_by?.name ?? OPERATOR} · <Time at={job.created_at} />
           {job.attempt > 1 && ` · attempt ${job.attempt}`}
         </span>
-        {job.cloned_from && <Link to={`/jobs/${job.cloned_from}`}>Cloned from {shortId(job.cloned_from)}</Link>}
-        {job.sweep_id && <Link to={`/?sweep=${job.sweep_id}`}>View sweep</Link>}
+        {job.cloned_from && (
+          <Link to="/jobs/$id" params={{ id: job.cloned_from }}>
+            Cloned from {shortId(job.cloned_from)}
+          </Link>
+        )}
+        {job.sweep_id && (
+          <Link to="/" search={{ sweep: [job.sweep_id] }}>
+            View sweep
+          </Link>
+        )}
       </p>
       {!FINAL_STATES.has(job.state) && <NoticeChoice />}
       {link === "lost" && (
@@ -88,7 +101,7 @@ export default function Run({ id, place: { search, path } }: { id: string; place
       <Tabs tabs={mayChat ? [...TABS, TRY_IT] : TABS} shown={tab} onShow={show} label="Run details" />
       <TabPanel shown={tab}>
         {tab === "overview" && <Overview job={job} eventLog={eventLog} />}
-        {tab === "log" && <Log job={job} line={Number(search.get("line")) || null} />}
+        {tab === "log" && <Log job={job} line={Number(search.line) || null} />}
         {tab === "config" && <ConfigTab job={job} />}
         {tab === "artifacts" && <Artifacts job={job} />}
         {tab === "events" && <Events eventLog={eventLog} />}

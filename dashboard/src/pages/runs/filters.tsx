@@ -1,23 +1,18 @@
 // The filters of the list of runs. All of them are in the address.
+import { useNavigate } from "@tanstack/react-router";
 import { type FormEvent, useEffect, useState } from "react";
 import type { JobSummary, State } from "../../api/types";
-import { Link, navigate, withParams } from "../../router";
+import { Link } from "../../link";
+import type { RunsSearch } from "../../search";
 import { STATE_ORDER, STATES } from "../../ui/states";
 
-export const FILTERS = ["state", "q", "label", "sweep", "model"];
-
-/** The filters in the address, as API parameters. */
-export function readFilters(search: URLSearchParams) {
-  return Object.fromEntries(FILTERS.map((name) => [name, search.getAll(name)]));
-}
-
-export function StateChips({ search, summary }: { search: URLSearchParams; summary: JobSummary | undefined }) {
-  const wanted = search.getAll("state");
-  const to = (states: string[]) => `/${withParams(search, { state: states, cursor: null })}`;
+export function StateChips({ search, summary }: { search: RunsSearch; summary: JobSummary | undefined }) {
+  const wanted = search.state ?? [];
+  const withStates = (state: string[]) => ({ ...search, state, cursor: undefined });
   const shown = STATE_ORDER.filter((state) => summary?.by_state[state] || wanted.includes(state));
   return (
     <nav className="chips" aria-label="Runs by state">
-      <Link to={to([])} className="chip" aria-current={wanted.length ? undefined : "true"}>
+      <Link to="/" search={withStates([])} className="chip" current={!wanted.length}>
         All <span className="count">{summary?.total ?? "…"}</span>
       </Link>
       {shown.map((state: State) => {
@@ -26,8 +21,9 @@ export function StateChips({ search, summary }: { search: URLSearchParams; summa
           <Link
             key={state}
             className="chip"
-            aria-current={on ? "true" : undefined}
-            to={to(on ? wanted.filter((each) => each !== state) : [...wanted, state])}
+            current={on}
+            to="/"
+            search={withStates(on ? wanted.filter((each) => each !== state) : [...wanted, state])}
           >
             <span aria-hidden="true">{STATES[state].icon}</span> {STATES[state].text}{" "}
             <span className="count">{summary?.by_state[state] ?? 0}</span>
@@ -38,24 +34,25 @@ export function StateChips({ search, summary }: { search: URLSearchParams; summa
   );
 }
 
-export function Search({ search }: { search: URLSearchParams }) {
-  const [text, setText] = useState(search.get("q") ?? "");
-  const inAddress = search.get("q") ?? "";
+export function Search({ search }: { search: RunsSearch }) {
+  const navigate = useNavigate({ from: "/" });
+  const inAddress = search.q ?? "";
+  const [text, setText] = useState(inAddress);
   useEffect(() => setText(inAddress), [inAddress]);
   useEffect(() => {
     if (text === inAddress) return;
-    const timer = window.setTimeout(() => {
-      const now = new URLSearchParams(window.location.search);
-      navigate(`/${withParams(now, { q: text || null, cursor: null })}`, { replace: true });
-    }, 300);
+    const timer = window.setTimeout(
+      () => void navigate({ search: (now) => ({ ...now, q: text || undefined, cursor: undefined }), replace: true }),
+      300,
+    );
     return () => window.clearTimeout(timer);
-  }, [text, inAddress]);
+  }, [text, inAddress, navigate]);
   const byLabel = (event: FormEvent) => {
     event.preventDefault();
     if (!/^[^=\s]+=/.test(text)) return;
     setText("");
-    const labels = [...search.getAll("label"), text];
-    navigate(`/${withParams(search, { q: null, label: labels, cursor: null })}`);
+    const label = [...(search.label ?? []), text];
+    void navigate({ search: { ...search, q: undefined, label, cursor: undefined } });
   };
   return (
     <search>
@@ -74,9 +71,10 @@ export function Search({ search }: { search: URLSearchParams }) {
   );
 }
 
-export function ActiveFilters({ search }: { search: URLSearchParams }) {
-  const active = ["label", "sweep", "model"].flatMap((name) =>
-    search.getAll(name).map((value) => [name, value] as const),
+export function ActiveFilters({ search }: { search: RunsSearch }) {
+  const navigate = useNavigate({ from: "/" });
+  const active = (["label", "sweep", "model"] as const).flatMap((name) =>
+    (search[name] ?? []).map((value) => [name, value] as const),
   );
   if (!active.length) return null;
   return (
@@ -88,8 +86,8 @@ export function ActiveFilters({ search }: { search: URLSearchParams }) {
           className="chip"
           aria-label={`Remove filter: ${name} ${value}`}
           onClick={() => {
-            const rest = search.getAll(name).filter((each) => each !== value);
-            navigate(`/${withParams(search, { [name]: rest, cursor: null })}`);
+            const rest = search[name]?.filter((each) => each !== value);
+            void navigate({ search: { ...search, [name]: rest, cursor: undefined } });
           }}
         >
           {name} {value} ✕

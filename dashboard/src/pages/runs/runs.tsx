@@ -1,29 +1,34 @@
+import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import { type Job, type JobPage, type JobSummary, modelOf, schemeOf } from "../../api/types";
 import { plural, shortId, shortName } from "../../format";
+import { Link } from "../../link";
 import { nameOf } from "../../names";
 import { noticeState, notifyEnds } from "../../notices";
-import { Link, navigate, type Place, withParams } from "../../router";
+import { FILTERS, type RunsSearch } from "../../search";
 import { useSession } from "../../sign-in";
 import { useStateChanges } from "../../state-changes";
 import { announce } from "../../ui/announcer";
 import { Empty, Failure, Loading, scrollable, Title } from "../../ui/basics";
 import { NoticeChoice } from "../../ui/notice-choice";
 import { STATES } from "../../ui/states";
-import { compareAllAddress, MAX_COMPARED } from "../compare/address";
+import { compareAllLink, MAX_COMPARED } from "../compare/address";
 import { OriginCells, PerplexityChange, RunLink, SizeChange, StateCells } from "../job-progress";
-import { ActiveFilters, FILTERS, readFilters, Search, StateChips } from "./filters";
+import { ActiveFilters, Search, StateChips } from "./filters";
 import { Selection } from "./selection";
 import { ShortcutHelp, useShortcuts } from "./shortcuts";
 
 const PAGE = 50;
 const EVERY_MS = 3000;
-export function Runs({ place: { search } }: { place: Place }) {
+const route = getRouteApi("/");
+
+export function Runs() {
+  const search = route.useSearch();
+  const navigate = useNavigate();
   const session = useSession();
-  const filters = readFilters(search);
-  const cursor = search.get("cursor");
+  const { cursor, ...filters } = search;
   const params = { ...filters, limit: PAGE, cursor };
   const jobs = useQuery(`jobs ${JSON.stringify(params)}`, (signal) => get<JobPage>("/v1/jobs", params, signal), {
     everyMs: EVERY_MS,
@@ -39,14 +44,14 @@ export function Runs({ place: { search } }: { place: Place }) {
   const shown = jobs.data?.data ?? [];
   useStateChanges(shown, (changed) => {
     announceStates(changed);
-    notifyEnds(changed, ({ id }) => navigate(`/jobs/${id}`));
+    notifyEnds(changed, ({ id }) => navigate({ to: "/jobs/$id", params: { id } }));
   });
 
   const select = (ids: string[], isOn: boolean) =>
     setSelected((old) => new Set(isOn ? [...old, ...ids] : [...old].filter((id) => !ids.includes(id))));
   const toggle = (id: string) => select([id], !selected.has(id));
   const { cursorId, helpShown, closeHelp } = useShortcuts(shown, toggle, [...selected], session.can("jobs:write"));
-  const isFiltered = FILTERS.some((name) => search.has(name));
+  const isFiltered = FILTERS.some((name) => search[name]?.length);
 
   return (
     <>
@@ -159,17 +164,9 @@ function RunTable({
 }
 
 /** The way to a comparison of all results that the filters match, however many pages they fill. */
-function CompareResults({
-  search,
-  count,
-  isFiltered,
-}: {
-  search: URLSearchParams;
-  count: number;
-  isFiltered: boolean;
-}) {
+function CompareResults({ search, count, isFiltered }: { search: RunsSearch; count: number; isFiltered: boolean }) {
   if (count < 2) return null;
-  if (count <= MAX_COMPARED) return <Link to={compareAllAddress(search)}>Compare {plural(count, "result")}</Link>;
+  if (count <= MAX_COMPARED) return <Link {...compareAllLink(search)}>Compare {plural(count, "result")}</Link>;
   return isFiltered && <span className="faint">Filter to at most {MAX_COMPARED} results to compare them all.</span>;
 }
 
@@ -194,13 +191,19 @@ function NoRuns({ isFiltered, mayWrite }: { isFiltered: boolean; mayWrite: boole
   );
 }
 
-function Pages({ search, page }: { search: URLSearchParams; page: JobPage | undefined }) {
-  if (!page || (!page.next_cursor && !search.has("cursor"))) return null;
+function Pages({ search, page }: { search: RunsSearch; page: JobPage | undefined }) {
+  if (!page || (!page.next_cursor && !search.cursor)) return null;
   return (
     <nav className="row spread" aria-label="Pagination">
-      {search.has("cursor") ? <Link to={`/${withParams(search, { cursor: null })}`}>← Newest</Link> : <span />}
+      {search.cursor ? (
+        <Link to="/" search={{ ...search, cursor: undefined }}>
+          ← Newest
+        </Link>
+      ) : (
+        <span />
+      )}
       {page.next_cursor && (
-        <Link to={`/${withParams(search, { cursor: page.next_cursor })}`} onClick={() => window.scrollTo(0, 0)}>
+        <Link to="/" search={{ ...search, cursor: page.next_cursor }} onClick={() => window.scrollTo(0, 0)}>
           Older →
         </Link>
       )}

@@ -1,13 +1,13 @@
+import { useNavigate } from "@tanstack/react-router";
 import { useState } from "react";
 import { post } from "../../api/client";
 import type { Job } from "../../api/types";
 import { plural } from "../../format";
-import { navigate } from "../../router";
 import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
 import { Confirm } from "../../ui/basics";
 import { ACTIONS } from "../../ui/states";
-import { compareAddress, MAX_NAMED } from "../compare/address";
+import { compareLink, MAX_NAMED } from "../compare/address";
 
 /** The selected runs that can be cancelled. One that is not among `jobs`, on another page of the list, may be. */
 export function cancellable(ids: string[], jobs: Pick<Job, "id" | "state">[]): string[] {
@@ -30,6 +30,7 @@ export function Selection({
   clear: () => void;
   onCancelled: () => void;
 }) {
+  const navigate = useNavigate();
   const mayWrite = useSession().can("jobs:write");
   const [cancelling, setCancelling] = useState(false);
   const possible = cancellable(ids, jobs);
@@ -39,7 +40,7 @@ export function Selection({
       <button
         type="button"
         disabled={ids.length < 2 || ids.length > MAX_NAMED}
-        onClick={() => navigate(compareAddress(ids))}
+        onClick={() => void navigate(compareLink(ids))}
       >
         Compare
       </button>

@@ -1,9 +1,9 @@
 // Keyboard shortcuts of the list of runs.
+import { useNavigate } from "@tanstack/react-router";
 import { useEffect, useState } from "react";
 import type { Job } from "../../api/types";
-import { navigate } from "../../router";
 import { Dialog } from "../../ui/basics";
-import { compareAddress, MAX_NAMED } from "../compare/address";
+import { compareLink, MAX_NAMED } from "../compare/address";
 
 const SHORTCUTS: [string, string][] = [
   ["j k", "Next or previous run"],
@@ -20,6 +20,7 @@ const isTyping = (target: EventTarget | null) =>
   target instanceof HTMLElement && (/^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable);
 
 export function useShortcuts(jobs: Job[], toggle: (id: string) => void, selected: string[], mayWrite: boolean) {
+  const navigate = useNavigate();
   const [cursorId, setCursorId] = useState<string | null>(null);
   const [helpShown, setHelpShown] = useState(false);
 
@@ -39,18 +40,19 @@ export function useShortcuts(jobs: Job[], toggle: (id: string) => void, selected
       if (event.key === "j") move(1);
       else if (event.key === "k") move(-1);
       else if (event.key === "x" && cursorId) toggle(cursorId);
-      else if (event.key === "Enter" && cursorId && !onControl) navigate(`/jobs/${cursorId}`);
+      else if (event.key === "Enter" && cursorId && !onControl)
+        void navigate({ to: "/jobs/$id", params: { id: cursorId } });
       else if (event.key === "c" && selected.length > 1 && selected.length <= MAX_NAMED)
-        navigate(compareAddress(selected));
+        void navigate(compareLink(selected));
       else if (event.key === "/") document.getElementById("search")?.focus();
-      else if (event.key === "n" && mayWrite) navigate("/jobs/new");
+      else if (event.key === "n" && mayWrite) void navigate({ to: "/jobs/new" });
       else if (event.key === "?") setHelpShown(true);
       else return;
       event.preventDefault();
     };
     window.addEventListener("keydown", press);
     return () => window.removeEventListener("keydown", press);
-  }, [jobs, cursorId, selected, helpShown, toggle, mayWrite]);
+  }, [jobs, cursorId, selected, helpShown, toggle, mayWrite, navigate]);
 
   return { cursorId, helpShown, closeHelp: () => setHelpShown(false) };
 }
