@@ -18,7 +18,14 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "dashboard"
 BUILT = ROOT / "api" / "ui"
 FIRST_LOAD_BYTES = 200_000
-RUNTIME = {"react", "react-dom", "@noble/hashes", "@tanstack/react-query", "@tanstack/react-router"}
+RUNTIME = {
+    "react",
+    "react-dom",
+    "@noble/hashes",
+    "@tanstack/react-query",
+    "@tanstack/react-router",
+    "@tanstack/react-virtual",
+}
 
 
 @pytest.fixture(scope="module")

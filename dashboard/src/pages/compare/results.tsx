@@ -1,4 +1,5 @@
-import { memo, useCallback, useMemo, useRef } from "react";
+import { defaultRangeExtractor, type Range, useVirtualizer } from "@tanstack/react-virtual";
+import { memo, useCallback, useMemo, useRef, useState } from "react";
 import { type Job, modelOf, schemeOf, summaryOf } from "../../api/types";
 import { saveFile } from "../../download";
 import { shortName } from "../../format";
@@ -10,6 +11,9 @@ import { changeOf, halfInterval, ROWS, type Row } from "./change";
 import { csvOf } from "./csv";
 import { hasLayers } from "./read-runs";
 import { sorted } from "./runs-of-view";
+
+const ROW_PX = 58; // until a row has been measured
+const OVERSCAN = 5;
 
 interface Props {
   jobs: Job[];
@@ -24,13 +28,31 @@ interface Props {
 }
 
 /**
- * Each run with its metrics and their changes from the baseline, marked by sign and word, not by colour alone. The
- * browser lays out only the rows that are on the screen (`content-visibility`): there may be hundreds.
+ * Each run with its metrics and their changes from the baseline, marked by sign and word, not by colour alone. There
+ * may be hundreds of runs: the page has the rows that are on the screen, some beside them, and the one with the focus.
  */
 export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNamed }: Props) {
   const shown = useMemo(() => sorted(jobs, base, order), [jobs, base, order]);
   const metrics = useMemo(() => ROWS.filter((row) => jobs.some((job) => valueIn(row, job) != null)), [jobs]);
   const isMixed = jobs.some((job) => modelOf(job) !== modelOf(base));
+  const [box, setBox] = useState<HTMLElement | null>(null);
+  const scrolledBox = useCallback((element: HTMLElement | null) => {
+    setBox(element);
+    return scrollable(element);
+  }, []);
+  const [focusedId, setFocusedId] = useState<string>();
+  const keepFocused = (range: Range) => {
+    const focused = shown.findIndex(({ id }) => id === focusedId);
+    return [...new Set([...defaultRangeExtractor(range), ...(focused < 0 ? [] : [focused])])].sort((a, b) => a - b);
+  };
+  const rows = useVirtualizer({
+    count: shown.length,
+    getScrollElement: () => box,
+    getItemKey: (index) => shown[index]?.id ?? index,
+    estimateSize: () => ROW_PX,
+    overscan: OVERSCAN,
+    rangeExtractor: keepFocused,
+  });
   const latest = useRef(overlaid);
   latest.current = overlaid;
   const changeView = useChangeView();
@@ -53,10 +75,10 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNa
           Save as CSV
         </button>
       </div>
-      <div className="table results" ref={scrollable}>
-        <table>
+      <div className="table results" ref={scrolledBox}>
+        <table aria-rowcount={shown.length + 1}>
           <thead>
-            <tr>
+            <tr aria-rowindex={1}>
               <th>Run</th>
               <th>Layers</th>
               <th>Preset</th>
@@ -67,22 +89,36 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNa
               <ActionsHead />
             </tr>
           </thead>
-          <tbody>
-            {shown.map((job) => (
-              <RunRow
-                key={job.id}
-                job={job}
-                base={base}
-                name={names.get(job.id) ?? job.id}
-                isOfMixed={isMixed}
-                metrics={metrics}
-                isOptimal={optimal.has(job.id)}
-                isOverlaid={overlaid.has(job.id)}
-                isFull={overlaid.size >= MAX_OVERLAID}
-                toggleLayers={toggleLayers}
-                isNamed={isNamed}
-              />
-            ))}
+          <tbody
+            style={{ height: rows.getTotalSize() }}
+            onFocus={({ target }) => setFocusedId(shown[Number(target.closest("tr")?.dataset.index)]?.id)}
+          >
+            {rows.getVirtualItems().map(({ index, start }) => {
+              const job = shown[index] as Job;
+              return (
+                <tr
+                  key={job.id}
+                  ref={rows.measureElement}
+                  data-index={index}
+                  aria-rowindex={index + 2}
+                  className={job === base ? "cursor" : undefined}
+                  style={{ transform: `translateY(${start}px)` }}
+                >
+                  <RunCells
+                    job={job}
+                    base={base}
+                    name={names.get(job.id) ?? job.id}
+                    isOfMixed={isMixed}
+                    metrics={metrics}
+                    isOptimal={optimal.has(job.id)}
+                    isOverlaid={overlaid.has(job.id)}
+                    isFull={overlaid.size >= MAX_OVERLAID}
+                    toggleLayers={toggleLayers}
+                    isNamed={isNamed}
+                  />
+                </tr>
+              );
+            })}
           </tbody>
         </table>
       </div>
@@ -110,7 +146,7 @@ function SortHead({ row, order }: { row: Row; order: string | null }) {
   );
 }
 
-const RunRow = memo(function RunRow({
+const RunCells = memo(function RunCells({
   job,
   base,
   name,
@@ -136,7 +172,7 @@ const RunRow = memo(function RunRow({
   const changeView = useChangeView();
   const remove = () => changeView((now) => ({ job: now.job?.filter((id) => id !== job.id) }));
   return (
-    <tr className={job === base ? "cursor" : undefined}>
+    <>
       <th scope="row">
         <Link to="/jobs/$id" params={{ id: job.id }}>
           {name}
@@ -177,7 +213,7 @@ const RunRow = memo(function RunRow({
           )}
         </div>
       </td>
-    </tr>
+    </>
   );
 });
 
