@@ -1,8 +1,9 @@
 """Runs in vLLM's environment: train a tiny model to name the colours of an image's two halves, and save it.
 
 usage: make_vision.py FAMILY MODEL_DIR -> one line ``RESULT loss``
+       make_vision.py rows FOLDER -> 400 chats about such images, to learn from and held out
 
-It is saved with its real processor: tokenizer (a token a byte), image processor and chat template.
+The model is saved with its real processor: tokenizer (a token a byte), image processor and chat template.
 """
 
 import sys
@@ -179,8 +180,11 @@ def train(model: torch.nn.Module, processor: ProcessorMixin, num_steps: int) -> 
 
 
 def main() -> None:
-    family = FAMILIES[sys.argv[1]]
     folder = Path(sys.argv[2])
+    if sys.argv[1] == "rows":
+        vision.save_rows(folder, 400)
+        return
+    family = FAMILIES[sys.argv[1]]
     processor = family.processor(byte_tokenizer(family.specials), TEMPLATE.replace("IMAGE", family.image))
     processor.save_pretrained(folder)
     torch.manual_seed(0)

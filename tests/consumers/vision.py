@@ -7,6 +7,7 @@ operators exist whose shapes it describes. Nothing here runs them.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,23 @@ def image(left: str, right: str, *, generator: torch.Generator | None = None) ->
     if generator is not None:
         pixels += 20 * torch.randn(1, 1, 3, generator=generator) + 10 * torch.randn(SIDE, SIDE, 3, generator=generator)
     return Image.fromarray(pixels.clamp(0, 255).numpy().astype(np.uint8))
+
+
+def save_rows(folder: Path, num_rows: int) -> None:
+    """Write chats about noisy images of colours drawn at random: three quarters to ``learn.jsonl``, ``held.jsonl``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator, names = torch.Generator().manual_seed(7), list(COLOURS)
+    rows = []
+    for number, pair in enumerate(torch.randint(len(names), (num_rows, 2), generator=generator).tolist()):
+        halves = [names[place] for place in pair]
+        image(*halves, generator=generator).save(folder / f"{number}.png")
+        question = [{"type": "image", "image": f"{number}.png"}, {"type": "text", "text": QUESTION}]
+        said = [{"type": "text", "text": answer(*halves).strip()}]
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
+        rows.append(json.dumps({"messages": messages}) + "\n")
+    border = num_rows * 3 // 4
+    (folder / "learn.jsonl").write_text("".join(rows[:border]))
+    (folder / "held.jsonl").write_text("".join(rows[border:]))
 
 
 def answer(left: str, right: str) -> str:
