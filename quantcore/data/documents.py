@@ -6,7 +6,7 @@ Hub). Each row is a document, and one of its columns holds the text: a string, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -78,9 +78,9 @@ def read_documents_with_media(text: TextPart, render: Render) -> Iterator[Docume
             yield Document(render(messages), render(texts_of(messages)), row.place, media)
 
 
-def has_sound(text: TextPart) -> bool:
-    """Return True if the first row of a source has sound beside its text."""
-    if text.source == BUILTIN or is_prose(text):
+def has_sound(text: TextPart, hears: Callable[[], bool]) -> bool:
+    """Return True if the model ``hears``, and the first row of a source has sound beside its text."""
+    if text.source == BUILTIN or is_prose(text) or not hears():
         return False
     return any(sounds_of(row.values) for row, _ in islice(_rows(text, MEDIA_COLUMNS), 1))
 

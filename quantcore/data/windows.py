@@ -66,7 +66,7 @@ def token_windows(
     separator: int | None = None,
     render: Render | None = None,
     media: Callable[[], Reader] | None = None,
-    hears: bool = False,
+    hears: Callable[[], bool] = lambda: False,
 ) -> TokenWindows:
     """Read as much of each source as is needed, tokenize it, and cut it into windows without padding.
 
@@ -91,7 +91,7 @@ def token_windows(
         wanted = (count, calibration.seq_len), (count_held_out, held_out_len)
         with at_part(calibration, number):
             try:
-                if hears and has_sound(parts[number]):
+                if has_sound(parts[number], hears):
                     raise MediaFound("its rows have sound", code="holds_media")
                 found.append(_windows_of(parts[number], tokens_of, render, calibration.seed, *wanted, fewer=fewer))
             except MediaFound:

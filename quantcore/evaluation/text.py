@@ -208,7 +208,7 @@ def read_text(evaluation: EvaluationConfig, folder: Path) -> EvaluationText:
     """
     tokenizer = load_tokenizer(folder)
     try:
-        if evaluation.text is not None and hears(folder) and has_sound(evaluation.text):
+        if evaluation.text is not None and has_sound(evaluation.text, lambda: hears(folder)):
             raise MediaFound("its rows have sound", code="holds_media")
         return _read_text(evaluation, tokenizer)
     except MediaFound:

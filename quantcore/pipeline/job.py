@@ -366,5 +366,5 @@ def read_windows(task: Task) -> TokenWindows:
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer, arguments),
         media=lambda: media_reader(task.model_folder, tokenizer, arguments),
-        hears=hears(task.model_folder),
+        hears=lambda: hears(task.model_folder),
     )

@@ -83,9 +83,9 @@ def test_the_original_is_run_once(compare, tmp_path, monkeypatch):
     """Without the cache, too; and what the cache has of it is used."""
     seen, embed = [], StreamedModel.embed
 
-    def watched(self, windows_NT, states=None):
+    def watched(self, windows_NT, *given, **named):
         seen.append(len(windows_NT))
-        return embed(self, windows_NT, states)
+        return embed(self, windows_NT, *given, **named)
 
     monkeypatch.setattr(StreamedModel, "embed", watched)
     runs = []
