@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 
@@ -232,9 +233,14 @@ def _servers_in(data: Path) -> list[psutil.Process]:
             alive = process.name() == "postgres" and process.status() != psutil.STATUS_ZOMBIE
             if alive and process.cwd() == str(data):
                 servers[process.pid] = process
+    return [process for process in servers.values() if not _is_child(process, servers)]
+
+
+def _is_child(process: psutil.Process, servers: Container[int]) -> bool:
+    """Return True for a child of one of the ``servers``, and for a process that has ended meanwhile."""
     with suppress(psutil.Error):
-        return [process for process in servers.values() if process.ppid() not in servers]
-    return list(servers.values())
+        return process.ppid() in servers
+    return True
 
 
 def _seen_from_inside(folder: Path, owner: Owner | None) -> str:
