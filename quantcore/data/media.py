@@ -6,22 +6,25 @@ the names of the model's inputs, such as ``pixel_values``. Tokens called placeho
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from quantcore.checkpoint.libraries import tokenizer_files
-from quantcore.data.chat import chat_renderer
-from quantcore.data.documents import Document, at_row
+from quantcore.config.texts import TextPart
+from quantcore.data.chat import MediaFound, chat_renderer
+from quantcore.data.documents import Document, at_row, has_sound
 from quantcore.data.media_files import bad_media, content_of, image_of, samples_of
 from quantcore.data.messages import MEDIA_KINDS, Reference
 from quantcore.errors import CalibrationError, ModelError, QuantError, is_failure, reason_of
 from quantcore.model.kinds import Media
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class MediaReader:
 
     @property
     def left_out(self) -> str:
-        """What was not read, as a sentence or two; empty if all was."""
+        """A sentence that says which rows were not read as they are; empty if all were."""
         if not self._num_cut and not self._num_too_long:
             return ""
         return (
@@ -137,6 +140,21 @@ class MediaReader:
                 "images or sound, and config.json names no token that stands for them", "Give data of text."
             )
         return MediaWindow(ids_T, media)
+
+
+def text_or_media(part: TextPart, hears: Callable[[], bool], text: Callable[[], R], media: Callable[[], R] | None) -> R:
+    """Return ``text()``, or ``media()`` for a source with images or sound, which are refused without ``media``.
+
+    ``hears``: see ``has_sound``.
+    """
+    if media is None:
+        return text()
+    if has_sound(part, hears):
+        return media()
+    try:
+        return text()
+    except MediaFound:
+        return media()
 
 
 def is_one_of(tokens: Collection[int], ids: torch.Tensor) -> torch.Tensor:

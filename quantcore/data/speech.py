@@ -42,7 +42,7 @@ class SpeechReader:
 
     @property
     def left_out(self) -> str:
-        """What was not read, as a sentence or two; empty if all was."""
+        """A sentence that says which rows were not read; empty if all were."""
         if not self._num_left_out:
             return ""
         return (

@@ -6,6 +6,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TypeVar
 
@@ -13,16 +14,14 @@ import torch
 
 from quantcore.config.texts import BUILTIN, CalibrationConfig, TextPart, apportion, at_part
 from quantcore.data.builtin_text import KINDS, Render, read_kind
-from quantcore.data.chat import MediaFound
 from quantcore.data.documents import (
     Document,
-    has_sound,
     is_prose,
     media_folder,
     read_documents,
     read_documents_with_media,
 )
-from quantcore.data.media import MediaReader, MediaWindow, is_one_of
+from quantcore.data.media import MediaReader, MediaWindow, is_one_of, text_or_media
 from quantcore.data.speech import SpeechReader
 from quantcore.errors import CalibrationError
 from quantcore.model.kinds import Media
@@ -87,18 +86,19 @@ def token_windows(
     counts_held_out = apportion(num_held_out, [part.share for part in parts])
     found: list[tuple[Windows, Windows]] = []
     reader: Reader | None = None
+
+    def windows_with_media(part: TextPart, *wanted: tuple[int, int]) -> tuple[Windows, Windows]:
+        nonlocal reader
+        assert media is not None
+        reader = reader or media()
+        return _media_windows_of(part, reader, calibration.seed, *wanted, fewer=fewer)
+
     for number, (count, count_held_out) in enumerate(zip(calibration.counts, counts_held_out, strict=True)):
         wanted = (count, calibration.seq_len), (count_held_out, held_out_len)
         with at_part(calibration, number):
-            try:
-                if has_sound(parts[number], hears):
-                    raise MediaFound("its rows have sound", code="holds_media")
-                found.append(_windows_of(parts[number], tokens_of, render, calibration.seed, *wanted, fewer=fewer))
-            except MediaFound:
-                if media is None:
-                    raise
-                reader = reader or media()
-                found.append(_media_windows_of(parts[number], reader, calibration.seed, *wanted, fewer=fewer))
+            part = parts[number]
+            of_text = partial(_windows_of, part, tokens_of, render, calibration.seed, *wanted, fewer=fewer)
+            found.append(text_or_media(part, hears, of_text, media and partial(windows_with_media, part, *wanted)))
     learned, held_out = (_alternating(windows) for windows in zip(*found, strict=True))
     if reader is None:
         return TokenWindows(learned.ids_NT, held_out.ids_NT)

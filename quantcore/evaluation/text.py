@@ -20,9 +20,9 @@ from quantcore.checkpoint.artifact import digest
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data.chat import MediaFound, chat_renderer
-from quantcore.data.documents import has_sound, media_folder, read_documents, read_documents_with_media
-from quantcore.data.media import MediaReader, is_one_of
+from quantcore.data.chat import chat_renderer
+from quantcore.data.documents import media_folder, read_documents, read_documents_with_media
+from quantcore.data.media import MediaReader, is_one_of, text_or_media
 from quantcore.data.speech import SpeechReader
 from quantcore.data.windows import Reader, TokenWindows
 from quantcore.errors import CalibrationError
@@ -55,7 +55,7 @@ class EvaluationText:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a model reads, as JSON data that are the same only for the same text and media."""
+        """The tokens and the digests of the media, as JSON data: the key of what is cached for this text."""
         media = [{name: digest(value) for name, value in one.items()} for one in self.media]
         return {"windows": self.ids_NT.tolist()} | ({"media": media} if media else {})
 
@@ -206,13 +206,14 @@ def read_text(evaluation: EvaluationConfig, folder: Path) -> EvaluationText:
     Documents are joined, each followed by the end-of-text token. Those with images or sound are read as the model in
     ``folder`` reads them, and not with a stride. Raises CalibrationError with the source's length.
     """
-    tokenizer = load_tokenizer(folder)
-    try:
-        if evaluation.text is not None and has_sound(evaluation.text, lambda: hears(folder)):
-            raise MediaFound("its rows have sound", code="holds_media")
-        return _read_text(evaluation, tokenizer)
-    except MediaFound:
-        return _read_media(evaluation, media_reader(folder, tokenizer, evaluation.chat_template_kwargs), tokenizer)
+    tokenizer, part = load_tokenizer(folder), evaluation.text
+    assert part is not None
+
+    def with_media() -> EvaluationText:
+        reader = media_reader(folder, tokenizer, evaluation.chat_template_kwargs)
+        return _read_media(evaluation, reader, tokenizer)
+
+    return text_or_media(part, lambda: hears(folder), lambda: _read_text(evaluation, tokenizer), with_media)
 
 
 def _read_media(evaluation: EvaluationConfig, reader: Reader, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
