@@ -13,6 +13,7 @@ from quantcore.formats.floats import FLOAT32_BIAS, FLOAT32_EXPONENT, FLOAT32_MAN
 WHOLE = tl.constexpr(1.5 * 2.0**FLOAT32_MANTISSA_BITS)
 """Added to a float32 below 2^22 and subtracted again, it leaves the nearest whole number, the even one of two."""
 EXPONENT = tl.constexpr(FLOAT32_EXPONENT)
+SIGN = tl.constexpr(-0x80000000)
 
 
 class Rounding(NamedTuple):
@@ -40,8 +41,10 @@ def rounded(
 ):  # fmt: skip
     """Round float32 numbers to the values of a format, as its ``round_`` does; NaN stays NaN."""
     inside = tl.where(x < LOW, LOW, tl.where(x > HIGH, HIGH, x))
-    if IS_INT:
-        return (inside + WHOLE) - WHOLE
+    if IS_INT:  # with the sign of x where the sum would lose that of a zero
+        whole = (inside + WHOLE) - WHOLE
+        sign = inside.to(tl.int32, bitcast=True) & SIGN
+        return (whole.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
     binade = tl.maximum(inside.to(tl.int32, bitcast=True) & EXPONENT, LOWEST_BINADE).to(tl.float32, bitcast=True)
     return (inside + binade * MAGIC) - binade * MAGIC
 

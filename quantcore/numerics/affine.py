@@ -323,18 +323,22 @@ def _power_of_two(largest: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor
     Exponents are taken from the bits of float32. The number added first carries into the exponent exactly where the
     rule takes the next power of two.
     """
-    one_below = {
-        ScaleMode.floor: 0,
-        ScaleMode.even: 1 << (FLOAT32_MANTISSA_BITS - 1 - spec.format.mantissa_bits),
-        ScaleMode.ceil: (1 << FLOAT32_MANTISSA_BITS) - 1,
-    }
     bits = largest.abs().view(torch.int32)  # abs: the largest of zeros may be -0
-    exponent = (bits + one_below[spec.scale_calculation_mode or ScaleMode.even]) >> FLOAT32_MANTISSA_BITS
+    exponent = (bits + carry_to_power(spec)) >> FLOAT32_MANTISSA_BITS
     exponent = exponent.sub_(spec.format.emax).clamp_(0, 2 * E8M0_BIAS)
     scale = (exponent << FLOAT32_MANTISSA_BITS).view(torch.float32)
     scale = torch.where(exponent == 0, 2.0**-E8M0_BIAS, scale)  # below the normal numbers
     scale = torch.where(bits == 0, 1.0, scale)
     return torch.where(bits >= FLOAT32_INFINITY, largest, scale)
+
+
+def carry_to_power(spec: QuantizationSpec) -> int:
+    """Return the number that ``_power_of_two`` adds to the bits of the largest magnitude."""
+    return {
+        ScaleMode.floor: 0,
+        ScaleMode.even: 1 << (FLOAT32_MANTISSA_BITS - 1 - spec.format.mantissa_bits),
+        ScaleMode.ceil: (1 << FLOAT32_MANTISSA_BITS) - 1,
+    }[spec.scale_calculation_mode or ScaleMode.even]
 
 
 def _asymmetric(

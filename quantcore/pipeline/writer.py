@@ -13,7 +13,7 @@ from torch import nn
 from quantcore.blockwise.errors import measured
 from quantcore.blockwise.results import Prepared, Solved
 from quantcore.calibration.ranges import Activations
-from quantcore.checkpoint.artifact import LICENSES, copy_side_files, digest, write_json
+from quantcore.checkpoint.artifact import LICENSES, copy_side_files, write_json
 from quantcore.checkpoint.hashing import Hashing
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.sink import Sink, TensorSink
@@ -53,7 +53,8 @@ class ResultWriter:
         self.edges: list[dict[str, Any]] = []
         self._untold: list[LayerQuantized] = []
         self._written: set[str] = set()
-        self._hashing = Hashing(in_threads=default_device().type != "cpu")  # which has its threads for solving
+        # The threads of a CPU solve meanwhile.
+        self._hashing = Hashing(1 if default_device().type == "cpu" else max(2, torch.get_num_threads()))
         as_they_run = sorted(plan.layers, key=lambda layer: layer.block is None)  # the head after the blocks
         self._places = {layer.name: number for number, layer in enumerate(as_they_run)}
         self._first_writes_all = any(isinstance(EXPORTERS.get(export), Container) for export in plan.exports)
@@ -216,11 +217,11 @@ class ResultWriter:
             self._write_float(name, tensor)
 
     def _write_float(self, name: str, tensor: torch.Tensor) -> None:
-        self.expected.tensors[name] = digest(tensor)
+        self._hashing.add(self.expected.tensors, name, tensor)
         for sink in self.sinks.values():
             kept = sink.write(name, tensor)
             if kept is not None:
-                self.expected.kept[name] = digest(kept)
+                self._hashing.add(self.expected.kept, name, kept)
 
 
 def open_sink(

@@ -42,7 +42,7 @@ class Speeds:
     In flop/s: ``products``, the bfloat16 products of the model; ``grams``, float32 products of statistics; ``solving``,
     factorizations and updates. ``step_s`` is the time of the launches for 64 inputs of a tile of rows, in seconds. In
     bytes a second: ``rounding``, float32 values that pass through memory; ``link``, from the host to a device;
-    ``exchange``, between ranks; ``hashing``, SHA-256 of one process, in two threads beside a device.
+    ``exchange``, between ranks; ``hashing``, SHA-256 of one process, in eight threads beside a device.
     """
 
     title: str
@@ -59,11 +59,14 @@ class Speeds:
 
 
 DEVICE = Speeds(
-    "a device like an H100: 40 % of 989 TFLOP/s, 150 for statistics, 25 and 0.6 ms for each 64 inputs to solve",
-    products=0.4 * 989e12, grams=150e12, solving=25e12, step_s=0.6e-3, rounding=1e12, link=7e9,
-    exchange=25e9, hashing=2e9,
+    "a device like an H100: 40 % of 989 TFLOP/s, 150 for statistics, 25 and 0.3 ms for each 64 inputs to solve",
+    products=0.4 * 989e12, grams=150e12, solving=25e12, step_s=0.3e-3, rounding=1e12, link=7e9,
+    exchange=25e9, hashing=4e9,
 )  # fmt: skip
-"""``grams``, ``solving``, ``step_s`` and ``link`` were measured with blocks of Llama 3 8B (``make bench-gpu``)."""
+"""``grams``, ``solving``, ``step_s``, ``hashing`` and ``link`` were measured with blocks of Llama 3 8B.
+
+``make bench-gpu`` measures them.
+"""
 HOST = Speeds(
     "a CPU with 1 TFLOP/s", products=1e12, grams=0.5e12, solving=0.3e12, rounding=20e9, link=20e9,
     exchange=1e9,

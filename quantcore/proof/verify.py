@@ -120,7 +120,7 @@ def prove_all(
     expected = Expectation.load(scratch)
     for export in plan.exports:
         written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export, headers)
-        proof = Proof(export, written.check(expected), tuple(written.odd_numbers))
+        proof = Proof(export, written.check(expected, emit), tuple(written.odd_numbers))
         if export == plan.main_export and plan.executor != FILE_TO_FILE:
             proof = run_model(task, plan, original, written, expected, proof, emit)
         too_large = why_too_large(plan, export, headers)
@@ -141,7 +141,7 @@ def run_model(
     model, clipping = open_written(plan, headers, written, TORCH_DTYPES[headers.main_dtype]), Clipping()
     streamed = model.streamed
     hidden = model.embed(text)
-    model.run(hidden, progress(emit, plan.num_blocks), clipping)
+    model.run(hidden, progress(emit, plan.num_blocks, "block"), clipping)
     with model.head() as logits:
         probes = probe_logits(logits, hidden.states[: expected.probe_logits.shape[0]])
         difference = ((probes - expected.probe_logits).abs().max() / expected.probe_logits.abs().max()).item()
@@ -275,10 +275,15 @@ def check_twin(
     return check.replace(of_twin=True)
 
 
-def progress(emit: Emit, num_blocks: int) -> Callable[[int], None]:
-    """Return a callback that reports the number of verified blocks."""
-    eta = Eta(num_blocks)
-    return lambda done: emit(Progress("verify", done, num_blocks, "block", eta.after(done), held_memory_bytes()))
+def progress(emit: Emit, total: int, unit: str) -> Callable[[int], None]:
+    """Return a callback that reports the number of verified ``unit``s, of many about every hundredth."""
+    eta, step = Eta(total), max(1, total // 100)
+
+    def report(done: int) -> None:
+        if done % step == 0 or done == total:
+            emit(Progress("verify", done, total, unit, eta.after(done), held_memory_bytes()))
+
+    return report
 
 
 class WrittenCheckpoint:
@@ -319,21 +324,24 @@ class WrittenCheckpoint:
         self.odd_numbers += odd_numbers(layer, quantized, restored_OI)
         return restored_OI
 
-    def check(self, expected: Expectation) -> int:
+    def check(self, expected: Expectation, emit: Emit) -> int:
         """Compare every tensor with its digest. Returns the number of tensors."""
         found: dict[str, str] = {}
-        hashing = Hashing(in_threads=torch.get_num_threads() > 1)
-        for name, layer in self._layers.items():
+        hashing = Hashing(torch.get_num_threads())
+        stored = [name for name in expected.tensors if name in self._source]  # all of the plan: see _check_layout
+        report = progress(emit, len(self._layers) + len(stored), "tensor")
+        for number, (name, layer) in enumerate(self._layers.items(), start=1):
             hashing.add(found, name, self.read_float(name))
             if self._decoder is not None and self.activations[layer].as_floats() != expected.activations[layer.name]:
                 self._differs(f"{layer.name}.input_scale or output_scale")
             release_freed_memory()
-        stored = [name for name in expected.tensors if name in self._source]  # all of the plan: see _check_layout
+            report(number)
         digests = {**expected.tensors, **expected.kept} if self._is_own else {**expected.tensors}
         for name, layer in self._layers.items():
             digests[name] = expected.plain_weights[name] if self._decoder is None else expected.weights[layer.name]
-        for name in stored:
+        for number, name in enumerate(stored, start=len(self._layers) + 1):
             hashing.add(found, name, self._source.read(name))
+            report(number)
         hashing.settle()
         for name, one in found.items():
             if one != digests[name]:

@@ -19,7 +19,6 @@ from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, Y
 from quantcore.config.grouping import PER_TOKEN
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QuantizationSpec
-from quantcore.kernels.graphs import Graphs
 from quantcore.numerics.affine import QParams, find_params
 from quantcore.numerics.qtensor import QTensor
 from quantcore.observers import observer_for
@@ -29,7 +28,7 @@ from quantcore.solvers.columns import Columns, Grid, RangeFinder, Table
 from quantcore.solvers.groups import Groups
 from quantcore.solvers.hessian import Hessian, order_of
 from quantcore.solvers.measures import GroupMeasure, Metric
-from quantcore.solvers.ranges import FullRange, search
+from quantcore.solvers.ranges import FullRange, kernel_for, search
 from quantcore.solvers.rows import CoupledRows, Rows
 from quantcore.solvers.rtn import group_by_spec, observed_ranges, round_all, search_ranges, transposed
 
@@ -53,7 +52,6 @@ class GPTQ:
         self._dtype = torch.float64 if config.hessian_dtype == "float64" else torch.float32
         self.needs = Needs(gram=True, float64=config.hessian_dtype == "float64")
         self.notes: list[str] = []
-        self._graphs = Graphs()
 
     def solve(
         self, weights: Weights, stats: Stats | None, global_scales: GlobalScales = NONE
@@ -117,7 +115,7 @@ class GPTQ:
             columns = Columns(order.moved(number, target_KO), grid)
             if first_O is not None:
                 columns.value_KO[0] = first_O[order.order_O][rows]
-            finder = None if is_static else RangeFinder(group_size, self._finder(columns, hessian, weights[0].dtype))
+            finder = None if is_static else self._finder(columns, hessian, group_size, weights[0].dtype)
             _choose_codes(columns, hessian, finder)
             order.note(number, target_KO, columns)
             codes_OI[rows, hessian.order_K] = spec.format.encode(columns.value_KO).T
@@ -147,17 +145,16 @@ class GPTQ:
         squared_u_I[hessian.order_K] = hessian.squared_u_K
         return search_ranges(targets, spec, Metric(squared_u_I), global_scales)
 
-    def _finder(self, columns: Columns, hessian: Hessian, dtype: torch.dtype) -> Callable[[int, int], None]:
-        """Return the function that finds a group's parameters in the current weights."""
+    def _finder(self, columns: Columns, hessian: Hessian, group_size: int, dtype: torch.dtype) -> RangeFinder:
+        """Return what finds a group's parameters in the current weights."""
         spec, global_O = columns.grid.spec, columns.grid.table.global_O
+        kernel = kernel_for(spec, dtype, group_size, columns.value_KO.device)
+        searched = partial(_searched, spec, dtype) if kernel is None else kernel
 
         def find(start: int, end: int) -> None:
             values_SO = columns.value_KO[start:end]
             if self._config.range_search:
-                given = values_SO, hessian.squared_u_K[start:end], global_O
-                scale_O, zero_O = self._graphs.run((spec, dtype), partial(_searched, spec, dtype), given)
-                assert scale_O is not None
-                params = QParams(scale_O, zero_O, global_O)
+                params = QParams(*searched(values_SO, hessian.squared_u_K[start:end], global_O), global_O)
             else:
                 observer = observer_for(spec, PER_TOKEN)
                 observer.update(values_SO.T)
@@ -165,7 +162,7 @@ class GPTQ:
                 params = find_params(minimum_O1[:, 0], maximum_O1[:, 0], spec, dtype, global_O)
             columns.grid.put(start, params)
 
-        return find
+        return RangeFinder(group_size, find)
 
 
 def _searched(

@@ -5,7 +5,7 @@ Legend: C candidates, P parameters that are searched together (any shape).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, Self
@@ -13,9 +13,19 @@ from typing import Protocol, Self
 import torch
 
 from quantcore.config.grouping import weight_grouping
-from quantcore.config.spec import QuantizationSpec, ScaleType
+from quantcore.config.spec import QuantizationSpec, ScaleType, ZeroPointType
 from quantcore.formats import Format
-from quantcore.numerics.affine import QParams, as_stored, find_global_scale, find_params, min_max, with_stored_minimum
+from quantcore.kernels import switch
+from quantcore.numerics.affine import (
+    QParams,
+    as_stored,
+    carry_to_power,
+    find_global_scale,
+    find_params,
+    min_max,
+    scale_dtype,
+    with_stored_minimum,
+)
 
 OCTAVES = (1.0, 2.0, 0.5, 0.25)
 """Factors to try for scales that are powers of two."""
@@ -23,6 +33,9 @@ WIDEST_RANGE, NARROWEST_RANGE, RANGE_STEP = 1.6, 0.5, 0.1
 """Widest and narrowest share of the full range that are tried, and the approximate step of the first round."""
 FINER_FACTORS = (0.88, 0.94, 1.06, 1.12)
 """Factors of the second round for the best range; with a zero point, for each of its ends by itself."""
+
+
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class Measure(Protocol):
@@ -99,6 +112,31 @@ def search(full: FullRange, measure: Measure) -> QParams:
         best.widen(still, FINER_FACTORS)
     best.fit()
     return best.params
+
+
+def kernel_for(spec: QuantizationSpec, dtype: torch.dtype, group_size: int, device: torch.device) -> Kernel | None:
+    """Return a kernel that runs ``search`` for groups of the inputs of a weight; None if torch does.
+
+    It takes weights [S, O] of one group, the cost [S] of their squared errors, and the global scales [O] or None, and
+    returns scales and zero points [O].
+    """
+    if not switch.are_used_on(device):
+        return None
+    from quantcore.kernels import ranges, rounding
+
+    found = rounding.rounding_of(spec.format, spec.round_method.value)
+    is_known = spec.scale_type is not ScaleType.pof2 and not spec.scale_type.in_two_levels
+    is_known = is_known and spec.over is None and spec.zero_point_type is ZeroPointType.int32
+    if found is None or not is_known or group_size > ranges.MOST_INPUTS:
+        return None
+    stored, num_first = scale_dtype(spec, dtype), len(_factors(spec.format))
+    scales, factors = ranges.Scales(str(stored).removeprefix("torch.")), _factors(spec.format) + FINER_FACTORS
+    if spec.scale_type is ScaleType.e4m3:
+        scales = ranges.Scales("e4m3")
+    elif spec.scale_type is ScaleType.e8m0:
+        scales = ranges.Scales("e8m0", carry_to_power(spec), spec.format.emax)
+        factors, num_first = OCTAVES, len(OCTAVES)
+    return ranges.Search(scales, found, not spec.symmetric, _on_device(factors, device), num_first)
 
 
 class _Best:

@@ -7,46 +7,64 @@ import pytest
 import torch
 
 from quantcore.checkpoint import hashing
-from quantcore.checkpoint.hashing import AT_ONCE, Hashing
+from quantcore.checkpoint.hashing import PARTS_AHEAD, Hashing, tensor_digest
 
 
-@pytest.mark.parametrize("in_threads", [False, True])
-def test_digests_are_those_of_the_bytes(in_threads):
-    tensors = {f"{number}": torch.arange(100.0).view(10, 10).T + number for number in range(6)}
-    found, work = {}, Hashing(in_threads=in_threads)
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    """Parts of 64 bytes."""
+    monkeypatch.setattr(hashing, "PART_BYTES", 64)
+
+
+def by_hand(tensor):
+    data = tensor.contiguous().numpy().tobytes()
+    parts = [data[start : start + 64] for start in range(0, len(data) or 1, 64)]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_digests_are_those_of_the_bytes(num_threads):
+    tensors = {f"{number}": torch.arange(100.0).view(10, 10).T + number for number in range(20)}
+    tensors |= {"one": torch.tensor(1.0), "none": torch.empty(0), "half": torch.ones(33).bfloat16()}
+    found, work = {}, Hashing(num_threads)
     for name, tensor in tensors.items():
         work.add(found, name, tensor)
     work.settle()
-    assert found == {
-        name: hashlib.sha256(one.contiguous().numpy().tobytes()).hexdigest() for name, one in tensors.items()
-    }
+    assert found == {name: by_hand(one.view(torch.int16) if name == "half" else one) for name, one in tensors.items()}
+    assert found == {name: tensor_digest(one) for name, one in tensors.items()}
+    assert len(set(found.values())) == len(found)
 
 
-def test_few_tensors_are_held_at_a_time(monkeypatch):
-    running, most, may_end = set(), [], threading.Event()
+def test_few_parts_wait_at_a_time(monkeypatch):
+    begun, taken, may_end = [], [], threading.Event()
 
-    def slow(tensor):
-        running.add(int(tensor))
-        most.append(len(running))
+    def slow(part, is_ready):
+        begun.append(part)
         may_end.wait(10)
-        running.discard(int(tensor))
-        return "digest"
+        return b"digest"
 
-    monkeypatch.setattr(hashing, "digest", slow)
-    work, found = Hashing(in_threads=True), {}
-    threading.Timer(0.2, may_end.set).start()
-    for number in range(5):
-        work.add(found, str(number), torch.tensor(number))
+    def parts(tensor):
+        for part in torch.split(tensor, 1):
+            taken.append(part)
+            yield part
+
+    monkeypatch.setattr(hashing, "_digest_of_part", slow)
+    monkeypatch.setattr(hashing, "_parts", parts)
+    work, found = Hashing(2), {}
+    waited = []
+    timer = threading.Timer(0.3, lambda: (waited.append((len(begun), len(taken))), may_end.set()))
+    timer.start()
+    work.add(found, "weight", torch.zeros(50))
     work.settle()
-    assert len(found) == 5 and max(most) <= AT_ONCE
+    assert waited == [(2, 2 * PARTS_AHEAD + 1)] and len(begun) == 50 and list(found) == ["weight"]
 
 
 def test_a_failure_is_raised(monkeypatch):
-    def fail(tensor):
+    def fail(part, is_ready):
         raise MemoryError("none left")
 
-    monkeypatch.setattr(hashing, "digest", fail)
-    work = Hashing(in_threads=True)
-    work.add({}, "weight", torch.zeros(1))
+    monkeypatch.setattr(hashing, "_digest_of_part", fail)
+    work = Hashing(2)
     with pytest.raises(MemoryError, match="none left"):
+        work.add({}, "weight", torch.zeros(1))
         work.settle()
