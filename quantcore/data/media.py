@@ -71,22 +71,35 @@ class MediaReader:
         """
         windows: list[MediaWindow] = []
         chosen: list[Document] = []
+        num_tokens = 0
         for document in documents:
             if len(windows) == num:
                 break
-            tried = self._read([*chosen, document], folder)
-            if self._end_of_media(tried) > length:
+            alone = self._read([document], folder)  # of a window that is read whole later, once
+            if num_tokens + self._end_of_media(alone) > length:
                 if not chosen:
                     self._num_too_long += 1
                     continue
-                self._num_cut += 1
-                document = document.without_media()
-                tried = self._read([*chosen, document], folder)
+                document = self._without_media(document)
+                alone = self._read([document], folder)
             chosen.append(document)
-            if len(tried.ids_T) >= length:
-                windows.append(_cut(tried, length))
-                chosen = []
+            num_tokens += len(alone.ids_T)
+            if num_tokens < length:
+                continue
+            window = self._read(chosen, folder)
+            while self._end_of_media(window) > length:  # where documents meet, their tokens may be others
+                last = max(number for number, one in enumerate(chosen) if one.media)
+                chosen[last] = self._without_media(chosen[last])
+                window = self._read(chosen, folder)
+            num_tokens = len(window.ids_T)
+            if num_tokens >= length:
+                windows.append(_cut(window, length))
+                chosen, num_tokens = [], 0
         return windows
+
+    def _without_media(self, document: Document) -> Document:
+        self._num_cut += 1
+        return document.without_media()
 
     @property
     def left_out(self) -> str:

@@ -10,6 +10,7 @@ import transformers
 from quantcore.checkpoint.tokenizer import load_tokenizer
 from quantcore.config import presets
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.data import media as media_reader
 from quantcore.errors import CalibrationError, ConfigError, QuantError
 from quantcore.evaluation.command import evaluate
 from quantcore.evaluation.model import open_model
@@ -246,6 +247,24 @@ def test_images_that_do_not_fit_are_told(saved, rows, tmp_path):
     with pytest.raises(CalibrationError, match="were left out, because no window has") as caught:
         run(task_of(saved("Idefics3ForConditionalGeneration"), rows, tmp_path / "short", seq_len=32))
     assert caught.value.code == "not_enough_samples" and "seq_len" in caught.value.hint
+
+
+def test_an_image_is_opened_twice_at_most(saved, tmp_path, monkeypatch):
+    """Once to see if its row has room in the window, and once for the window."""
+    opened = []
+
+    def opened_once_more(data):
+        opened.append(data)
+        return image_of(data)
+
+    image_of = media_reader.image_of
+    monkeypatch.setattr(media_reader, "image_of", opened_once_more)
+    rows = save_rows(tmp_path / "data", 80)
+    windows = job.read_windows(task_of(saved(LLAVA), rows, tmp_path / "out", seq_len=640))
+    media = (*windows.calibration_media, *windows.held_out_media)
+    num_images = sum(len(one["pixel_values"]) for one in media)
+    assert num_images > 2 * len(media)
+    assert len(opened) <= 2 * num_images + len(media), "in each window, one row may have no room"
 
 
 WRONG = {
