@@ -7,7 +7,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from quantcore.evaluation.provenance import provenance
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress
 from quantcore.numerics.qtensor import check_finite
-from quantcore.numerics.weight_layout import canonical
+from quantcore.numerics.weight_layout import canonical, stored
 from quantcore.pipeline.writer import ResultWriter
 from quantcore.plan.planner import Plan
 from quantcore.proof.expectation import Expectation
@@ -73,22 +73,22 @@ class Weights:
     """Reads weights one at a time, onto ``device`` and in the model's ``dtype``."""
 
     def __init__(self, source: Source, dtype: torch.dtype, device: torch.device) -> None:
-        self._source = source
+        self.source = source
         self._dtype = dtype
         self._device = device
 
     def read(self, layer: LayerPlan) -> torch.Tensor:
         """Read the weight, [out, in]. Raises NumericsError if it holds NaN or infinity."""
-        weight = self._source.read(f"{layer.name}.weight").to(self._device, self._dtype)
+        weight = self.source.read(f"{layer.name}.weight").to(self._device, self._dtype)
         check_finite(weight, layer.name)
         return canonical(weight, layer.kind)
 
     def read_bias(self, layer: LayerPlan) -> nn.Parameter | None:
         """Read the layer's bias if it has one."""
         name = f"{layer.name}.bias"
-        if name not in self._source:
+        if name not in self.source:
             return None
-        return nn.Parameter(self._source.read(name).to(self._device, self._dtype), requires_grad=False)
+        return nn.Parameter(self.source.read(name).to(self._device, self._dtype), requires_grad=False)
 
 
 def round_layers(layers: Sequence[LayerPlan], weights: Weights, writer: ResultWriter) -> None:
@@ -106,6 +106,22 @@ def round_layers(layers: Sequence[LayerPlan], weights: Weights, writer: ResultWr
             if layer.config.bias is not None:
                 writer.write_bias(layer, weights.read_bias(layer))
     writer.tell()
+
+
+def rounded_when_read(layers: Sequence[LayerPlan], weights: Weights) -> Callable[[str], torch.Tensor]:
+    """Return a function that reads tensors: the weights and biases of ``layers`` as ``round_layers`` writes them."""
+    groups = {f"{layer.name}.weight": (layer, group) for group in by_global_scale(layers) for layer in group}
+    biases = {f"{layer.name}.bias": layer.config.bias for layer in layers if layer.config.bias is not None}
+
+    def read(name: str) -> torch.Tensor:
+        if name in groups:
+            layer, group = groups[name]
+            solved = next(solved for solved in rounded(group, weights, 0) if solved.layer is layer)
+            return stored(solved.restored_OI, layer.kind)
+        tensor = weights.source.read(name)
+        return round_to_nearest(tensor, biases[name]).dequantize() if name in biases else tensor
+
+    return read
 
 
 def rounded(layers: Sequence[LayerPlan], weights: Weights, owner: int) -> Iterator[Solved]:

@@ -52,7 +52,7 @@ from quantcore.model.kinds import WITH_ENCODER, Kind, loading_class
 from quantcore.model.skeleton import kind_of
 from quantcore.pipeline.baseline import Baseline
 from quantcore.pipeline.file_to_file import Weights, round_files, round_layers
-from quantcore.pipeline.streams import JobStreams, find_gradients, no_gradients
+from quantcore.pipeline.streams import JobStreams, find_gradients, no_gradients, quantized_towers
 from quantcore.pipeline.writer import ResultWriter, write_side_files
 from quantcore.plan.job import fitted, plan_job, without_layers
 from quantcore.plan.planner import FILE_TO_FILE, Plan
@@ -184,11 +184,11 @@ def quantize(
     """
     ranks = savepoint.ranks
     texts = read_texts(task, original.headers, ranks)
-    _check_towers_are_kept(plan, texts)
     for message in texts.warnings:
         emit(Warned("calibration_text", message))
     source = open_source(original)
     model = stream_model(task, original, source, plan, ranks)
+    weights = Weights(source, model.dtype, model.device)
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
     gradients = None
     if task.config.goes_back:
@@ -197,10 +197,11 @@ def quantize(
         else:
             gradients = find_gradients(model, texts.calibration, task.calibration.seed, folder, emit, ranks)
         emit(PhaseStarted("quantize"))
+    towers = quantized_towers(model, plan, weights) if texts.calibration.media or texts.evaluation.media else None
     baseline = Baseline(original, texts.evaluation, texts.cache, ranks, is_measured=task.evaluation.num_windows > 0)
     streams = JobStreams.begin(
         model, plan, algorithms, texts.calibration, texts.evaluation, folder, ranks, gradients,
-        with_held_out=baseline.needs_stream(savepoint, saved),
+        with_held_out=baseline.needs_stream(savepoint, saved), towers=towers,
     )  # fmt: skip
     writer = ResultWriter(plan, source, Expectation(texts.evaluation, torch.empty(0), model=texts.model), emit, ranks)
     with writer.opened(task, original.headers, folder, saved):
@@ -215,7 +216,7 @@ def quantize(
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", left_s, held_memory_bytes()))
             streams.save(savepoint, index + 1, writer.notes)
         quantize_head(model, plan, algorithms, streams, writer)
-        round_layers(plan.layers_beside, Weights(source, model.dtype, model.device), writer)
+        round_layers(plan.layers_beside, weights, writer)
         writer.expected.original_states_NTH = baseline.last_states_NTH(streams.held_out)
         writer.copy_the_rest()
         writer.finish()
@@ -223,18 +224,6 @@ def quantize(
         writer.expected, writer.done, writer.warnings, writer.edges, texts.provenance,
         texts.overlap if plan.needs_calibration and baseline.is_measured else None, model.num_shards,
     )  # fmt: skip
-
-
-def _check_towers_are_kept(plan: Plan, texts: Texts) -> None:
-    """Raise ConfigError if towers that run are quantized: while the job runs, they are those of the float model."""
-    if (texts.calibration.media or texts.evaluation.media) and any(layer.is_in_tower for layer in plan.layers):
-        raise ConfigError(
-            "A job whose data hold images or sound runs the model's towers, and cannot quantize them as well.",
-            code="unsupported_config",
-            hint="Leave the scheme of towers out, or calibrate with text; bitfoundry evaluate --eval_dataset measures"
-            " the result with images.",
-            field="/config/tower_quant_config",
-        )
 
 
 def quantize_block(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,11 +14,13 @@ from quantcore.blockwise.algorithms import BlockAlgorithms
 from quantcore.blockwise.backward import BackwardPass, StateGradients
 from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.blockwise.savepoint import SavePoint, Stream
+from quantcore.calibration.ranges import quantized_activations
 from quantcore.calibration.reduction import Span
 from quantcore.data.windows import Windows
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress
 from quantcore.model.kinds import Kind
+from quantcore.pipeline.file_to_file import Weights, rounded_when_read
 from quantcore.plan.planner import Plan
 from quantcore.runtime.devices import held_memory_bytes
 from quantcore.runtime.hidden import Hidden
@@ -26,6 +29,7 @@ from quantcore.runtime.states import states_kept
 from quantcore.runtime.streamed_model import StreamedModel
 from quantcore.runtime.workload import NUM_PROBES
 
+Towers = Callable[[], AbstractContextManager[None]]
 EDGE_PROBE_LEN = 32  # tokens for the proof of edges
 
 
@@ -48,18 +52,20 @@ class JobStreams:
     def begin(
         cls, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration: Windows,
         evaluation: EvaluationText, folder: Path, ranks: Ranks, gradients: StateGradients | None = None, *,
-        with_held_out: bool,
+        with_held_out: bool, towers: Towers | None = None,
     ) -> Self:  # fmt: skip
         """Embed this rank's windows. Large numbers of calibration windows are stored on the disk of ``folder``.
 
-        ``gradients`` are those of this rank's calibration windows, for algorithms that use them.
+        ``gradients`` are those of this rank's calibration windows, for algorithms that use them. The streams of
+        quantized blocks see and hear by ``towers``, if those of the result are not the float model's.
         """
-        learning = _open_learning(model, plan, algorithms, calibration, folder, ranks)
+        learning = _open_learning(model, plan, algorithms, calibration, folder, ranks, towers)
         if gradients is not None:
             algorithms.rotate_states(Hidden(gradients.states))
             learning.gradients = gradients
         ids_NT, media, own = evaluation.ids_NT, evaluation.media, slice(NUM_PROBES)
-        probes = algorithms.rotate_states(model.embed(ids_NT[own], media=media[own]))
+        with nullcontext() if towers is None else towers():
+            probes = algorithms.rotate_states(model.embed(ids_NT[own], media=media[own]))
         part = ranks.part(len(ids_NT))
         own = slice(part.start, part.stop)
         held_out = model.embed(ids_NT[own], media=media[own]) if with_held_out else None
@@ -119,6 +125,19 @@ class JobStreams:
         return {name: Stream(hidden.states, start, shared) for name, (hidden, start, shared) in named.items() if hidden}
 
 
+def quantized_towers(model: StreamedModel, plan: Plan, weights: Weights) -> Towers | None:
+    """Return a context in which the towers of ``model`` compute as those of the result; None if they are the same."""
+    layers = tuple(layer for layer in plan.layers if layer.is_in_tower)
+
+    @contextmanager
+    def as_in_result() -> Iterator[None]:
+        modules = {layer: model.find_module(layer.name) for layer in layers}
+        with model.reading(rounded_when_read(layers, weights)), quantized_activations(modules, {}):
+            yield
+
+    return as_in_result if layers else None
+
+
 def no_gradients(model: StreamedModel) -> str | None:
     """Return why there can be no gradients of the model's predictions; None if there can."""
     if model.kind is not Kind.causal:
@@ -147,20 +166,29 @@ def find_gradients(
 
 
 def _open_learning(
-    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: Windows, folder: Path, ranks: Ranks
+    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: Windows, folder: Path, ranks: Ranks,
+    towers: Towers | None,
 ) -> CalibrationStreams:  # fmt: skip
     """Embed this rank's calibration windows and the edge probe, as far as the algorithms need them."""
     if not plan.needs_calibration:
         return CalibrationStreams(None)
     span = Span(len(windows.ids_NT), ranks)
     part, own = span.windows, slice(span.windows.start, span.windows.stop)
-    states = states_kept(len(part), plan.memory_of_rank()["activations"] // ranks.size, model.device, folder)
-    calibration = algorithms.rotate_states(model.embed(windows.ids_NT[own], states, windows.media[own]))
+
+    def embedded() -> Hidden:
+        states = states_kept(len(part), plan.memory_of_rank()["activations"] // ranks.size, model.device, folder)
+        return algorithms.rotate_states(model.embed(windows.ids_NT[own], states, windows.media[own]))
+
+    with nullcontext() if towers is None else towers():
+        calibration = embedded()
+    reference = None
+    if algorithms.compares:
+        reference = calibration.copy() if towers is None else embedded()
     probe = model.embed(windows.ids_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
     return CalibrationStreams(
         calibration,
         span,
         probe=None if probe is None else algorithms.rotate_states(probe),
-        reference=calibration.copy() if algorithms.compares else None,
+        reference=reference,
         through_quantized=algorithms.through_quantized,
     )

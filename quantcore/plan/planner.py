@@ -225,8 +225,9 @@ def make_plan(
 def _warn_of_layers_beside(layers: Sequence[LayerPlan]) -> Iterator[str]:
     if num_layers := sum(layer.is_in_tower for layer in layers):
         yield (
-            f"{num_layers} layers of towers are rounded without calibration. The job's evaluation reads text alone and"
-            " does not run them: measure answers about images or sound with bitfoundry evaluate --eval_dataset."
+            f"{num_layers} layers of towers are rounded without calibration. An evaluation on text does not run them:"
+            " measure answers about images or sound with data that hold some, in the job or with bitfoundry evaluate"
+            " --eval_dataset."
         )
     if num_layers := sum(layer.is_in_draft for layer in layers):
         yield f"{num_layers} layers of draft heads are rounded without calibration."

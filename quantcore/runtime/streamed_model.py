@@ -151,6 +151,15 @@ class StreamedModel:
             )
         return self.model.get_submodule(place.rpartition(".")[0])
 
+    @contextmanager
+    def reading(self, read: Callable[[str], torch.Tensor]) -> Iterator[None]:
+        """Read the tensors of the checkpoint by ``read`` while this lasts."""
+        before, self._read = self._read, read
+        try:
+            yield
+        finally:
+            self._read = before
+
     def stored_name(self, name: str, index: int | None = None) -> str:
         """Return the checkpoint's name of a parameter of the model, or of one of block ``index``."""
         place = name if index is None else f"{self._places.prefix_of(index)}{name}"
