@@ -104,9 +104,9 @@ def watch_embedded_windows(monkeypatch):
     """How many windows each call of ``embed`` was given."""
     seen, embed = [], StreamedModel.embed
 
-    def watched(self, windows_NT, states=None):
+    def watched(self, windows_NT, states=None, media=()):
         seen.append(len(windows_NT))
-        return embed(self, windows_NT, states)
+        return embed(self, windows_NT, states, media)
 
     monkeypatch.setattr(StreamedModel, "embed", watched)
     return seen
