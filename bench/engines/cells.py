@@ -18,6 +18,7 @@ SCHEMES = {
     "int8": "int8 weights per channel, int8 inputs with one calibrated scale a tensor",
     "int8_dynamic": "int8 weights per channel, int8 inputs with one scale a token, found at run time",
     "fp8": "fp8 (e4m3) weights and inputs, one scale a tensor, calibrated",
+    "fp8_kv": "fp8 as above, and an fp8 KV cache with calibrated scales",
     "mxfp4": "MXFP4 weights and inputs",
 }
 ALGORITHMS = {
@@ -47,7 +48,7 @@ USUAL = (
     *(f"{scheme}:{algorithm}" for scheme in ("int8", "fp8") for algorithm in ("rtn", "smoothquant", "gptq",
                                                                              "rotation+gptq")),
     "mxfp4:rtn", "mxfp4:smoothquant", "mxfp4:awq", "mxfp4:gptq", "mxfp4:rotation+gptq",
-    "int8:smoothquant+gptq", "int8_dynamic:smoothquant+gptq",
+    "fp8_kv:rtn", "int8:smoothquant+gptq", "int8_dynamic:smoothquant+gptq",
     "uint4:range_search", "uint4:awq+gptq", "uint4:gptaq", "uint4:rotation+gptaq",
     "uint4:yaqa", "int4:yaqa",
     *(f"{scheme}:{algorithm}" for scheme in ("uint3", "uint2") for algorithm in ("gptq", "gptaq", "yaqa")),
@@ -58,7 +59,7 @@ MISSING = (
     ("*", "*8*", "awq*", "AWQ is for weights of few bits"),
     ("*", "*8*", "range_search", "at 8 bits ranges decide little"),
     ("gptqmodel", "int8*", "*", "it quantizes no inputs to int8"),
-    ("gptqmodel", "fp8", "*", "its fp8 leaves the inputs as they are"),
+    ("gptqmodel", "fp8*", "*", "its fp8 leaves the inputs as they are"),
     ("gptqmodel", "mxfp4", "*", "it has no MXFP4"),
     ("gptqmodel", "*", "rotation*", "its rotation runs on CUDA alone (7.7.0)"),
     ("gptqmodel", "*", "range_search", "its range search does not look at the inputs"),

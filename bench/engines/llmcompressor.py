@@ -22,6 +22,7 @@ from bench.engines.runner import Clock, finish, quality, start
 
 INT8_CHANNEL = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
 INT8_TENSOR = {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": True, "observer": "static_minmax"}
+KV_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64}
 SCHEMES: dict[str, Any] = {  # the name of a preset, or the arguments of one scheme
     "uint4": {"weights": GROUPS | {"symmetric": False}},
@@ -31,6 +32,7 @@ SCHEMES: dict[str, Any] = {  # the name of a preset, or the arguments of one sch
     "int8": {"weights": INT8_CHANNEL, "input_activations": INT8_TENSOR},
     "int8_dynamic": "INT8",
     "fp8": "FP8",
+    "fp8_kv": "FP8",
     "mxfp4": "MXFP4",
 }
 
@@ -41,7 +43,8 @@ def quantization(scheme: str) -> dict[str, Any]:
     """Return the arguments that set a modifier's scheme."""
     arguments = SCHEMES[scheme]
     if isinstance(arguments, str):
-        return {"scheme": arguments, "targets": ["Linear"], "ignore": ["lm_head"]}
+        cache = {"kv_cache_scheme": KV_CACHE} if scheme == "fp8_kv" else {}
+        return {"scheme": arguments, "targets": ["Linear"], "ignore": ["lm_head"], **cache}
     return {"config_groups": {"all": {"targets": ["Linear"], **arguments}}, "ignore": ["lm_head"]}
 
 

@@ -32,7 +32,7 @@ from quantcore.transforms import SMOOTHINGS
 
 PRESETS = {
     "uint4": "w4a16", "int4": "w4a16_sym", "uint3": "w3a16", "uint2": "w2a16", "int8": "int8_static",
-    "int8_dynamic": "int8_dynamic", "fp8": "fp8", "mxfp4": "mxfp4",
+    "int8_dynamic": "int8_dynamic", "fp8": "fp8", "fp8_kv": "fp8", "mxfp4": "mxfp4",
 }  # fmt: skip
 STEPS: dict[str, dict[str, Any]] = {
     "range_search": {"name": "rtn"},
@@ -54,7 +54,7 @@ def config_for(job: Job) -> Config:
     available = {*SOLVERS, *SMOOTHINGS, "rotation"}
     if lacking := {STEPS[step]["name"] for step in job.algorithms} - available:
         raise RuntimeError(f"the engine has no {', '.join(lacking)} yet")
-    config = presets.resolve(PRESETS[job.scheme]).to_dict()
+    config = presets.resolve(PRESETS[job.scheme], kv_cache="fp8" if job.scheme == "fp8_kv" else None).to_dict()
     return parse_config({**config, "algo_config": [STEPS[step] for step in job.algorithms]})
 
 

@@ -17,7 +17,10 @@ from transformers import AutoModelForCausalLM
 
 from bench.engines.runner import Clock, finish, quality, start
 
-SCHEMES = {"uint4": "uint4_wo_64", "int4": "int4_wo_64", "int8": "int8_channel", "fp8": "fp8", "mxfp4": "mxfp4"}
+SCHEMES = {
+    "uint4": "uint4_wo_64", "int4": "int4_wo_64", "int8": "int8_channel", "fp8": "fp8", "fp8_kv": "fp8",
+    "mxfp4": "mxfp4",
+}  # fmt: skip
 
 
 def register_int8() -> None:
@@ -38,7 +41,8 @@ def main() -> None:
     with Clock() as load:
         model = AutoModelForCausalLM.from_pretrained(job.model_dir, dtype=dtype).eval()
     template = LLMTemplate.get("llama")
-    config = template.get_config(scheme=SCHEMES[job.scheme], algorithm=job.algorithms or None)
+    kv_cache = "fp8" if job.scheme == "fp8_kv" else None
+    config = template.get_config(scheme=SCHEMES[job.scheme], algorithm=job.algorithms or None, kv_cache_scheme=kv_cache)
     quantizer = ModelQuantizer(config)
     batches = DataLoader(calibration_NT, batch_size=1, shuffle=False)
     with Clock() as quantize:
@@ -47,7 +51,7 @@ def main() -> None:
         model = quantizer.freeze(model)
     with Clock() as evaluate:
         found = quality(model, job)
-    settings = {"scheme": SCHEMES[job.scheme], "algorithm": job.algorithms, "dtype": str(dtype)}
+    settings = {"scheme": SCHEMES[job.scheme], "algorithm": job.algorithms, "dtype": str(dtype), "kv_cache": kv_cache}
     finish(
         job, load=load, quantize=quantize, evaluate=evaluate, quality=found, packages=["amd-quark"],
         settings=settings, freeze=freeze.seen,
