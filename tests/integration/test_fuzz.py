@@ -58,6 +58,8 @@ def fuzz(operation: Any, mode: GenerationMode, server: Server, key: str | None, 
         answer = case.call(base_url=server.url, timeout=30)
         if key is None and operation.path not in OPEN_ROUTES | SHARED_ROUTES:
             known = {400, 401} if mode is GenerationMode.POSITIVE else {400, 401, 404, 405, 413, 415, 422}
+            if "%0A" in answer.request.url:
+                known |= {404}  # no route has a line break in its path, so no route asks for a key
             assert answer.status_code in known, (operation.label, answer.status_code)
         if answer.status_code >= 400:
             assert answer.headers["content-type"][0] == "application/problem+json", operation.label
