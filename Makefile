@@ -17,7 +17,7 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: help setup ui openapi docs screenshots demo test test-all check lint format up consumers bench bench-dashboard bench-engines bench-formats bench-recipes bench-scale bench-service clean
+.PHONY: help setup ui openapi docs screenshots demo test test-all check lint format up consumers bench bench-comparisons bench-dashboard bench-engines bench-formats bench-recipes bench-scale bench-service clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -104,6 +104,9 @@ bench-recipes: $(STAMP)  ## what each chain of algorithms gains on the models in
 
 bench-scale: $(STAMP)  ## peak memory against the size of the model, 0.5 to 4 GB (an hour)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.scale $(ARGS)
+
+bench-comparisons: $(STAMP)  ## how often compare finds changes that are there, and others: ARGS="FOLDERS of bench.trained_models"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.comparisons $(ARGS)
 
 .PHONY: bench-gpu
 bench-gpu: $(STAMP)  ## seconds of a decoder block of Llama 3 8B on this machine's GPU, kept under bench/results

@@ -1,0 +1,154 @@
+"""``make bench-comparisons``: how often a comparison finds a change that is there, and one that is not.
+
+``bitfoundry compare NEW OLD --against ORIGINAL`` says whether a result is worse. Here the results of one recipe differ
+by the seed of their calibration alone: what is found between two of them is a false alarm. Then all errors of the
+weights of each are enlarged, so that its divergence grows by about ``--change``, and it is compared with the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from itertools import combinations, permutations
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from bench.engines.results import FOLDER
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.recipes import with_recipe
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.evaluation.command import held_out_text
+from quantcore.evaluation.divergence import Measured, measure
+from quantcore.evaluation.model import open_model
+from quantcore.evaluation.paired import compare_measured
+from quantcore.evaluation.text import EvaluationText
+from quantcore.events import silence
+from quantcore.pipeline.job import run
+from quantcore.reading.model import read_model
+from quantcore.runtime.devices import limit_threads
+
+TOLERANCES = (0.0, 0.01, 0.02, 0.03, 0.05)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What was measured of each seed's result, and of the same with larger errors, on one text."""
+
+    text: EvaluationText
+    plain: list[Measured]
+    worse: list[Measured]
+
+    def row(self) -> dict[str, Any]:
+        """Return the spread between seeds, and the shares of pairs in which a change is found, by tolerance."""
+        logs = [math.log(kl_of(one)) for one in self.plain]
+        alarms, found, errors = {}, {}, []
+        for tolerance in TOLERANCES:
+            pairs = [self._compared(*pair, tolerance) for pair in combinations(self.plain, 2)]
+            errors = [pair["smallest_kl_change"] for pair in pairs]
+            alarms[tolerance] = mean(pair["verdict"] != "no difference found" for pair in pairs)
+            numbers = permutations(range(len(self.plain)), 2)
+            found[tolerance] = mean(
+                self._compared(self.worse[new], self.plain[old], tolerance)["verdict"] == "worse"
+                for new, old in numbers
+            )
+        return {
+            "tokens": int(self.text.scored_NP.sum()), "results": len(self.plain),
+            "kl": mean(map(kl_of, self.plain)), "seed_deviation": stdev(logs),
+            "enlarged_by": mean(kl_of(new) / kl_of(old) - 1 for new, old in zip(self.worse, self.plain, strict=True)),
+            "smallest_kl_change": mean(errors), "false_alarms": alarms, "found": found,
+        }  # fmt: skip
+
+    def _compared(self, new: Measured, old: Measured, tolerance: float) -> dict[str, Any]:
+        return compare_measured(new, old, self.text.scored_NP, tolerance)
+
+
+def kl_of(measured: Measured) -> float:
+    assert measured.distances_NP4 is not None
+    return measured.distances_NP4[..., 0].mean().item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench-comparisons", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="+", type=Path, help="folders, such as those of bench.trained_models")
+    parser.add_argument("--text", type=Path, help="measure on this text as well as on the built-in one")
+    parser.add_argument("--preset", default="w4a16")
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64_000)
+    parser.add_argument("--seq-len", type=int, default=512)
+    parser.add_argument("--change", type=float, default=0.05)
+    options = parser.parse_args()
+    limit_threads()
+    rows: list[dict[str, Any]] = []
+    file = FOLDER / f"{date.today().isoformat()}-comparisons.json"
+    for model in options.models:
+        with tempfile.TemporaryDirectory(prefix="bf-comparisons-") as scratch:
+            folders = list(results_of(model, Path(scratch), options))
+            for source in (None, options.text) if options.text else (None,):
+                evaluation = EvaluationConfig(
+                    source=None if source is None else str(source), seq_len=options.seq_len,
+                    num_windows=options.tokens // options.seq_len,
+                )  # fmt: skip
+                text = held_out_text(model, evaluation, fewer=True)
+                found = Results(text, *measured(model, folders, text)).row()
+                named = {"model": model.name, "preset": options.preset, "text": source.name if source else "built-in"}
+                rows.append(named | found)
+                print(json.dumps(rows[-1]), flush=True)
+                file.write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
+
+
+def results_of(model: Path, scratch: Path, options: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
+    """Quantize a model with each seed; yield the folder of the result in floats, and of one with larger errors."""
+    config = with_recipe(presets.resolve(options.preset), None, preset=options.preset)
+    for seed in range(options.seeds):
+        task = Task(
+            model_dir=model, output_dir=scratch / f"{seed}", config=config, export=("fake_quantized",),
+            calibration=CalibrationConfig(num_samples=32, seq_len=512, seed=seed),
+            evaluation=EvaluationConfig(num_windows=0), gate="off",
+        )  # fmt: skip
+        run(task, silence)
+        yield scratch / f"{seed}", enlarged(model, scratch / f"{seed}", scratch / f"{seed}-worse", options.change)
+
+
+def enlarged(model: Path, result: Path, folder: Path, change: float) -> Path:
+    """Copy a result with all errors of its weights times sqrt(1 + change): to second order, KL is their square."""
+    shutil.copytree(result, folder)
+    exact = {name: tensor for file in model.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    for file in folder.glob("*.safetensors"):
+        tensors = {
+            name: (exact[name].float() + math.sqrt(1 + change) * (tensor.float() - exact[name].float())).to(tensor)
+            for name, tensor in load_file(file).items()
+        }
+        save_file(tensors, file, {"format": "pt"})
+    return folder
+
+
+def measured(
+    model: Path, folders: list[tuple[Path, Path]], text: EvaluationText
+) -> tuple[list[Measured], list[Measured]]:
+    """Measure all results and those with larger errors against the original."""
+    original = open_model(read_model(model))
+    states = original.last_states(text, lambda done: None)
+    with original.head() as head, torch.no_grad():
+        plain, worse = ([], [])
+        for pair in folders:
+            for folder, found in zip(pair, (plain, worse), strict=True):
+                result = open_model(read_model(folder))
+                own = result.last_states(text, lambda done: None)
+                with result.head() as own_head:
+                    found.append(measure(own_head, own, text, (head, states)))
+    return plain, worse
+
+
+if __name__ == "__main__":
+    main()
