@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -162,6 +163,8 @@ def at_part(calibration: CalibrationConfig, number: int) -> Iterator[None]:
 
 def apportion(total: int, shares: Sequence[float]) -> list[int]:
     """Divide ``total`` by the shares into whole numbers that add up to it (the largest-remainder method)."""
+    exponent = math.frexp(max(shares, default=0.0))[1]  # of the largest share: sums of large ones would overflow
+    shares = [math.ldexp(share, -exponent) for share in shares]
     exact = [total * share / (sum(shares) or 1) for share in shares]
     counts = [int(count) for count in exact]
     by_remainder = sorted(range(len(shares)), key=lambda at: counts[at] - exact[at])

@@ -54,7 +54,7 @@ def test_a_job_from_the_request_to_the_download(
             folder = await client.download(jobs[0].id, tmp_path / "artifact")
             assert (folder / "sub/report.json").read_text() == '{"summary": {}}'
             lines = [line.text async for line in client.logs(jobs[1].id)]
-            assert lines[0] == "stub engine starts"
+            assert "stub engine starts" in lines
             file = tmp_path / "a.jsonl"
             file.write_text('{"text": "one"}\n{"text": "two"}\n')
             made = await client.datasets.upload(file)

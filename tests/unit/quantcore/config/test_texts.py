@@ -83,4 +83,6 @@ def test_whole_numbers_of_windows_add_up():
     assert apportion(10, [1, 1, 1]) == [4, 3, 3]
     assert apportion(32, [0.75, 0.25]) == [24, 8]
     assert apportion(7, [0.1, 0.2, 0.7]) == [1, 1, 5]  # exact: 0.7, 1.4, 4.9
+    assert apportion(32, [1e308, 1e308]) == [16, 16]  # whose sum is beyond floats
+    assert apportion(2, [5e-324, 5e-324]) == [1, 1] and apportion(2, [0.0, 0.0]) == [1, 1]
     assert all(sum(apportion(total, [0.3, 0.3, 0.4])) == total for total in range(200))
