@@ -31,7 +31,7 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.evaluation.command import held_out_text
 from quantcore.evaluation.divergence import Measured, measure
 from quantcore.evaluation.model import open_model
-from quantcore.evaluation.paired import compare_measured
+from quantcore.evaluation.paired import compare_measured, judge
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import silence
 from quantcore.pipeline.job import run
@@ -51,26 +51,24 @@ class Results:
 
     def row(self) -> dict[str, Any]:
         """Return the spread between seeds, and the shares of pairs in which a change is found, by tolerance."""
-        logs = [math.log(kl_of(one)) for one in self.plain]
-        alarms, found, errors = {}, {}, []
+        pairs = [self._compared(*pair) for pair in combinations(self.plain, 2)]
+        numbers = permutations(range(len(self.plain)), 2)
+        enlarged = [self._compared(self.worse[new], self.plain[old]) for new, old in numbers]
+        alarms, found = {}, {}
         for tolerance in TOLERANCES:
-            pairs = [self._compared(*pair, tolerance) for pair in combinations(self.plain, 2)]
-            errors = [pair["smallest_kl_change"] for pair in pairs]
-            alarms[tolerance] = mean(pair["verdict"] != "no difference found" for pair in pairs)
-            numbers = permutations(range(len(self.plain)), 2)
-            found[tolerance] = mean(
-                self._compared(self.worse[new], self.plain[old], tolerance)["verdict"] == "worse"
-                for new, old in numbers
-            )
+            verdicts = [judge(pair["kl_change"], tolerance) for pair in pairs]
+            alarms[tolerance] = mean(verdict != "no difference found" for verdict in verdicts)
+            found[tolerance] = mean(judge(pair["kl_change"], tolerance) == "worse" for pair in enlarged)
         return {
             "tokens": int(self.text.scored_NP.sum()), "results": len(self.plain),
-            "kl": mean(map(kl_of, self.plain)), "seed_deviation": stdev(logs),
+            "kl": mean(map(kl_of, self.plain)), "seed_deviation": stdev(math.log(kl_of(one)) for one in self.plain),
             "enlarged_by": mean(kl_of(new) / kl_of(old) - 1 for new, old in zip(self.worse, self.plain, strict=True)),
-            "smallest_kl_change": mean(errors), "false_alarms": alarms, "found": found,
+            "smallest_kl_change": mean(pair["smallest_kl_change"] for pair in pairs),
+            "false_alarms": alarms, "found": found,
         }  # fmt: skip
 
-    def _compared(self, new: Measured, old: Measured, tolerance: float) -> dict[str, Any]:
-        return compare_measured(new, old, self.text.scored_NP, tolerance)
+    def _compared(self, new: Measured, old: Measured) -> dict[str, Any]:
+        return compare_measured(new, old, self.text.scored_NP)
 
 
 def kl_of(measured: Measured) -> float:
