@@ -175,6 +175,31 @@ class Pace:
         return True
 
 
+class PhaseClock:
+    """An ``emit`` that also measures the seconds of each phase."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._seconds: dict[str, float] = {}
+        self._phase = ""
+        self._since = time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, PhaseStarted):
+            self._seconds, self._phase, self._since = self._so_far(), event.phase, time.monotonic()
+        self._emit(event)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each phase, in the order of their first starts; the last one has not ended."""
+        return {phase: round(seconds, 2) for phase, seconds in self._so_far().items()}
+
+    def _so_far(self) -> dict[str, float]:
+        if not self._phase:
+            return self._seconds
+        return self._seconds | {self._phase: self._seconds.get(self._phase, 0.0) + time.monotonic() - self._since}
+
+
 class Eta:
     """Estimator of the seconds left of ``total`` equal steps, from the mean of those done."""
 

@@ -175,6 +175,7 @@ class JobSummary(Mapped):
     mix: MixSummary | None = None
     quantize_s: float = 0.0
     total_s: float
+    seconds_by_phase: dict[str, float] = {}
     peak_memory_bytes: int
     planned_peak_memory_bytes: int | None = None
     failed_tasks: dict[str, str] = {}

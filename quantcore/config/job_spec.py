@@ -41,9 +41,9 @@ class Evaluation(TextSource):
     ``num_windows`` windows of ``seq_len`` tokens (0: nothing is measured) come from held-out text: the part of its
     source that calibration does not use, or a ``source`` of its own, named as for calibration with ``config``,
     ``split``, ``revision``, ``column`` and ``chat_template_kwargs``. Windows of such a source start every ``stride``
-    tokens (default: ``seq_len``); a smaller stride gives every token more context. ``num_prompts`` short texts are
-    continued by both models. ``tasks`` of lm-evaluation-harness run with ``limit`` documents and ``num_fewshot``
-    examples each (None: the task's own), ``batch_size`` at a time.
+    tokens (default: ``seq_len``); a smaller stride gives every token more context. Both models answer ``num_prompts``
+    questions in their chat template; without one they continue as many texts. ``tasks`` of lm-evaluation-harness run
+    with ``limit`` documents and ``num_fewshot`` examples each (None: the task's own), ``batch_size`` at a time.
     """
 
     chat_template_kwargs: ChatArguments = Field(default_factory=dict, exclude_if=not_)

@@ -9,18 +9,15 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from quantcore.checkpoint.headers import read_json
 from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
-from quantcore.data.chat import chat_renderer
 from quantcore.errors import CalibrationError, ConfigError, ModelError
 from quantcore.evaluation.answers import MAX_NEW_TOKENS, Answer, Turn, common_length, first_difference
 from quantcore.evaluation.model import open_model
+from quantcore.evaluation.samples import Message, end_tokens, in_template, longest_input
 from quantcore.evaluation.streaming import stream_tokens
 from quantcore.model.kinds import Kind
 from quantcore.model.skeleton import kind_of
 from quantcore.reading.model import Model, read_model
-
-Message = dict[str, str]
 
 
 class Chat:
@@ -72,7 +69,7 @@ class Chat:
         ids = self._encode(messages)
         if not ids:
             raise ConfigError("The prompt has no tokens.", code="empty_prompt", hint="Give a text.")
-        longest = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        longest = longest_input(model.config)
         room = self._max_new_tokens if longest is None else min(self._max_new_tokens, longest - len(ids))
         if room < 1:
             raise ConfigError(
@@ -90,12 +87,11 @@ class Chat:
         if not self.has_template:
             return tokenize_with(self._tokenizer, with_special_tokens=True)(messages[-1]["content"])
         try:
-            text = chat_renderer(self._tokenizer, {"add_generation_prompt": True})(messages)
+            return in_template(self._tokenizer, {}, messages)
         except CalibrationError as error:
             raise ModelError(
                 error.message, code=error.code, hint="The template that came with the model is at fault."
             ) from error
-        return tokenize_with(self._tokenizer)(text)
 
     def _turn(self, prompt: str, first: _Answering, second: _Answering, *, is_whole: bool) -> Turn:
         texts = [self._text(answering.ids) for answering in (first, second)]
@@ -150,7 +146,7 @@ def open_chat(folder: Path, original_folder: Path, max_new_tokens: int = MAX_NEW
         _check_generates(path, model)
     tokenizer = load_tokenizer(folder)
     _check_same_tokens(load_tokenizer(original_folder), tokenizer)
-    ends = _end_tokens(original) | _end_tokens(quantized) | _numbers(tokenizer.eos_token_id)
+    ends = end_tokens(original, tokenizer) | end_tokens(quantized, tokenizer)
     with open_model(original).whole() as first, open_model(quantized).whole() as second:
         yield Chat(tokenizer, (first, second), ends, max_new_tokens)
 
@@ -177,20 +173,3 @@ def _check_same_tokens(original: PreTrainedTokenizerBase, quantized: PreTrainedT
             code="other_vocabulary",
             hint="Give the model that the quantized one was made from.",
         )
-
-
-def _end_tokens(model: Model) -> frozenset[int]:
-    """Return the tokens that end an answer, from config.json and generation_config.json."""
-    config, generation = model.headers.config, model.folder / "generation_config.json"
-    text_config = config.get("text_config")
-    found = _numbers(config.get("eos_token_id"))
-    if isinstance(text_config, dict):
-        found |= _numbers(text_config.get("eos_token_id"))
-    if generation.is_file():
-        found |= _numbers(read_json(generation, "no_generation_config").get("eos_token_id"))
-    return found
-
-
-def _numbers(given: object) -> frozenset[int]:
-    values = given if isinstance(given, list | tuple) else [given]
-    return frozenset(value for value in values if isinstance(value, int) and not isinstance(value, bool))

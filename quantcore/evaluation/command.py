@@ -22,7 +22,7 @@ from quantcore.evaluation.drafts import Drafting, measure_drafts
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.provenance import environment, identity_of
 from quantcore.evaluation.quality import AbsoluteQuality, EvaluationResult, Quality, TaskResults
-from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
+from quantcore.evaluation.samples import compare_samples
 from quantcore.evaluation.text import EvaluationText, of_windows, read_text
 from quantcore.evaluation.verdict import judge_quality
 from quantcore.events import Emit, Eta, PhaseStarted, Progress, silence
@@ -61,8 +61,9 @@ def evaluate(
     if ranks.is_first:
         fields |= _measure(model, before, text, emit)
     if before is not None and evaluation.num_prompts:
-        prompts_NT = text.prompts(evaluation.num_prompts, PROMPT_LEN)
-        fields["samples"] = compare_samples(tokenizer, prompts_NT, before[0], model, before[1], emit)
+        fields["samples"] = compare_samples(
+            tokenizer, evaluation.chat_template_kwargs, text, evaluation.num_prompts, before[0], model, before[1], emit
+        )
     if evaluation.tasks and not vllm_python:
         fields["harness"], failed_tasks = _run_tasks(evaluation, tokenizer, model, before)
     else:

@@ -2,78 +2,194 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation.streamers import BaseStreamer
 
+from quantcore.checkpoint.headers import read_json
+from quantcore.checkpoint.tokenizer import tokenize_with
+from quantcore.data.chat import chat_renderer
+from quantcore.errors import CalibrationError
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.quality import Sample
+from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Progress, Warned
+from quantcore.reading.model import Model
 from quantcore.runtime.matmul import matmul_precision
 
+Message = dict[str, str]
+
 PROMPT_LEN = 24
-NEW_TOKENS = 16
+NEW_TOKENS = 32
+QUESTIONS = (
+    "What is the capital of France, and what is it known for?",
+    "A train travels 180 km in two hours. How far does it travel in five hours at the same speed?",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "Erkläre in zwei Sätzen, wie ein Regenbogen entsteht.",
+    "Explain in three sentences why the sky is blue.",
+    "Rewrite this sentence in the past tense: She goes to the market and buys fresh bread.",
+    "List three ways to save energy at home.",
+    "Give a JSON object with the name, the country and the population of two large cities.",
+)
+"""What chat models are asked, in this order."""
+MIN_REPEATED = 8
+"""A shorter answer may end with one token twice: "10 + 10"."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt: its tokens, and the text that is shown for it."""
+
+    ids: list[int]
+    text: str
+
+
+def find_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, Any],
+    text: EvaluationText,
+    num: int,
+    longest: int | None,
+) -> list[Prompt]:
+    """Return up to ``num`` prompts: questions for a chat model, then beginnings of windows of ``text``.
+
+    ``arguments`` are those of the chat template. ``longest`` is the number of tokens that the model reads, answers
+    included.
+    """
+    asked = [
+        Prompt(ids, question)
+        for question, ids in zip(QUESTIONS, _in_template(tokenizer, arguments), strict=False)
+        if longest is None or len(ids) + NEW_TOKENS <= longest
+    ]  # fmt: skip
+    prompts_NT = text.prompts(max(0, num - len(asked)), PROMPT_LEN)
+    return [*asked[:num], *(Prompt(ids, str(tokenizer.decode(ids))) for ids in prompts_NT.tolist())]
 
 
 def compare_samples(
-    tokenizer: PreTrainedTokenizerBase, prompts_NT: torch.Tensor, original: EvaluatedModel, quantized: EvaluatedModel,
-    baselines: BaselineCache, emit: Emit,
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], text: EvaluationText, num: int,
+    original: EvaluatedModel, quantized: EvaluatedModel, baselines: BaselineCache, emit: Emit,
 ) -> tuple[Sample, ...]:  # fmt: skip
-    """Continue prompts [N, T] with both models, one after the other; warn if there are none."""
-    if not len(prompts_NT):
-        emit(Warned("samples_left_out", f"No texts were continued: no window ends with {PROMPT_LEN} tokens of text."))
+    """Continue ``num`` prompts with both models, one after the other: see ``find_prompts``. Warn if there are fewer."""
+    assert original.stored is not None
+    longest = longest_input(original.streamed.model.config)
+    prompts = find_prompts(tokenizer, arguments, text, num, longest)
+    if len(prompts) < num:
+        why = f"the evaluation has no further window with a prompt of {PROMPT_LEN} tokens"
+        emit(Warned("samples_left_out", f"There are {len(prompts)} samples instead of {num}: {why}."))
+    if not prompts:
         return ()
-    eos = tokenizer.eos_token_id
-    settings = {"prompts": prompts_NT.tolist(), "new_tokens": NEW_TOKENS, "eos": eos}
+    new_tokens = NEW_TOKENS if longest is None else min(NEW_TOKENS, longest - max(len(p.ids) for p in prompts))
+    ends = sorted(end_tokens(original.stored, tokenizer))
+    settings = {"prompts": [prompt.ids for prompt in prompts], "new_tokens": new_tokens, "ends": ends}
     emit(Progress("verify", 1, 2, "samples of model"))
-    before_NT = baselines.value(settings, lambda: continue_prompts(original, prompts_NT, eos))
+    before = baselines.value(settings, lambda: continue_prompts(original, prompts, ends, new_tokens))
     emit(Progress("verify", 2, 2, "samples of model"))
-    after_NT = continue_prompts(quantized, prompts_NT, eos)
+    after = continue_prompts(quantized, prompts, ends, new_tokens)
 
     def decode(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids))
+        return str(tokenizer.decode(ids, skip_special_tokens=True)).rstrip("\ufffd")
 
     return tuple(
         Sample(
-            prompt=decode(prompt),
-            original=decode(before),
-            quantized=decode(after),
-            original_is_degenerate=is_degenerate(before),
-            quantized_is_degenerate=is_degenerate(after),
+            prompt=prompt.text,
+            original=decode(first),
+            quantized=decode(second),
+            original_is_degenerate=is_degenerate(first),
+            quantized_is_degenerate=is_degenerate(second),
         )
-        for prompt, before, after in zip(prompts_NT.tolist(), before_NT, after_NT, strict=True)
+        for prompt, first, second in zip(prompts, before, after, strict=True)
     )
 
 
-def continue_prompts(model: EvaluatedModel, ids_NT: torch.Tensor, eos_token_id: int | None) -> list[list[int]]:
-    """Return the NEW_TOKENS most likely tokens after each prompt [N, T]; fewer where a text ends."""
+def continue_prompts(
+    model: EvaluatedModel, prompts: Sequence[Prompt], ends: Sequence[int], new_tokens: int
+) -> list[list[int]]:
+    """Return the most likely tokens after each prompt: ``new_tokens``, or fewer where one of ``ends`` comes.
+
+    Prompts are filled up on the left to the same length, and the model does not attend to what fills them. A model with
+    a recurrent state would read it all the same, so it continues one prompt at a time.
+    """
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=False,
-        max_new_tokens=NEW_TOKENS,
-        eos_token_id=eos_token_id,
-        pad_token_id=0 if eos_token_id is None else eos_token_id,
+        do_sample=False, max_new_tokens=new_tokens, eos_token_id=list(ends) or None, pad_token_id=ends[0] if ends else 0
     )
+    answers: list[list[int]] = []
     with model.whole() as whole, torch.inference_mode():
-        rows = generate(whole, ids_NT, settings)[:, ids_NT.shape[1] :].tolist()
-    return [row[: row.index(eos_token_id)] if eos_token_id in row else row for row in rows]
+        size = 1 if whole._is_stateful else len(prompts)
+        for start in range(0, len(prompts), size):
+            answers += _answers(whole, [prompt.ids for prompt in prompts[start : start + size]], settings)
+    return [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in answers]
+
+
+def _answers(model: PreTrainedModel, prompts: Sequence[list[int]], settings: GenerationConfig) -> list[list[int]]:
+    """Return the new tokens after each of some ``prompts``; those behind the end of an answer fill it up."""
+    length = max(map(len, prompts))
+    ids_NT = torch.tensor([[settings.pad_token_id] * (length - len(ids)) + ids for ids in prompts])
+    mask_NT = torch.tensor([[0] * (length - len(ids)) + [1] * len(ids) for ids in prompts])
+    rows: list[list[int]] = generate(model, ids_NT, settings, mask_NT=mask_NT)[:, length:].tolist()
+    return rows
 
 
 def generate(
-    model: PreTrainedModel, ids_NT: torch.Tensor, settings: GenerationConfig, streamer: BaseStreamer | None = None
-) -> torch.Tensor:
+    model: PreTrainedModel, ids_NT: torch.Tensor, settings: GenerationConfig, streamer: BaseStreamer | None = None,
+    mask_NT: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Return the prompts with their continuations, [N, T + at most max_new_tokens].
 
-    ``streamer`` is given each token of a single prompt's continuation as soon as it is known.
+    ``streamer`` is given each token of a single prompt's continuation as soon as it is known. ``mask_NT`` is 0 where a
+    prompt was filled up.
     """
     ids_NT = ids_NT.to(model.device)
+    mask_NT = torch.ones_like(ids_NT) if mask_NT is None else mask_NT.to(model.device)
     with matmul_precision(model.device):  # in tiles: otherwise the whole head is held in float32, twice
         ids: torch.Tensor = model.generate(  # type: ignore[operator]
-            ids_NT, attention_mask=torch.ones_like(ids_NT), generation_config=settings, streamer=streamer
+            ids_NT, attention_mask=mask_NT, generation_config=settings, streamer=streamer
         )
     return ids
 
 
 def is_degenerate(ids: list[int]) -> bool:
-    """Return True for an empty text, or one whose second half repeats a single token."""
-    return not ids or len(set(ids[len(ids) // 2 :])) == 1
+    """Return True for an empty text, or a longer one whose second half repeats a single token."""
+    return not ids or (len(ids) >= MIN_REPEATED and len(set(ids[len(ids) // 2 :])) == 1)
+
+
+def end_tokens(model: Model, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the tokens that end an answer, from config.json, generation_config.json and the tokenizer."""
+    config, generation = model.headers.config, model.folder / "generation_config.json"
+    text_config = config.get("text_config")
+    found = _numbers(config.get("eos_token_id")) | _numbers(tokenizer.eos_token_id)
+    if isinstance(text_config, dict):
+        found |= _numbers(text_config.get("eos_token_id"))
+    if generation.is_file():
+        found |= _numbers(read_json(generation, "no_generation_config").get("eos_token_id"))
+    return found
+
+
+def _numbers(given: object) -> frozenset[int]:
+    values = given if isinstance(given, list | tuple) else [given]
+    return frozenset(value for value in values if isinstance(value, int) and not isinstance(value, bool))
+
+
+def in_template(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], messages: list[Message]) -> list[int]:
+    """Return the tokens of a chat, up to where an answer begins. Raises CalibrationError as ``chat_renderer``."""
+    text = chat_renderer(tokenizer, {**arguments, "add_generation_prompt": True})(messages)
+    return tokenize_with(tokenizer)(text)
+
+
+def _in_template(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> list[list[int]]:
+    """Return the tokens of each question; none if the tokenizer has no template that can ask it."""
+    try:
+        return [in_template(tokenizer, arguments, [{"role": "user", "content": text}]) for text in QUESTIONS]
+    except CalibrationError:
+        return []
+
+
+def longest_input(config: PreTrainedConfig) -> int | None:
+    """Return the number of tokens that a model reads, its answer included; None for any number."""
+    longest: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return longest

@@ -45,7 +45,7 @@ from quantcore.evaluation.text import (
     overlap,
     with_special_tokens,
 )
-from quantcore.events import Completed, Emit, Eta, Event, PhaseStarted, Progress, Warned, silence
+from quantcore.events import Completed, Emit, Eta, Event, PhaseClock, PhaseStarted, Progress, Warned, silence
 from quantcore.hub.download import fetch
 from quantcore.mixed_precision.command import with_mix
 from quantcore.model.kinds import WITH_ENCODER, Kind, loading_class
@@ -82,6 +82,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
     if not ranks.is_first:
         emit = silence
     emit, warnings = noting_warnings(emit)
+    emit = PhaseClock(emit)
     emit(PhaseStarted("resolve"))
     harness.check(task.evaluation)
     task = ranks.share(fetch(task, emit) if ranks.is_first else task)
@@ -89,7 +90,9 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
         return _run(task, emit, ranks, started, warnings, seen)
 
 
-def _run(task: Task, emit: Emit, ranks: Ranks, started: float, warnings: list[Warned], seen: Seen) -> Report | None:
+def _run(
+    task: Task, emit: PhaseClock, ranks: Ranks, started: float, warnings: list[Warned], seen: Seen
+) -> Report | None:
     """Run the job on a local model; ``seen`` checks that its files do not change."""
     model = read_model(task.model_folder)
     seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
@@ -131,7 +134,7 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, warnings: list[Wa
         results = judge_result(task, headers, plan, folder, outcome, proved.proofs)
         report = build_report(
             task, plan, outcome, proved.proofs, results, warnings, mixed=mixed,
-            quantize_s=quantized_s, total_s=time.monotonic() - started,
+            quantize_s=quantized_s, total_s=time.monotonic() - started, seconds_by_phase=emit.seconds,
             peaks_bytes=Peaks(peaks_bytes, (held_memory_bytes() or peaks_bytes[0]) + proved.peak_memory_bytes),
             model_class=loading_class(headers.config),
         )  # fmt: skip

@@ -36,7 +36,7 @@ from quantcore.evaluation.drafts import Drafting, measure_drafts
 from quantcore.evaluation.encoders import compare_outputs
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.quality import ConsumerCheck, DraftQuality, EncoderQuality, Quality, Sample, TaskResults
-from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
+from quantcore.evaluation.samples import compare_samples
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress, Warned
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
@@ -181,8 +181,10 @@ def run_whole(
         emit(Warned("samples_left_out", "No texts were continued: only causal language models continue texts."))
     elif evaluation.num_prompts and may_be_whole(plan, plan.allows_whole):
         with failure_as_warning("samples_failed", "Both models were to continue some texts", emit):
-            prompts_NT = text.prompts(evaluation.num_prompts, PROMPT_LEN)
-            samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, baselines, emit)
+            arguments = {**task.calibration.chat_template_kwargs, **evaluation.chat_template_kwargs}
+            samples = compare_samples(
+                tokenizer, arguments, text, evaluation.num_prompts, open_model(original), model, baselines, emit
+            )
             proof = replace(proof, samples=samples)
     elif evaluation.num_prompts:
         emit(Warned("samples_left_out", why_no_samples(plan)))

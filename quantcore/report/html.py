@@ -72,7 +72,7 @@ def _overview(report: Report) -> str:
         ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({after / before:.1%})"),
         ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} kept"),
         ("Worst layer", f"{worst.name}: relative error {worst.relative_error:.4f}, {worst.sqnr_db:.1f} dB"),
-        ("Time", f"{summary.total_s:.1f} s, of which {summary.quantize_s:.1f} s quantizing"),
+        ("Time", f"{summary.total_s:.1f} s{_phases(summary.seconds_by_phase)}"),
         ("Peak memory", str(summary.memory)),
         *((f"Peak memory, {phase}", str(use)) for phase, use in phases),
         *((f"Peak memory, process {use.rank}", str(use)) for use in summary.ranks or ()),
@@ -80,6 +80,12 @@ def _overview(report: Report) -> str:
         *((f"Other programs: {name}", str(proof.consumer_check)) for name, proof in report.proof.items()),
     ]
     return _table("", ("", ""), [(f"<b>{escape(name)}</b>", escape(text)) for name, text in rows])
+
+
+def _phases(seconds: Mapping[str, float]) -> str:
+    """Return the seconds of the phases that took any, as text in brackets."""
+    shown = ", ".join(f"{phase} {took:.1f} s" for phase, took in seconds.items() if took >= 0.05)
+    return f" ({shown})" if shown else ""
 
 
 def _goal(goal: GoalResult) -> str:

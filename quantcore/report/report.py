@@ -75,6 +75,7 @@ def build_report(
     mixed: dict[str, Any] | None = None,
     quantize_s: float,
     total_s: float,
+    seconds_by_phase: dict[str, float],
     peaks_bytes: Peaks,
     model_class: str,
 ) -> Report:
@@ -100,6 +101,7 @@ def build_report(
             **_mix_in_short(mix),
             quantize_s=round(quantize_s, 2),
             total_s=round(total_s, 2),
+            seconds_by_phase=seconds_by_phase,
             executor=plan.executor,
             **_memory(plan, outcome.num_shards, peaks_bytes),
             failed_tasks=main.failed_tasks,

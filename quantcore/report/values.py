@@ -106,6 +106,10 @@ class Summary(Record):
     mix: MixSummary | None = None
     quantize_s: Number
     total_s: Number
+    seconds_by_phase: Annotated[
+        dict[str, Number],
+        Field(default_factory=dict, description="Of the run that ended; one that it resumed is not counted."),
+    ]
     executor: str = "streamed"
     peak_memory_bytes: Annotated[int, Field(description="The larger one of memory_by_phase.")]
     planned_peak_memory_bytes: int

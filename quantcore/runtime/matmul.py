@@ -19,7 +19,7 @@ PRODUCTS = frozenset({
     functional.linear, functional.scaled_dot_product_attention, torch.addmm, torch.baddbmm, torch.bmm, torch.matmul,
     torch.mm, torch.Tensor.__matmul__, torch.Tensor.bmm, torch.Tensor.matmul, torch.Tensor.mm,
 })  # fmt: skip
-NARROW = (torch.bfloat16, torch.float16)
+NARROW = frozenset({torch.bfloat16, torch.float16})
 MAX_WIDE_VALUES = TILE_BYTES // 4
 """Number of a weight's values that are widened at a time."""
 
@@ -27,10 +27,11 @@ MAX_WIDE_VALUES = TILE_BYTES // 4
 def matmul_precision(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which products on ``device`` are computed in the way that is faster there.
 
-    x86 processors without AMX multiply float32 about 1.7 times as fast as bfloat16. So operands are widened for the
-    product, and the result is rounded once, as in a narrow product.
+    x86 processors multiply float32 at least 1.7 times as fast as a narrow dtype that they have no instructions for. So
+    its operands are widened for the product, and the result is rounded once, as in a narrow product.
     """
-    return WideMatmul() if device.type == "cpu" and _is_wide_faster() else nullcontext()
+    widened = _faster_when_wide() if device.type == "cpu" else frozenset()
+    return WideMatmul(widened) if widened else nullcontext()
 
 
 @contextmanager
@@ -49,7 +50,11 @@ def tensor_cores(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 
 class WideMatmul(TorchFunctionMode):
-    """Computes products of bfloat16 or float16 in float32, and rounds them to the dtype of their operands."""
+    """Computes products of the dtypes ``widened`` in float32, and rounds them to the dtype of their operands."""
+
+    def __init__(self, widened: frozenset[torch.dtype] = NARROW) -> None:
+        super().__init__()
+        self._widened = widened
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (),
@@ -57,7 +62,7 @@ class WideMatmul(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         named = kwargs or {}
         narrow = args[0].dtype if func in PRODUCTS and args else None
-        if narrow not in NARROW:
+        if narrow not in self._widened:
             return func(*args, **named)
         if func is functional.linear and len(args) > 1 and args[1].numel() > MAX_WIDE_VALUES:
             return _linear_in_tiles(*args, **named)
@@ -85,5 +90,14 @@ def _widened(leaf: Any) -> Any:
 
 
 @cache
-def _is_wide_faster() -> bool:
-    return platform.machine() in ("x86_64", "AMD64") and not torch.cpu._is_amx_tile_supported()
+def _faster_when_wide() -> frozenset[torch.dtype]:
+    """Return the dtypes that this processor has no instructions for (AMX, AVX-512 BF16), or torch may not use them."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":  # it can be limited: ATEN_CPU_CAPABILITY
+        return NARROW
+    native = {
+        torch.bfloat16: torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported(),
+        torch.float16: torch.cpu._is_amx_fp16_supported(),
+    }
+    return frozenset(dtype for dtype, is_native in native.items() if not is_native)

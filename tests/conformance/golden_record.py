@@ -139,7 +139,17 @@ def task_of(name: str, folder: Path, output_dir: Path) -> dict[str, Any]:
 
 FOR_PEOPLE = {"README.md", "report.html", "reproduce.sh", "MANIFEST.json"}
 """Files that say in words, times and paths what the others hold, and the list of all files with their hashes."""
-MEASURED = {"total_s", "quantize_s", "peak_memory_bytes", "memory_by_phase", "ranks", "environment", "path", "source"}
+MEASURED = {
+    "total_s",
+    "seconds_by_phase",
+    "quantize_s",
+    "peak_memory_bytes",
+    "memory_by_phase",
+    "ranks",
+    "environment",
+    "path",
+    "source",
+}
 """Fields of report and plan that another run, machine or number of ranks gives other values."""
 ADDED = {"experts", "kl_stderr", "perplexity_ratio_stderr", "programs", "verdict"}
 """Fields that report and plan did not have yet when the record was made."""

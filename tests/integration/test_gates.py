@@ -142,7 +142,7 @@ def test_a_lost_shard_is_no_artifact_whatever_the_gate(model_dir, tmp_path, monk
 
 
 def test_a_failure_to_generate_costs_no_artifact(model_dir, tmp_path, monkeypatch, proof_in_this_process):
-    def fail(*given):
+    def fail(*given, **named):
         raise RuntimeError("no cache for this model")
 
     monkeypatch.setattr("quantcore.evaluation.samples.generate", fail)

@@ -15,6 +15,7 @@ from quantcore.data import media as media_reader
 from quantcore.errors import CalibrationError, QuantError
 from quantcore.evaluation.command import evaluate
 from quantcore.evaluation.model import open_model
+from quantcore.evaluation.samples import QUESTIONS
 from quantcore.evaluation.text import read_text
 from quantcore.model.kinds import decoder_inputs
 from quantcore.model.twin import build_twin
@@ -240,9 +241,10 @@ def test_a_result_is_evaluated_on_images(saved, rows, tmp_path):
 
 def test_windows_that_end_with_an_image_give_no_samples(saved, tmp_path):
     source, warnings = save_rows(tmp_path / "data", 40, words=1), []
-    evaluation = EvaluationConfig(source=str(source), num_windows=2, seq_len=88, num_prompts=1)
+    evaluation = EvaluationConfig(source=str(source), num_windows=2, seq_len=88, num_prompts=len(QUESTIONS) + 1)
     result = evaluate(str(saved(LLAVA)), str(saved(LLAVA)), evaluation, warnings.append)
-    assert result.samples == () and "no window ends with 24 tokens of text" in str(warnings)
+    assert [sample.prompt for sample in result.samples] == list(QUESTIONS)
+    assert "8 samples instead of 9" in str(warnings)
 
 
 def test_the_same_images_in_the_data_themselves(saved, rows, tmp_path):

@@ -60,6 +60,14 @@ def test_the_report_keeps_to_its_schema(artifact, schema):
             jsonschema.validate(broken, schema)
 
 
+def test_the_seconds_of_all_phases_are_those_of_the_job(artifact):
+    summary = artifact[1]["summary"]
+    seconds = summary["seconds_by_phase"]
+    assert list(seconds) == ["resolve", "plan", "quantize", "export", "verify"]
+    assert sum(seconds.values()) == pytest.approx(summary["total_s"], rel=0.05)
+    assert f"verify {seconds['verify']:.1f} s" in (artifact[0] / "report.html").read_text()
+
+
 def test_without_an_evaluation_it_does_too(artifact, schema, tmp_path, proof_in_this_process):
     given = task(Path(artifact[1]["model"]["path"]), tmp_path / "out", "int8_static")
     report = run(given.model_copy(update={"evaluation": EvaluationConfig(num_windows=0)}), lambda event: None).to_dict()

@@ -63,8 +63,8 @@ export function MeasureFields(props: Props) {
         <Value
           {...props}
           pointer="/evaluation/num_prompts"
-          label="Prompts"
-          hint="Sample outputs to generate with both models"
+          label="Samples"
+          hint="Questions that both models answer, shown side by side"
           number
           placeholder="4"
         />

@@ -4,11 +4,25 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantcore.runtime import matmul as products
 from quantcore.runtime.matmul import WideMatmul, matmul_precision, tensor_cores
 
 NARROW = (torch.bfloat16, torch.float16)
+
+
+class Watched(TorchDispatchMode):
+    """Notes the dtype of each matrix product that is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.dtypes.add(args[-1].dtype)
+        return func(*args, **(kwargs or {}))
 
 
 def random(*shape, dtype=torch.bfloat16):
@@ -78,17 +92,32 @@ def test_gradients_pass():
 
 
 @pytest.mark.parametrize(
-    ("machine", "amx", "wide"), [("x86_64", False, True), ("x86_64", True, False), ("aarch64", False, False)]
+    ("machine", "capability", "instructions", "widened"),
+    [
+        ("x86_64", "AVX2", (), {torch.bfloat16, torch.float16}),
+        ("x86_64", "DEFAULT", ("avx512_bf16",), {torch.bfloat16, torch.float16}),
+        ("x86_64", "AVX512", ("avx512_bf16",), {torch.float16}),
+        ("AMD64", "AVX512", ("amx_tile",), {torch.float16}),
+        ("x86_64", "AVX512", ("amx_tile", "amx_fp16"), set()),
+        ("aarch64", "DEFAULT", (), set()),
+    ],
 )
-def test_where_products_are_widened(monkeypatch, machine, amx, wide):
+def test_where_products_are_widened(monkeypatch, machine, capability, instructions, widened):
     monkeypatch.setattr(products.platform, "machine", lambda: machine)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    products._is_wide_faster.cache_clear()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    for name in ("avx512_bf16", "amx_tile", "amx_fp16"):
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda name=name: name in instructions)
+    products._faster_when_wide.cache_clear()
     try:
-        assert isinstance(matmul_precision(torch.device("cpu")), WideMatmul) is wide
+        found = set()
+        for dtype in NARROW:
+            with matmul_precision(torch.device("cpu")), Watched() as watched:
+                functional.linear(random(3, 64, dtype=dtype), random(8, 64, dtype=dtype))
+            found |= {dtype} if watched.dtypes == {torch.float32} else set()
+        assert found == widened
         assert not isinstance(matmul_precision(torch.device("cuda")), WideMatmul)
     finally:
-        products._is_wide_faster.cache_clear()
+        products._faster_when_wide.cache_clear()
 
 
 @pytest.mark.parametrize(
