@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
+from api.catalog import folders
 from api.http.deps import ContextDep
 from api.http.errors import may
 from api.http.security import Reader
@@ -106,6 +107,31 @@ def inspect_model(model: Annotated[ModelRef, Query()], caller: Reader, context: 
     """Describe a model, and estimate the usual presets for it. Reads the headers only, no weight."""
     reference, inspection = models.inspect(model, context, caller)
     return InspectionOut.model_validate({"model": reference, **inspection.to_dict()})
+
+
+class FolderOut(BaseModel):
+    """The folder of a model that a job can read, and the size of its weight files."""
+
+    path: str
+    size_bytes: int
+
+
+class FolderList(BaseModel):
+    """The models that were found. ``is_complete`` is false if not all folders were searched."""
+
+    data: list[FolderOut]
+    is_complete: bool
+
+
+@router.get("/models/folders")
+def find_model_folders(_: Reader, context: ContextDep) -> FolderList:
+    """Find the models below the folders that jobs may read. A job can name others there by their path."""
+    settings = context.settings
+    found = folders.find_models(settings.model_roots, besides=settings.data_dir)
+    return FolderList(
+        data=[FolderOut(path=str(each.path), size_bytes=each.size_bytes) for each in found.models],
+        is_complete=found.is_complete,
+    )
 
 
 @router.get("/config-schema")

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 
 from api.http.deps import SessionsDep
 from api.http.errors import Problem, may
 from api.http.security import Reader
 from api.jobs import service, view
+from api.jobs.archive import Archive
 from api.jobs.endpoints import IfNoneMatch, JobId, open_job
 from api.jobs.schemas import FileList, FileOut
 from api.store import manifest
 from api.store.accounts.audit import Caller
 from api.store.engine import Sessions
 from api.store.queue import jobs
-from api.store.tables.jobs import Artifact
+from api.store.tables.jobs import Artifact, Job
 from quantcore.report.values import Report
 
 router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"], responses=may(404, 409))
+archive_router = APIRouter(prefix="/jobs/{job_id}/artifacts.tar", tags=["artifacts"], responses=may(404, 409))
+"""Beside ``router``, whose paths are the names of files."""
 
 
 @router.get("")
 def list_artifacts(job_id: JobId, caller: Reader, sessions: SessionsDep) -> FileList:
     """List the files of the result with their sizes and hashes."""
-    artifact = _find_artifact(sessions, caller, job_id)
+    artifact, _job = _find_artifact(sessions, caller, job_id)
     contents = service.read_manifest(artifact)
     files = [FileOut(path=file.path, bytes=file.num_bytes, sha256=file.sha256) for file in contents.files.values()]
     size = contents.num_bytes - sum(file.bytes for file in files)
@@ -46,16 +49,33 @@ def download_artifact(
     job_id: JobId, path: str, caller: Reader, sessions: SessionsDep, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Send a file, whole or in ranges. Its ETag is its SHA-256, and a file that no longer has that hash is not sent."""
-    file_path, file = service.find_file(_find_artifact(sessions, caller, job_id), path)
+    artifact, _job = _find_artifact(sessions, caller, job_id)
+    file_path, file = service.find_file(artifact, path)
     headers = {"ETag": f'"{file.sha256}"', "Cache-Control": "private, max-age=31536000, immutable"}
     if view.matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     return StoredFile(file_path, headers=headers, filename=file_path.name)
 
 
-def _find_artifact(sessions: Sessions, caller: Caller, job_id: str) -> Artifact:
+@archive_router.get(
+    "",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}},
+)
+def download_all_artifacts(job_id: JobId, caller: Reader, sessions: SessionsDep) -> StreamingResponse:
+    """Send all files of the result as one tar file. A damaged file ends it before its Content-Length."""
+    archive = Archive.of(*_find_artifact(sessions, caller, job_id))
+    headers = {
+        "Content-Disposition": f'attachment; filename="{archive.name}.tar"',
+        "Content-Length": str(archive.num_bytes()),
+        "Cache-Control": "private, no-store",
+    }
+    return StreamingResponse(archive.content(), media_type="application/x-tar", headers=headers)
+
+
+def _find_artifact(sessions: Sessions, caller: Caller, job_id: str) -> tuple[Artifact, Job]:
     with open_job(sessions, caller, job_id) as (session, job):
         artifact = jobs.find_artifact(session, job)
     if artifact is None:
         raise Problem(409, "not_ready", f"The job is {job.state}: only a succeeded job has artifacts.")
-    return artifact
+    return artifact, job

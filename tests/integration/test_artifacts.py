@@ -1,7 +1,9 @@
 """Getting the result: whole, in ranges, never another file, never a damaged one."""
 
 import hashlib
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
@@ -14,6 +16,7 @@ from api.settings import Settings
 from api.store import manifest
 from api.store.engine import Sessions
 from api.store.queue import leases
+from quantcore.errors import ProofError
 
 WEIGHTS = bytes(range(256)) * 40
 
@@ -57,6 +60,35 @@ def test_whole_files(client: TestClient, done: tuple[str, Path]) -> None:
         assert answer.headers["content-disposition"].startswith("attachment")
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["accept-ranges"] == "bytes"
+
+
+def test_all_files_as_one_archive(client: TestClient, done: tuple[str, Path], tmp_path: Path) -> None:
+    """It unpacks into one folder, with the manifest, and with nothing that the manifest does not list."""
+    job_id, folder = done
+    answer = client.get(f"/v1/jobs/{job_id}/artifacts.tar")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-tar")
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    name = answer.headers["content-disposition"].partition('filename="')[2].removesuffix('.tar"')
+    assert name.endswith(job_id[-6:])
+    with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
+        archive.extractall(tmp_path / "out", filter="data")
+    top = tmp_path / "out" / name
+    unpacked = {path.relative_to(top).as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert unpacked == {"model.safetensors", "quark/config.json", "odd name+é.txt", "MANIFEST.json"}
+    assert all((top / each).read_bytes() == (folder / each).read_bytes() for each in unpacked)
+
+
+def test_a_damaged_file_ends_the_archive_early(client: TestClient, done: tuple[str, Path]) -> None:
+    job_id, folder = done
+    (folder / "quark" / "config.json").write_bytes(b"[]")
+    with pytest.raises(RuntimeError, match="response already started") as ended:
+        client.get(f"/v1/jobs/{job_id}/artifacts.tar")
+    assert isinstance(ended.value.__cause__, ProofError) and "quark/config.json" in str(ended.value.__cause__)
+
+
+def test_a_job_without_a_result_has_no_archive(client: TestClient, submit: Callable[..., str]) -> None:
+    answer = client.get(f"/v1/jobs/{submit()}/artifacts.tar")
+    assert (answer.status_code, answer.json()["code"]) == (409, "not_ready")
 
 
 def test_ranges_and_etags(client: TestClient, done: tuple[str, Path]) -> None:

@@ -161,3 +161,11 @@ def test_over_http(client: TestClient, model: Path, hub: HubServer) -> None:
         problem = answer.json()
         assert (answer.status_code, problem["code"]) == (422, code), problem
         assert where.items() <= problem["errors"][0].items(), problem
+
+
+def test_the_models_that_jobs_can_read_are_found(client: TestClient, settings: Settings) -> None:
+    folder = tiny_model(settings.model_roots[0] / "org" / "tiny")
+    size_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    found = client.get("/v1/models/folders").json()
+    assert found == {"data": [{"path": str(folder), "size_bytes": size_bytes}], "is_complete": True}
+    assert client.get("/v1/models/inspect", params={"path": found["data"][0]["path"]}).status_code == 200

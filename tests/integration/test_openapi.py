@@ -49,12 +49,13 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
     """A route that comes or goes is a change of the contract: it belongs into the changelog, too."""
     assert set(operations(document)) == {
         "POST /v1/plans", "GET /v1/presets", "GET /v1/config-schema", "GET /v1/models/inspect",
-        "GET /v1/models", "GET /v1/models/results",
+        "GET /v1/models", "GET /v1/models/results", "GET /v1/models/folders",
         "POST /v1/jobs", "GET /v1/jobs", "GET /v1/jobs/summary",
         f"GET {JOB}", f"PATCH {JOB}", f"DELETE {JOB}", f"POST {JOB}/clone",
         *(f"POST {JOB}/{action}" for action in ("cancel", "pause", "resume", "retry")),
         f"GET {JOB}/events", f"GET {JOB}/events/stream", f"GET {JOB}/logs", f"GET {JOB}/logs/download",
         f"GET {JOB}/logs/stream", f"GET {JOB}/artifacts", f"GET {JOB}/artifacts/{{path}}", f"POST {JOB}/publish",
+        f"GET {JOB}/artifacts.tar",
         f"POST {JOB}/shares", f"GET {JOB}/shares", f"DELETE {JOB}/shares/{{share_id}}",
         "GET /v1/shared/{token}", "GET /v1/shared/{token}/report.json",
         f"POST {JOB}/chat", f"GET {JOB}/chat", f"GET {CHAT}", f"DELETE {CHAT}", f"POST {CHAT}/turns",
