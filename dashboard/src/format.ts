@@ -1,4 +1,14 @@
-// Numbers and times as text. Every page uses these functions, so that values look the same everywhere.
+// Numbers and times as text, in the reader's locale. Every page uses these functions, so that values look the same
+// everywhere.
+
+const formats = new Map<string, Intl.NumberFormat>(); // making one takes longer than using it
+
+function inLocale(value: number, options: Intl.NumberFormatOptions = {}): string {
+  const key = JSON.stringify(options);
+  const format = formats.get(key) ?? new Intl.NumberFormat(undefined, options);
+  formats.set(key, format);
+  return format.format(value);
+}
 
 export function formatBytes(bytes: number | null | undefined): string {
   if (bytes === null || bytes === undefined) return "–";
@@ -9,22 +19,28 @@ export function formatBytes(bytes: number | null | undefined): string {
     value /= 1000;
     unit += 1;
   }
-  return `${unit === 0 || value >= 99.95 ? Math.round(value) : value.toPrecision(value >= 9.995 ? 3 : 2)} ${units[unit]}`;
+  const digits = value >= 9.995 ? 3 : 2;
+  const text =
+    unit === 0 || value >= 99.95
+      ? inLocale(Math.round(value))
+      : inLocale(value, { minimumSignificantDigits: digits, maximumSignificantDigits: digits });
+  return `${text} ${units[unit]}`;
 }
 
 export function formatNumber(value: number | null | undefined, digits = 4): string {
   if (value === null || value === undefined) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en-US");
-  if (Math.abs(value) >= 10 ** digits) return Math.round(value).toLocaleString("en-US");
+  if (Number.isInteger(value)) return inLocale(value);
+  if (Math.abs(value) >= 10 ** digits) return inLocale(Math.round(value));
   if (value !== 0 && Math.abs(value) < 1e-3) return value.toExponential(2);
-  return String(Number(value.toPrecision(digits)));
+  return inLocale(value, { maximumSignificantDigits: digits, useGrouping: false });
 }
 
 /** A percentage with its sign, so that no colour is needed to tell an increase from a decrease. */
 export function formatPercent(share: number, digits = 1): string {
   const value = 100 * share;
-  const text = Math.abs(value).toFixed(digits);
-  return `${Number(text) === 0 ? "±" : value > 0 ? "+" : "−"}${text} %`;
+  const rounded = Number(Math.abs(value).toFixed(digits));
+  const text = inLocale(rounded, { minimumFractionDigits: digits, useGrouping: false });
+  return `${rounded === 0 ? "±" : value > 0 ? "+" : "−"}${text} %`;
 }
 
 /** A percentage without a sign, for a share or the half of an interval. */
@@ -63,8 +79,7 @@ export function formatTime(time: string): string {
   return new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 }
 
-export const plural = (count: number, noun: string) =>
-  `${count.toLocaleString("en-US")} ${noun}${count === 1 ? "" : "s"}`;
+export const plural = (count: number, noun: string) => `${inLocale(count)} ${noun}${count === 1 ? "" : "s"}`;
 
 export const capitalize = (text: string) => text.charAt(0).toUpperCase() + text.slice(1);
 

@@ -31,7 +31,7 @@ export const RUNTIME_TEXTS: Record<string, string> = {
 
 /** What a goal can ask for, by the value of its `min_recovery`; the empty one is the service's default. */
 export const RECOVERY_TEXTS: Record<string, string> = {
-  "": "98 %: faithful (default)",
+  "": "98 % (default)",
   "0.95": "95 %: smaller",
   "0.99": "99 %",
   "0.995": "99.5 %",

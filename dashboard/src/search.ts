@@ -42,7 +42,7 @@ export const readCompare = reader(
   [...LISTS, "job", "layers"],
 );
 export const readRun = reader(["tab", "line"]);
-export const readNewJob = reader(["from"]);
+export const readNewJob = reader(["from", "path", "preset"]);
 export const readModels = reader(["model", "cursor"]);
 export const readDatasets = reader(["cursor"]);
 export const readAudit = reader(["action", "object_id", "cursor"]);

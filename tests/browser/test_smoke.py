@@ -87,13 +87,14 @@ def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalSta
     expect(page.get_by_label("Command-line snippet")).to_contain_text("--device h100")
     page.get_by_role("tab", name="Form").click()
     page.get_by_label("Uniform").check()
+    page.get_by_text("More settings").click()
     page.get_by_label("Calibration Sequence length").fill("512")
     expect(page.get_by_text("seq_len is 512, but the model reads at most 256").first).to_be_visible()
     page.get_by_label("Calibration Sequence length").fill("64")
     expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()
     expect(page.get_by_placeholder("gptq", exact=True)).to_be_visible()  # the algorithms of the balanced effort
     page.get_by_label("Effort").select_option(label="Fast: rounds to nearest, no data")
-    expect(page.get_by_placeholder("none: rounds to nearest")).to_be_visible()
+    expect(page.get_by_placeholder("rounds to nearest")).to_be_visible()
     page.get_by_label("Name", exact=True).fill("from the page")
     page.get_by_label("Labels").fill("team=search")
     page.get_by_role("tab", name="Code").click()
@@ -119,6 +120,7 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     page = signed_in
     page.goto("/ui/jobs/new")
     page.get_by_role("textbox", name="Path on the server").fill(str(stack.home.parent / "model"))
+    page.get_by_text("More settings").click()
     page.get_by_label("Calibration Sequence length").fill("64")
     page.get_by_label("Uniform").check()
     page.get_by_label("Name", exact=True).fill("measured")
@@ -228,6 +230,39 @@ def test_a_hostile_name_is_text(subtests: pytest.Subtests, signed_in: Page, clie
             page.get_by_role("heading", name="Runs").wait_for()
             expect(page.get_by_text(name).first).to_be_visible()
             assert page.title() != "owned" and page.locator("img[src=x]").count() == 0
+
+
+def test_hostile_names_are_text_on_every_page(signed_in: Page, client: Client, stack: LocalStack) -> None:
+    """Of labels, keys, datasets and models, as the lists, the palette, a filter and a clone show them."""
+    page, name = signed_in, HOSTILE["a script"]
+    model = tiny_model(stack.home.parent / "<img src=x> model")
+    labels = {"team": HOSTILE["an element"][:60]}
+    job = client.submit(model, config="fp8", calibration={"num_samples": 2, "seq_len": 64}, name=name, labels=labels)
+    client.cancel(job.id)
+    rows = stack.home.parent / "<img src=x> rows.jsonl"
+    rows.write_text('{"text": "<script>document.title=\'owned\'</script>"}\n' * 20)
+    client.datasets.upload(rows)
+    page.goto("/ui/keys")
+    page.get_by_role("button", name="New key").click()
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_role("button", name="Create key").click()
+    expect(page.get_by_label("New API key")).to_contain_text("bf_")
+    addresses = {
+        "/": name, f"/?label=team={labels['team']}": "team=", "/models": "<img src=x> model", "/keys": name,
+        f"/models?model={model}": "<img src=x> model", "/datasets": rows.name,
+        f"/jobs/new?from={job.id}": "Clone run", f"/compare?job={job.id}&job={job.id}": "Compare", "/audit": "Audit",
+    }  # fmt: skip
+    for address, text in addresses.items():
+        page.goto(f"/ui{address}")
+        expect(page.get_by_text(text).first).to_be_visible()
+        assert page.title() != "owned" and page.locator("img[src=x]").count() == 0, address
+        page.set_viewport_size({"width": 390, "height": 740})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, address
+        page.set_viewport_size({"width": 1280, "height": 900})
+    page.keyboard.press("Control+k")
+    page.get_by_role("combobox", name="Page, run or command").fill(job.id[-6:])
+    expect(page.get_by_role("option").filter(has_text=name)).to_be_visible()
+    assert page.title() != "owned" and page.locator("img[src=x]").count() == 0
 
 
 def test_the_menu_and_the_palette_lead_to_every_page(

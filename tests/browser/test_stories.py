@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from bitfoundry.client.answers import Job
 from bitfoundry.client.service import Client
@@ -40,7 +40,11 @@ SUMMARY: dict[str, Any] = {
 }  # fmt: skip
 MEASURE = {"value": 15.9, "stderr": 0.4}
 REPORT: dict[str, Any] = {
-    "summary": SUMMARY, "proof": {}, "kept": [], "warnings": [], "environment": {}, "samples": None,
+    "summary": SUMMARY, "proof": {}, "kept": [], "warnings": [], "environment": {},
+    "samples": [
+        {"prompt": "The", "original": "The same.", "quantized": "The same."},
+        {"prompt": "A", "original": "A dog.", "quantized": "A cat."},
+    ],
     "quality": {
         "before": {"token_perplexity": MEASURE}, "after": {"token_perplexity": MEASURE}, "num_tokens": 6144,
         "divergence": {"kl_mean": MEASURE, "kl_p99": 0.4, "top1_agreement": MEASURE},
@@ -161,7 +165,14 @@ def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     expect(result).to_contain_text("Perplexity +0.63 %, 95 % interval +0.43 % to +0.83 %")
     assert page.get_by_role("region").first.get_attribute("aria-label") == "Result"
     expect(page.get_by_role("region", name="Phases")).to_contain_text("12 s in all phases")
+    expect(page.get_by_text("+0.63 % ± 0.20 %")).to_be_visible()  # the paired ratio, beside two wide perplexities
+    meaning = page.get_by_title("Share of the tokens for which both models")
+    expect(meaning).to_have_text("Top-1 agreement")
+    page.get_by_text("Sample outputs: 1 of 2 differ").click()
+    expect(page.locator(".samples mark")).to_have_text("cat.")
     use = page.get_by_role("region", name="Use it")
+    whole = use.get_by_role("link", name="Download all files (60.0 MB)")
+    expect(whole).to_have_attribute("href", f"/v1/jobs/{ended.id}/artifacts.tar")
     expect(use.get_by_label("Load compressed_tensors with vLLM")).to_contain_text("LLM('.')")
     expect(use.get_by_label("Load compressed_tensors with Transformers")).to_be_visible()
     expect(use.get_by_label("Load quark")).to_contain_text("quantcore.load")  # no other program was seen to load it
@@ -172,6 +183,19 @@ def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     check_accessible(page)
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate(TOO_WIDE) <= 0
+
+
+def test_numbers_are_in_the_readers_locale(browser: Browser, ended: Job, stack: LocalStack) -> None:
+    with browser.new_context(base_url=stack.url, locale="de-DE") as context:
+        page = context.new_page()
+        page.goto(f"/ui/#key={stack.api_key}")
+        page.get_by_role("heading", name="Runs").wait_for()
+        change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(SUCCEEDED))
+        page.route("**/artifacts/report.json", lambda route: route.fulfill(json=REPORT))
+        page.goto(f"/ui/jobs/{ended.id}")
+        result = page.get_by_role("region", name="Result")
+        expect(result).to_contain_text("15,8 → 15,9 (+0,63 %)")
+        expect(page.get_by_role("link", name="Download all files (60,0 MB)")).to_be_visible()
 
 
 SHARE = {

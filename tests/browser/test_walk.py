@@ -50,6 +50,7 @@ def test_a_run_is_started_watched_and_proven(
     page = signed_in
     page.get_by_role("link", name="New job").first.click()
     page.get_by_role("textbox", name="Path on the server").fill(str(stack.home.parent / "deep"))
+    page.get_by_text("More settings").click()
     page.get_by_label("Samples").fill("8")
     page.get_by_label("Calibration Sequence length").fill("128")
     page.get_by_label("Name", exact=True).fill("watched")
@@ -220,6 +221,7 @@ def test_from_the_three_questions_to_a_comparison_and_a_chat(
     page.get_by_label("Device").fill("cpu")
     page.get_by_label("How large may it be?").fill("1GB")
     page.get_by_label("How good must it be?").select_option(label="The best that fits")
+    page.get_by_text("More settings").click()
     page.get_by_label("Samples").fill("4")
     page.get_by_label("Calibration Sequence length").fill("64")
     page.get_by_label("Name", exact=True).fill("for a goal")

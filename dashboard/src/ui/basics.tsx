@@ -2,6 +2,7 @@ import { type ReactNode, useEffect, useId, useLayoutEffect, useRef, useState } f
 import { Problem } from "../api/client";
 import type { Query } from "../api/query";
 import { formatAge, formatTime } from "../format";
+import { TERMS } from "../terms";
 
 /** The heading of a page. It takes the focus when the page opens, so that a screen reader starts there. */
 export function Title({ children, extra }: { children: string; extra?: ReactNode }) {
@@ -299,13 +300,21 @@ export function TabPanel({ shown, children }: { shown: string; children: ReactNo
   );
 }
 
+/** A label, with what it means on hover if it is a term of the field. */
+export function Term({ children }: { children: string }) {
+  const meaning = TERMS[children];
+  return meaning ? <abbr title={meaning}>{children}</abbr> : children;
+}
+
 /** A list of names with their values. */
 export function Facts({ facts }: { facts: [string, ReactNode][] }) {
   return (
     <dl className="facts">
       {facts.map(([name, value]) => (
         <div key={name}>
-          <dt>{name}</dt>
+          <dt>
+            <Term>{name}</Term>
+          </dt>
           <dd>{value}</dd>
         </div>
       ))}

@@ -60,7 +60,7 @@ async function readMatching(filter: Filter, signal: AbortSignal): Promise<Runs> 
 function checkNumber(count: number, text: string) {
   if (count <= MAX_COMPARED) return;
   throw new Error(
-    `${text} ${count.toLocaleString("en-US")} runs; at most ${MAX_COMPARED} can be compared. Filter the list of runs by model, label, sweep or text until it has no more, then choose “Compare … results” there.`,
+    `${text} ${count.toLocaleString()} runs; at most ${MAX_COMPARED} can be compared. Filter the list of runs by model, label, sweep or text until it has no more, then choose “Compare … results” there.`,
   );
 }
 

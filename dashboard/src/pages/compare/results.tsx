@@ -4,7 +4,8 @@ import { type Job, modelOf, schemeOf, summaryOf } from "../../api/types";
 import { saveFile } from "../../download";
 import { shortName } from "../../format";
 import { Link } from "../../link";
-import { ActionsHead, scrollable } from "../../ui/basics";
+import { TERMS } from "../../terms";
+import { ActionsHead, scrollable, Term } from "../../ui/basics";
 import { StateLabel } from "../../ui/states";
 import { MAX_OVERLAID, overlaying, useChangeView } from "./address";
 import { changeOf, halfInterval, ROWS, type Row } from "./change";
@@ -82,7 +83,9 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNa
               <th>Run</th>
               <th>Layers</th>
               <th>Preset</th>
-              <th>Pareto-optimal</th>
+              <th>
+                <Term>Pareto-optimal</Term>
+              </th>
               {metrics.map((row) => (
                 <SortHead key={row.id} row={row} order={order} />
               ))}
@@ -136,7 +139,7 @@ function SortHead({ row, order }: { row: Row; order: string | null }) {
       <button
         type="button"
         className="link"
-        title="Sort"
+        title={TERMS[row.text] ? `${TERMS[row.text]} Click to sort.` : "Click to sort."}
         onClick={() => changeView({ sort: sign === "ascending" ? `-${row.id}` : row.id })}
       >
         {row.text}

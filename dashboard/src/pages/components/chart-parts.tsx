@@ -1,5 +1,7 @@
 import { useState } from "react";
-import { COUNTS } from "../../charts/layers";
+import { heatGrid } from "../../charts/heat-cells";
+import { Heatmap } from "../../charts/heatmap";
+import { COUNTS, METRICS } from "../../charts/layers";
 import { Mark, NUM_LOOKS } from "../../charts/marks";
 import type { Axis } from "../../charts/scale";
 import { type Point, Scatter, type Series } from "../../charts/scatter";
@@ -28,6 +30,17 @@ const RUNS = [90, 120, 180].map((size, look) =>
 const FRONTS = [RUNS.flatMap(({ points }) => points)];
 const LABELLED = new Set(RUNS.map(({ name }) => name));
 
+const layersOf = (kinds: string[], numBlocks: number) =>
+  kinds.flatMap((kind, row) =>
+    Array.from({ length: numBlocks }, (_, block) => ({
+      name: `layers.${block}.${kind}`,
+      block,
+      relative_error: 0.03 + 0.01 * row + 0.001 * block,
+      sqnr_db: 20,
+      scheme: "int8",
+    })),
+  );
+
 export function ChartParts() {
   return (
     <>
@@ -44,7 +57,36 @@ export function ChartParts() {
       <Chart name="Scatter, empty" series={[]} />
       <Chart name="Scatter, one point" series={[named("error", 0, wave(0, 1))]} />
       <Chart name="Scatter, narrow and hostile" series={HOSTILE_SERIES} isNarrow />
+      <HeatChart
+        name="Heatmap, a layer picked"
+        kinds={["q_proj", "down_proj"]}
+        numBlocks={12}
+        picked="layers.3.q_proj"
+      />
+      <HeatChart name="Heatmap, narrow and hostile" kinds={[HOSTILE, ONE_WORD]} numBlocks={60} isNarrow />
     </>
+  );
+}
+
+function HeatChart({
+  name,
+  kinds,
+  numBlocks,
+  isNarrow = false,
+  picked: first = null,
+}: {
+  name: string;
+  kinds: string[];
+  numBlocks: number;
+  isNarrow?: boolean;
+  picked?: string | null;
+}) {
+  const [picked, setPicked] = useState<string | null>(first);
+  const grid = heatGrid(layersOf(kinds, numBlocks), METRICS[0]);
+  return (
+    <Part name={name} isNarrow={isNarrow}>
+      {grid && <Heatmap label={`Chart: ${name}`} grid={grid} onPick={setPicked} picked={picked} />}
+    </Part>
   );
 }
 

@@ -1,4 +1,4 @@
-import { ActionsHead, Bar, Code, Facts, scrollable, Time, Title } from "../../ui/basics";
+import { ActionsHead, Bar, Code, Facts, scrollable, Term, Time, Title } from "../../ui/basics";
 import { STATE_ORDER, StateLabel } from "../../ui/states";
 import { Part } from "./part";
 import { FACTS, HOSTILE, LONG, ONE_WORD } from "./samples";
@@ -47,6 +47,11 @@ export function ContentParts() {
       </Part>
       <Part name="Facts, narrow" isNarrow>
         <Facts facts={FACTS} />
+      </Part>
+      <Part name="Term">
+        <p>
+          <Term>Top-1 agreement</Term>, <Term>no term</Term>
+        </p>
       </Part>
       <Part name="Facts, empty">
         <Facts facts={[]} />

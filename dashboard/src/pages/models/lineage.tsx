@@ -8,7 +8,7 @@ import { formatBytes, formatNumber, formatPercent, shortId } from "../../format"
 import { LABELS } from "../../labels";
 import { Link } from "../../link";
 import { modelText, recipeText } from "../../names";
-import { Empty, Pending, scrollable, Time, Title } from "../../ui/basics";
+import { Empty, Pending, scrollable, Term, Time, Title } from "../../ui/basics";
 import { halfInterval } from "../compare/change";
 import { paretoFront } from "../compare/pareto";
 import { VerdictLevel } from "../job-progress";
@@ -118,7 +118,9 @@ function ResultTable({ results }: { results: ModelResult[] }) {
             <th>Recipe</th>
             <th className="number">Size</th>
             <th>Verdict</th>
-            <th className="number">{LABELS.klMean}</th>
+            <th className="number">
+              <Term>{LABELS.klMean}</Term>
+            </th>
             <th>Finished</th>
             <th>Published</th>
             <th>Quantized again</th>

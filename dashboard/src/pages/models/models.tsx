@@ -5,8 +5,8 @@ import type { ModelPage, ResultBrief, UsedModel } from "../../api/types";
 import { formatBytes } from "../../format";
 import { Link } from "../../link";
 import { modelText, recipeText } from "../../names";
-import { useSession } from "../../sign-in";
-import { Code, Empty, Pending, scrollable, Time, Title } from "../../ui/basics";
+import { Pending, scrollable, Time, Title } from "../../ui/basics";
+import { FirstJob } from "../first-job";
 import { VerdictLevel } from "../job-progress";
 import { ModelLineage } from "./lineage";
 
@@ -29,7 +29,11 @@ function ModelList({ cursor }: { cursor?: string }) {
     <>
       <Title>Models</Title>
       <Pending query={query} />
-      {query.data?.data.length === 0 && <NoModels />}
+      {query.data?.data.length === 0 && (
+        <FirstJob>
+          No models yet. A model appears here with its first job, and its results are compared over time.
+        </FirstJob>
+      )}
       {query.data && query.data.data.length > 0 && <ModelTable models={query.data.data} />}
       <div className="row spread">
         {cursor ? <Link to="/models">← Newest</Link> : <span />}
@@ -104,25 +108,5 @@ function Brief({ result }: { result: ResultBrief | null }) {
         {formatBytes(result.size_after_bytes)} {result.verdict && <VerdictLevel level={result.verdict} />}
       </div>
     </>
-  );
-}
-
-function NoModels() {
-  const mayWrite = useSession().can("jobs:write");
-  return (
-    <Empty>
-      <p>No models yet. A model appears here with its first job, and its results are compared over time.</p>
-      {mayWrite && (
-        <>
-          <p>
-            <Link to="/jobs/new" className="button primary">
-              Create your first job
-            </Link>
-          </p>
-          <p>or on the command line, with a folder on the server or a model on the Hub:</p>
-          <Code text="bitfoundry submit org/name --quant_scheme w4a16 --wait" label="Command that submits a job" />
-        </>
-      )}
-    </Empty>
   );
 }

@@ -89,7 +89,22 @@ export const effortOf = (body: Body) => body.effort ?? "balanced";
 
 export const START_GOAL: Goal = { runtime: "vllm", device: "24GB" };
 export const START_SCHEME = { config: { preset: "w4a16" } };
-export const START: Body = { model: { path: "" }, goal: START_GOAL };
+
+/** The fields of the section "More settings". */
+export const MORE_FIELDS = [
+  "calibration",
+  "evaluation",
+  "gate",
+  "publish",
+  "name",
+  "labels",
+  "priority",
+  "limits",
+  "max_shard_size",
+] as const satisfies (keyof Body)[];
+
+/** Whether a pointer into the request leads into the section "More settings". */
+export const isInMore = (pointer: string) => MORE_FIELDS.some((name) => pointer.split("/")[1] === name);
 
 /** `body` with `value` at the pointer. Empty values are left out: the service fills in its defaults. */
 export function withValue(body: Body, pointer: string, value: unknown): Body {

@@ -1,7 +1,7 @@
 import { useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import type { HubToken, List, Preset } from "../../api/types";
+import type { List, Preset } from "../../api/types";
 import { COLUMN_PLACEHOLDER, LABELS } from "../../labels";
 import { Field } from "../../ui/basics";
 import { HUB_TARGET, type Target, TargetFields } from "../target-fields";
@@ -10,6 +10,7 @@ import {
   configOf,
   effortOf,
   labelsText,
+  MORE_FIELDS,
   presetOf,
   readLabels,
   START_MIX,
@@ -20,96 +21,29 @@ import {
 } from "./body";
 import { Names, type Props, Scoped, Value } from "./fields";
 import { GoalFields } from "./goal-fields";
-import { Inspect } from "./inspect";
 import { MeasureFields } from "./measure-fields";
 import { MixFields } from "./mix-fields";
+import { ModelFields } from "./model-fields";
 import { RecipeFields } from "./recipe-fields";
 import type { Schema } from "./schema";
 import { SchemaForm } from "./schema-form";
 import { TextFields } from "./text-fields";
 
-export function JobForm(props: Props) {
+export function JobForm({ isMoreWrong, ...props }: Props & { isMoreWrong: boolean }) {
   const presets = useQuery("presets", (signal) => get<List<Preset>>("/v1/presets", {}, signal));
+  const [isMoreOpen, setIsMoreOpen] = useState(() => MORE_FIELDS.some((name) => props.body[name] !== undefined));
   return (
     <>
       <ModelFields {...props} />
       <SchemeFields {...props} presets={presets.data?.data ?? []} />
-      <CalibrationFields {...props} />
-      <MeasureFields {...props} />
-      <PublishFields {...props} />
-      <OtherFields {...props} />
+      <details open={isMoreOpen || isMoreWrong} onToggle={(event) => setIsMoreOpen(event.currentTarget.open)}>
+        <summary>More settings: calibration, evaluation, publishing, name and limits</summary>
+        <CalibrationFields {...props} />
+        <MeasureFields {...props} />
+        <PublishFields {...props} />
+        <OtherFields {...props} />
+      </details>
     </>
-  );
-}
-
-function ModelFields(props: Props) {
-  const { body, onChange, errorAt } = props;
-  const isHub = body.model.id !== undefined;
-  const tokens = useQuery(isHub ? "hub-tokens" : null, (signal) => get<List<HubToken>>("/v1/hub-tokens", {}, signal));
-  return (
-    <fieldset>
-      <legend>Model</legend>
-      <div className="choices field">
-        <label>
-          <input
-            type="radio"
-            name="where"
-            checked={!isHub}
-            onChange={() => onChange({ ...body, model: { path: "" } })}
-          />{" "}
-          Local path
-        </label>
-        <label>
-          <input type="radio" name="where" checked={isHub} onChange={() => onChange({ ...body, model: { id: "" } })} />{" "}
-          Hugging Face Hub
-        </label>
-      </div>
-      {isHub ? (
-        <div className="fields">
-          <Field label="Repository ID" error={errorAt("/model/id") ?? errorAt("/model")}>
-            {(own) => (
-              <input
-                {...own}
-                placeholder="org/name"
-                value={body.model.id}
-                onChange={(event) => onChange({ ...body, model: { ...body.model, id: event.target.value.trim() } })}
-              />
-            )}
-          </Field>
-          <Value {...props} pointer="/model/revision" label="Revision" placeholder="main" />
-          <Field label="Access token" hint="For private and gated models." error={errorAt("/model/hub_token")}>
-            {(own) => (
-              <select
-                {...own}
-                value={body.model.hub_token ?? ""}
-                onChange={(event) => onChange(withValue(body, "/model/hub_token", event.target.value))}
-              >
-                <option value="">None</option>
-                {tokens.data?.data.map((token) => (
-                  <option key={token.name}>{token.name}</option>
-                ))}
-              </select>
-            )}
-          </Field>
-        </div>
-      ) : (
-        <Field
-          label="Path on the server"
-          error={errorAt("/model/path") ?? errorAt("/model")}
-          hint="Inside an allowed model folder."
-        >
-          {(own) => (
-            <input
-              {...own}
-              placeholder="/models/SmolLM2-135M-Instruct"
-              value={body.model.path ?? ""}
-              onChange={(event) => onChange({ ...body, model: { path: event.target.value.trim() } })}
-            />
-          )}
-        </Field>
-      )}
-      <Inspect model={body.model} />
-    </fieldset>
   );
 }
 
@@ -177,12 +111,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
               label="Excluded layers"
               placeholder={(preset?.config.exclude as string[] | undefined)?.join(", ")}
             />
-            <Names
-              {...props}
-              pointer="/config/include"
-              label="Included layers"
-              placeholder="none kept for their role"
-            />
+            <Names {...props} pointer="/config/include" label="Included layers" placeholder="none" />
           </div>
           {preset && (
             <button type="button" className="small" onClick={() => onChange(advanced(body, preset))}>

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useState } from "react";
 import { get, Problem, request } from "../../api/client";
 import type { Job, List, Plan, Preset } from "../../api/types";
 import { Code, Failure, Loading, TabPanel, Tabs, Title } from "../../ui/basics";
-import { type Body, bodyOf, START } from "./body";
+import { type Body, bodyOf, isInMore, START_GOAL } from "./body";
 import { JobForm } from "./form";
 import { PlanPanel } from "./plan-panel";
 import { asCommand, asCurl, asPython, missingInCommand } from "./snippets";
@@ -18,8 +18,9 @@ const WAIT_MS = 400;
 const route = getRouteApi("/jobs/new");
 
 export default function NewJob() {
-  const { from } = route.useSearch();
-  const [body, setBody] = useState<Body | null>(from ? null : START);
+  const { from, path = "", preset } = route.useSearch();
+  const start = preset ? { config: { preset } } : { goal: START_GOAL };
+  const [body, setBody] = useState<Body | null>(from ? null : { model: { path }, ...start });
   const [error, setError] = useState<Error>();
   useEffect(() => {
     if (!from) return;
@@ -43,7 +44,9 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
   const [failed, setFailed] = useState<Error>();
   const [busy, setBusy] = useState(false);
   const { plan, error, isPlanning } = usePlan(body);
-  const errorAt = useMemo(() => pointed(error), [error]);
+  const errors = useMemo(() => byPointer(error), [error]);
+  const errorAt = (pointer: string) => errors.get(pointer);
+  const isMoreWrong = [...errors.keys()].some(isInMore);
 
   const submit = async () => {
     setBusy(true);
@@ -62,7 +65,7 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
       <div className="card">
         <Tabs tabs={TABS} shown={tab} onShow={setTab} label="Request editor" />
         <TabPanel shown={tab}>
-          {tab === "form" && <JobForm body={body} onChange={onChange} errorAt={errorAt} />}
+          {tab === "form" && <JobForm body={body} onChange={onChange} errorAt={errorAt} isMoreWrong={isMoreWrong} />}
           {tab === "json" && <JsonTab body={body} onChange={onChange} />}
           {tab === "code" && <CodeTab body={body} />}
         </TabPanel>
@@ -84,13 +87,13 @@ const randomKey = () =>
   Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
 /** The error message of the service for each pointer into the request. */
-function pointed(error: Error | undefined) {
+function byPointer(error: Error | undefined) {
   const details = new Map<string, string>();
   for (const entry of error instanceof Problem ? error.errors : []) {
     const pointer = (entry.pointer ?? "").replace(/^#/, "");
     if (!details.has(pointer)) details.set(pointer, entry.detail);
   }
-  return (pointer: string) => details.get(pointer);
+  return details;
 }
 
 /** The plan of the current request, fetched after a short pause in typing. */

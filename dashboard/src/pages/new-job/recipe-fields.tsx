@@ -26,7 +26,7 @@ export function RecipeFields(props: Props & { preset: Preset }) {
         {(field) => (
           <input
             {...field}
-            placeholder={chain || "none: rounds to nearest"}
+            placeholder={chain || "rounds to nearest"}
             value={text}
             onChange={({ target: { value } }) => {
               setText(value);

@@ -1,9 +1,11 @@
 import { useMemo, useState } from "react";
 import type { Layer } from "../../api/types";
+import { heatGrid } from "../../charts/heat-cells";
+import { Heatmap } from "../../charts/heatmap";
 import { byBadness, COUNTS, METRICS, type Metric, metricValue, outliers, seriesByKind } from "../../charts/layers";
 import { Scatter } from "../../charts/scatter";
 import { plural } from "../../format";
-import { Empty, Facts, scrollable } from "../../ui/basics";
+import { Empty, Facts, scrollable, Term } from "../../ui/basics";
 
 const ROWS = 50;
 const MOST_OUTLIERS = 4;
@@ -15,39 +17,56 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
   const [picked, setPicked] = useState<string | null>(null);
   const metric = METRICS.find((each) => each.id === metricId) ?? METRICS[0];
   const series = useMemo(() => seriesByKind(layers, metric), [layers, metric]);
+  const [view, setView] = useState("points");
+  const grid = useMemo(() => (view === "heatmap" ? heatGrid(layers, metric) : null), [layers, metric, view]);
   const layer = layers.find((each) => each.name === picked);
   return (
     <section className="card">
       <div className="row spread">
         <h2>Quantization error by layer</h2>
         {measured.length > 0 && (
-          <select
-            aria-label="Metric"
-            value={metric.id}
-            onChange={(event) => setMetricId(event.target.value as Metric["id"])}
-          >
-            {measured.map((each) => (
-              <option key={each.id} value={each.id}>
-                {each.text}
-              </option>
-            ))}
-          </select>
+          <div className="row">
+            <select aria-label="View" value={view} onChange={(event) => setView(event.target.value)}>
+              <option value="points">Points by block</option>
+              <option value="heatmap">Heatmap: block by module</option>
+            </select>
+            <select
+              aria-label="Metric"
+              value={metric.id}
+              onChange={(event) => setMetricId(event.target.value as Metric["id"])}
+            >
+              {measured.map((each) => (
+                <option key={each.id} value={each.id}>
+                  {each.text}
+                </option>
+              ))}
+            </select>
+          </div>
         )}
       </div>
       {layers.length === 0 ? (
         <Empty>{isRunning ? "Layers appear here as they are quantized." : "No layer metrics."}</Empty>
       ) : (
         <>
-          <Scatter
-            label={`${metric.text} of ${plural(layers.length, "layer")} by block`}
-            series={series}
-            xLabel="block"
-            yLabel={metric.text}
-            xAxis={COUNTS}
-            yAxis={metric.axis}
-            onPick={setPicked}
-            picked={picked}
-          />
+          {grid ? (
+            <Heatmap
+              label={`${metric.text} of ${plural(layers.length, "layer")} by module type and block`}
+              grid={grid}
+              onPick={setPicked}
+              picked={picked}
+            />
+          ) : (
+            <Scatter
+              label={`${metric.text} of ${plural(layers.length, "layer")} by block`}
+              series={series}
+              xLabel="block"
+              yLabel={metric.text}
+              xAxis={COUNTS}
+              yAxis={metric.axis}
+              onPick={setPicked}
+              picked={picked}
+            />
+          )}
           <Outliers layers={layers} metric={metric} onPick={setPicked} />
           {layer && <LayerFacts layer={layer} />}
           <LayerTable layers={layers} metric={metric} />
@@ -113,7 +132,7 @@ function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
                   <th>Scheme</th>
                   {METRICS.map((each) => (
                     <th key={each.id} className="number">
-                      {each.text}
+                      <Term>{each.text}</Term>
                     </th>
                   ))}
                 </tr>

@@ -11,7 +11,7 @@ import {
   type Summary,
   summaryOf,
 } from "../../api/types";
-import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../format";
+import { capitalize, formatBytes, formatDuration, formatNumber, formatPercent, formatShare } from "../../format";
 import { LABELS } from "../../labels";
 import { Link } from "../../link";
 import { Empty, Facts, scrollable } from "../../ui/basics";
@@ -23,6 +23,7 @@ import { MemoryCard } from "./memory";
 import { memoryText } from "./memory-text";
 import { Phases } from "./phases";
 import { publicationText } from "./publish";
+import { Samples } from "./samples";
 import { UseIt } from "./use-it";
 import { divergenceText, ratioText, toneOf } from "./verdict";
 
@@ -116,7 +117,7 @@ function Verdict({
       </h2>
       <p>{[divergenceText(summary), ratio && ratioText(ratio)].filter(Boolean).join(". ")}</p>
       <p>
-        {reason}
+        {capitalize(reason)}
         {advice && `. ${advice}`}
       </p>
     </div>
@@ -173,11 +174,15 @@ function Proof({ report }: { report: Report }) {
 const withInterval = ({ value, stderr }: Measured, digits: number) =>
   `${formatNumber(value, digits)}${stderr ? ` ± ${formatNumber(halfInterval(stderr), 2)}` : ""}`;
 
+/** "+0.24 % ± 0.28 %": sharper than both perplexities, because it is measured on pairs of the same tokens. */
+const againstOriginal = ({ value, stderr }: Measured) =>
+  value == null ? "–" : `${formatPercent(value - 1, 2)}${stderr ? ` ± ${formatShare(halfInterval(stderr))}` : ""}`;
+
 const acceptance = ({ before, after }: Drafts) =>
   `${before ? withInterval(before, 3) : "–"} → ${withInterval(after, 3)}`;
 
 function Divergence({ quality, drafts }: { quality: Quality; drafts?: Drafts | null }) {
-  const { before, after, divergence, num_tokens } = quality;
+  const { before, after, ratio, divergence, num_tokens } = quality;
   return (
     <>
       <h3>Compared with the original on {formatNumber(num_tokens)} tokens, ± half a 95 % interval</h3>
@@ -185,6 +190,7 @@ function Divergence({ quality, drafts }: { quality: Quality; drafts?: Drafts | n
         facts={[
           ["Perplexity before", withInterval(before.token_perplexity, 5)],
           ["Perplexity after", withInterval(after.token_perplexity, 5)],
+          ["Perplexity vs. original", againstOriginal(ratio)],
           [LABELS.klMean, withInterval(divergence.kl_mean, 3)],
           ["KL divergence (99th percentile)", formatNumber(divergence.kl_p99, 3)],
           ["Top-1 agreement", withInterval(divergence.top1_agreement, 4)],
@@ -245,34 +251,6 @@ function Gates({ gates }: { gates: Gate[] }) {
         </table>
       </div>
     </>
-  );
-}
-
-function Samples({ samples }: { samples: { prompt: string; original: string; quantized: string }[] }) {
-  return (
-    <details>
-      <summary>Sample outputs</summary>
-      <div className="table" ref={scrollable}>
-        <table className="samples">
-          <thead>
-            <tr>
-              <th>Prompt</th>
-              <th>Original model</th>
-              <th>Quantized model</th>
-            </tr>
-          </thead>
-          <tbody>
-            {samples.map((sample) => (
-              <tr key={sample.prompt}>
-                <td>{sample.prompt}</td>
-                <td>{sample.original}</td>
-                <td>{sample.quantized}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
-    </details>
   );
 }
 

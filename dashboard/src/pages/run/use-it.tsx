@@ -7,7 +7,15 @@ export function UseIt({ job }: { job: Job }) {
   const exports = Object.entries(summaryOf(job)?.exports ?? {});
   return (
     <section className="card" aria-label="Use it">
-      <h2>Use it</h2>
+      <div className="row spread">
+        <h2>Use it</h2>
+        {job.artifact && (
+          <a className="button primary" href={`/v1/jobs/${job.id}/artifacts.tar`} download>
+            Download all files ({formatBytes(job.artifact.bytes)})
+          </a>
+        )}
+      </div>
+      <p>On the command line:</p>
       <Code text={`bitfoundry download ${job.id} model\ncd model`} label="Download command" />
       {exports.map(([name, { load, bytes, programs = {} }]) => (
         <div key={name}>

@@ -15,6 +15,7 @@ import { Empty, Failure, Loading, scrollable, Title } from "../../ui/basics";
 import { NoticeChoice } from "../../ui/notice-choice";
 import { STATES } from "../../ui/states";
 import { compareAllLink, MAX_COMPARED } from "../compare/address";
+import { FirstJob } from "../first-job";
 import { OriginCells, PerplexityChange, RunLink, SizeChange, StateCells } from "../job-progress";
 import { ActiveFilters, Search, StateChips } from "./filters";
 import { Selection } from "./selection";
@@ -66,7 +67,7 @@ export function Runs() {
       <ActiveFilters search={search} />
       {jobs.error && !jobs.data && <Failure error={jobs.error} retry={jobs.reload} />}
       {!jobs.data && !jobs.error && <Loading />}
-      {jobs.data && shown.length === 0 && <NoRuns isFiltered={isFiltered} mayWrite={session.can("jobs:write")} />}
+      {jobs.data && shown.length === 0 && <NoRuns isFiltered={isFiltered} />}
       {shown.length > 0 && (
         <>
           <RunTable jobs={shown} selected={selected} select={select} cursorId={cursorId} />
@@ -170,7 +171,7 @@ function CompareResults({ search, count, isFiltered }: { search: RunsSearch; cou
   return isFiltered && <span className="faint">Filter to at most {MAX_COMPARED} results to compare them all.</span>;
 }
 
-function NoRuns({ isFiltered, mayWrite }: { isFiltered: boolean; mayWrite: boolean }) {
+function NoRuns({ isFiltered }: { isFiltered: boolean }) {
   if (isFiltered) {
     return (
       <Empty>
@@ -179,16 +180,7 @@ function NoRuns({ isFiltered, mayWrite }: { isFiltered: boolean; mayWrite: boole
       </Empty>
     );
   }
-  return (
-    <Empty>
-      <p>No runs yet.</p>
-      {mayWrite && (
-        <Link to="/jobs/new" className="button primary">
-          Create your first job
-        </Link>
-      )}
-    </Empty>
-  );
+  return <FirstJob>No runs yet. Each job appears here with its progress, and then with its size and quality.</FirstJob>;
 }
 
 function Pages({ search, page }: { search: RunsSearch; page: JobPage | undefined }) {
