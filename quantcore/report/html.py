@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import takewhile
 from typing import Any
 
 from quantcore.charts.errors import HEIGHT, LEFT, WIDTH, error_chart, grid, height
@@ -12,28 +13,42 @@ from quantcore.evaluation.quality import DraftQuality, EncoderQuality, Quality, 
 from quantcore.report.values import ExportSummary, GoalResult, LayerError, Mix, MixScheme, Report, Summary
 
 _STYLE = """
-:root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--faint:#57606a;--line:#d0d7de;--mark:#0b5fb0;--pass:#116329;
---warn:#7d4e00;--fail:#a40e26}
-@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--paper:#0d1117;--faint:#9198a1;--line:#3d444d;--mark:#6cb6ff;
---pass:#57d364;--warn:#e3b341;--fail:#ff8182}}
-body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:64rem;margin:0 auto;
-padding:1.5rem}
-h1,h2{line-height:1.2}table{border-collapse:collapse;width:100%;margin:.5rem 0 1rem;font-variant-numeric:tabular-nums}
-th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:left;vertical-align:top}
-td.n,th.n{text-align:right}caption{text-align:left;color:var(--faint)}pre{overflow:auto;background:transparent;
-border:1px solid var(--line);padding:.8rem;white-space:pre-wrap;overflow-wrap:anywhere}
+:root{color-scheme:light dark;--ink:#1b1f26;--paper:#f7f8fa;--card:#fff;--raised:#eef0f4;--faint:#565e6c;--line:#d9dde4;
+--mark:#3451c7;--pass:#116a35;--pass-ground:#e2f5e8;--warn:#855200;--warn-ground:#fdf1da;--fail:#b3211f;
+--fail-ground:#fdeaea}
+@media (prefers-color-scheme:dark){:root{--ink:#e8ebf0;--paper:#111418;--card:#191d23;--raised:#242a32;--faint:#a3acb9;
+--line:#323a45;--mark:#94a9ff;--pass:#6ed594;--pass-ground:#17301f;--warn:#f0be62;--warn-ground:#35290f;--fail:#ff9a94;
+--fail-ground:#3a1c1c}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:64rem;margin:0 auto;
+padding:1rem}
+section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.2rem 1rem;margin:.9rem 0;
+overflow-x:auto}
+.verdict{border-left-width:5px}.verdict h2{margin:.5rem 0 0}
+.verdict.pass{background:var(--pass-ground);border-color:var(--pass);color:var(--ink)}
+.verdict.warn{background:var(--warn-ground);border-color:var(--warn);color:var(--ink)}
+.verdict.fail{background:var(--fail-ground);border-color:var(--fail);color:var(--ink)}
+h1{font-size:1.35rem}h2{font-size:1.05rem}h1,h2{line-height:1.2}
+table{border-collapse:collapse;width:100%;margin:.5rem 0 1rem;font-variant-numeric:tabular-nums}
+th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:left;vertical-align:top;overflow-wrap:anywhere}
+td.n,th.n{text-align:right}caption{text-align:left;color:var(--faint)}pre{overflow:auto;background:var(--raised);
+border:1px solid var(--line);border-radius:6px;padding:.8rem;white-space:pre-wrap;overflow-wrap:anywhere}
+mark{background:var(--warn-ground);color:inherit;font-weight:600;text-decoration:underline}
 .pass{color:var(--pass)}.warn{color:var(--warn)}.fail{color:var(--fail)}.skipped{color:var(--faint)}
 svg{width:100%;height:auto}svg text{fill:var(--faint);font-size:12px}svg line{stroke:var(--line)}
 svg circle{fill:var(--mark)}svg circle.chosen{fill:var(--fail)}details{margin:.5rem 0}
 """
+"""Colours and cards of the dashboard's page of a run (``dashboard/src/styles``)."""
+
+_TONES = {"faithful": "pass", "good": "pass", "degraded": "warn", "broken": "fail"}
 
 
 def page(report: Report) -> str:
     """Return the report as HTML; everything in it is escaped."""
     title = f"{escape(report.model.name)}, quantized"
     sections = [
-        f"<h1>{title}</h1>",
+        _verdict(report.summary),
         _overview(report),
+        _loading(report.summary.exports),
         "" if report.goal is None else _goal(report.goal),
         _gates(report.summary),
         _quality(report.quality, report.drafts) if report.encoder is None else _encoder(report.encoder),
@@ -42,14 +57,14 @@ def page(report: Report) -> str:
         _layers(report.layers),
         _samples(report.samples),
         _listing("Warnings", report.warnings),
-        _loading(report.summary.exports),
         _json("Config", report.config),
         _json("Calibration", report.calibration),
         _json("Evaluation", report.evaluation),
         _json("Provenance", report.provenance.to_dict() | {"model": report.model.to_dict()}),
         _json("Environment", report.environment),
     ]
-    return document(title, "\n".join(filter(None, sections)))
+    cards = [part if part.startswith("<section") else f"<section>{part}</section>" for part in sections if part]
+    return document(title, f"<h1>{title}</h1>\n" + "\n".join(cards))
 
 
 def document(title: str, body: str) -> str:
@@ -62,13 +77,21 @@ def document(title: str, body: str) -> str:
     )
 
 
+def _verdict(summary: Summary) -> str:
+    """Render the level of the result, before anything else."""
+    if summary.verdict is None:
+        return ""
+    level, reason, advice = summary.verdict.level, summary.verdict.reason, summary.verdict.advice
+    more = f"<p>{escape(advice)}</p>" if advice else ""
+    text = escape(reason[:1].upper() + reason[1:])
+    return f'<section class="verdict {_TONES[level]}"><h2>{level}</h2><p>{text}.</p>{more}</section>'
+
+
 def _overview(report: Report) -> str:
     summary, worst = report.summary, report.summary.worst_layer
     before, after = summary.size_before_bytes, summary.size_after_bytes
     phases = summary.memory_by_phase.rows if summary.memory_by_phase else []
     rows = [
-        *([("Verdict", str(summary.verdict))] if summary.verdict else []),
-        *([("Advice", summary.verdict.advice)] if summary.verdict and summary.verdict.advice else []),
         ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({after / before:.1%})"),
         ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} kept"),
         ("Worst layer", f"{worst.name}: relative error {worst.relative_error:.4f}, {worst.sqnr_db:.1f} dB"),
@@ -217,13 +240,29 @@ def _layers(layers: Sequence[LayerError]) -> str:
 def _samples(samples: Sequence[Sample] | None) -> str:
     if not samples:
         return ""
-    rows = [(escape(sample.prompt), escape(sample.original), escape(sample.quantized)) for sample in samples]
+    rows = [(escape(sample.prompt), escape(sample.original), _marked(sample)) for sample in samples]
     return "<h2>Sample outputs</h2>" + _table("Greedy decoding", ("prompt", "original", "quantized"), rows)
 
 
+def _marked(sample: Sample) -> str:
+    """Return the quantized model's text, with everything from the first difference on marked."""
+    pairs = zip(sample.original, sample.quantized, strict=False)
+    num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    same, rest = sample.quantized[:num_equal], sample.quantized[num_equal:]
+    return escape(same) + (f"<mark>{escape(rest)}</mark>" if rest else "")
+
+
 def _loading(exports: Mapping[str, ExportSummary]) -> str:
-    parts = [f"<h3>{escape(name)}</h3><pre>{escape(export.load)}</pre>" for name, export in exports.items()]
-    return "<h2>Loading</h2>" + "".join(parts)
+    """Render the lines that load each export, in every program that was seen to load such files."""
+    parts = []
+    for name, export in exports.items():
+        parts.append(f"<h3>{escape(name)}</h3>")
+        programs = export.programs or {"": export.load}
+        parts.extend(
+            f"<p>{escape(program)}</p><pre>{escape(lines)}</pre>" if program else f"<pre>{escape(lines)}</pre>"
+            for program, lines in programs.items()
+        )
+    return "<h2>Use it</h2>" + "".join(parts)
 
 
 def _listing(title: str, lines: Sequence[str]) -> str:
