@@ -5,6 +5,7 @@ import { useQuery } from "./api/query";
 import type { JobPage } from "./api/types";
 import { type MenuEntry, matching, menuFor } from "./menu";
 import { nameOf } from "./names";
+import { useSettled } from "./settled";
 import { useSession } from "./sign-in";
 import { Dialog } from "./ui/basics";
 import { STATES } from "./ui/states";
@@ -108,7 +109,7 @@ export function Palette({ onClose }: { onClose: () => void }) {
 /** What the text matches: commands and pages, then runs. Without a text, all pages and the newest runs. */
 function useChoices(text: string): Choice[] {
   const { key } = useSession();
-  const asked = useSettled(text.trim());
+  const asked = useSettled(text.trim(), TYPING_MS);
   const params = { q: asked || null, limit: NUM_RUNS };
   const runs = useQuery(`palette ${asked}`, (signal) => get<JobPage>("/v1/jobs", params, signal));
   const { main, sections, newJob } = menuFor(key.scopes);
@@ -124,14 +125,4 @@ function useChoices(text: string): Choice[] {
     hint: `Run · ${STATES[job.state].text} · ${job.id.slice(-6)}`,
   }));
   return [...matching(pages, text), ...found];
-}
-
-/** The value once it has not changed for a moment. */
-function useSettled(value: string): string {
-  const [settled, setSettled] = useState(value);
-  useEffect(() => {
-    const timer = window.setTimeout(() => setSettled(value), TYPING_MS);
-    return () => window.clearTimeout(timer);
-  }, [value]);
-  return settled;
 }

@@ -123,6 +123,10 @@ def test_from_a_comparison_to_a_publication(
     signed_in: Page, finished: list[Job], stack: LocalStack, check_accessible: Callable[[Page], None]
 ) -> None:
     page = signed_in
+    page.goto(f"/ui/jobs/new?path={stack.home.parent / 'model'}&preset=w4a16")
+    expected = page.get_by_role("region", name="Plan").get_by_text("An earlier run with w4a16 + gptq is")
+    expect(expected).to_contain_text("as w4a16")
+    page.goto("/ui/")
     for job in finished:
         page.get_by_label(f"Select {job.name}").check()
     page.get_by_role("button", name="Compare").click()

@@ -1,4 +1,4 @@
-// The layers of a model as a grid: module types by blocks, each cell as dark as its layer is bad.
+// The layers of a model as a grid: module types by blocks, each cell as strong as its layer is bad.
 import type { Layer } from "../api/types";
 import { byBadness, kindOf, type Metric, metricValue } from "./layers";
 
@@ -18,6 +18,7 @@ export interface HeatGrid {
   worst: string;
 }
 
+const LEAST_SPAN = 0.3; // of the worst value: small differences must not look large
 const MOST = 0.98; // share of the cells within the scale: an outlier alone must not make all others look alike
 
 /** The grid of the layers that have a value; null if there is none. */
@@ -32,8 +33,7 @@ export function heatGrid(layers: Layer[], metric: Metric): HeatGrid | null {
   if (!shown.length) return null;
   const values = shown.map(badness).sort((a, b) => a - b);
   const high = values[Math.ceil(MOST * (values.length - 1))] as number;
-  const least = (metric.axis.leastSpan ?? 0) * Math.abs(high);
-  const low = metric.axis.fromZero ? 0 : Math.min(values[0] as number, high - least);
+  const low = Math.min(values[0] as number, high - LEAST_SPAN * Math.abs(high));
   const cellOf = (layer: Layer): HeatCell => ({
     name: layer.name,
     text: metric.format(metricValue(layer, metric) ?? 0),

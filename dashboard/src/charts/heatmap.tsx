@@ -5,7 +5,7 @@ import type { HeatGrid } from "./heat-cells";
 const LABELS_PX = 112;
 const CELL_PX = 6;
 
-/** Module types by blocks: darker is worse. A click selects the layer; the table of layers has the numbers. */
+/** Module types by blocks: a stronger colour is worse. A click selects the layer; the table of layers has the numbers. */
 export function Heatmap({
   label,
   grid: { rows, blocks, best, worst },
@@ -52,7 +52,8 @@ export function Heatmap({
         </table>
       </div>
       <p className="sub">
-        Blocks {blocks[0]} to {blocks.at(-1)} from left to right. Darker is worse: from {best} to {worst} and beyond.
+        Blocks {blocks[0]} to {blocks.at(-1)} from left to right. A stronger colour is worse: from {best} to {worst} and
+        beyond.
       </p>
     </>
   );

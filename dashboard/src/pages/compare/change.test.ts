@@ -29,3 +29,11 @@ it("says when two values differ by less than their errors", () => {
   expect(changeOf(row("KL"), 0.052, 0.05, [0.001, 0.001])).toEqual({ text: "within the error", tone: "" });
   expect(changeOf(row("KL"), 0.06, 0.05, [0.001, 0.001])?.tone).toBe("bad");
 });
+
+it("shows a large loss without decimals", () => {
+  expect([0.0063, 0.9951, 1.4885].map((value) => row("Perplexity vs.").format(value))).toEqual([
+    "+0.63 %",
+    "+99.51 %",
+    "+149 %",
+  ]);
+});

@@ -28,6 +28,9 @@ export interface Change {
 const Z95 = 1.96;
 const MANY = 2; // times as much: from here on a factor is clearer than a percentage
 
+/** A change of perplexity; from twice as much on without decimals, which nobody needs there. */
+export const formatLoss = (value: number) => formatPercent(value, Math.abs(value) < 1 ? 2 : 0);
+
 export const ROWS: Row[] = [
   {
     id: "size_bytes",
@@ -43,7 +46,7 @@ export const ROWS: Row[] = [
     text: "Perplexity vs. original",
     value: (summary) => (summary.perplexity_ratio == null ? null : summary.perplexity_ratio - 1),
     stderr: (summary) => summary.perplexity_ratio_stderr,
-    format: (value) => formatPercent(value, 2),
+    format: formatLoss,
     scale: "points",
     better: "less",
     ofAnyModel: true,

@@ -4,13 +4,13 @@ import { pngOf } from "../../charts/png";
 import type { Axis } from "../../charts/scale";
 import { Scatter, type Series } from "../../charts/scatter";
 import { saveFile } from "../../download";
-import { formatBytes, formatPercent, formatShare, shortName } from "../../format";
+import { formatBytes, formatShare, shortName } from "../../format";
 import { Link } from "../../link";
-import { halfInterval } from "./change";
+import { formatLoss, halfInterval } from "./change";
 import type { RunResult } from "./runs-of-view";
 
 const SIZES: Axis = { format: formatBytes, leastSpan: 0.2 };
-const CHANGES: Axis = { format: (value) => formatPercent(value, 2), formatError: formatShare, fromZero: true };
+const CHANGES: Axis = { format: formatLoss, formatError: formatShare, fromZero: true };
 const OTHERS = "other";
 const MANY = 50; // runs, from which on the marks are smaller
 

@@ -1,8 +1,8 @@
-import { useEffect, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { Inspection } from "../../api/types";
 import { formatBytes } from "../../format";
+import { useSettled } from "../../settled";
 import type { ModelRef } from "./body";
 
 const WAIT_MS = 600;
@@ -10,11 +10,7 @@ const WAIT_MS = 600;
 /** Facts about the model, read from its headers. The plan shows errors. */
 export function Inspect({ model }: { model: ModelRef }) {
   const name = model.path || (model.id?.includes("/") ? model.id : "");
-  const [settled, setSettled] = useState("");
-  useEffect(() => {
-    const timer = window.setTimeout(() => setSettled(name), WAIT_MS);
-    return () => window.clearTimeout(timer);
-  }, [name]);
+  const settled = useSettled(name, WAIT_MS);
   const query = useQuery(settled && !model.hub_token ? `inspect ${settled} ${model.revision}` : null, (signal) =>
     get<Inspection>("/v1/models/inspect", { path: model.path, id: model.id, revision: model.revision }, signal),
   );

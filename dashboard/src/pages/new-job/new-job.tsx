@@ -77,7 +77,7 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
           {!plan && <span className="faint">The job can start when its plan is valid.</span>}
         </div>
       </div>
-      <PlanPanel plan={plan} error={error} isPlanning={isPlanning} hasModel={!!(body.model.path || body.model.id)} />
+      <PlanPanel body={body} plan={plan} error={error} isPlanning={isPlanning} />
     </div>
   );
 }

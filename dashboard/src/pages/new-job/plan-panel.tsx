@@ -3,6 +3,8 @@ import type { Plan } from "../../api/types";
 import { formatBytes, formatDuration, formatPercent, plural } from "../../format";
 import { executionText, LABELS } from "../../labels";
 import { Empty, Facts, Failure, Loading, scrollable } from "../../ui/basics";
+import type { Body } from "./body";
+import { KnownQuality } from "./known-quality";
 
 // Common accelerators by their memory, in bytes.
 const DEVICES: [string, number][] = [
@@ -16,16 +18,17 @@ const WEIGHTS_SHARE = 0.85; // of a device's memory for weights; the rest is for
 const LAYERS_SHOWN = 400;
 
 export function PlanPanel({
+  body,
   plan,
   error,
   isPlanning,
-  hasModel,
 }: {
+  body: Body;
   plan?: Plan;
   error?: Error;
   isPlanning: boolean;
-  hasModel: boolean;
 }) {
+  const hasModel = !!(body.model.path || body.model.id);
   return (
     <section className="card plan" aria-label="Plan" aria-busy={isPlanning}>
       <div className="row spread">
@@ -35,7 +38,12 @@ export function PlanPanel({
       {!hasModel && <Empty>Choose a model to preview the plan.</Empty>}
       {hasModel && error && <PlanError error={error} />}
       {hasModel && !plan && !error && <Loading what="Planning" />}
-      {hasModel && plan && !error && <PlanFacts plan={plan} />}
+      {hasModel && plan && !error && (
+        <>
+          <KnownQuality body={body} />
+          <PlanFacts plan={plan} />
+        </>
+      )}
     </section>
   );
 }
