@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from bitfoundry.client.answers import Job
 from bitfoundry.client.service import Client
@@ -42,27 +42,42 @@ def main() -> None:
 
 
 def take(stack: LocalStack, model: Path) -> None:
-    with Client(stack.url, stack.api_key) as client:
+    PICTURES.mkdir(exist_ok=True)
+    with Client(stack.url, stack.api_key) as client, open_browser() as browser:
+        if not any(client.list()):
+            page = _open(browser, stack)
+            expect(page.get_by_role("link", name="Quantize")).to_be_visible()
+            shoot(page, "first-job", model.parent)
         done = _runs(client, model)
         for preset in ("w4a16_sym", "nvfp4"):  # one that runs, one that waits
             _submit(client, model, preset)
-    PICTURES.mkdir(exist_ok=True)
-    with open_browser() as browser:
-        page = browser.new_page(base_url=stack.url, viewport=SIZE, reduced_motion="reduce")
-        page.add_init_script("Object.defineProperty(Notification, 'permission', {get: () => 'default'})")
-        page.goto(f"/ui/#key={stack.api_key}")
+        page = _open(browser, stack)
         expect(page.get_by_text("quantize · block").first).to_be_visible(timeout=300_000)
         shoot(page, "runs", model.parent)
         compared = "&".join(f"job={job.id}" for job in done)
         page.goto(f"/ui/compare?{compared}")
         expect(page.get_by_role("img", name="Relative weight error")).to_be_visible()
         shoot(page, "compare", model.parent)
+        page.goto(f"/ui/models?model={model}")
+        expect(page.get_by_role("img", name="KL divergence and size of each result")).to_be_visible()
+        shoot(page, "model", model.parent)
         page.goto(f"/ui/jobs/{done[2].id}")
         expect(page.get_by_text("Each export was read back")).to_be_visible()
         shoot(page, "run", model.parent)
-        page.goto(f"/ui/jobs/new?from={done[2].id}")
+        page.get_by_label("View", exact=True).select_option(label="Heatmap: block by module")
+        layers = page.get_by_role("img", name="by module type and block")
+        layers.evaluate("each => each.scrollIntoView({block: 'center'})")
+        shoot(page, "layers", model.parent)
+        page.goto(f"/ui/jobs/new?path={model}")
         expect(page.get_by_role("region", name="Plan").get_by_text("blocks")).to_be_visible()
         shoot(page, "new-job", model.parent)
+
+
+def _open(browser: Browser, stack: LocalStack) -> Page:
+    page = browser.new_page(base_url=stack.url, viewport=SIZE, reduced_motion="reduce")
+    page.add_init_script("Object.defineProperty(Notification, 'permission', {get: () => 'default'})")
+    page.goto(f"/ui/#key={stack.api_key}")
+    return page
 
 
 def _runs(client: Client, model: Path) -> list[Job]:
