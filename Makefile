@@ -17,7 +17,7 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: help setup ui openapi docs screenshots demo test test-all check lint format up consumers bench bench-comparisons bench-dashboard bench-engines bench-formats bench-recipes bench-scale bench-service clean
+.PHONY: help setup ui openapi docs screenshots demo test test-all check lint format up consumers bench bench-comparisons bench-dashboard bench-engines bench-formats bench-goals bench-recipes bench-scale bench-service clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -101,6 +101,9 @@ bench-dashboard: $(UI)  ## are the pages fluid with 5,000 jobs, 2,000 layers, an
 
 bench-recipes: $(STAMP)  ## what each chain of algorithms gains on the models in MODELS, measured on the text TEXT (hours)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.recipes $(MODELS) --text $(TEXT) $(ARGS)
+
+bench-goals: $(STAMP)  ## a goal's results beside an exhaustive search for llama.cpp: ARGS="FOLDER of a model" (an hour)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.goals $(ARGS)
 
 bench-scale: $(STAMP)  ## peak memory against the size of the model, 0.5 to 4 GB (an hour)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.scale $(ARGS)

@@ -47,34 +47,41 @@ def measure(model: Path, preset: str, chain: str, text: Path) -> dict[str, Any]:
     """Run one job, and return what it measured. Raises RuntimeError with its last lines if it fails."""
     algorithms = [{"name": name} for name in chain.split(",") if name]
     config = presets.resolve(preset).to_dict() | {"algo_config": algorithms}
-    with tempfile.TemporaryDirectory(prefix="bf-recipes-") as scratch:
-        task = {
-            "model_dir": str(model), "output_dir": f"{scratch}/out", "config": config, "gate": "off",
-            "export": [EXPORTS.get(preset, "quark")], "calibration": {"num_samples": 32, "seq_len": 512},
-            "evaluation": {"source": str(text), "num_windows": 16, "seq_len": 512, "num_prompts": 0},
-        }  # fmt: skip
-        file = Path(scratch, "task.json")
-        file.write_text(json.dumps(task))
-        log = Path(scratch, "log")
-        started = time.monotonic()
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "quantcore", "run", str(file)], stdout=output, stderr=output,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-            )  # fmt: skip
-            _, status, usage = os.wait4(process.pid, 0)
-        if status != 0:
-            raise RuntimeError(log.read_text()[-1500:])
-        report = json.loads(Path(scratch, "out/report.json").read_text())
+    task = {
+        "model_dir": str(model), "config": config, "gate": "off", "export": [EXPORTS.get(preset, "quark")],
+        "calibration": {"num_samples": 32, "seq_len": 512},
+        "evaluation": {"source": str(text), "num_windows": 16, "seq_len": 512, "num_prompts": 0},
+    }  # fmt: skip
+    report, cpu_s, wall_s = run_job(task)
     quality, summary = report["quality"], report["summary"]
     divergence = quality["divergence"]
     return {
         "kl": divergence["kl_mean"]["value"], "kl_stderr": divergence["kl_mean"]["stderr"],
         "top1": divergence["top1_agreement"]["value"], "ratio": quality["ratio"]["value"],
         "ratio_stderr": quality["ratio"]["stderr"], "bytes": summary["size_after_bytes"],
-        "quantize_s": summary["quantize_s"], "cpu_s": usage.ru_utime + usage.ru_stime,
-        "wall_s": time.monotonic() - started,
+        "quantize_s": summary["quantize_s"], "cpu_s": cpu_s, "wall_s": wall_s,
     }  # fmt: skip
+
+
+def run_job(task: dict[str, Any], **environment: str) -> tuple[dict[str, Any], float, float]:
+    """Run a job in a process of its own, on one thread: its report, its CPU seconds and its wall seconds.
+
+    Raises RuntimeError with its last lines if it fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="bf-bench-") as scratch:
+        file, log = Path(scratch, "task.json"), Path(scratch, "log")
+        file.write_text(json.dumps({**task, "output_dir": f"{scratch}/out"}))
+        started = time.monotonic()
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "quantcore", "run", str(file)], stdout=output, stderr=output,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
+            )  # fmt: skip
+            _, status, usage = os.wait4(process.pid, 0)
+        if status != 0:
+            raise RuntimeError(log.read_text()[-1500:])
+        report = json.loads(Path(scratch, "out/report.json").read_text())
+    return report, usage.ru_utime + usage.ru_stime, time.monotonic() - started
 
 
 def cells(models: Sequence[Path], chosen: Sequence[str]) -> Iterator[tuple[Path, str, str]]:

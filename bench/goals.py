@@ -1,0 +1,129 @@
+"""``make bench-goals``: a goal's results beside the best of all presets and efforts, and the CPU time of both.
+
+The exhaustive search quantizes a model in every preset that llama.cpp reads, with every effort. Those that no smaller
+one beats are its frontier. For each size on it, a goal asks for the best result of at most that size. Calibration text
+is the built-in one; all are measured on its held-out part, or on ``--text``. Rows are saved as they come, and a row
+that is there is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from bench.engines.results import FOLDER
+from bench.recipes import run_job
+from quantcore.config import presets
+from quantcore.config.job_spec import NO_SCHEME
+from quantcore.config.quantization import Config
+from quantcore.config.recipes import EFFORTS, algorithms_text, recipe
+
+PRESETS = tuple(name for name in presets.PRESETS if name.startswith("gguf"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A result: what was asked, and what came of it. ``kl`` is the mean divergence in nats per token."""
+
+    asked: str
+    num_bytes: int
+    kl: float
+    kl_stderr: float
+    cpu_s: float
+    algorithms: str
+
+
+def row_of(asked: str, task: dict[str, Any], originals: str) -> Row:
+    """Run a job that keeps what it learned of the float model in the folder ``originals``."""
+    report, cpu_s, _ = run_job(task, BITFOUNDRY_ORIGINALS_DIR=originals)
+    kl = report["quality"]["divergence"]["kl_mean"]
+    return Row(
+        asked, report["summary"]["size_after_bytes"], kl["value"], kl["stderr"], cpu_s,
+        algorithms_text(report["config"]),
+    )  # fmt: skip
+
+
+def frontier(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that are better than every smaller one, from the smallest on."""
+    best: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row.num_bytes, row.kl)):
+        if not best or row.kl < best[-1].kl:
+            best.append(row)
+    return best
+
+
+def table(rows: Sequence[Row], goals: Sequence[Row]) -> str:
+    """Return the frontier beside the goals' results, as Markdown."""
+    total_s = sum(row.cpu_s for row in rows)
+    lines = [
+        f"The exhaustive search took {total_s:.0f} s of CPU time for {len(rows)} results.",
+        "",
+        "| at most | exhaustive search | mean KL | goal: size | mean KL | difference | share of the CPU time |",
+        "|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    found = {row.asked: row for row in goals}
+    for best in frontier(rows):
+        goal = found.get(str(best.num_bytes))
+        if goal is not None:
+            lines.append(
+                f"| {best.num_bytes / 1e6:.1f} MB | {best.asked} | {best.kl:.3g} | {goal.num_bytes / 1e6:.1f} MB "
+                f"| {goal.kl:.3g} | {100 * goal.kl / best.kl - 100:+.0f} % | {100 * goal.cpu_s / total_s:.0f} % |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="folder of a float model")
+    parser.add_argument("--text", help="held-out text (default: the held-out part of the built-in text)")
+    parser.add_argument("--num_calib_data", type=int, default=32)
+    parser.add_argument("--num_eval_data", type=int, default=12)
+    parser.add_argument("--seq_len", type=int, default=512)
+    parser.add_argument("--results", type=Path, default=FOLDER / f"{date.today()}-goals.json")
+    options = parser.parse_args()
+    before = json.loads(options.results.read_text()) if options.results.exists() else {"rows": [], "goals": []}
+    rows, goals = ([Row(**row) for row in before[name]] for name in ("rows", "goals"))
+    task = {
+        "model_dir": str(options.model), "gate": "off",
+        "calibration": {"num_samples": options.num_calib_data, "seq_len": options.seq_len},
+        "evaluation": {"num_windows": options.num_eval_data, "seq_len": options.seq_len, "num_prompts": 0}
+        | ({"source": options.text} if options.text else {}),
+    }  # fmt: skip
+
+    def keep(row: Row, among: list[Row]) -> None:
+        among.append(row)
+        print(row, flush=True)
+        settings = {
+            "model": options.model.name, "date": str(date.today()), "machine": platform.processor(),
+            "calibration": task["calibration"], "evaluation": task["evaluation"],
+        }  # fmt: skip
+        data = {"settings": settings, "rows": [asdict(r) for r in rows], "goals": [asdict(r) for r in goals]}
+        options.results.write_text(json.dumps(data, indent=1))
+        options.results.with_suffix(".md").write_text(table(rows, goals))
+
+    with tempfile.TemporaryDirectory(prefix="bf-originals-") as originals:
+        for preset in PRESETS:
+            scheme, known = presets.resolve(preset), {row.asked for row in rows}
+            chains = {recipe([scheme], effort): effort for effort in reversed(EFFORTS)}  # efforts may share a chain
+            for chain, effort in chains.items():
+                if (asked := f"{preset}, {effort}") not in known:
+                    config = scheme.to_dict() | {"algo_config": [algorithm.to_dict() for algorithm in chain]}
+                    keep(row_of(asked, task | {"config": config, "export": ["gguf"]}, originals), rows)
+    no_scheme = Config(global_quant_config=NO_SCHEME).to_dict()
+    for best in frontier(rows):
+        asked = str(best.num_bytes)
+        if asked not in {row.asked for row in goals}:
+            goal = {"runtime": "llama_cpp", "device": "cpu", "max_size": best.num_bytes, "min_recovery": "best"}
+            with tempfile.TemporaryDirectory(prefix="bf-originals-") as fresh:
+                keep(row_of(asked, task | {"goal": goal, "config": no_scheme}, fresh), goals)
+
+
+if __name__ == "__main__":
+    main()
