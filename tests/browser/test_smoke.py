@@ -261,7 +261,7 @@ def test_hostile_names_are_text_on_every_page(signed_in: Page, client: Client, s
         page.set_viewport_size({"width": 1280, "height": 900})
     page.keyboard.press("Control+k")
     page.get_by_role("combobox", name="Page, run or command").fill(job.id[-6:])
-    expect(page.get_by_role("option").filter(has_text=name)).to_be_visible()
+    expect(page.get_by_role("option").filter(has_text=job.id[-6:]).filter(has_text=name)).to_be_visible()
     assert page.title() != "owned" and page.locator("img[src=x]").count() == 0
 
 
