@@ -63,8 +63,8 @@ export function MeasureFields(props: Props) {
         <Value
           {...props}
           pointer="/evaluation/num_prompts"
-          label="Samples"
-          hint="Questions that both models answer, shown side by side"
+          label="Questions"
+          hint="How many both models answer; the answers are shown side by side"
           number
           placeholder="4"
         />
