@@ -1,4 +1,4 @@
-"""``make bench-comparisons``: how often a comparison finds a change that is there, and one that is not.
+"""``make bench-comparisons``: how often a comparison finds a real change, and how often a false one.
 
 ``bitfoundry compare NEW OLD --against ORIGINAL`` says whether a result is worse. Here the results of one recipe differ
 by the seed of their calibration alone: what is found between two of them is a false alarm. Then all errors of the
@@ -43,7 +43,7 @@ TOLERANCES = (0.0, 0.01, 0.02, 0.03, 0.05)
 
 @dataclass(frozen=True)
 class Results:
-    """What was measured of each seed's result, and of the same with larger errors, on one text."""
+    """The measurements on one text: those of each seed's result, and those of its copy with larger errors."""
 
     text: EvaluationText
     plain: list[Measured]

@@ -37,7 +37,7 @@ QUESTIONS = (
     "List three ways to save energy at home.",
     "Give a JSON object with the name, the country and the population of two large cities.",
 )
-"""What chat models are asked, in this order."""
+"""The questions for chat models, in the order in which they are asked."""
 MIN_REPEATED = 8
 """A shorter answer may end with one token twice: "10 + 10"."""
 
@@ -51,22 +51,17 @@ class Prompt:
 
 
 def find_prompts(
-    tokenizer: PreTrainedTokenizerBase,
-    arguments: Mapping[str, Any],
-    text: EvaluationText,
-    num: int,
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], text: EvaluationText, num: int,
     longest: int | None,
-) -> list[Prompt]:
+) -> list[Prompt]:  # fmt: skip
     """Return up to ``num`` prompts: questions for a chat model, then beginnings of windows of ``text``.
 
     ``arguments`` are those of the chat template. ``longest`` is the number of tokens that the model reads, answers
     included.
     """
-    asked = [
-        Prompt(ids, question)
-        for question, ids in zip(QUESTIONS, _in_template(tokenizer, arguments), strict=False)
-        if longest is None or len(ids) + NEW_TOKENS <= longest
-    ]  # fmt: skip
+    asked = _questions(tokenizer, arguments)
+    if longest is not None:
+        asked = [prompt for prompt in asked if len(prompt.ids) + NEW_TOKENS <= longest]
     prompts_NT = text.prompts(max(0, num - len(asked)), PROMPT_LEN)
     return [*asked[:num], *(Prompt(ids, str(tokenizer.decode(ids))) for ids in prompts_NT.tolist())]
 
@@ -181,10 +176,12 @@ def in_template(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]
     return tokenize_with(tokenizer)(text)
 
 
-def _in_template(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> list[list[int]]:
-    """Return the tokens of each question; none if the tokenizer has no template that can ask it."""
+def _questions(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> list[Prompt]:
+    """Return the questions as prompts; none if the tokenizer has no template that can ask them."""
     try:
-        return [in_template(tokenizer, arguments, [{"role": "user", "content": text}]) for text in QUESTIONS]
+        return [
+            Prompt(in_template(tokenizer, arguments, [{"role": "user", "content": text}]), text) for text in QUESTIONS
+        ]
     except CalibrationError:
         return []
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import takewhile
 from typing import Any
 
 from quantcore.charts.errors import HEIGHT, LEFT, WIDTH, error_chart, grid, height
+from quantcore.evaluation.answers import common_length
 from quantcore.evaluation.quality import DraftQuality, EncoderQuality, Quality, Sample, TaskResults
 from quantcore.report.values import ExportSummary, GoalResult, LayerError, Mix, MixScheme, Report, Summary
 
@@ -246,8 +246,7 @@ def _samples(samples: Sequence[Sample] | None) -> str:
 
 def _marked(sample: Sample) -> str:
     """Return the quantized model's text, with everything from the first difference on marked."""
-    pairs = zip(sample.original, sample.quantized, strict=False)
-    num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    num_equal = common_length(sample.original, sample.quantized)
     same, rest = sample.quantized[:num_equal], sample.quantized[num_equal:]
     return escape(same) + (f"<mark>{escape(rest)}</mark>" if rest else "")
 

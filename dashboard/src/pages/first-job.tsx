@@ -10,7 +10,7 @@ import { Code, Empty } from "../ui/basics";
 const SMALLEST = 3;
 const FIRST_PRESET = "int8_weight_only"; // ready in a minute or two for a small model, and hardly a loss for any
 
-/** What a page shows before the first job: what appears here, and the way to a job with a model that is there. */
+/** An empty page before the first job: it says what will appear there, and offers a job with a model of the server. */
 export function FirstJob({ children }: { children: ReactNode }) {
   const mayWrite = useSession().can("jobs:write");
   return (

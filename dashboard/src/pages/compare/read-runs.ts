@@ -2,6 +2,7 @@
 import { get, Problem } from "../../api/client";
 import { type Query, queryClient, useQuery } from "../../api/query";
 import { type EventPage, type Job, type JobPage, type JobSummary, type Layer, summaryOf } from "../../api/types";
+import { plural } from "../../format";
 import { FINAL_STATES } from "../../ui/states";
 import { type Choice, type Filter, MAX_COMPARED } from "./address";
 
@@ -60,7 +61,7 @@ async function readMatching(filter: Filter, signal: AbortSignal): Promise<Runs> 
 function checkNumber(count: number, text: string) {
   if (count <= MAX_COMPARED) return;
   throw new Error(
-    `${text} ${count.toLocaleString()} runs; at most ${MAX_COMPARED} can be compared. Filter the list of runs by model, label, sweep or text until it has no more, then choose “Compare … results” there.`,
+    `${text} ${plural(count, "run")}; at most ${MAX_COMPARED} can be compared. Filter the list of runs by model, label, sweep or text until it has no more, then choose “Compare … results” there.`,
   );
 }
 
