@@ -220,7 +220,7 @@ def _pointer(field: str, config: dict[str, Any]) -> str:
     first, *rest = field.strip("/").split("/")
     if not field or first in _BODY_FIELDS:
         return field
-    if "preset" not in config:
+    if "preset" not in config or first == "algo_config":
         return f"/config{field}"
     last = (rest or [first])[-1]
     return f"/config/{last}" if last in config else "/config/preset"

@@ -15,13 +15,25 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticKnownError, core_schema
 
 from quantcore.config.values import STRICT, Value, config_error
 from quantcore.errors import ConfigError
 from quantcore.registry import Registry
+
+
+def _help_of_bases(schema: dict[str, Any], options: type) -> None:
+    """Add the help texts of inherited fields to a class's JSON schema: pydantic reads those of its own fields only."""
+    for base in options.__mro__[1:]:
+        for name, field in getattr(base, "__pydantic_fields__", {}).items():
+            if field.description:
+                schema["properties"][name].setdefault("description", field.description)
+
+
+OPTIONS = ConfigDict(**STRICT, use_attribute_docstrings=True, json_schema_extra=_help_of_bases)
+"""The docstring below a field is the help text of the option, in the JSON schema and on the dashboard."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -40,7 +52,7 @@ class ScalingLayer(Value):
     help: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class TransformConfig(Value):
     """The options of a transform, which changes weights before they are rounded. A chain may have several.
 
@@ -64,16 +76,15 @@ class TransformConfig(Value):
         return True
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class SolverConfig(Value):
     """The options of a solver, which rounds the weights. A chain has one at most, at its end.
 
     A class of an installed package also has a method ``create``, as transforms have (see ``quantcore.solvers``).
 
     ``compares``: it uses the activations of the float model beside those of the quantized one. ``goes_back``: it uses
-    gradients of the float model's predictions. ``num_grams`` and
-    ``on_one_process``: as for transforms. ``num_factors``: the number of further matrices of that size in memory while
-    it solves the layers of one input.
+    gradients of the float model's predictions. ``num_grams`` and ``on_one_process``: as for transforms.
+    ``num_factors``: the number of further matrices of that size in memory while it solves the layers of one input.
     """
 
     compares: ClassVar[bool] = False
@@ -91,32 +102,33 @@ class SolverConfig(Value):
         return True
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class SmoothQuantConfig(TransformConfig):
     """SmoothQuant (Xiao et al. 2022): s = max|x|^alpha / max|w|^(1 - alpha) divides inputs and multiplies weights.
 
-    ``alpha`` 0 leaves outliers to the activations, 1 moves them all into the weights. AMD Quark's default is 1; 0.8
-    left less error with every scheme measured. No scale is below ``scale_clamp_min``.
+    AMD Quark's default of ``alpha`` is 1; 0.8 left less error with every scheme measured.
     """
 
     name: Literal["smooth", "smoothquant"] = "smooth"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """0 leaves outliers to the activations, 1 moves them all into the weights."""
     scale_clamp_min: Annotated[float, Field(gt=0)] = 1e-3
+    """No scale is below this."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class AutoSmoothQuantConfig(TransformConfig):
     """SmoothQuant whose alpha is searched for every edge, in steps of 0.05, by the error of the consumers' outputs.
 
-    ``compute_scale_loss`` is the measure of that error. It is computed on a sample of the tokens, with weights and
-    inputs quantized as planned.
+    The error is computed on a sample of the tokens, with weights and inputs quantized as planned.
     """
 
     name: Literal["autosmoothquant"] = "autosmoothquant"
     compute_scale_loss: Literal["MSE", "MAE", "RMSE"] = "MSE"
+    """Measure of the error of the consumers' outputs."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class AWQConfig(TransformConfig):
     """AWQ, activation-aware weight quantization (Lin et al. 2023): weights that meet large inputs are scaled up.
 
@@ -127,53 +139,50 @@ class AWQConfig(TransformConfig):
     name: Literal["awq"] = "awq"
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class RTNConfig(SolverConfig):
-    """Rounding to the nearest code, with ranges searched so that the layer's output changes least (``range_search``).
-
-    Without it, and without any solver, the spec's observer finds the ranges in the weight alone.
-    """
+    """Rounding to the nearest code, with ranges searched so that the layer's output changes least."""
 
     name: Literal["rtn"] = "rtn"
     range_search: bool = True
+    """Without it, and without any solver, the spec's observer finds the ranges in the weight alone."""
 
     @property
     def needs_calibration(self) -> bool:
         return self.range_search
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class GPTQConfig(SolverConfig):
-    """GPTQ (Frantar et al. 2022). ``damp_percent``: share of the Hessian's mean diagonal that is added to it.
+    """GPTQ (Frantar et al. 2022): rounds column by column, and corrects the columns after it for each error.
 
-    None chooses it by the number of tokens: the fewer tokens per input, the larger. ``desc_act`` rounds the inputs with
-    the most power first. ``static_groups`` fixes every group's range beforehand; without it ranges are found when a
-    group is reached, and ``desc_act`` orders whole groups. Neither writes an index of groups into the files.
-    ``range_search`` chooses ranges by the error of the layer's output, instead of the spec's observer.
-    ``true_sequential`` takes the inputs of each layer from the quantized layers before it, also within a block:
-    several passes over the calibration text per block instead of one. AMD Quark's default is true; inputs of the float
-    model gave no worse results in a third of the time, and GPTAQ does better with the quantized ones.
-    ``hessian_dtype`` is the dtype of the factorized matrix. ``block_size`` has no effect, because blocks are halved
-    recursively here; it is accepted for files written for other tools.
+    ``block_size`` has no effect, because blocks are halved recursively here; it is accepted for files written for other
+    tools. AMD Quark's default of ``true_sequential`` is true; inputs of the float model gave no worse results in a
+    third of the time, and GPTAQ does better with the quantized ones.
     """
 
     num_factors: ClassVar[int] = 3
     name: Literal["gptq"] = "gptq"
     block_size: Annotated[int, Field(ge=1)] = 128
     damp_percent: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the Hessian's mean diagonal that is added to it. By default the larger, the fewer tokens per input."""
     desc_act: bool = True
+    """Rounds the inputs with the most power first. Writes no index of groups into the files."""
     static_groups: bool = False
+    """Fixes every group's range beforehand. Else it is found when a group is reached; ``desc_act`` orders groups."""
     true_sequential: bool = False
+    """Takes a layer's inputs from the quantized layers before it, also within a block: several passes per block."""
     range_search: bool = True
+    """Chooses ranges by the error of the layer's output, instead of the spec's observer."""
     hessian_dtype: Literal["float32", "float64"] = "float32"
+    """Dtype of the factorized matrix."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class GPTAQConfig(GPTQConfig):
     """GPTAQ (Li et al. 2025): GPTQ that also corrects the change of the input by the quantized layers before.
 
-    ``alpha`` is the share of that correction. Inputs come through whole quantized blocks, so ``true_sequential`` does
-    not apply.
+    Inputs come through whole quantized blocks, so ``true_sequential`` does not apply.
     """
 
     compares: ClassVar[bool] = True
@@ -181,23 +190,24 @@ class GPTAQConfig(GPTQConfig):
     name: Literal["gptaq"] = "gptaq"  # type: ignore[assignment]
     true_sequential: Literal[False] = False
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of the input's change that is corrected."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class YAQAConfig(GPTAQConfig):
     """YAQA (Tseng et al. 2025): rounds for the least divergence of the model's predictions.
 
     Needs one pass of the calibration text backward through the float model, whose gradients say which tokens and which
-    outputs of a layer count. ``output_damp_percent``: share of the mean diagonal that is added to the second moments of
-    the gradients. With less, the few tokens of a calibration text are taken too literally.
+    outputs of a layer count.
     """
 
     goes_back: ClassVar[bool] = True
     name: Literal["yaqa"] = "yaqa"  # type: ignore[assignment]
     output_damp_percent: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the mean diagonal that is added to the second moments of the gradients. Less overfits short texts."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class QronosConfig(GPTQConfig):
     """Qronos (Zhang et al. 2025): corrects past errors of weights and activations before it rounds each column."""
 
@@ -207,7 +217,7 @@ class QronosConfig(GPTQConfig):
     true_sequential: Literal[False] = False
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class RotatedLayers(Value):
     """A passage of the residual stream as AMD Quark lists it: ``prev_modules``, then a norm, then ``next_modules``."""
 
@@ -220,29 +230,34 @@ class RotatedLayers(Value):
 _StreamLayers = dict[Literal["first_layer", "middle_layers", "last_layer"], tuple[RotatedLayers, ...]]
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class RotationConfig(TransformConfig):
     """Rotation (QuaRot, Ashkboos et al. 2024), which spreads the outliers of a channel over all channels.
 
-    ``r1`` rotates the residual stream, ``r2`` the values of each head: both are folded into weights and cost nothing at
-    run time. ``r3`` (each head of queries and keys, behind RoPE) and ``r4`` (the input of the last layer of an MLP) are
-    applied while the model runs; only ``ModelQuantizer`` supports them, because no file can hold them. With ``r3``
-    the outputs of k_proj are quantized behind the rotation.
-    ``random_r1`` and ``random_r2`` add random signs by ``seed``; without them one channel gets the sum of all.
-    ``rotation_size`` is the number of channels of the blocks that are rotated. The other fields are AMD Quark's: names
-    of modules are not needed, and only fixed rotations are available.
+    ``r1`` and ``r2`` are folded into weights and cost nothing at run time. ``r3`` and ``r4`` are applied while the
+    model runs; only ``ModelQuantizer`` supports them, because no file can hold them. With ``r3`` the outputs of k_proj
+    are quantized behind the rotation. The fields below ``seed`` are AMD Quark's: names of modules are not needed, and
+    only fixed rotations are available.
     """
 
     name: Literal["rotation"] = "rotation"
     scaling_layers: _StreamLayers | tuple[()] = ()  # type: ignore[assignment]
     r1: bool = True
+    """Rotates the residual stream."""
     r2: bool = False
+    """Rotates the values of each head."""
     r3: bool = False
+    """Rotates each head of queries and keys, behind RoPE, while the model runs. No file can hold it."""
     r4: bool = False
+    """Rotates the input of the last layer of an MLP while the model runs. No file can hold it."""
     rotation_size: Annotated[int, Field(ge=1)] | None = None
+    """Number of channels of the blocks that are rotated. By default all."""
     random_r1: bool = True
+    """Adds random signs to ``r1``; without them one channel gets the sum of all."""
     random_r2: bool = False
+    """Adds random signs to ``r2``."""
     seed: int = 0
+    """Decides the random signs."""
     backbone: str | None = None
     v_proj: str | None = None
     o_proj: str | None = None
@@ -255,25 +270,29 @@ class RotationConfig(TransformConfig):
     smooth_positions: tuple[()] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class AutoRoundConfig(SolverConfig):
     """AutoRound (Cheng et al. 2023): tunes rounding and scales of a block's weights together by signed gradients.
 
-    ``iters`` steps, each on ``batch_size`` calibration windows; ``lr`` (1 / iters if None) falls to 0. Every step runs
-    the block forward and backward: the slowest of the algorithms by far, and the best below 4 bits.
+    Every step runs the block forward and backward: the slowest of the algorithms by far, and the best below 4 bits.
     """
 
     compares: ClassVar[bool] = True
     on_one_process: ClassVar[bool] = True
     name: Literal["autoround"] = "autoround"
     iters: Annotated[int, Field(ge=1)] = 200
+    """Number of steps."""
     batch_size: Annotated[int, Field(ge=1)] = 8
+    """Calibration windows of each step."""
     lr: Annotated[float, Field(gt=0)] | None = None
+    """Learning rate of the rounding, which falls to 0. By default 1 / iters."""
     minmax_lr: Annotated[float, Field(gt=0)] | None = None
+    """Learning rate of the ranges. By default that of the rounding."""
     seed: int = 0
+    """Decides which windows each step takes."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class BiasCorrectionConfig(Value):
     """Bias correction (Nagel et al. 2019): subtracts from a layer's bias the change of its mean output by rounding.
 
@@ -372,10 +391,10 @@ class _AddedAsWell:
     @staticmethod
     def _validate(value: Any, built_in: Callable[[Any], Any]) -> Any:
         name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
-        if not isinstance(name, str) or name in BUILT_IN_NAMES:
-            return built_in(value)
+        if not isinstance(name, str):
+            return built_in(value)  # which says that a name is needed
         options = ALGORITHMS.find(name)
-        if options is not None:
+        if options is not None:  # built in or added: the place of an error is that of the option
             return TypeAdapter(options).validate_python(value)
         tags = ", ".join(f"'{tag}'" for tag in ("smooth", *algorithm_names()))
         raise PydanticKnownError("union_tag_invalid", {"discriminator": "'name'", "tag": name, "expected_tags": tags})

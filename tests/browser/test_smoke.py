@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -92,9 +94,9 @@ def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalSta
     expect(page.get_by_text("seq_len is 512, but the model reads at most 256").first).to_be_visible()
     page.get_by_label("Calibration Sequence length").fill("64")
     expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()
-    expect(page.get_by_placeholder("gptq", exact=True)).to_be_visible()  # the algorithms of the balanced effort
+    expect(page.get_by_text("Algorithms: gptq")).to_be_visible()  # those of the balanced effort
     page.get_by_label("Effort").select_option(label="Fast: rounds to nearest, no data")
-    expect(page.get_by_placeholder("rounds to nearest")).to_be_visible()
+    expect(page.get_by_text("Algorithms: none, rounds to nearest")).to_be_visible()
     page.get_by_label("Name", exact=True).fill("from the page")
     page.get_by_label("Labels").fill("team=search")
     page.get_by_role("tab", name="Code").click()
@@ -111,6 +113,66 @@ def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalSta
     (job,) = client.list(states=["cancelled"])
     assert (job.name, job.labels) == ("from the page", {"team": "search"})
     assert job.config["algo_config"] == []
+
+
+def test_the_chain_of_algorithms_is_edited_by_keyboard(
+    signed_in: Page, stack: LocalStack, client: Client, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    page.goto(f"/ui/jobs/new?path={stack.home.parent / 'model'}&preset=int8_static")
+    plan = page.get_by_role("region", name="Plan")
+    expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()
+    page.get_by_text("More settings").click()
+    chain = page.get_by_role("group", name="Algorithms")
+    expect(chain.get_by_role("listitem")).to_have_text([re.compile("^smoothquant"), re.compile("^gptq")])
+    page.get_by_role("tab", name="JSON").click()
+    request = page.get_by_label("Request JSON")
+    expect(request).not_to_have_value(re.compile("algo_config"))  # what was not touched is not asked for
+    page.get_by_role("tab", name="Form").click()
+    page.get_by_text("More settings").click()
+    chain.get_by_label("Add an algorithm").select_option("awq")  # before what rounds
+    expect(chain.get_by_role("listitem")).to_contain_text(["smoothquant", "awq", "gptq"])
+    expect(plan.get_by_text("Peak memory")).to_be_visible()
+    chain.get_by_role("button", name="Move awq down").press("Enter")
+    expect(chain.get_by_role("button", name="Move awq up")).to_be_focused()  # it is the last one now
+    expect(chain.get_by_text("gptq rounds the weights, so it comes last: smoothquant, awq, gptq")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(chain.get_by_role("button", name="Move awq up")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(chain.get_by_role("button", name="Move awq down")).to_be_focused()
+    expect(chain.get_by_role("listitem")).to_contain_text(["awq", "smoothquant", "gptq"])
+    chain.get_by_role("button", name="Remove smoothquant").press("Enter")
+    expect(chain.get_by_label("Add an algorithm")).to_be_focused()
+    chain.get_by_text("Options of gptq", exact=True).click()
+    damping = chain.get_by_label("gptq damp_percent")
+    expect(chain.get_by_text("Share of the Hessian's mean diagonal")).to_be_visible()
+    damping.fill("2")
+    expect(damping).to_have_attribute("aria-invalid", "true")
+    expect(chain.get_by_text("it must be less than 1; 2 was given")).to_be_visible()
+    check_accessible(page)
+    damping.fill("0.02")
+    expect(plan.get_by_text("Peak memory")).to_be_visible()
+    expect(page.get_by_label("Effort")).to_be_disabled()
+    wanted = {"preset": "int8_static", "algo_config": [{"name": "awq"}, {"name": "gptq", "damp_percent": 0.02}]}
+    page.get_by_role("tab", name="JSON").click()
+    assert json.loads(request.input_value())["config"] == wanted
+    page.get_by_role("tab", name="Code").click()
+    for snippet in ("curl", "Command-line", "Python"):
+        expect(page.get_by_label(f"{snippet} snippet")).to_contain_text(re.compile('"damp_percent": ?0.02'))
+    page.get_by_role("tab", name="Form").click()
+    page.get_by_role("button", name="Start job").click()
+    expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+    (job,) = client.list(limit=1)
+    client.cancel(job.id)
+    first, second = job.config["algo_config"]
+    assert (first["name"], second["name"], second["damp_percent"]) == ("awq", "gptq", 0.02)
+    page.goto(f"/ui/jobs/new?from={job.id}")
+    expect(chain.get_by_role("listitem")).to_contain_text(["awq", "gptq"])
+    expect(damping).to_have_value("0.02")
+    chain.get_by_role("button", name="Use the recommended algorithms").click()
+    expect(chain.get_by_role("listitem")).to_have_count(0)  # a whole config has none of its own
+    page.get_by_label("For a goal").check()
+    expect(chain).to_contain_text("The goal chooses the algorithms.")
 
 
 @pytest.mark.slow

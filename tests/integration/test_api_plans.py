@@ -64,3 +64,24 @@ def test_a_job_is_told_where_to_ask(client: TestClient, make_model: MakeModel) -
     """Hardware is a plan's: a job runs on the workers that there are."""
     answer = client.post("/v1/jobs", json=body(make_model(), "int8_dynamic", {"devices": "1x80GB"}))
     assert answer.status_code == 422
+
+
+WRONG_CHAINS = {
+    "an option": (
+        [{"name": "smoothquant"}, {"name": "gptq", "damp_percent": 2}],
+        "#/config/algo_config/1/damp_percent",
+    ),
+    "an unknown name": ([{"name": "magic"}], "#/config/algo_config/0"),
+    "the order": ([{"name": "gptq"}, {"name": "awq"}], "#/config/algo_config"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CHAINS)
+def test_a_wrong_algorithm_beside_a_preset_is_named_by_its_place(
+    client: TestClient, make_model: MakeModel, case: str
+) -> None:
+    chain, pointer = WRONG_CHAINS[case]
+    asked = body(make_model(), "w4a16", None)
+    answer = client.post("/v1/plans", json=asked | {"config": {"preset": "w4a16", "algo_config": chain}})
+    assert answer.status_code == 422
+    assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]

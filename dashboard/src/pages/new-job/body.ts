@@ -104,7 +104,8 @@ export const MORE_FIELDS = [
 ] as const satisfies (keyof Body)[];
 
 /** Whether a pointer into the request leads into the section "More settings". */
-export const isInMore = (pointer: string) => MORE_FIELDS.some((name) => pointer.split("/")[1] === name);
+export const isInMore = (pointer: string) =>
+  pointer.startsWith("/config/algo_config") || MORE_FIELDS.some((name) => pointer.split("/")[1] === name);
 
 /** `body` with `value` at the pointer. Empty values are left out: the service fills in its defaults. */
 export function withValue(body: Body, pointer: string, value: unknown): Body {
@@ -146,21 +147,22 @@ export const presetOf = (body: Body) => (typeof body.config?.preset === "string"
 /** Whether the config is an unchanged preset. */
 export const isPlainPreset = (body: Body) => presetOf(body) !== null && Object.keys(body.config ?? {}).length === 1;
 
-/** The names of the algorithms that the config sets beside its preset, if it sets any. */
-export const algorithmsOf = (body: Body) =>
-  (body.config?.algo_config as { name: string }[] | undefined)?.map(({ name }) => name);
+/** An algorithm with the options that are set. */
+export interface Algorithm extends Record<string, unknown> {
+  name: string;
+}
 
-/** Set the algorithms by their names; an empty text leaves them to the effort, and "none" is no algorithm. */
-export function withAlgorithms(body: Body, text: string): Body {
-  const names = text
-    .split(",")
-    .map((each) => each.trim())
-    .filter(Boolean);
+/** The algorithms that the request itself names, if it does. */
+export const chainOf = (body: Body) => body.config?.algo_config as Algorithm[] | undefined;
+
+/** Name the algorithms, in place of an effort; without a chain they are left to the service. */
+export function withChain(body: Body, chain: Algorithm[] | undefined): Body {
   const { algo_config: _, ...config } = body.config ?? {};
-  if (!names.length) return { ...body, config };
-  const chain = names.join() === "none" ? [] : names.map((name) => ({ name }));
-  const { effort: __, ...rest } = body;
-  return { ...rest, config: { ...config, algo_config: chain } };
+  if (chain) {
+    const { effort: __, ...rest } = body;
+    return { ...rest, config: { ...config, algo_config: chain } };
+  }
+  return withValue(body, "/config", config);
 }
 
 /** The initial value of each kind of budget. */

@@ -2,11 +2,13 @@ import { useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { List, Preset } from "../../api/types";
-import { COLUMN_PLACEHOLDER, LABELS } from "../../labels";
+import { COLUMN_PLACEHOLDER, EFFORT_TEXTS, LABELS } from "../../labels";
 import { Field } from "../../ui/basics";
 import { HUB_TARGET, type Target, TargetFields } from "../target-fields";
 import {
+  type Algorithm,
   type Body,
+  chainOf,
   configOf,
   effortOf,
   labelsText,
@@ -19,25 +21,33 @@ import {
   withPreset,
   withValue,
 } from "./body";
-import { Names, type Props, Scoped, Value } from "./fields";
+import { ChainFields } from "./chain-fields";
+import { Choice, Names, type Props, Scoped, Value } from "./fields";
 import { GoalFields } from "./goal-fields";
 import { MeasureFields } from "./measure-fields";
 import { MixFields } from "./mix-fields";
 import { ModelFields } from "./model-fields";
-import { RecipeFields } from "./recipe-fields";
 import type { Schema } from "./schema";
 import { SchemaForm } from "./schema-form";
 import { TextFields } from "./text-fields";
 
-export function JobForm({ isMoreWrong, ...props }: Props & { isMoreWrong: boolean }) {
-  const presets = useQuery("presets", (signal) => get<List<Preset>>("/v1/presets", {}, signal));
-  const [isMoreOpen, setIsMoreOpen] = useState(() => MORE_FIELDS.some((name) => props.body[name] !== undefined));
+/** `planned`: the algorithms of the current request's plan, once it is there. */
+export function JobForm({ isMoreWrong, planned, ...props }: Props & { isMoreWrong: boolean; planned?: Algorithm[] }) {
+  const { body } = props;
+  const query = useQuery("presets", (signal) => get<List<Preset>>("/v1/presets", {}, signal));
+  const presets = query.data?.data ?? [];
+  const preset = presets.find((each) => each.name === presetOf(body) || each.aliases.includes(presetOf(body) ?? ""));
+  const recommended = planned ?? (preset?.recipes[effortOf(body)] as Algorithm[] | undefined) ?? [];
+  const [isMoreOpen, setIsMoreOpen] = useState(
+    () => chainOf(body) !== undefined || MORE_FIELDS.some((name) => body[name] !== undefined),
+  );
   return (
     <>
       <ModelFields {...props} />
-      <SchemeFields {...props} presets={presets.data?.data ?? []} />
+      <SchemeFields {...props} presets={presets} preset={preset} recommended={recommended} />
       <details open={isMoreOpen || isMoreWrong} onToggle={(event) => setIsMoreOpen(event.currentTarget.open)}>
-        <summary>More settings: calibration, evaluation, publishing, name and limits</summary>
+        <summary>More settings: algorithms, calibration, evaluation, publishing, name and limits</summary>
+        {(isMoreOpen || isMoreWrong) && <ChainFields {...props} recommended={recommended} />}
         <CalibrationFields {...props} />
         <MeasureFields {...props} />
         <PublishFields {...props} />
@@ -47,9 +57,9 @@ export function JobForm({ isMoreWrong, ...props }: Props & { isMoreWrong: boolea
   );
 }
 
-function SchemeFields(props: Props & { presets: Preset[] }) {
-  const { body, onChange, presets, errorAt } = props;
-  const preset = presets.find((each) => each.name === presetOf(body) || each.aliases.includes(presetOf(body) ?? ""));
+function SchemeFields(props: Props & { presets: Preset[]; preset?: Preset; recommended: Algorithm[] }) {
+  const { body, onChange, presets, preset, recommended, errorAt } = props;
+  const own = chainOf(body);
   const isOwn = !body.goal && !body.mix && presetOf(body) === null;
   const schema = useQuery(isOwn ? "config-schema" : null, (signal) => get<Schema>("/v1/config-schema", {}, signal));
   const exports = preset?.exports ?? [...new Set(presets.flatMap((each) => each.exports))].sort();
@@ -100,7 +110,15 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
             )}
           </Field>
           <div className="fields">
-            {preset && <RecipeFields key={preset.name} {...props} preset={preset} />}
+            <Choice
+              label="Effort"
+              hint={`Algorithms: ${(own ?? recommended).map(({ name }) => name).join(", ") || "none, rounds to nearest"}`}
+              error={errorAt("/effort")}
+              value={effortOf(body)}
+              texts={EFFORT_TEXTS}
+              disabled={own !== undefined}
+              onChoose={(value) => onChange(withValue(body, "/effort", value === "balanced" ? undefined : value))}
+            />
             <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="preset default" />
             <Value {...props} pointer="/config/kv_cache" label="KV cache" placeholder="not quantized" />
             <Value {...props} pointer="/config/towers" label="Image and sound encoders" placeholder="not quantized" />

@@ -1,10 +1,11 @@
 import { expect, it } from "vitest";
 import type { Job, Preset } from "../../api/types";
 import {
-  algorithmsOf,
   type Body,
   bodyOf,
   budgetOf,
+  chainOf,
+  isInMore,
   labelsText,
   presetOf,
   readLabels,
@@ -13,8 +14,8 @@ import {
   START_MIX,
   START_SCHEME,
   valueAt,
-  withAlgorithms,
   withBudget,
+  withChain,
   withGoal,
   withMix,
   withPreset,
@@ -124,14 +125,22 @@ it("clones and snippets hold a mix", () => {
 
 it("algorithms are named, or none, or those of the effort", () => {
   const best: Body = { ...BODY, effort: "best" };
-  const named = withAlgorithms(best, "smoothquant, gptq");
-  expect(named.config).toEqual({ preset: "fp8", algo_config: [{ name: "smoothquant" }, { name: "gptq" }] });
+  const chain = [{ name: "smoothquant", alpha: 0.5 }, { name: "gptq" }];
+  const named = withChain(best, chain);
+  expect(named.config).toEqual({ preset: "fp8", algo_config: chain });
   expect(named).not.toHaveProperty("effort");
-  expect(algorithmsOf(named)).toEqual(["smoothquant", "gptq"]);
-  expect(withAlgorithms(best, "none").config).toEqual({ preset: "fp8", algo_config: [] });
-  expect(withAlgorithms(named, " ")).toEqual(BODY);
-  expect(algorithmsOf(BODY)).toBeUndefined();
+  expect(chainOf(named)).toEqual(chain);
+  expect(withChain(best, []).config).toEqual({ preset: "fp8", algo_config: [] });
+  expect(withChain(named, undefined)).toEqual(BODY);
+  expect(withChain({ model: BODY.model, mix: START_MIX, config: { algo_config: chain } }, undefined)).toEqual({
+    model: BODY.model,
+    mix: START_MIX,
+  });
+  expect(chainOf(BODY)).toBeUndefined();
+  expect(isInMore("/config/algo_config/0/alpha") && !isInMore("/config/preset")).toBe(true);
   expect(asCommand(best, ORIGIN)).toContain("--effort best");
+  for (const snippet of [asCommand(named, ORIGIN), asPython(named, ORIGIN), asCurl(named, ORIGIN)])
+    expect(snippet).toMatch(/"alpha": ?0.5/);
 });
 
 it("another source drops the settings of the previous one", () => {

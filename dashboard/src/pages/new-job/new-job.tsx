@@ -3,7 +3,7 @@ import { useEffect, useMemo, useState } from "react";
 import { get, Problem, request } from "../../api/client";
 import type { Job, List, Plan, Preset } from "../../api/types";
 import { Code, Failure, Loading, TabPanel, Tabs, Title } from "../../ui/basics";
-import { type Body, bodyOf, isInMore, START_GOAL } from "./body";
+import { type Algorithm, type Body, bodyOf, isInMore, START_GOAL } from "./body";
 import { JobForm } from "./form";
 import { PlanPanel } from "./plan-panel";
 import { asCommand, asCurl, asPython, missingInCommand } from "./snippets";
@@ -47,6 +47,7 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
   const errors = useMemo(() => byPointer(error), [error]);
   const errorAt = (pointer: string) => errors.get(pointer);
   const isMoreWrong = [...errors.keys()].some(isInMore);
+  const planned = isPlanning ? undefined : (plan?.config.algo_config as Algorithm[] | undefined);
 
   const submit = async () => {
     setBusy(true);
@@ -65,7 +66,9 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
       <div className="card">
         <Tabs tabs={TABS} shown={tab} onShow={setTab} label="Request editor" />
         <TabPanel shown={tab}>
-          {tab === "form" && <JobForm body={body} onChange={onChange} errorAt={errorAt} isMoreWrong={isMoreWrong} />}
+          {tab === "form" && (
+            <JobForm body={body} onChange={onChange} errorAt={errorAt} isMoreWrong={isMoreWrong} planned={planned} />
+          )}
           {tab === "json" && <JsonTab body={body} onChange={onChange} />}
           {tab === "code" && <CodeTab body={body} />}
         </TabPanel>
@@ -135,8 +138,13 @@ function JsonTab({ body, onChange }: { body: Body; onChange: (body: Body) => voi
     setText(next);
     try {
       const parsed = JSON.parse(next);
-      if (typeof parsed !== "object" || parsed === null || !parsed.model || !(parsed.config || parsed.mix))
-        throw new Error("`model` and either `config` or `mix` are required");
+      if (
+        typeof parsed !== "object" ||
+        parsed === null ||
+        !parsed.model ||
+        !(parsed.goal || parsed.config || parsed.mix)
+      )
+        throw new Error("`model` and one of `goal`, `config` and `mix` are required");
       onChange(parsed as Body);
       setWrong("");
     } catch (error) {

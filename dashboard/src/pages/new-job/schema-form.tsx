@@ -4,6 +4,9 @@ import { type Control, controlOf, resolve, type Schema, unwrap } from "./schema"
 
 interface Props {
   name: string;
+  /** In place of the name as the label, and of the first sentence of the description as the hint. */
+  label?: ReactNode;
+  hint?: string;
   pointer: string;
   schema: Schema;
   root: Schema;
@@ -14,7 +17,8 @@ interface Props {
 
 const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
-const firstLine = (text: string | undefined) => text?.split(/\n|(?<=\.) /)[0]?.replaceAll("``", "");
+export const plain = (text: string | undefined) => text?.replaceAll("``", "");
+export const firstLine = (text: string | undefined) => plain(text?.split(/\n|(?<=\.)(?<!et al\.) /)[0]);
 const escapePointer = (part: string) => part.replaceAll("~", "~0").replaceAll("/", "~1");
 
 /** A form for a value that a JSON Schema describes. The service validates it; this component only renders it. */
@@ -24,7 +28,7 @@ export function SchemaForm(props: Props): ReactNode {
   if (control.kind === "const") return null;
   if (control.kind === "object") return <ObjectForm {...props} control={control} />;
   if (control.kind === "map") return <MapForm {...props} control={control} />;
-  if (control.kind === "variants") return <VariantsForm {...props} control={control} />;
+  if (control.kind === "variants") return null; // the algorithms: ChainFields shows them
   return <ScalarField {...props} schema={schema} control={control} />;
 }
 
@@ -126,59 +130,20 @@ function MapForm({ name, pointer, root, value, onChange, errorAt, control }: Of<
   );
 }
 
-function VariantsForm({ name, pointer, root, value, onChange, errorAt, control }: Of<"variants">) {
-  const list = Array.isArray(value) ? (value as Record<string, unknown>[]) : [];
-  const replace = (index: number, next: unknown) =>
-    onChange(
-      next === undefined
-        ? list.filter((_, each) => each !== index)
-        : list.map((each, at) => (at === index ? next : each)),
-    );
-  return (
-    <details className="field whole" open={list.length > 0}>
-      <summary>
-        <strong>{name}</strong> <span className="faint">{list.length || "none"}</span>
-      </summary>
-      {list.map((each, index) => {
-        const kind = String(each[control.name]);
-        return (
-          <SchemaForm
-            // biome-ignore lint/suspicious/noArrayIndexKey: entries have no identity but their place
-            key={`${index} ${kind}`}
-            name={kind}
-            pointer={`${pointer}/${index}`}
-            schema={control.variants[kind] ?? {}}
-            root={root}
-            value={each}
-            onChange={(next) => replace(index, next)}
-            errorAt={errorAt}
-          />
-        );
-      })}
-      <select
-        aria-label={`Add to ${name}`}
-        value=""
-        onChange={(event) => event.target.value && onChange([...list, { [control.name]: event.target.value }])}
-      >
-        <option value="">Add…</option>
-        {Object.keys(control.variants).map((kind) => (
-          <option key={kind}>{kind}</option>
-        ))}
-      </select>
-    </details>
-  );
-}
-
-function ScalarField({ name, pointer, schema, value, onChange, errorAt, control }: Props & { control: Control }) {
+function ScalarField({ control, schema, value, onChange, ...props }: Props & { control: Control }) {
   const defaultText = schema.default === undefined || schema.default === null ? "" : String(schema.default);
   return (
-    <Field label={name} hint={firstLine(schema.description)} error={errorAt(pointer)}>
-      {(props) => {
+    <Field
+      label={props.label ?? props.name}
+      hint={props.hint ?? firstLine(schema.description)}
+      error={props.errorAt(props.pointer)}
+    >
+      {(own) => {
         if (control.kind === "choice" || control.kind === "switch") {
           const options = control.kind === "choice" ? control.options : ["true", "false"];
           return (
             <select
-              {...props}
+              {...own}
               value={value === undefined || value === null ? "" : String(value)}
               onChange={({ target: { value: next } }) =>
                 onChange(next === "" ? undefined : control.kind === "switch" ? next === "true" : next)
@@ -194,7 +159,7 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
         if (control.kind === "number") {
           return (
             <input
-              {...props}
+              {...own}
               type="number"
               step={control.whole ? 1 : "any"}
               placeholder={defaultText}
@@ -206,14 +171,14 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
         if (control.kind === "text") {
           return (
             <input
-              {...props}
+              {...own}
               placeholder={defaultText}
               value={typeof value === "string" ? value : ""}
               onChange={(event) => onChange(event.target.value || undefined)}
             />
           );
         }
-        return <TypedInput {...props} isList={control.kind === "texts"} value={value} onChange={onChange} />;
+        return <TypedInput {...own} isList={control.kind === "texts"} value={value} onChange={onChange} />;
       }}
     </Field>
   );

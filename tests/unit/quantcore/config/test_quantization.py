@@ -6,8 +6,8 @@ from dataclasses import FrozenInstanceError, replace
 import jsonschema
 import pytest
 
-from quantcore.config import presets
-from quantcore.config.algorithms import NAMES, SmoothQuantConfig, config_of
+from quantcore.config import algorithms, presets
+from quantcore.config.algorithms import NAMES, SmoothQuantConfig, check_chain, config_of
 from quantcore.config.quantization import (
     Config,
     Dtype,
@@ -158,7 +158,7 @@ REFUSED = {
     ),
     "algorithm's option": (
         {"global_quant_config": {"weight": WEIGHT}, "algo_config": {"name": "gptq", "damp_percent": 2}},
-        "/algo_config/0/gptq/damp_percent",
+        "/algo_config/0/damp_percent",
     ),
     "two solvers": (
         {"global_quant_config": {"weight": WEIGHT}, "algo_config": [{"name": "rtn"}, {"name": "gptq"}]},
@@ -184,6 +184,18 @@ def test_a_refusal_says_where(case):
     assert caught.value.code == "invalid_config"
     assert (caught.value.field or "/") == pointer
     assert pointer in caught.value.message
+
+
+def test_the_schema_says_what_the_options_of_algorithms_do():
+    """Also those that an algorithm has from the one that it builds on. The schema lists algorithms in a valid order."""
+    schema = json_schema()
+    listed = [each["$ref"].rpartition("/")[2] for each in schema["properties"]["algo_config"]["items"]["oneOf"]]
+    helps = {name: schema["$defs"][name]["properties"] for name in listed}
+    assert helps["YAQAConfig"]["damp_percent"]["description"] == helps["GPTQConfig"]["damp_percent"]["description"]
+    assert "outliers" in helps["SmoothQuantConfig"]["alpha"]["description"]
+    assert "corrected" in helps["YAQAConfig"]["alpha"]["description"]
+    chain = [name for name in listed if name in ("AWQConfig", "RotationConfig", "GPTQConfig", "BiasCorrectionConfig")]
+    check_chain([getattr(algorithms, name)() for name in chain])
 
 
 def test_quark_names_are_aliases_and_unknown_names_are_answered_with_the_list():
