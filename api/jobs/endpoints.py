@@ -58,7 +58,7 @@ def submit_job(
 ) -> JobOut | Response:
     """Plan the job, and queue it if the plan is valid: 202 means that it is safely in the database."""
     if dry_run:
-        return JSONResponse(service.make_job(body, context, caller).to_dict())
+        return JSONResponse(service.show(service.make_job(body, context, caller), context, caller))
     check_room(context)
     return _answer_made(submission.submit(body, caller, context, idempotency_key), context, response)
 

@@ -19,7 +19,9 @@ from api.jobs.schemas import HardwareRef, JobCreate, JobRequest, PlanCreate, Pre
 from api.jobs.targets import Checked
 from api.store import manifest
 from api.store.accounts.audit import Caller
+from api.store.engine import reading
 from api.store.manifest import Manifest, ManifestFile
+from api.store.queue import remaining
 from api.store.tables.jobs import Artifact
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import presets
@@ -29,7 +31,7 @@ from quantcore.config.quantization import Config, parse_config
 from quantcore.config.quark import read_config
 from quantcore.config.recipes import with_recipe
 from quantcore.errors import ConfigError, QuantError
-from quantcore.goal.fitting import fit, upper_bound
+from quantcore.goal.fitting import fit, possible_chains, upper_bound
 from quantcore.goal.runtimes import MENUS
 from quantcore.mixed_precision import schemes
 from quantcore.plan.capacity import Capacity, capacity
@@ -57,7 +59,8 @@ class Planned:
         answer = self.plan.to_dict() | {"config": spec.config.to_dict(), "preset": self.preset}
         answer["evaluation"] = spec.evaluation.model_dump(mode="json", exclude_none=True)
         goal = spec.goal and spec.goal.model_dump(mode="json", exclude_none=True)
-        more = {"mix": spec.mix and spec.mix.asked, "goal": goal, "publish": self.publish}
+        chains = spec.goal and possible_chains(spec.goal)
+        more = {"mix": spec.mix and spec.mix.asked, "goal": goal, "possible_chains": chains, "publish": self.publish}
         return answer | {name: value for name, value in more.items() if value}
 
 
@@ -148,6 +151,13 @@ def make_job(
     target = request.publish.model_copy(update=named) if request.publish.hub_token is None else request.publish
     checked = (check or targets.checker(context, caller))(target)
     return replace(planned, publish=checked.stored)
+
+
+def show(planned: Planned, context: Context, caller: Caller) -> dict[str, Any]:
+    """Return the response body of a plan, with the seconds that earlier jobs of the kind took (null: there is none)."""
+    with reading(context.sessions) as session:
+        time_s = remaining.expect(session, caller.project_id, planned.model, planned.spec.to_dict())
+    return planned.to_dict() | {"time_s": time_s}
 
 
 def _check_nodes(nodes: int, config: Config) -> None:

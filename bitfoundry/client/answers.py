@@ -329,7 +329,7 @@ class KeptTensor(Answer):
 class Plan(Mapped):
     """The plan of a job, made from the model's headers. Sizes are in bytes.
 
-    `capacity` is set if hardware was named: whether the job fits, and how long it takes.
+    `capacity`: with hardware, whether the job fits and how long it takes. `time_s`: what the last such jobs took.
     """
 
     model_type: str
@@ -352,6 +352,8 @@ class Plan(Mapped):
     peak_memory_bytes: int
     memory_by_phase: dict[str, dict[str, int]] = {}
     warnings: list[str] = []
+    time_s: float | None = None
+    possible_chains: list[list[str]] | None = None
     capacity: dict[str, Any] | None = None
 
 

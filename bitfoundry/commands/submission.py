@@ -206,8 +206,12 @@ def _patch(client: Client, job_id: str, changes: dict[str, Any]) -> dict[str, An
 def _show_plan(plan: Plan) -> None:
     size = f"{terminal.megabytes(plan.size_before_bytes)} → {terminal.megabytes(plan.size_after_bytes)}"
     terminal.out.print(f"{plan.model_type}: {plan.num_blocks} blocks, {plan.num_layers} layers to quantize")
-    terminal.out.print(f"algorithms: {algorithms_text(plan.config)}")
+    chains = plan.possible_chains
+    configs = [{"algo_config": [{"name": name} for name in chain]} for chain in chains] if chains else [plan.config]
+    terminal.out.print(f"algorithms: {' or '.join(map(algorithms_text, configs))}{' at first' if chains else ''}")
     terminal.out.print(f"size {size}, peak {terminal.megabytes(plan.peak_memory_bytes)}, {plan.executor}")
+    if plan.time_s is not None:
+        terminal.out.print(f"expected time {plan.time_s:.0f} s, as earlier jobs with this model and settings took")
     if plan.experts is not None and "tokens_per_expert" in plan.experts:
         numbers = plan.experts["num_experts"], plan.experts["tokens_per_expert"]
         terminal.out.print("{} experts get {} calibration tokens each, on average".format(*numbers))

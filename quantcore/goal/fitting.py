@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, combinations
 
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config.goal import Goal
 from quantcore.config.job_spec import DEFAULT_EXPORTS, KEEP, MixConfig, ResolvedMix, conflicting_goal
-from quantcore.config.presets import with_kv_cache
+from quantcore.config.presets import PRESETS, with_kv_cache
 from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.config.recipes import DEFAULT_EFFORT, recipe
 from quantcore.errors import ConfigError
 from quantcore.goal.runtimes import MENUS, kv_cache_bytes, kv_cache_scheme, schemes_for, weight_limit_bytes
 from quantcore.mixed_precision.schemes import Plans, plan_each, resolve
@@ -73,6 +75,14 @@ def upper_bound(found: Fit) -> Plan:
             f"runs. Planned is what it may take at most: {name} for all layers.",
         ),
     )
+
+
+def possible_chains(goal: Goal) -> tuple[tuple[str, ...], ...]:
+    """Return the chains of algorithms, by name, that the first candidate can have: one for each kind of mix."""
+    configs = [PRESETS[name].config for name in schemes_for(goal)]
+    mixes = chain.from_iterable(combinations(configs, size) for size in range(len(configs), 0, -1))
+    effort = DEFAULT_EFFORT if goal.max_divergence is not None else "best"
+    return tuple(dict.fromkeys(tuple(algorithm.name for algorithm in recipe(mix, effort)) for mix in mixes))
 
 
 def megabytes(size: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -126,6 +127,15 @@ def test_from_a_comparison_to_a_publication(
     page.goto(f"/ui/jobs/new?path={stack.home.parent / 'model'}&preset=w4a16")
     expected = page.get_by_role("region", name="Plan").get_by_text("An earlier run with w4a16 + gptq is")
     expect(expected).to_contain_text("as w4a16")
+    plan = page.get_by_role("region", name="Plan")
+    expect(plan).to_contain_text("Expected timenot known: no earlier run of this model with these settings")
+    page.get_by_text("More settings").click()
+    page.get_by_label("Samples").fill("4")
+    page.get_by_label("Calibration Sequence length").fill("64")
+    expect(plan).to_contain_text(re.compile(r"Expected timeabout .* as earlier runs of this model with these settings"))
+    expect(plan).to_contain_text("Algorithmsgptq")
+    page.get_by_label("For a goal").check()
+    expect(plan).to_contain_text("first gptq or none (rounds to nearest), by the schemes that the candidate mixes")
     page.goto("/ui/")
     for job in finished:
         page.get_by_label(f"Select {job.name}").check()

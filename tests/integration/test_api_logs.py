@@ -12,7 +12,7 @@ from sqlalchemy import text
 from api.jobs import logs as routes
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.queue import leases, logs, phases
+from api.store.queue import leases, logs, phases, remaining
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import Lease, LeaseLost
 from api.store.tables.jobs import Job
@@ -193,5 +193,12 @@ def test_what_is_left_of_the_whole_job(client: TestClient, sessions: Sessions, s
     again = client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": shown.headers["etag"]})
     assert (again.status_code, again.json()["eta_s"]) == (200, 80 + 2 * 15)
     with sessions.begin() as session:
+        job = session.get_one(Job, job_id)
+        for model, spec, expected_s in (
+            (job.model, job.spec, 75.0),
+            ({"path": "/unknown"}, job.spec, None),
+            (job.model, job.spec | {"goal": {"runtime": "vllm", "device": "24GB"}}, None),
+        ):
+            assert remaining.expect(session, job.project_id, model, spec) == expected_s
         leases.release(session, lease)
     assert client.get(f"/v1/jobs/{job_id}").json()["eta_s"] is None

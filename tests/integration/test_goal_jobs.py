@@ -42,6 +42,7 @@ def test_the_plan_is_an_upper_bound(client: TestClient, make_model: MakeModel) -
     assert plan["exports"] == ["compressed_tensors"] and plan["preset"] is None
     assert plan["goal"] == GOAL | {"min_recovery": 0.98, "context": 8192}
     assert "w4a16, int8_weight_only" in plan["warnings"][-1]
+    assert (plan["possible_chains"], plan["time_s"]) == ([["gptq"], []], None)
     limit = plan["size_after_bytes"] - 1
     sized = client.post("/v1/plans", json=body(model, goal=GOAL | {"max_size": limit})).json()
     assert sized["size_after_bytes"] == limit
@@ -99,7 +100,10 @@ def test_the_commands_take_it(
         "max_time_s": None,
     }  # fmt: skip
     assert cli.run(["plan", str(model), *flags, *service]) == 0
-    assert "chosen from w4a16" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "chosen from w4a16" in shown and "algorithms: gptaq or yaqa at first" in shown and "expected time" not in shown
+    )
     assert cli.run(["show", job["id"], *service]) == 0
     assert "auto for vllm on h100" in " ".join(capsys.readouterr().out.split())
     assert cli.run(["submit", str(model), "--runtime", "vllm", *service]) != 0

@@ -1,4 +1,4 @@
-"""Estimates the time that a running job still needs, from the phases of earlier jobs of its project.
+"""Estimates the time that a job needs, from the phases of earlier jobs of its project.
 
 The engine estimates its present phase alone. What the phases to come will take is scaled from jobs that did the same
 kind of work: the same algorithms, amounts of text, measurements and formats. Without such a job there is no estimate.
@@ -50,6 +50,17 @@ def estimate_all(session: Session, found: Sequence[Job]) -> dict[str, float]:
     earlier = {project: _find_earlier(session, project) for project in {job.project_id for job in running}}
     estimates = {job.id: _estimate_job(job, earlier[job.project_id]) for job in running}
     return {job_id: left_s for job_id, left_s in estimates.items() if left_s is not None}
+
+
+def expect(session: Session, project_id: str, model: Mapping[str, Any], spec: Mapping[str, Any]) -> float | None:
+    """Return the median seconds of the project's newest jobs with this model and the same kind of work, if any."""
+    work = _work_of(spec)
+    seconds = [
+        sum(each.phases_s.values())
+        for each in _find_earlier(session, project_id)
+        if each.phases_s and each.model == model and each.work == work
+    ]
+    return round(median(seconds[:NUM_COMPARED]), 1) if seconds else None
 
 
 def estimate(
@@ -125,7 +136,7 @@ def _work_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
     algorithms = [entry.get("name") for entry in spec.get("config", {}).get("algo_config") or ()]
     amounts = [(spec.get(part) or {}).get(name) for part, names in _AMOUNTS.items() for name in names]
     mixed = (spec.get("mix") or {}).get("schemes") or ()
-    rest = (spec.get("export"), spec.get("file2file"), spec.get("nodes"), len(mixed), algorithms)
+    rest = (spec.get("export"), spec.get("file2file"), spec.get("nodes"), len(mixed), algorithms, spec.get("goal"))
     return tuple(map(repr, (*amounts, *rest)))
 
 

@@ -91,7 +91,9 @@ export interface Plan {
   warnings: string[];
   config: Record<string, unknown>;
   preset: string | null;
-  time_s?: number | null;
+  time_s: number | null;
+  /** Of a goal: the algorithms that its first candidate can have. */
+  possible_chains?: string[][];
 }
 
 export type Publication = Schemas["PublicationOut"];

@@ -8,17 +8,18 @@ import { useSettled } from "../../settled";
 import { Time } from "../../ui/basics";
 import { VerdictLevel } from "../job-progress";
 import { type Body, presetOf } from "./body";
+import { knownResult } from "./expected";
 
 const WAIT_MS = 600;
 
-/** The quality to expect: what the newest run of this model with the same preset came to. */
+/** The quality to expect: what the newest run of this model with the same preset or goal came to. */
 export function KnownQuality({ body }: { body: Body }) {
   const model = useSettled(body.model.path || body.model.id || "", WAIT_MS);
-  const preset = body.goal || body.mix ? null : presetOf(body);
-  const results = useQuery(model && preset ? `results of ${model}` : null, (signal) =>
+  const hasRecipe = !!body.goal || (!body.mix && presetOf(body) !== null);
+  const results = useQuery(model && hasRecipe ? `results of ${model}` : null, (signal) =>
     get<ResultPage>("/v1/models/results", { model, limit: 100 }, signal),
   );
-  const known = results.data?.data.find(({ recipe, verdict }) => recipe.preset === preset && verdict);
+  const known = knownResult(body, results.data?.data ?? []);
   if (!known?.verdict) return null;
   return (
     <p>

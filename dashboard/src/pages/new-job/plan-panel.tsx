@@ -1,9 +1,10 @@
 import { Problem } from "../../api/client";
 import type { Plan } from "../../api/types";
-import { formatBytes, formatDuration, formatPercent, plural } from "../../format";
+import { formatBytes, formatPercent, plural } from "../../format";
 import { executionText, LABELS } from "../../labels";
 import { Empty, Facts, Failure, Loading, scrollable } from "../../ui/basics";
 import type { Body } from "./body";
+import { algorithmsText, expectedTime } from "./expected";
 import { KnownQuality } from "./known-quality";
 
 // Common accelerators by their memory, in bytes.
@@ -80,7 +81,8 @@ function PlanFacts({ plan }: { plan: Plan }) {
             `${formatBytes(plan.size_before_bytes)} → ${formatBytes(plan.size_after_bytes)} (${formatPercent(plan.size_after_bytes / plan.size_before_bytes - 1, 0)})`,
           ],
           [LABELS.peakMemory, formatBytes(plan.peak_memory_bytes)],
-          ...(plan.time_s ? [["Estimated time", formatDuration(plan.time_s)] as [string, string]] : []),
+          ["Expected time", expectedTime(plan)],
+          ["Algorithms", algorithmsText(plan)],
           ["Layers", `${plan.num_layers} in ${plural(plan.num_blocks, "block")}, ${plan.kept.length} not quantized`],
           ["Architecture", plan.model_type],
           [LABELS.execution, executionText(plan.executor === "file_to_file")],

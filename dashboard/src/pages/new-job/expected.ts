@@ -1,0 +1,28 @@
+// What is known of a job before it runs: the result of an earlier one, the time, the algorithms.
+import type { ModelResult, Plan } from "../../api/types";
+import { formatDuration } from "../../format";
+import { type Body, presetOf } from "./body";
+
+/** The newest of a model's results that was made with the same preset, or for the same runtime and device. */
+export function knownResult({ goal, mix, config }: Body, results: ModelResult[]): ModelResult | undefined {
+  const preset = presetOf({ config } as Body);
+  const isSame = ({ recipe }: ModelResult) =>
+    goal
+      ? recipe.goal?.runtime === goal.runtime && recipe.goal?.device === goal.device
+      : !mix && preset !== null && recipe.preset === preset;
+  return results.find((result) => result.verdict && isSame(result));
+}
+
+/** The time of earlier runs of the same kind. The service knows no other. */
+export const expectedTime = ({ time_s }: Pick<Plan, "time_s">) =>
+  time_s === null
+    ? "not known: no earlier run of this model with these settings"
+    : `about ${formatDuration(time_s)}, as earlier runs of this model with these settings`;
+
+/** The algorithms of a job, or those that the first candidate of a goal can have. */
+export function algorithmsText({ config, possible_chains }: Pick<Plan, "config" | "possible_chains">): string {
+  const chainText = (names: string[]) => names.join(", ") || "none (rounds to nearest)";
+  if (!possible_chains) return chainText(((config.algo_config ?? []) as { name: string }[]).map(({ name }) => name));
+  const texts = possible_chains.map(chainText);
+  return `first ${texts.join(" or ")}${texts.length > 1 ? ", by the schemes that the candidate mixes" : ""}`;
+}
