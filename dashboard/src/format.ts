@@ -43,6 +43,9 @@ export function formatPercent(share: number, digits = 1): string {
   return `${rounded === 0 ? "±" : value > 0 ? "+" : "−"}${text} %`;
 }
 
+/** A change of perplexity; from twice as much on without decimals, which nobody needs there. */
+export const formatLoss = (change: number) => formatPercent(change, Math.abs(change) < 1 ? 2 : 0);
+
 /** A percentage without a sign, for a share or the half of an interval. */
 export const formatShare = (share: number, digits = 2) => formatPercent(share, digits).slice(1);
 

@@ -108,7 +108,7 @@ def show_evaluation(result: EvaluationResult) -> None:
     out = Console()
     out.print(table)
     show_failed_tasks(result.failed_tasks)
-    out.print(f"{quality.num_tokens} tokens in {quality.num_windows} windows, ± one standard error", style="dim")
+    out.print(f"{quality.num_tokens} tokens in {quality.num_windows} windows, ± half a 95 % interval", style="dim")
     if result.served_by:
         programs = ", ".join(f"{name} {version}" for name, version in result.served_by.items())
         out.print(f"Tasks were run in {programs}.", style="dim")
@@ -174,7 +174,7 @@ def show_change(pair: PairedQuality) -> None:
     beyond = f" beyond the tolerance of {100 * pair.tolerance:g} %" if pair.tolerance else ""
     out.print(f"[bold]{pair.verdict}[/]{beyond}: {pair.new} against {pair.old}", highlight=False, soft_wrap=True)
     out.print(
-        f"{new.num_tokens} tokens in {new.num_windows} windows, ± one standard error. A rise of the KL by"
+        f"{new.num_tokens} tokens in {new.num_windows} windows, ± half a 95 % interval. A rise of the KL by"
         f" {100 * pair.smallest_kl_change:.2g} % or more is found 19 times in 20.",
         style="dim", highlight=False, soft_wrap=True,
     )  # fmt: skip

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
 """A number that stays an integer in JSON if it is one."""
+DEVIATIONS = 1.96
+"""Standard errors on each side of a 95 % interval."""
 
 
 class Record(BaseModel):
@@ -41,11 +43,16 @@ class Measure(Record):
     value: Number | None
     stderr: Number | None
 
+    @property
+    def half_interval(self) -> float:
+        """Half of the 95 % interval; 0 if the standard error is unknown."""
+        return DEVIATIONS * (self.stderr or 0.0)
+
     def __str__(self) -> str:
-        """Return text such as ``12.34 ± 0.05``."""
+        """Return text such as ``12.34 ± 0.05``: the value and half of its 95 % interval."""
         if self.value is None:
             return "–"
-        return f"{self.value:.5g}" + ("" if self.stderr is None else f" ± {self.stderr:.2g}")
+        return f"{self.value:.5g}" + ("" if self.stderr is None else f" ± {self.half_interval:.2g}")
 
 
 class Perplexities(Record):

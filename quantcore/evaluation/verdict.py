@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from quantcore.evaluation.quality import Level, Measure, Quality, TaskResults, Verdict
 
 _RISES = re.compile("perplexity|bits_per|brier|ece")  # metrics that a worse model has more of
-DEVIATIONS = 1.96  # standard errors on each side of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def _missed(quality: Quality, limits: LevelLimits) -> Iterator[str]:
 def _worst(measure: Measure, sign: int) -> float:
     if measure.value is None:
         return math.nan
-    return measure.value + sign * DEVIATIONS * (measure.stderr or 0.0)
+    return measure.value + sign * measure.half_interval
 
 
 def _fallen(tasks: TaskResults) -> Iterator[str]:
@@ -80,7 +79,7 @@ def _fallen(tasks: TaskResults) -> Iterator[str]:
             before, after = pair.original, pair.quantized
             if before is None or before.value is None or after.value is None:
                 continue
-            error = math.hypot(before.stderr or 0.0, after.stderr or 0.0)
+            error = math.hypot(before.half_interval, after.half_interval)
             lost = (after.value - before.value) if _RISES.search(metric) else (before.value - after.value)
-            if lost > DEVIATIONS * error > 0:
+            if lost > error > 0:
                 yield f"{task} {metric} went from {before} to {after}"

@@ -32,7 +32,6 @@ from quantcore.errors import ConfigError
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.provenance import model_identity
-from quantcore.evaluation.verdict import DEVIATIONS
 from quantcore.events import Completed, Emit, PhaseStarted, Progress, silence
 from quantcore.goal.fitting import fit, megabytes
 from quantcore.hub.download import fetch
@@ -214,7 +213,7 @@ class _Search:
         kl, layers = report.quality.divergence.kl_mean, Counter[str]()
         for unit, option in zip(units, mix.chosen, strict=True):
             layers[option.scheme] += len(unit.layers)
-        worst = math.inf if kl.value is None else kl.value + DEVIATIONS * (kl.stderr or 0.0)
+        worst = math.inf if kl.value is None else kl.value + kl.half_interval
         return GoalTrial(
             size_bytes=report.summary.size_after_bytes, recovery=math.exp(-worst), kl=kl, layers=dict(layers),
             algorithms=algorithms_text(report.config), verdict=report.summary.verdict,

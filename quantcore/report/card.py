@@ -121,7 +121,7 @@ def _measured(report: Report) -> str:
         )
     return (
         f"## Measured\n\n{_verdict(report)}" + _table(rows) + f"\n\nOn {quality.num_tokens} held-out tokens"
-        f" ({quality.num_windows} windows of {quality.seq_len}), ± one standard error. Compared with the original's"
+        f" ({quality.num_windows} windows of {quality.seq_len}), ± half a 95 % interval. Compared with the original's"
         f" predictions: mean KL divergence {divergence.kl_mean} nats per token, 99th percentile"
         f" {divergence.kl_p99:.4g}; top-1 agreement {divergence.top1_agreement}.{experts}"
         + ("" if report.drafts is None else f" {report.drafts}")

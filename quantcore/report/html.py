@@ -46,7 +46,7 @@ def page(report: Report) -> str:
     """Return the report as HTML; everything in it is escaped."""
     title = f"{escape(report.model.name)}, quantized"
     sections = [
-        _verdict(report.summary),
+        _verdict(report.summary, report.quality),
         _overview(report),
         _loading(report.summary.exports),
         "" if report.goal is None else _goal(report.goal),
@@ -77,14 +77,18 @@ def document(title: str, body: str) -> str:
     )
 
 
-def _verdict(summary: Summary) -> str:
-    """Render the level of the result, before anything else."""
+def _verdict(summary: Summary, quality: Quality | None) -> str:
+    """Render the level of the result with the intervals that it was judged by, before anything else."""
     if summary.verdict is None:
         return ""
     level, reason, advice = summary.verdict.level, summary.verdict.reason, summary.verdict.advice
     more = f"<p>{escape(advice)}</p>" if advice else ""
     text = escape(reason[:1].upper() + reason[1:])
-    return f'<section class="verdict {_TONES[level]}"><h2>{level}</h2><p>{text}.</p>{more}</section>'
+    figures = (
+        quality and f"<p>KL divergence {quality.divergence.kl_mean}, perplexity {quality.ratio} times the original's"
+    )
+    intervals = f"{figures} (± half a 95 % interval).</p>" if figures else ""
+    return f'<section class="verdict {_TONES[level]}"><h2>{level}</h2>{intervals}<p>{text}.</p>{more}</section>'
 
 
 def _overview(report: Report) -> str:
@@ -161,7 +165,7 @@ def _quality(quality: Quality | None, drafts: DraftQuality | None) -> str:
         ("top-1 agreement, share of tokens", str(divergence.top1_agreement)),
         ("relative error of the logits", f"{divergence.logit_error:.4g}"),
     ]
-    caption = f"{quality.num_tokens} tokens in {quality.num_windows} held-out windows, ± one standard error"
+    caption = f"{quality.num_tokens} tokens in {quality.num_windows} held-out windows, ± half a 95 % interval"
     return (
         "<h2>Quality</h2>"
         + _table(caption, ("", "original", "quantized"), rows)

@@ -1,5 +1,5 @@
 import { type Job, type Progress, progressOf, summaryOf } from "../api/types";
-import { formatBytes, formatDuration, formatEstimate, formatPercent } from "../format";
+import { formatBytes, formatDuration, formatEstimate, formatLoss, formatPercent } from "../format";
 import { OPERATOR } from "../labels";
 import { Link } from "../link";
 import { nameOf } from "../names";
@@ -124,7 +124,7 @@ export function PerplexityChange({ job }: { job: Job }) {
       {summary.perplexity_before.toFixed(digits)} → {summary.perplexity_after.toFixed(digits)}
       {summary.perplexity_ratio !== null && (
         <div className="sub">
-          {formatPercent(summary.perplexity_ratio - 1, 2)}
+          {formatLoss(summary.perplexity_ratio - 1)}
           {summary.verdict && (
             <>
               {" · "}

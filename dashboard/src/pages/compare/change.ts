@@ -1,6 +1,6 @@
 // How a value of a run differs from the baseline's, in the terms of its own scale.
 import type { Summary } from "../../api/types";
-import { formatBytes, formatDuration, formatNumber, formatPercent, formatShare } from "../../format";
+import { formatBytes, formatDuration, formatLoss, formatNumber, formatPercent, formatShare } from "../../format";
 import { LABELS } from "../../labels";
 
 export interface Row {
@@ -27,9 +27,6 @@ export interface Change {
 
 const Z95 = 1.96;
 const MANY = 2; // times as much: from here on a factor is clearer than a percentage
-
-/** A change of perplexity; from twice as much on without decimals, which nobody needs there. */
-export const formatLoss = (value: number) => formatPercent(value, Math.abs(value) < 1 ? 2 : 0);
 
 export const ROWS: Row[] = [
   {

@@ -4,9 +4,9 @@ import { pngOf } from "../../charts/png";
 import type { Axis } from "../../charts/scale";
 import { Scatter, type Series } from "../../charts/scatter";
 import { saveFile } from "../../download";
-import { formatBytes, formatShare, shortName } from "../../format";
+import { formatBytes, formatLoss, formatShare, shortName } from "../../format";
 import { Link } from "../../link";
-import { formatLoss, halfInterval } from "./change";
+import { halfInterval } from "./change";
 import type { RunResult } from "./runs-of-view";
 
 const SIZES: Axis = { format: formatBytes, leastSpan: 0.2 };

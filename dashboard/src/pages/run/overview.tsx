@@ -11,7 +11,15 @@ import {
   type Summary,
   summaryOf,
 } from "../../api/types";
-import { capitalize, formatBytes, formatDuration, formatNumber, formatPercent, formatShare } from "../../format";
+import {
+  capitalize,
+  formatBytes,
+  formatDuration,
+  formatLoss,
+  formatNumber,
+  formatPercent,
+  formatShare,
+} from "../../format";
 import { LABELS } from "../../labels";
 import { Link } from "../../link";
 import { Empty, Facts, scrollable } from "../../ui/basics";
@@ -72,7 +80,7 @@ function Result({
           [
             "Perplexity",
             before != null && after != null
-              ? `${formatNumber(before, 5)} → ${formatNumber(after, 5)}${ratio ? ` (${formatPercent(ratio - 1, 2)})` : ""}`
+              ? `${formatNumber(before, 5)} → ${formatNumber(after, 5)}${ratio ? ` (${formatLoss(ratio - 1)})` : ""}`
               : "not measured",
           ],
           ...(summary.gates?.length ? [["Quality gates", gatesText(summary.gates)] as [string, string]] : []),
@@ -176,7 +184,7 @@ const withInterval = ({ value, stderr }: Measured, digits: number) =>
 
 /** "+0.24 % ± 0.28 %": sharper than both perplexities, because it is measured on pairs of the same tokens. */
 const againstOriginal = ({ value, stderr }: Measured) =>
-  value == null ? "–" : `${formatPercent(value - 1, 2)}${stderr ? ` ± ${formatShare(halfInterval(stderr))}` : ""}`;
+  value == null ? "–" : `${formatLoss(value - 1)}${stderr ? ` ± ${formatShare(halfInterval(stderr))}` : ""}`;
 
 const acceptance = ({ before, after }: Drafts) =>
   `${before ? withInterval(before, 3) : "–"} → ${withInterval(after, 3)}`;

@@ -21,6 +21,7 @@ it("gives the intervals of a verdict", () => {
   expect(divergenceText({ kl_mean: 0.05, kl_stderr: null })).toBe("KL divergence 0.05");
   expect(divergenceText({ kl_mean: null })).toBe("");
   expect(ratioText({ value: 1.004, stderr: 0.001 })).toBe("Perplexity +0.40 %, 95 % interval +0.20 % to +0.60 %");
+  expect(ratioText({ value: 3.478, stderr: 0.147 })).toBe("Perplexity +248 %, 95 % interval +219 % to +277 %");
 });
 
 it("does not show a broken result as a good one", () => {

@@ -1,6 +1,6 @@
 // The verdict on a result and the intervals that belong to it.
 import type { Measured, Summary } from "../../api/types";
-import { formatNumber, formatPercent } from "../../format";
+import { formatLoss, formatNumber } from "../../format";
 import { halfInterval } from "../compare/change";
 
 /** "KL divergence 0.0123, 95 % interval 0.0119 to 0.0127" */
@@ -13,7 +13,7 @@ export function divergenceText({ kl_mean: mean, kl_stderr: stderr }: Pick<Summar
 /** "Perplexity +0.42 %, 95 % interval +0.10 % to +0.74 %": measured on the same tokens as the original's. */
 export function ratioText({ value, stderr }: Measured) {
   if (value == null) return "";
-  const show = (ratio: number) => formatPercent(ratio - 1, 2);
+  const show = (ratio: number) => formatLoss(ratio - 1);
   return `Perplexity ${withInterval(value, stderr, show)}`;
 }
 

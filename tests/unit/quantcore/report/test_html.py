@@ -17,8 +17,12 @@ def render(**changes) -> str:
 def test_the_verdict_comes_first_with_its_advice(level, tone):
     verdict = {"level": level, "reason": "the KL divergence is 2 < 3", "advice": "Use GPTQ."}
     _, _, body = render(summary={"verdict": verdict}).partition("</h1>\n")
-    first = f'<section class="verdict {tone}"><h2>{level}</h2><p>The KL divergence is 2 &lt; 3.</p><p>Use GPTQ.</p>'
-    assert body.startswith(first)
+    judged = "KL divergence 0.1 ± 0.02, perplexity 1.005 ± 0.2 times the original's (± half a 95 % interval)."
+    reason = "<p>The KL divergence is 2 &lt; 3.</p><p>Use GPTQ.</p>"
+    assert body.startswith(f'<section class="verdict {tone}"><h2>{level}</h2><p>{judged}</p>{reason}')
+    assert "held-out windows, ± half a 95 % interval" in body
+    _, _, unmeasured = render(summary={"verdict": verdict}, quality=None).partition("</h1>\n")
+    assert unmeasured.startswith(f'<section class="verdict {tone}"><h2>{level}</h2>{reason}')
 
 
 def test_a_result_without_a_verdict_has_no_box():

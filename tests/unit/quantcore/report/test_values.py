@@ -64,7 +64,7 @@ def test_numbers_beyond_all_numbers_stay_in_json():
 
 
 def test_values_as_text():
-    assert str(Measure(value=12.3456789, stderr=0.0512)) == "12.346 ± 0.051"
+    assert str(Measure(value=12.3456789, stderr=0.0512)) == "12.346 ± 0.1"
     assert str(Measure(value=None, stderr=None)) == "–"
     assert str(ConsumerCheck(not_checked="No.")) == "not read by another program: No."
     check = ConsumerCheck(consumer="Transformers 5", logit_difference=0.0012)
