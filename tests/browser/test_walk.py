@@ -113,6 +113,15 @@ def test_runs_are_compared(signed_in: Page, finished: list[Job], check_accessibl
     )
     expect(page.get_by_role("rowheader", name="as int8_dynamic")).to_be_visible()
     page.get_by_text("Layers with the largest differences").click()
+    outputs = page.get_by_role("region", name="Sample outputs")
+    outputs.get_by_text("Answers of the original and of 3 runs").click()
+    runs = ["as fp8", "as w4a16", "as int8_dynamic"]
+    expect(outputs.get_by_role("columnheader")).to_have_text(["Prompt", "Original model", *runs])
+    reports = [json.loads((Path(job.artifact.path) / "report.json").read_text()) for job in finished if job.artifact]
+    samples = [sample for report in reports for sample in report["samples"]]
+    different = [sample for sample in samples if not sample["original"].startswith(sample["quantized"])]
+    assert len(reports) == 3 and different
+    expect(outputs.locator("mark")).to_have_count(len(different))
     check_accessible(page)
 
 

@@ -2,7 +2,7 @@ import { getRouteApi } from "@tanstack/react-router";
 import { useMemo } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type Job, type JobPage, schemeOf } from "../../api/types";
+import { type Job, type JobPage, modelOf, schemeOf } from "../../api/types";
 import { Link } from "../../link";
 import { nameOf } from "../../names";
 import { CopyButton, Empty, Field, Pending, Title } from "../../ui/basics";
@@ -24,6 +24,7 @@ import { ParetoCard } from "./pareto-card";
 import { hasLayers, useRuns } from "./read-runs";
 import { ResultsTable } from "./results";
 import { resultsOf, uniqueNames } from "./runs-of-view";
+import { SamplesCard } from "./samples-card";
 
 const route = getRouteApi("/compare");
 
@@ -80,6 +81,7 @@ function Comparison({ jobs, base, view, isNamed }: { jobs: Job[]; base: Job; vie
   const optimal = useMemo(() => new Set(fronts.flat().map(({ id }) => id)), [fronts]);
   const chosen = view.overlaid?.join() ?? null;
   const overlaid = useMemo(() => chooseOverlaid(jobs, base, chosen), [jobs, base, chosen]);
+  const ofModel = overlaid.filter((job) => job.state === "succeeded" && modelOf(job) === modelOf(base));
   const overlaidIds = useMemo(() => new Set(overlaid.map(({ id }) => id)), [overlaid]);
   return (
     <>
@@ -94,6 +96,7 @@ function Comparison({ jobs, base, view, isNamed }: { jobs: Job[]; base: Job; vie
       />
       <ParetoCard results={results} fronts={fronts} />
       {jobs.some(hasLayers) && <LayersOverlay jobs={overlaid} numRuns={jobs.length} names={names} view={view} />}
+      {ofModel.length > 0 && <SamplesCard jobs={ofModel} names={names} />}
       {jobs.length > 1 && <ConfigDiff jobs={jobs} base={base} names={names} />}
     </>
   );

@@ -32,7 +32,8 @@ export function Samples({ samples }: { samples: Sample[] }) {
   );
 }
 
-function Marked({ sample }: { sample: Sample }) {
+/** What the quantized model writes, marked from the first difference on. */
+export function Marked({ sample }: { sample: Sample }) {
   const [same, different] = splitSample(sample);
   return (
     <>
