@@ -180,6 +180,16 @@ def log_p_of_drawn(logits_TV: torch.Tensor, generator: torch.Generator) -> torch
     drawn = []
     for logits_RV in torch.split(logits_TV, LOGIT_ROWS):
         log_p = functional.log_softmax(logits_RV.float(), -1)
-        y = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
-        drawn.append(log_p.gather(-1, y).sum())
+        drawn.append(log_p.gather(-1, _drawn(log_p.detach(), generator)).sum())
     return torch.stack(drawn).sum()
+
+
+def _drawn(log_p_RV: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Draw a token [R, 1] from every row, by the inverse of its distribution function.
+
+    ``torch.multinomial`` takes five times as long on a CPU: it draws a random number for every entry.
+    """
+    below_RV = log_p_RV.exp().cumsum(-1)
+    share_R1 = torch.rand(len(below_RV), 1, generator=generator).to(below_RV.device)
+    y_R1 = torch.searchsorted(below_RV, share_R1 * below_RV[:, -1:], right=True)
+    return y_R1.clamp_(max=below_RV.shape[1] - 1)

@@ -38,7 +38,7 @@ from quantcore.hub.download import fetch
 from quantcore.mixed_precision.choice import Mix, Option, Unit, mixes
 from quantcore.mixed_precision.command import bytes_outside_of, config_of, read_texts, units_of
 from quantcore.mixed_precision.search import Point, find_smallest, predict
-from quantcore.mixed_precision.sensitivity import Sensitivity
+from quantcore.mixed_precision.sensitivity import Sensitivity, in_pieces
 from quantcore.model.kinds import Kind
 from quantcore.model.skeleton import kind_of
 from quantcore.pipeline import job
@@ -171,7 +171,8 @@ class _Search:
             windows_NT, _ = read_texts(self.model.folder, self.task.calibration)
             self.emit(PhaseStarted("sensitivity"))
             with tempfile.TemporaryDirectory(prefix="sensitivity-", dir=self.work_dir) as scratch:
-                sensitivity = Sensitivity(open_model(self.model), windows_NT, self.fit.plans, Path(scratch), self.emit)
+                model, pieces_NT = open_model(self.model), in_pieces(windows_NT)
+                sensitivity = Sensitivity(model, pieces_NT, self.fit.plans, Path(scratch), self.emit)
                 losses = sensitivity.losses(self.task.calibration.seed)
             units = units_of(self.model, self.fit.plans, losses, may_keep=False)
             return {"units": [asdict(unit) for unit in units], "outside": bytes_outside_of(self.fit.plans, units)}

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from quantcore.blockwise.algorithms import BlockAlgorithms
 from quantcore.blockwise.backward import BackwardPass, Call
@@ -22,13 +22,17 @@ from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
+from quantcore.config.spec import QuantizationSpec
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.events import Emit, Eta, Progress
-from quantcore.numerics.affine import fake_quantize_activation
+from quantcore.numerics.affine import QParams, fake_quantize_activation
 from quantcore.numerics.weight_layout import canonical
 from quantcore.plan.planner import Plan
+from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.streamed_model import StreamedModel
 
+NUM_PIECES, PIECE_LEN = 64, 128
+"""Windows that suffice for a choice between schemes, and tokens of each: see ``in_pieces``."""
 Losses = dict[tuple[str, ...], dict[str, float]]
 """Divergence in nats a token, by unit (the names of its layers) and scheme."""
 
@@ -41,33 +45,35 @@ class Changed:
     delta_OI: torch.Tensor
     static: Activations
 
-    def change_of_log_p(self, call: Call, module: nn.Module, gradients: Gradients) -> float:
-        """Return the scheme's change of log p(y) through this call, to first order."""
-        config, x, g = self.layer.config, call.inputs.detach().float(), gradients.at_outputs
-        if config.input_tensors is None and config.output_tensors is None:
-            return _dot(self.delta_OI.float(), gradients.of_weight)
-        weight_OI = canonical(module.get_parameter("weight").data, self.layer.kind).float()
-        seen = x
+    def change_of_log_p(self, call: Call, gradients: Gradients) -> float:
+        """Return the scheme's change of log p(y) through this call, to first order in each change that it makes."""
+        config = self.layer.config
+        change = _dot(gradients.of_weight, self.delta_OI)
         if config.input_tensors is not None:
-            seen = fake_quantize_activation(x, config.input_tensors, self.static.inputs).float()
-        change = functional.linear(seen, self.delta_OI.float()) + functional.linear(seen - x, weight_OI)
+            change += _dot(gradients.of_inputs, _change(call.inputs, config.input_tensors, self.static.inputs))
         if config.output_tensors is not None:
-            after = call.outputs.detach().float() + change
-            change += fake_quantize_activation(after, config.output_tensors, self.static.outputs).float() - after
-        return _dot(g, change)
+            change += _dot(call.gradient, _change(call.outputs, config.output_tensors, self.static.outputs))
+        return change
 
 
-@dataclass(frozen=True)
 class Gradients:
-    """Float32 gradients of log p(y) for a layer's call: by its output [..., O], and by its weight [O, I]."""
+    """Gradients of log p(y) for a layer's call: by its weight [O, I], and by its inputs [..., I].
 
-    at_outputs: torch.Tensor
-    of_weight: torch.Tensor
+    Those by the inputs are only what this layer makes of them: others may read them too. Products are in the model's
+    dtype, with sums in float32.
+    """
 
-    @classmethod
-    def of(cls, call: Call) -> Gradients:
-        g, x = call.gradient.float(), call.inputs.detach().float()
-        return cls(g, g.flatten(0, -2).T @ x.flatten(0, -2))
+    def __init__(self, call: Call, weight_OI: torch.Tensor) -> None:
+        self._call = call
+        self._weight_OI = weight_OI
+
+    @cached_property
+    def of_weight(self) -> torch.Tensor:
+        return self._call.gradient.flatten(0, -2).T @ self._call.inputs.detach().flatten(0, -2)
+
+    @cached_property
+    def of_inputs(self) -> torch.Tensor:
+        return self._call.gradient @ self._weight_OI
 
 
 class Sensitivity:
@@ -122,10 +128,11 @@ class Sensitivity:
             units = units or units_of(calls, list(modules))
             changes = {unit: dict.fromkeys(schemes, 0.0) for unit in units.values()}
             for call in calls:
-                gradients_of_call = Gradients.of(call)
-                for scheme, changed in schemes.items():
-                    change = changed[call.name].change_of_log_p(call, modules[call.name], gradients_of_call)
-                    changes[units[call.name]][scheme] += change
+                kind = next(iter(schemes.values()))[call.name].layer.kind
+                own = Gradients(call, canonical(modules[call.name].get_parameter("weight").data, kind))
+                with matmul_precision(call.gradient.device):
+                    for scheme, changed in schemes.items():
+                        changes[units[call.name]][scheme] += changed[call.name].change_of_log_p(call, own)
             for unit, change_of in changes.items():
                 sums = squares.setdefault(unit, dict.fromkeys(schemes, 0.0))
                 for scheme, value in change_of.items():
@@ -150,6 +157,17 @@ class Sensitivity:
         return changed
 
 
+def in_pieces(windows_NT: torch.Tensor) -> torch.Tensor:
+    """Return at most ``NUM_PIECES`` pieces of ``PIECE_LEN`` tokens, the beginnings of all windows first.
+
+    A window of any length is one draw of the change of log p, so that many short ones estimate its square better than
+    few long ones: 64 pieces of 128 tokens are less noisy than 32 windows of 512, at half the cost (docs/benchmarks.md).
+    """
+    length = min(PIECE_LEN, windows_NT.shape[1])
+    pieces = torch.split(windows_NT, length, dim=1)
+    return torch.cat([piece_NT for piece_NT in pieces if piece_NT.shape[1] == length])[:NUM_PIECES]
+
+
 def units_of(calls: Sequence[Call], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the unit of each layer: all experts of a mixture, or the layers that read one tensor."""
     inputs = {call.name: id(call.inputs) for call in reversed(calls)}
@@ -168,5 +186,11 @@ def _in_all(schemes: Sequence[Mapping[str, Changed]], model: StreamedModel) -> d
     return {name: model.find_module(name) for name in first if all(name in other for other in others)}
 
 
+def _change(x: torch.Tensor, spec: QuantizationSpec, static: QParams | None) -> torch.Tensor:
+    """Return what rounding changes of an activation, float32."""
+    x = x.detach().float()
+    return fake_quantize_activation(x, spec, static) - x
+
+
 def _dot(a: torch.Tensor, b: torch.Tensor) -> float:
-    return torch.dot(a.flatten(), b.flatten()).item()
+    return torch.dot(a.flatten().float(), b.flatten().float()).item()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
@@ -45,16 +46,24 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("tiny") / "model", dtype=torch.float32, rank=8)
 
 
+def fp8(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """A hook that rounds each token of a layer's input to e4m3 by its own scale."""
+    scale = inputs[0].abs().amax(-1, keepdim=True) / 448
+    return (inputs[0] / scale).to(torch.float8_e4m3fn).to(inputs[0].dtype) * scale
+
+
 def lost_alone(
-    model_dir: Path, rounded: dict[str, torch.Tensor], names: tuple[str, ...], ids_NT: torch.Tensor
+    model_dir: Path, rounded: dict[str, torch.Tensor], names: tuple[str, ...], ids_NT: torch.Tensor, *, inputs: bool
 ) -> float:
-    """Half of E[(d log p)^2] a token if these layers alone are ``rounded``: its quadratic form in the logits, by
-    Transformers in float64, without any gradient."""
+    """Half of E[(d log p)^2] a token if these layers alone are ``rounded``, and their ``inputs``: its quadratic form
+    in the logits, by Transformers in float64, without any gradient."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
     with torch.no_grad():
         before = model(ids_NT).logits
         for name in names:
             model.get_submodule(name).weight.copy_(rounded[f"{name}.weight"])
+            if inputs:
+                model.get_submodule(name).register_forward_pre_hook(fp8)
         change = model(ids_NT).logits - before
     p = functional.softmax(before, -1)
     variance = (p * change.square()).sum(-1) - (p * change).sum(-1).square()
@@ -62,13 +71,14 @@ def lost_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["int8_weight_only", "fp8_dynamic"])
 def test_what_is_reckoned_is_what_each_layer_loses(
-    model_dir: Path, tmp_path: Path, proof_in_this_process: None
+    model_dir: Path, tmp_path: Path, scheme: str, proof_in_this_process: None
 ) -> None:
     model = read_model(model_dir)
-    config = presets.resolve("int8_weight_only")
+    config = presets.resolve(scheme)
     plan = make_plan(config, model.headers.config, model.headers.tensors, calibration=CALIBRATION)
-    plans = {"int8_weight_only": (config, plan)}
+    plans = {scheme: (config, plan)}
     ids_NT = token_windows(
         CalibrationConfig(num_samples=400, seq_len=16),
         lambda text: tiny_tokenizer()(text, add_special_tokens=False, verbose=False)["input_ids"],
@@ -82,9 +92,9 @@ def test_what_is_reckoned_is_what_each_layer_loses(
     draws = [sensitivity.losses(seed) for seed in range(3)]
     assert len(draws[0]) == 3 * 4, "q, k and v are one unit, gate and up another"
     ratios = {
-        names: sum(draw[names]["int8_weight_only"] for draw in draws)
+        names: sum(draw[names][scheme] for draw in draws)
         / len(draws)
-        / lost_alone(model_dir, rounded, names, ids_NT)
+        / lost_alone(model_dir, rounded, names, ids_NT, inputs=scheme == "fp8_dynamic")
         for names in draws[0]
     }
     assert all(0.7 < ratio < 1.4 for ratio in ratios.values()), ratios
