@@ -50,6 +50,19 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """Float32 gradients for a layer's call: by its output [..., O], and by its weight [O, I]."""
+
+    at_outputs: torch.Tensor
+    of_weight: torch.Tensor
+
+    @classmethod
+    def of(cls, call: Call) -> Gradients:
+        g, x = call.gradient.float(), call.inputs.detach().float()
+        return cls(g, g.flatten(0, -2).T @ x.flatten(0, -2))
+
+
+@dataclass(frozen=True)
 class Back:
     """A block's run on one window: its output, the gradient by its input, and the calls of watched layers.
 
@@ -82,11 +95,18 @@ class BackwardPass:
         return [self._state(index, window) for window in range(self.num_windows)]
 
     def blocks(self, seed: int) -> Iterator[tuple[int, nn.Module, list[torch.Tensor]]]:
+        """Yield each block with the gradients of log p(y) by its outputs: see ``blocks_behind``.
+
+        ``seed`` draws the tokens y.
+        """
+        return self.blocks_behind(self._gradients_behind(seed))
+
+    def blocks_behind(self, gradients: list[torch.Tensor]) -> Iterator[tuple[int, nn.Module, list[torch.Tensor]]]:
         """Yield each block, loaded, the last one first, with the gradients by its outputs: one [1, T, H] a window.
 
-        ``through`` must move every one of them to the block's inputs. ``seed`` draws the tokens y.
+        ``gradients`` are those by the states after the last block. ``through`` must move every one of them to the
+        block's inputs.
         """
-        gradients = self._gradients_behind(seed)
         for index in reversed(range(self.num_blocks)):
             with self.model.block(index) as block:
                 yield index, block, gradients

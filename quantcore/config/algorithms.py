@@ -274,21 +274,42 @@ class AutoRoundConfig(SolverConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class BiasCorrectionConfig(Value):
-    """Bias correction (Nagel et al. 2019): subtracts from a layer's bias the change of its mean output by rounding.
-
-    Layers without a bias stay as they are, because the model's class has no parameter for one.
-    """
+class CorrectionConfig(Value):
+    """The options of a correction, which changes what rounding has left in high precision."""
 
     num_grams: ClassVar[int] = 0
     num_factors: ClassVar[int] = 0
     on_one_process: ClassVar[bool] = False
-    name: Literal["bias_correction"] = "bias_correction"
 
     @property
     def needs_calibration(self) -> bool:
         """True if the algorithm uses calibration data."""
         return True
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class BiasCorrectionConfig(CorrectionConfig):
+    """Bias correction (Nagel et al. 2019): subtracts from a layer's bias the change of its mean output by rounding.
+
+    Layers without a bias stay as they are, because the model's class has no parameter for one.
+    """
+
+    name: Literal["bias_correction"] = "bias_correction"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DistillConfig(CorrectionConfig):
+    """Scale-only distillation (EfficientQAT, Chen et al. 2024): tunes the scales for the float model's predictions.
+
+    It learns from ``num_windows`` more windows of the calibration text, ``epochs`` times; ``lr`` falls to 0.
+    """
+
+    on_one_process: ClassVar[bool] = True
+    name: Literal["distill"] = "distill"
+    num_windows: Annotated[int, Field(ge=1)] = 64
+    epochs: Annotated[int, Field(ge=1)] = 1
+    lr: Annotated[float, Field(gt=0)] = 4e-3
+    seed: int = 0
 
 
 BuiltIn = Annotated[
@@ -302,22 +323,14 @@ BuiltIn = Annotated[
     | YAQAConfig
     | QronosConfig
     | AutoRoundConfig
-    | BiasCorrectionConfig,
+    | BiasCorrectionConfig
+    | DistillConfig,
     Field(discriminator="name"),
 ]
 NAMES = (
-    "smoothquant",
-    "autosmoothquant",
-    "awq",
-    "rotation",
-    "rtn",
-    "gptq",
-    "gptaq",
-    "yaqa",
-    "qronos",
-    "autoround",
-    "bias_correction",
-)
+    "smoothquant", "autosmoothquant", "awq", "rotation", "rtn", "gptq", "gptaq", "yaqa", "qronos", "autoround",
+    "bias_correction", "distill",
+)  # fmt: skip
 BUILT_IN_NAMES = frozenset((*NAMES, "smooth"))
 
 
@@ -408,7 +421,7 @@ def check_chain(algo_config: Sequence[Any]) -> None:
 
 
 def _place(algorithm: Any) -> int:
-    return 2 if isinstance(algorithm, BiasCorrectionConfig) else int(isinstance(algorithm, SolverConfig))
+    return 2 if isinstance(algorithm, CorrectionConfig) else int(isinstance(algorithm, SolverConfig))
 
 
 def load_quant_algo_config_from_file(file_path: str | Path) -> Any:

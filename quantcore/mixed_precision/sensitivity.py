@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from quantcore.blockwise.algorithms import BlockAlgorithms
-from quantcore.blockwise.backward import BackwardPass, Call
+from quantcore.blockwise.backward import BackwardPass, Call, Gradients
 from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.experts import EXPERT
@@ -55,19 +55,6 @@ class Changed:
             after = call.outputs.detach().float() + change
             change += fake_quantize_activation(after, config.output_tensors, self.static.outputs).float() - after
         return _dot(g, change)
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """Float32 gradients of log p(y) for a layer's call: by its output [..., O], and by its weight [O, I]."""
-
-    at_outputs: torch.Tensor
-    of_weight: torch.Tensor
-
-    @classmethod
-    def of(cls, call: Call) -> Gradients:
-        g, x = call.gradient.float(), call.inputs.detach().float()
-        return cls(g, g.flatten(0, -2).T @ x.flatten(0, -2))
 
 
 class Sensitivity:
