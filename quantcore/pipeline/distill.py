@@ -17,12 +17,10 @@ from quantcore.errors import ConfigError
 from quantcore.events import Emit, Eta, PhaseStarted, Progress, Warned
 from quantcore.pipeline.file_to_file import Weights
 from quantcore.pipeline.writer import ResultWriter
+from quantcore.plan.distillation import NUM_HELD_BACK
 from quantcore.runtime.devices import held_memory_bytes
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.streamed_model import StreamedModel
-
-NUM_HELD_BACK = 8
-"""Number of calibration windows that neither rounding nor tuning sees: they decide if tuning gained."""
 
 
 def num_more_windows(task: Task) -> int:

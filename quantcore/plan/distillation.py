@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from quantcore.config.algorithms import DistillConfig, SolverConfig
+from quantcore.config.grouping import weight_grouping
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.config.spec import QuantizationSpec, ScaleType, ZeroPointType
 from quantcore.errors import ConfigError
 from quantcore.export import EXPORTERS, Container
 
+NUM_HELD_BACK = 8
+"""Number of calibration windows that neither rounding nor tuning sees: they decide if tuning gained."""
+BYTES_PER_SCALE = 5 * 4
+"""A factor, its gradient and sum of gradients, and Adam's two moments, in float32."""
 TUNABLE = (ScaleType.float, ScaleType.float32, ScaleType.float16, ScaleType.bfloat16)
 
 
@@ -40,6 +46,17 @@ def check_distillation(config: Config, layers: Sequence[LayerPlan], exports: Seq
             why = _why_fixed(layer.weight)
         if why:
             raise _refused(f"the layer {layer.name} {why}", "Exclude such layers, take w2a16, or leave distill out.")
+
+
+def bytes_of_scales(layers: Sequence[LayerPlan]) -> dict[str, int]:
+    """Return the bytes of what tunes the scales of each weight, by its name."""
+    counts = {f"{layer.name}.weight": weight_grouping(layer.weight).num_scales(layer.shape) for layer in layers}
+    return {name: BYTES_PER_SCALE * math.prod(count) for name, count in counts.items()}
+
+
+def num_passes(options: DistillConfig, passes_back: int) -> int:
+    """Return the cost in windows that go forward: the float model's, tuning, and the held-back ones twice."""
+    return passes_back * options.epochs * options.num_windows + options.num_windows + 3 * NUM_HELD_BACK
 
 
 def _why_fixed(spec: QuantizationSpec) -> str:
