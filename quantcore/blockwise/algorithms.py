@@ -22,7 +22,7 @@ from quantcore.calibration.experts import lent_tokens, share_ranges, too_few_tok
 from quantcore.calibration.lending import MIN_TOKENS
 from quantcore.calibration.ranges import Watched, collect_ranges, learned, ranges_of_all
 from quantcore.calibration.stats import Stats
-from quantcore.config.algorithms import AlgoConfig, BiasCorrectionConfig, RotationConfig, RTNConfig
+from quantcore.config.algorithms import AlgoConfig, BiasCorrectionConfig, DistillConfig, RotationConfig, RTNConfig
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.edges.discovery import EdgeFinder
@@ -57,6 +57,8 @@ class BlockAlgorithms:
             elif algorithm.name in TUNERS:
                 _check_alone(algorithm.name, ranks)
                 self._tuner, self._solver_config = TUNERS.get(algorithm.name)(algorithm), RTNConfig()
+            elif isinstance(algorithm, DistillConfig):
+                _check_alone(algorithm.name, ranks)  # it runs after all blocks
             elif isinstance(algorithm, BiasCorrectionConfig):
                 self._corrects_biases = True
             elif algorithm.name not in SMOOTHINGS:
@@ -229,7 +231,7 @@ def _names(block: nn.Module, layers: Modules) -> dict[LayerPlan, str]:
 def _check_alone(algorithm: str, ranks: Ranks) -> None:
     if ranks.size > 1:
         raise ConfigError(
-            f"{algorithm} tunes a block on all windows together, which {ranks.size} processes cannot share yet.",
+            f"{algorithm} tunes on all windows together, which {ranks.size} processes cannot share yet.",
             code="unsupported_config",
             hint="Run it in one process, or take gptq or gptaq.",
             field="/algo_config",

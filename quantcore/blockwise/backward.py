@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableSequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -49,6 +50,26 @@ class Call:
     gradient: torch.Tensor = field(init=False)
 
 
+class Gradients:
+    """Gradients for a layer's call: by its weight [O, I], and by its inputs [..., I].
+
+    Those by the inputs are only what this layer makes of them: others may read them too. Products are in the model's
+    dtype, with sums in float32.
+    """
+
+    def __init__(self, call: Call, weight_OI: torch.Tensor) -> None:
+        self._call = call
+        self._weight_OI = weight_OI
+
+    @cached_property
+    def of_weight(self) -> torch.Tensor:
+        return self._call.gradient.flatten(0, -2).T @ self._call.inputs.detach().flatten(0, -2)
+
+    @cached_property
+    def of_inputs(self) -> torch.Tensor:
+        return self._call.gradient @ self._weight_OI
+
+
 @dataclass(frozen=True)
 class Back:
     """A block's run on one window: its output, the gradient by its input, and the calls of watched layers.
@@ -82,11 +103,18 @@ class BackwardPass:
         return [self._state(index, window) for window in range(self.num_windows)]
 
     def blocks(self, seed: int) -> Iterator[tuple[int, nn.Module, list[torch.Tensor]]]:
+        """Yield each block with the gradients of log p(y) by its outputs: see ``blocks_behind``.
+
+        ``seed`` draws the tokens y.
+        """
+        return self.blocks_behind(self._gradients_behind(seed))
+
+    def blocks_behind(self, gradients: list[torch.Tensor]) -> Iterator[tuple[int, nn.Module, list[torch.Tensor]]]:
         """Yield each block, loaded, the last one first, with the gradients by its outputs: one [1, T, H] a window.
 
-        ``through`` must move every one of them to the block's inputs. ``seed`` draws the tokens y.
+        ``gradients`` are those by the states after the last block. ``through`` must move every one of them to the
+        block's inputs.
         """
-        gradients = self._gradients_behind(seed)
         for index in reversed(range(self.num_blocks)):
             with self.model.block(index) as block:
                 yield index, block, gradients

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandl
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticKnownError, core_schema
 
+from quantcore.config.quark_layers import ScalingLayer, StreamLayers
 from quantcore.config.values import STRICT, Value, config_error
 from quantcore.errors import ConfigError
 from quantcore.registry import Registry
@@ -34,22 +35,6 @@ def _help_of_bases(schema: dict[str, Any], options: type) -> None:
 
 OPTIONS = ConfigDict(**STRICT, use_attribute_docstrings=True, json_schema_extra=_help_of_bases)
 """The docstring below a field is the help text of the option, in the JSON schema and on the dashboard."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class ScalingLayer(Value):
-    """An edge as AMD Quark writes it: the scale of ``layers``' common input is folded into ``prev_op``.
-
-    ``inp`` is the layer whose input is watched, ``module2inspect`` the module whose output error is measured.
-    """
-
-    prev_op: str
-    layers: tuple[str, ...]
-    inp: str
-    module2inspect: str | None = None
-    has_kwargs: bool = False
-    condition: str | None = None
-    help: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=OPTIONS)
@@ -218,19 +203,6 @@ class QronosConfig(GPTQConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=OPTIONS)
-class RotatedLayers(Value):
-    """A passage of the residual stream as AMD Quark lists it: ``prev_modules``, then a norm, then ``next_modules``."""
-
-    prev_modules: tuple[str, ...] = ()
-    norm_module: str | None = None
-    next_modules: tuple[str, ...] = ()
-    target_modules: tuple[str, ...] = ()
-
-
-_StreamLayers = dict[Literal["first_layer", "middle_layers", "last_layer"], tuple[RotatedLayers, ...]]
-
-
-@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class RotationConfig(TransformConfig):
     """Rotation (QuaRot, Ashkboos et al. 2024), which spreads the outliers of a channel over all channels.
 
@@ -241,7 +213,7 @@ class RotationConfig(TransformConfig):
     """
 
     name: Literal["rotation"] = "rotation"
-    scaling_layers: _StreamLayers | tuple[()] = ()  # type: ignore[assignment]
+    scaling_layers: StreamLayers | tuple[()] = ()  # type: ignore[assignment]
     r1: bool = True
     """Rotates the residual stream."""
     r2: bool = False
@@ -293,21 +265,46 @@ class AutoRoundConfig(SolverConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=OPTIONS)
-class BiasCorrectionConfig(Value):
-    """Bias correction (Nagel et al. 2019): subtracts from a layer's bias the change of its mean output by rounding.
-
-    Layers without a bias stay as they are, because the model's class has no parameter for one.
-    """
+class CorrectionConfig(Value):
+    """The options of a correction, which changes what rounding has left in high precision."""
 
     num_grams: ClassVar[int] = 0
     num_factors: ClassVar[int] = 0
     on_one_process: ClassVar[bool] = False
-    name: Literal["bias_correction"] = "bias_correction"
 
     @property
     def needs_calibration(self) -> bool:
         """True if the algorithm uses calibration data."""
         return True
+
+
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
+class BiasCorrectionConfig(CorrectionConfig):
+    """Bias correction (Nagel et al. 2019): subtracts from a layer's bias the change of its mean output by rounding.
+
+    Layers without a bias stay as they are, because the model's class has no parameter for one.
+    """
+
+    name: Literal["bias_correction"] = "bias_correction"
+
+
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
+class DistillConfig(CorrectionConfig):
+    """Scale-only distillation (EfficientQAT, Chen et al. 2024): tunes the scales for the float model's predictions.
+
+    The codes stay as they are. The tuned scales are kept only if they gain on windows that tuning did not see.
+    """
+
+    on_one_process: ClassVar[bool] = True
+    name: Literal["distill"] = "distill"
+    num_windows: Annotated[int, Field(ge=1)] = 64
+    """Calibration windows that it learns from, beside those of the solver."""
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """How often each window is used."""
+    lr: Annotated[float, Field(gt=0)] = 4e-3
+    """Learning rate of the logarithms of the scales, which falls to 0."""
+    seed: int = 0
+    """Decides the order of the windows."""
 
 
 BuiltIn = Annotated[
@@ -321,22 +318,14 @@ BuiltIn = Annotated[
     | YAQAConfig
     | QronosConfig
     | AutoRoundConfig
-    | BiasCorrectionConfig,
+    | BiasCorrectionConfig
+    | DistillConfig,
     Field(discriminator="name"),
 ]
 NAMES = (
-    "smoothquant",
-    "autosmoothquant",
-    "awq",
-    "rotation",
-    "rtn",
-    "gptq",
-    "gptaq",
-    "yaqa",
-    "qronos",
-    "autoround",
-    "bias_correction",
-)
+    "smoothquant", "autosmoothquant", "awq", "rotation", "rtn", "gptq", "gptaq", "yaqa", "qronos", "autoround",
+    "bias_correction", "distill",
+)  # fmt: skip
 BUILT_IN_NAMES = frozenset((*NAMES, "smooth"))
 
 
@@ -427,7 +416,7 @@ def check_chain(algo_config: Sequence[Any]) -> None:
 
 
 def _place(algorithm: Any) -> int:
-    return 2 if isinstance(algorithm, BiasCorrectionConfig) else int(isinstance(algorithm, SolverConfig))
+    return 2 if isinstance(algorithm, CorrectionConfig) else int(isinstance(algorithm, SolverConfig))
 
 
 def load_quant_algo_config_from_file(file_path: str | Path) -> Any:

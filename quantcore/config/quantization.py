@@ -18,7 +18,7 @@ from pydantic import Field, StrictBool, TypeAdapter, ValidationError, field_vali
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
 
-from quantcore.config.algorithms import AlgoConfig, check_chain
+from quantcore.config.algorithms import AlgoConfig, DistillConfig, check_chain
 from quantcore.config.spec import (
     Dtype,
     QSchemeType,
@@ -172,6 +172,11 @@ class Config(Value):
     def goes_back(self) -> bool:
         """True if an algorithm uses gradients of the float model's predictions."""
         return any(getattr(algorithm, "goes_back", False) for algorithm in self.algo_config)
+
+    @property
+    def distills(self) -> DistillConfig | None:
+        """The options of scale-only distillation, if it is in the chain."""
+        return next((algorithm for algorithm in self.algo_config if isinstance(algorithm, DistillConfig)), None)
 
     @property
     def compares(self) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from quantcore.config.algorithms import ScalingLayer
+from quantcore.config.quark_layers import ScalingLayer
 from quantcore.edges.edge import Edge, FoundEdges, Rejected, shape_of
 from quantcore.edges.proof import hold, prove
 from quantcore.edges.record import Run, record_block

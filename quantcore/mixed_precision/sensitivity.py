@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from quantcore.blockwise.algorithms import BlockAlgorithms
-from quantcore.blockwise.backward import BackwardPass, Call
+from quantcore.blockwise.backward import BackwardPass, Call, Gradients
 from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.experts import EXPERT
@@ -54,26 +53,6 @@ class Changed:
         if config.output_tensors is not None:
             change += _dot(call.gradient, _change(call.outputs, config.output_tensors, self.static.outputs))
         return change
-
-
-class Gradients:
-    """Gradients of log p(y) for a layer's call: by its weight [O, I], and by its inputs [..., I].
-
-    Those by the inputs are only what this layer makes of them: others may read them too. Products are in the model's
-    dtype, with sums in float32.
-    """
-
-    def __init__(self, call: Call, weight_OI: torch.Tensor) -> None:
-        self._call = call
-        self._weight_OI = weight_OI
-
-    @cached_property
-    def of_weight(self) -> torch.Tensor:
-        return self._call.gradient.flatten(0, -2).T @ self._call.inputs.detach().flatten(0, -2)
-
-    @cached_property
-    def of_inputs(self) -> torch.Tensor:
-        return self._call.gradient @ self._weight_OI
 
 
 class Sensitivity:

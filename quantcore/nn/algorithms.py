@@ -21,7 +21,7 @@ from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.calibration.reduction import Span
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
-from quantcore.errors import CalibrationError, ModelError
+from quantcore.errors import CalibrationError, ConfigError, ModelError
 from quantcore.model.kinds import Kind, inputs_of
 from quantcore.nn.calibration import evaluating, run
 from quantcore.nn.gradients import state_gradients
@@ -62,6 +62,13 @@ def apply_algorithms(
             "The dataloader gave no batch, and the algorithms of algo_config learn from some.",
             code="no_calibration_data",
             hint="Give quantize_model a dataloader with a few batches, or leave algo_config out.",
+        )
+    if config.distills is not None:
+        raise ConfigError(
+            "distill tunes the scales of a checkpoint that is quantized block by block, not of a model in memory.",
+            code="unsupported_config",
+            hint="Leave distill out, or quantize files: quantcore.run or bitfoundry quantize.",
+            field="/algo_config",
         )
     blocks = find_blocks(model, modules)
     dtype = next(iter(modules.values())).get_parameter("weight").dtype

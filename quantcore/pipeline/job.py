@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from quantcore.blockwise.algorithms import BlockAlgorithms
+from quantcore.blockwise.distillation import CodeFiles
 from quantcore.blockwise.savepoint import SavePoint
 from quantcore.calibration.ranges import quantized_activations
 from quantcore.checkpoint.artifact import building, seal, write_json
@@ -51,6 +52,7 @@ from quantcore.mixed_precision.command import with_mix
 from quantcore.model.kinds import WITH_ENCODER, Kind, loading_class
 from quantcore.model.skeleton import kind_of
 from quantcore.pipeline.baseline import Baseline
+from quantcore.pipeline.distill import code_files, distill, divided, num_more_windows
 from quantcore.pipeline.file_to_file import Weights, round_files, round_layers
 from quantcore.pipeline.streams import JobStreams, find_gradients, no_gradients, quantized_towers
 from quantcore.pipeline.writer import ResultWriter, write_side_files
@@ -156,6 +158,14 @@ def _check_kind(task: Task, kind: Kind) -> None:
             hint="Give --file2file_quantization, with a scheme that needs no data; or leave the scheme of towers out.",
             field="/config/tower_quant_config",
         )
+    if task.config.distills is not None and kind is not Kind.causal:
+        raise ConfigError(
+            f"distill tunes scales for the prediction of the next token, which a model of the kind '{kind}' does not"
+            " make.",
+            code="unsupported_config",
+            hint="Leave distill out.",
+            field="/algo_config",
+        )
     asked = "a mix" if task.mix is not None else "tasks" if task.evaluation.tasks else None
     if asked is not None and kind is not Kind.causal:
         raise ConfigError(
@@ -192,32 +202,38 @@ def quantize(
     source = open_source(original)
     model = stream_model(task, original, source, plan, ranks)
     weights = Weights(source, model.dtype, model.device)
+    calibration, distilled_NT = divided(texts.calibration, num_more_windows(task))
+    distilled = None
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
     gradients = None
     if task.config.goes_back:
         if (reason := no_gradients(model)) is not None:
             emit(Warned("no_gradients", f"{reason}: yaqa rounds as gptaq does."))
         else:
-            gradients = find_gradients(model, texts.calibration, task.calibration.seed, folder, emit, ranks)
+            gradients = find_gradients(model, calibration, task.calibration.seed, folder, emit, ranks)
         emit(PhaseStarted("quantize"))
-    towers = quantized_towers(model, plan, weights) if texts.calibration.media or texts.evaluation.media else None
+    towers = quantized_towers(model, plan, weights) if calibration.media or texts.evaluation.media else None
     baseline = Baseline(original, texts.evaluation, texts.cache, ranks, is_measured=task.evaluation.num_windows > 0)
     streams = JobStreams.begin(
-        model, plan, algorithms, texts.calibration, texts.evaluation, folder, ranks, gradients,
+        model, plan, algorithms, calibration, texts.evaluation, folder, ranks, gradients,
         with_held_out=baseline.needs_stream(savepoint, saved), towers=towers,
     )  # fmt: skip
     writer = ResultWriter(plan, source, Expectation(texts.evaluation, torch.empty(0), model=texts.model), emit, ranks)
-    with writer.opened(task, original.headers, folder, saved):
+    with writer.opened(task, original.headers, folder, saved), code_files(task, savepoint) as codes:
         first_block = streams.restore(savepoint, saved)
         eta = Eta(plan.num_blocks - first_block)
         for index in range(first_block, plan.num_blocks):
             with at_block(index):
                 streams.enter(index)
-                quantize_block(index, model, plan, algorithms, streams, writer)
+                quantize_block(index, model, plan, algorithms, streams, writer, codes)
                 writer.tell()
             left_s = eta.after(index + 1 - first_block)
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", left_s, held_memory_bytes()))
             streams.save(savepoint, index + 1, writer.notes)
+        if codes is not None:
+            streams.logit_probes, distilled = distill(
+                task, model, weights, writer, codes, distilled_NT, streams.logit_probes, folder, emit
+            )
         quantize_head(model, plan, algorithms, streams, writer)
         round_layers(plan.layers_beside, weights, writer)
         writer.expected.original_states_NTH = baseline.last_states_NTH(streams.held_out)
@@ -226,12 +242,14 @@ def quantize(
     return Outcome(
         writer.expected, writer.done, writer.warnings, writer.edges, texts.provenance,
         texts.overlap if plan.needs_calibration and baseline.is_measured else None, model.num_shards,
+        distilled,
     )  # fmt: skip
 
 
 def quantize_block(
-    index: int, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, streams: JobStreams, writer: ResultWriter
-) -> None:
+    index: int, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, streams: JobStreams,
+    writer: ResultWriter, codes: CodeFiles | None = None,
+) -> None:  # fmt: skip
     """Load a block, run it in float, prepare it, solve its layers, write them, run it quantized, drop it."""
     with model.block(index) as block:
         layers = find_modules(model, plan.layers_of(index), writer.ranks)
@@ -241,6 +259,8 @@ def quantize_block(
         streams.run_prepared(at)
         for solved in algorithms.solve(at, layers, prepared):
             writer.write_module(solved, layers[solved.layer], prepared)
+            if codes is not None:
+                codes.write(solved)
         writer.note(prepared, index)
         writer.write_changed(block, {name: model.stored_name(name, index) for name in prepared.changed})
         with quantized_activations(layers, prepared.activations):
@@ -350,8 +370,10 @@ def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...], ranks: Ran
 def read_windows(task: Task) -> TokenWindows:
     """Return calibration and held-out token windows; without held-out ones if the task has its own evaluation text."""
     tokenizer, arguments = load_tokenizer(task.model_folder), task.calibration.chat_template_kwargs
+    calibration = task.calibration
+    num_samples = calibration.num_samples + num_more_windows(task)
     return token_windows(
-        task.calibration,
+        calibration.model_copy(update={"num_samples": num_samples}),
         tokenize_with(tokenizer),
         num_held_out=0 if has_own_text(task) else max(task.evaluation.num_windows, NUM_PROBES),
         held_out_len=task.evaluation.seq_len,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import DEFAULT_SHARD_SIZE, parse_size
 from quantcore.config.task import Task
 from quantcore.events import Emit, LayerQuantized, Warned, parse
-from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_codes
+from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_codes, layouts_of
 from quantcore.model.module_names import with_module_names
-from quantcore.numerics.qtensor import QLayer
+from quantcore.numerics.qtensor import QLayer, QTensor
 from quantcore.numerics.weight_layout import stored
 from quantcore.plan.planner import Plan, export_dir
 from quantcore.proof.expectation import Expectation
@@ -104,15 +105,30 @@ class ResultWriter:
             self.tell()
         if not self.writes(solved.owner):
             return
-        layer, ranges = solved.layer, activations.get(solved.layer, Activations())
-        quantized = QLayer(solved.quantized, ranges.inputs, ranges.outputs)
-        restored, name = solved.restored_OI, f"{layer.name}.weight"
+        ranges = activations.get(solved.layer, Activations())
+        self.expected.activations[solved.layer.name] = ranges.as_floats()
+        self._write_codes(solved, QLayer(solved.quantized, ranges.inputs, ranges.outputs))
+
+    def rewrite(self, layer: LayerPlan, weight_OI: torch.Tensor, quantized: QTensor) -> None:
+        """Replace the parameters of a layer without activations that was written; its errors are measured again.
+
+        That of its output is not known any more.
+        """
+        for export, sink in self.sinks.items():
+            model_dtype = self.source.tensors[f"{layer.name}.weight"].dtype
+            sink.missing.update(layouts_of(EXPORTERS.get(export), layer, model_dtype))
+        solved = Solved(layer, weight_OI, quantized, None)
+        self._write_codes(solved, QLayer(quantized))
+        place = next(number for number, event in enumerate(self.done) if event.name == layer.name)
+        self.done[place] = replace(measured(solved), num_tokens=self.done[place].num_tokens)
+
+    def _write_codes(self, solved: Solved, quantized: QLayer) -> None:
+        layer, restored, name = solved.layer, solved.restored_OI, f"{solved.layer.name}.weight"
         model_dtype = self.source.tensors[name].dtype
         self._hashing.add(self.expected.weights, layer.name, restored)
         if not all(map(holds_codes, self.plan.exports)):
             plain = stored(restored.to(TORCH_DTYPES[model_dtype]), layer.kind)
             self._hashing.add(self.expected.plain_weights, name, plain)
-        self.expected.activations[layer.name] = ranges.as_floats()
         for export, sink in self.sinks.items():
             for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
                 sink.write(part, tensor.to(sink.dtype_of(part)))

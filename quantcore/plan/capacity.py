@@ -19,6 +19,7 @@ from quantcore.checkpoint.layers import is_linear
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.plan.distillation import bytes_of_scales, num_passes
 from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Input, Parts, by_block, input_of
 from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
 from quantcore.plan.planner import FILE_TO_FILE, STREAMED, Plan, make_plan
@@ -154,6 +155,8 @@ def capacity(
     after = _in_all(plan, counts, {name: entry.num_bytes for name, entry in plan.layouts[plan.main_export].items()})
     num_parameters = _in_all(plan, counts, {name: math.prod(entry.shape) for name, entry in tensors.items()})
     footprint = replace(footprint, whole=before, num_values=num_parameters, num_blocks=sum(counts))
+    if footprint.tuned:
+        footprint = replace(footprint, tuned=_in_all(plan, counts, bytes_of_scales(plan.layers)))
     candidates = _candidates(plan, footprint, hardware, can_shard=config.runs_alone is None)
     able = [
         entry for entry in candidates if entry.executor != RESIDENT_FSDP
@@ -167,6 +170,8 @@ def capacity(
         disk["measured_states"] = footprint.all_states
     if footprint.goes_back:
         disk["gradients"] = footprint.all_states
+    if config.distills is not None:
+        disk["codes"] = work.num_values
     host = _host(footprint, hardware, chosen)
     verify = _verify(footprint, hardware, chosen)
     faults, advice = _verdict(plan, footprint, hardware, chosen, verify, host, disk)
@@ -182,7 +187,7 @@ def capacity(
         verify=verify,
         host=host,
         disk=disk,
-        seconds=_seconds(plan, work, before, after, hardware, chosen),
+        seconds=_seconds(plan, work, before, after, hardware, chosen) | _distilling(plan, config, work, hardware),
         speeds=_speeds(hardware),
         faults=faults,
         advice=advice,
@@ -430,3 +435,11 @@ def _seconds(
     seconds["write"] = after / speeds.write
     seconds["prove"] = after / speeds.read + (floats + after) / speeds.hashing
     return seconds
+
+
+def _distilling(plan: Plan, config: Config, work: Work, hardware: Hardware) -> dict[str, float]:
+    """Estimate the seconds of scale-only distillation, which runs in one process, without the head's."""
+    if config.distills is None:
+        return {}
+    num_tokens = num_passes(config.distills, PASSES_BACK) * plan.calibration.seq_len
+    return {"distill": 2 * work.active * num_tokens / _speeds(hardware).products}

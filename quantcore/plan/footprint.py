@@ -17,6 +17,7 @@ from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.config.job_spec import Evaluation
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.plan.distillation import NUM_HELD_BACK, bytes_of_scales
 from quantcore.runtime.workload import (
     KEPT_STATES_BYTES,
     LOGIT_ROWS,
@@ -41,6 +42,8 @@ WINDOW_COPIES = 4
 """Copies of a layer's input of one window, in float32, while statistics are collected."""
 WINDOW_COPIES_BACK = 16
 """Copies of a window on the backward pass through a block: all tensors saved by its forward pass."""
+DISTILLED_LOGITS = 16
+"""Copies of the logits while the divergence is taken backward: those of two models and their float32 forms."""
 PRODUCT_TILES = 3
 """Copies of a tile during a matrix product: the tile, the library's packed copy, and the result."""
 DISTANCE_TILES = 16
@@ -84,6 +87,7 @@ class Footprint:
     measured first, for a mix, which needs ``gradients``: those by the hidden states of all windows after a block. So
     does a job that ``goes_back``. Both keep states before each of ``num_blocks``. ``outputs``: the second moments of
     the gradients by the outputs of a block's layers; ``coupled``, what solving the layers of one input adds to them.
+    ``distilled`` and ``tuned``: the states and what tunes the scales in distillation.
 
     The rest is for measuring the result: ``held_out``, the hidden states of all of its windows; ``logits``, those of
     ``LOGIT_ROWS`` positions; ``probes``, the logits that are compared one by one; ``measures``: the original is
@@ -106,6 +110,8 @@ class Footprint:
     num_schemes: int = 0
     gradients: int = 0
     goes_back: bool = False
+    distilled: int = 0
+    tuned: int = 0
     num_blocks: int = 0
     outputs: int = 0
     coupled: int = 0
@@ -133,6 +139,7 @@ class Footprint:
         widest = max(layer.in_features for layer in layers)
         beside = element * _values_beside(layers, tensors)
         measures = evaluation.num_windows > 0
+        num_distilled = 0 if config.distills is None else config.distills.num_windows + NUM_HELD_BACK
         vocab_size = _vocab_size(tensors, blocks)
         return cls(
             whole=sum(sizes.values()),
@@ -150,6 +157,8 @@ class Footprint:
             num_schemes=num_schemes,
             gradients=num_tokens * hidden * element,
             goes_back=config.goes_back,
+            distilled=2 * calibration.seq_len * hidden * element * num_distilled,
+            tuned=sum(bytes_of_scales(layers).values()) if num_distilled else 0,
             num_blocks=len(blocks),
             outputs=_outputs(layers) if config.goes_back else 0,
             coupled=_coupled(layers) if config.goes_back else 0,
@@ -187,6 +196,8 @@ class Footprint:
         states = {"activations": self.states // num_ranks, "held_out_states": held_out}
         if self.goes_back:
             states["gradients"] = min(KEPT_STATES_BYTES, self.all_states // num_ranks)
+        if self.distilled:
+            states["distillation"] = self.distilled + self.tuned
         return {"runtime": RUNTIME_BYTES, **_larger(*moments), **states}
 
     @property
@@ -211,7 +222,7 @@ class Footprint:
         block = self.block if num_shards == 1 else self.block // num_shards + 2 * self.weight // 2
         rounding = FLOAT_COPIES * self.weight
         learning = count_sums(self.num_windows, num_ranks) * (self.grams + self.outputs)
-        copies = WINDOW_COPIES_BACK if self.goes_back else WINDOW_COPIES
+        copies = WINDOW_COPIES_BACK if self.goes_back or self.distilled else WINDOW_COPIES
         solved = min(self.grams, self.gram + self.grams // num_ranks) + self.outputs + self.coupled
         moments: tuple[Parts, ...] = (
             {"embedding_and_head": self.outside, "logits": 4 * self.probes, "products": PRODUCT_TILES * TILE_BYTES},
@@ -221,8 +232,11 @@ class Footprint:
         )
         if num_ranks > 1:
             moments += ({"one_block": block, "statistics": self.grams + solved},)
-        if self.num_schemes or self.goes_back:
+        if self.num_schemes or self.goes_back or self.distilled:
             moments += (self._measuring(),)
+        if self.distilled:
+            logits = {"logits": DISTILLED_LOGITS * self.logits, "products": PRODUCT_TILES * TILE_BYTES}
+            moments += ({"embedding_and_head": self.outside} | logits,)
         return moments
 
     def verifying(self, *, runs_model: bool) -> Parts:

@@ -31,6 +31,7 @@ from quantcore.export import (
     layouts_of,
 )
 from quantcore.plan.decisions import KeptTensor, decide
+from quantcore.plan.distillation import check_distillation
 from quantcore.plan.footprint import Footprint
 
 STREAMED_TYPES = ("Linear", "Conv1D")
@@ -191,6 +192,7 @@ def make_plan(
     check_groups(layers)
     check_super_blocks(layers)
     check_exports(layers, exports)
+    check_distillation(config, layers, exports)
     needs_calibration = _needs_calibration(config, layers)
     if file2file:
         _check_data_free(config, layers)

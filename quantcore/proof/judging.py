@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantcore.blockwise.distillation import Distilled
 from quantcore.blockwise.smoother import MAX_UPDATE_CHANGE
 from quantcore.checkpoint.artifact import differing_side_files
 from quantcore.checkpoint.headers import ModelHeaders
@@ -27,7 +28,7 @@ class Outcome:
 
     ``provenance`` comes from ``evaluation.provenance``. ``overlap`` is the share of the held-out text that calibration
     saw, None if nothing was learned from text. ``num_shards`` is the number of processes that shared each block, 1 if
-    each held it whole.
+    each held it whole. ``distilled``: the result of scale-only distillation, if the job has that.
     """
 
     expected: Expectation
@@ -37,6 +38,7 @@ class Outcome:
     provenance: dict[str, Any]
     overlap: float | None
     num_shards: int = 1
+    distilled: Distilled | None = None
 
 
 def judge_result(

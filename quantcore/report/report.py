@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from quantcore.report.reproduce import script
 from quantcore.report.values import (
     SCHEMA_VERSION,
     ChosenMix,
+    Distillation,
     ExpertCoverage,
     ExportProof,
     ExportSummary,
@@ -121,6 +123,7 @@ def build_report(
         harness=main.harness,
         layers=tuple(LayerError(**layer.to_dict()) for layer in outcome.layers),
         **_expert_coverage(outcome),
+        distillation=_distillation(outcome),
         edges=tuple(outcome.edges),
         kept=tuple(KeptTensor(name=entry.name, reason=entry.reason) for entry in plan.kept),
         warnings=tuple(dict.fromkeys([*plan.warnings, *warned])),
@@ -197,6 +200,14 @@ def _proof(proof: Proof) -> ExportProof:
         perplexity=proof.perplexity,
         consumer_check=proof.consumer_check,
     )
+
+
+def _distillation(outcome: Outcome) -> Distillation | None:
+    result = outcome.distilled
+    if result is None:
+        return None
+    after = result.kl_after if math.isfinite(result.kl_after) else None
+    return Distillation(kl_before=result.kl_before, kl_after=after, is_kept=result.is_kept)
 
 
 def _mix(mixed: dict[str, Any]) -> Mix:

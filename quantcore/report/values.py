@@ -268,6 +268,17 @@ class KeptTensor(Record):
     reason: str
 
 
+class Distillation(Record):
+    """Mean KL divergence in nats per token on held-back calibration windows, before ``distill`` and after it.
+
+    ``is_kept``: the result has the tuned scales, because they gained; otherwise those of the solver.
+    """
+
+    kl_before: Number
+    kl_after: Number | None
+    is_kept: bool
+
+
 class Provenance(Record):
     """Identity of the model and digests of the texts and the config."""
 
@@ -297,6 +308,7 @@ class Report(Record):
     harness: TaskResults | None
     layers: Annotated[tuple[LayerError, ...], Field(min_length=1)]
     experts: ExpertCoverage | None = None
+    distillation: Distillation | None = None
     edges: tuple[dict[str, Any], ...]
     kept: tuple[KeptTensor, ...]
     warnings: tuple[str, ...]

@@ -34,6 +34,7 @@ ALLOWED = {
         "quantcore.checkpoint.sink": 1,
         "quantcore.proof.judging": 1,
         "quantcore.blockwise.savepoint": 5,
+        "quantcore.blockwise.distillation": 1,
         "quantcore.goal.run": 1,
         "quantcore.proof.expectation": 2,
     },

@@ -47,7 +47,8 @@ function comingPhases({ state, phases, goal, mix, config }: Phased): string[] {
     ...(mix ? ["sensitivity"] : []),
     ...(algorithms.some(({ name }) => name === "yaqa") ? ["gradients"] : []),
   ];
-  const order = ["resolve", "plan", ...first, "quantize", "export", "verify"];
+  const after = algorithms.some(({ name }) => name === "distill") ? ["distill"] : [];
+  const order = ["resolve", "plan", ...first, "quantize", ...after, "export", "verify"];
   const entered = new Set(phases.map((phase) => phase.name));
   const last = order.findLastIndex((name) => entered.has(name));
   return order.slice(last + 1);

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from quantcore.config.algorithms import ScalingLayer
+from quantcore.config.quark_layers import ScalingLayer
 from quantcore.edges.discovery import EdgeFinder, FoundEdges, find_edges, listed_edges, prove
 from quantcore.edges.edge import Edge
 from quantcore.model.stacks import restack

@@ -259,3 +259,18 @@ def test_gradients_take_time_disk_and_memory():
     assert found.plan.footprint.outputs == 4 * (blocks_of_4096 * 4096**2 + 2 * 1024**2)
     assert found.seconds["gradients"] > 2 * found.seconds["forward"]
     assert without.chosen.num_bytes < found.chosen.num_bytes
+
+
+def test_distillation_takes_time_memory_and_disk():
+    """72 windows go forward, 64 cost four passes; a window has two states, a scale five floats."""
+    windows = CalibrationConfig(num_samples=72, seq_len=2048)
+    hardware = on("1x80GB", host="4TB")
+    without, found = (
+        plan(LLAMA, hardware, "w2a16", *names, calibration=windows) for names in (["gptq"], ["gptq", "distill"])
+    )
+    assert found.seconds["distill"] == pytest.approx(found.seconds["forward"] * (4 * 64 + 64 + 24) / 72)
+    num_scales = 126 * (2 * 16384**2 + 2 * 16384 * 1024 + 3 * 16384 * 53248) // 64
+    grown = found.chosen.parts["distillation"]
+    assert grown == 2 * 72 * 2048 * 16384 * 2 + 20 * num_scales and "distillation" not in without.chosen.parts
+    assert found.disk["codes"] == 64 * num_scales and "codes" not in without.disk
+    assert "distill" not in without.seconds

@@ -1,0 +1,177 @@
+"""Scale-only distillation: its gradients beside autograd's, what a job keeps of it, and what it refuses."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from quantcore.blockwise import savepoint
+from quantcore.blockwise.distillation import CodeFiles, Student, last_states
+from quantcore.blockwise.results import Solved
+from quantcore.cli.main import main
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig, parse_config
+from quantcore.config.task import Task
+from quantcore.errors import ConfigError
+from quantcore.evaluation.model import open_model
+from quantcore.numerics.weight_layout import canonical
+from quantcore.pipeline import distill as step
+from quantcore.pipeline import writer as writing
+from quantcore.pipeline.job import run
+from quantcore.plan.planner import make_plan
+from quantcore.reading.model import read_model
+from quantcore.solvers.rtn import round_to_nearest
+from tests.support.forks import config, forked, killed, seen_of, task_file
+from tests.support.models import MIXTURES, tiny_model
+
+pytestmark = pytest.mark.usefixtures("proof_in_this_process")
+
+MODELS = {"dense": {}, "mixture": {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}, "gpt2": {"model_type": "gpt2"}}
+IDS_NT = torch.randint(1, 500, (3, 24), generator=torch.Generator().manual_seed(0))
+EXPORTS = ("compressed_tensors", "fake_quantized")
+DISTILL = {"name": "distill", "num_windows": 4}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
+    folder = tiny_model(tmp_path / "model", dtype=torch.float32, rank=8, **MODELS[name])
+    model, streamed = read_model(folder), open_model(read_model(folder)).streamed
+    plan = make_plan(
+        presets.resolve("w2a16"), model.headers.config, model.headers.tensors, exports=("fake_quantized",),
+        calibration=CalibrationConfig(seq_len=24),
+    )  # fmt: skip
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train(False)
+    teacher = list(last_states(streamed, streamed.embed(IDS_NT)))
+    log_p = functional.log_softmax(whole(IDS_NT).logits.detach(), -1)
+    codes, source = CodeFiles(tmp_path / "codes"), streamed._read
+    kind_of = {layer.name: layer for layer in plan.layers}
+    for layer in plan.layers:
+        weight_OI = canonical(source(f"{layer.name}.weight"), layer.kind).float()
+        codes.write(Solved(layer, weight_OI, round_to_nearest(weight_OI, layer.weight), None))
+    student = Student(streamed, plan.layers, codes, source)
+    for number, factors in enumerate(student.log_factors.values()):
+        factors.normal_(std=0.1, generator=torch.Generator().manual_seed(number))
+    loss, gradients = student.gradients(IDS_NT, teacher, tmp_path)
+
+    logs = {name: factors.clone().requires_grad_() for name, factors in student.log_factors.items()}
+    stacks: dict[str, torch.Tensor] = {}
+    for name, layer in kind_of.items():
+        solved = codes.read(layer)
+        shape = solved.codes.shape
+        scale_RG = solved.params.scale * logs[name].exp()
+        zero = solved.params.zero_point
+        values = solved.codes.float().reshape(*scale_RG.shape, -1) - (0 if zero is None else zero[..., None])
+        stacks[name] = canonical((values * scale_RG[..., None]).reshape(shape), layer.kind)
+    logits = torch.func.functional_call(whole, _placed(whole, stacks), (IDS_NT,)).logits
+    expected = (
+        functional.kl_div(functional.log_softmax(logits, -1), log_p, reduction="sum", log_target=True) / IDS_NT.numel()
+    )
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-4)
+    for name, log in logs.items():
+        assert torch.allclose(gradients[name], log.grad, rtol=1e-3, atol=1e-4 * log.grad.abs().max().item()), name
+
+
+def _placed(whole: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights by their parameters' names; those of experts in the stacks that Transformers holds them in."""
+    placed = {f"{name}.weight": weight for name, weight in weights.items() if ".experts." not in name}
+    prefix = "" if placed.keys() <= dict(whole.named_parameters()).keys() else "transformer."
+    placed = {f"{prefix}{name}": weight for name, weight in placed.items()}
+    for name in dict(whole.named_parameters()):
+        start, _, last = name.rpartition(".")
+        if last in ("gate_up_proj", "down_proj") and start.endswith(".experts"):
+            parts = ["gate_proj", "up_proj"] if last == "gate_up_proj" else ["down_proj"]
+            numbers = sorted(
+                {int(key.removeprefix(f"{start}.").split(".")[0]) for key in weights if key.startswith(start)}
+            )
+            placed[name] = torch.stack([torch.cat([weights[f"{start}.{n}.{part}"] for part in parts]) for n in numbers])
+    return placed
+
+
+def job(tmp_path: Path, preset: str = "w2a16", *steps: dict, export: str = "compressed_tensors", **more):  # type: ignore[no-untyped-def]
+    folder = tmp_path / "model"
+    if not folder.exists():
+        tiny_model(folder, dtype=torch.float32, rank=8)
+    out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+    task = Task(
+        model_dir=folder, output_dir=out, config=parse_config(config(preset, *steps)), export=(export,),
+        calibration={"num_samples": 4, "seq_len": 64}, evaluation={"num_windows": 2, "seq_len": 64, "num_prompts": 0},
+        **more,
+    )  # fmt: skip
+    report = run(task, lambda event: None)
+    assert report is not None
+    return report.to_dict(), load_file(out / "model.safetensors")
+
+
+def test_scales_move_and_codes_stay(tmp_path: Path) -> None:
+    """The job's own proof compares the files with the model in memory, their logits included."""
+    report, tuned = job(tmp_path, "w2a16", {"name": "gptq"}, DISTILL | {"lr": 0.003, "num_windows": 32})
+    result = report["distillation"]
+    assert result["is_kept"] and result["kl_after"] < result["kl_before"]
+    assert report["summary"]["seconds_by_phase"]["distill"] > 0
+    _, ruined = job(tmp_path, "w2a16", {"name": "gptq"}, DISTILL | {"lr": 3.0, "num_windows": 32})
+    differing = {name.rpartition(".")[2] for name in tuned if not torch.equal(tuned[name], ruined[name])}
+    assert differing == {"weight_scale"}
+
+
+def test_what_gains_nothing_is_not_kept(tmp_path: Path) -> None:
+    """With a learning rate that ruins the model, the files have the scales of the solver."""
+    report, files = job(tmp_path, "w2a16", {"name": "rtn", "range_search": False}, DISTILL | {"lr": 3.0})
+    assert report["distillation"]["is_kept"] is False
+    assert any("distill gained nothing" in warning for warning in report["warnings"])
+    _, untuned = job(tmp_path, "w2a16")
+    assert files.keys() == untuned.keys()
+    assert all(torch.equal(files[name], untuned[name]) for name in files)
+
+
+def test_a_killed_job_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_dir = tiny_model(tmp_path / "model", num_hidden_layers=3)
+    given = config("w2a16", {"name": "gptaq"}, DISTILL)
+    windows = {"num_samples": 8, "seq_len": 32}
+    file = task_file(model_dir, tmp_path / "whole", given, EXPORTS, calibration=windows)
+    assert forked(lambda _: main(["run", str(file)]), 1, tmp_path) == [0]
+    expected = seen_of(tmp_path, tmp_path / "whole")
+    monkeypatch.setattr(savepoint, "MIN_WORK_PER_SAVE", 0)
+    file = task_file(
+        model_dir, tmp_path / "out", given, EXPORTS, calibration=windows, resume_dir=str(tmp_path / "resume")
+    )
+
+    def first(_: int) -> int:
+        monkeypatch.setattr(writing.ResultWriter, "rewrite", killed(writing.ResultWriter, "rewrite", 5))
+        return main(["run", str(file)])
+
+    assert forked(first, 1, tmp_path) == [-signal.SIGKILL]
+    assert forked(lambda _: main(["run", str(file)]), 1, tmp_path) == [0], (tmp_path / "err.0").read_text()
+    assert seen_of(tmp_path, tmp_path / "out")[0] == expected[0]
+    assert not (tmp_path / "resume").exists()
+
+
+REFUSED = {
+    "another transform": (("w2a16", {"name": "awq"}, DISTILL), "awq changes tensors other than the codes"),
+    "activations": (("int8_static", DISTILL), "has quantized activations"),
+    "powers of two": (("mxfp4_weight_only", DISTILL), "has scales of the type e8m0"),
+    "two levels": (("nf4_double_quant", DISTILL), "has scales of the type double_quant"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_cannot_tune_is_refused(tmp_path: Path, name: str) -> None:
+    given, message = REFUSED[name]
+    export = {"two levels": "bitsandbytes", "another transform": "compressed_tensors"}.get(name, "quark")
+    with pytest.raises(ConfigError, match=message):
+        job(tmp_path, *given, export=export)
+
+
+def test_a_container_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="written in one go"):
+        job(tmp_path, "gguf_q4_0", DISTILL, export="gguf")
+
+
+def test_windows_are_all_different() -> None:
+    windows = step.Windows(torch.arange(20).reshape(10, 2))
+    solver, more = step.divided(windows, 4)
+    assert torch.equal(torch.cat([solver.ids_NT, more]), windows.ids_NT) and len(more) == 4
