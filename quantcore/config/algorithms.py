@@ -154,7 +154,8 @@ class GPTQConfig(SolverConfig):
     desc_act: bool = True
     """Rounds the inputs with the most power first. Writes no index of groups into the files."""
     static_groups: bool = False
-    """Fixes every group's range beforehand. Else it is found when a group is reached; ``desc_act`` orders groups."""
+    """Finds the ranges of all groups before rounding begins. Otherwise the range of each is found when it is reached,
+    and ``desc_act`` orders whole groups."""
     true_sequential: bool = False
     """Takes a layer's inputs from the quantized layers before it, also within a block: several passes per block."""
     range_search: bool = True

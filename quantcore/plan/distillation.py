@@ -1,4 +1,4 @@
-"""What scale-only distillation can tune: checked before a job begins. No torch."""
+"""Checks, before a job begins, that scale-only distillation can tune its layers, and plans its cost. No torch."""
 
 from __future__ import annotations
 

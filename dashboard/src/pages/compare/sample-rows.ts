@@ -1,12 +1,6 @@
 // What several runs of one model write, by prompt.
 import type { Sample } from "../run/sample-texts";
-
-export interface SampleRow {
-  prompt: string;
-  original: string;
-  /** In the order of the runs; none for a run that was not asked this. */
-  samples: (Sample | undefined)[];
-}
+import type { SampleRow } from "../run/samples";
 
 /** One row for each prompt with the same answer of the original: runs may have been asked other questions. */
 export function sampleRows(samplesOfRuns: Sample[][]): SampleRow[] {

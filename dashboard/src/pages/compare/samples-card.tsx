@@ -3,8 +3,8 @@ import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { Job, Report } from "../../api/types";
 import { plural } from "../../format";
-import { Empty, Pending, scrollable } from "../../ui/basics";
-import { Marked } from "../run/samples";
+import { Empty, Pending } from "../../ui/basics";
+import { SampleTable } from "../run/samples";
 import { sampleRows } from "./sample-rows";
 
 /** What runs of one model write to the same prompts. Their reports are read when the card is opened. */
@@ -25,34 +25,7 @@ export function SamplesCard({ jobs, names }: { jobs: Job[]; names: ReadonlyMap<s
         </p>
         {isOpen && <Pending query={query} />}
         {query.data && rows.length === 0 && <Empty>These runs have no samples: their evaluation asked nothing.</Empty>}
-        {rows.length > 0 && (
-          <div className="table" ref={scrollable}>
-            <table className="samples">
-              <thead>
-                <tr>
-                  <th>Prompt</th>
-                  <th>Original model</th>
-                  {jobs.map(({ id }) => (
-                    <th key={id}>{names.get(id)}</th>
-                  ))}
-                </tr>
-              </thead>
-              <tbody>
-                {rows.map((row) => (
-                  <tr key={JSON.stringify([row.prompt, row.original])}>
-                    <td>{row.prompt}</td>
-                    <td className="answer">{row.original}</td>
-                    {row.samples.map((sample, run) => (
-                      <td key={jobs[run]?.id} className="answer">
-                        {sample ? <Marked sample={sample} /> : "–"}
-                      </td>
-                    ))}
-                  </tr>
-                ))}
-              </tbody>
-            </table>
-          </div>
-        )}
+        {rows.length > 0 && <SampleTable columns={jobs.map(({ id }) => ({ id, title: names.get(id) }))} rows={rows} />}
       </details>
     </section>
   );
