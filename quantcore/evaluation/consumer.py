@@ -13,12 +13,14 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from logging import CRITICAL
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import PreTrainedModel
@@ -216,7 +218,7 @@ def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedMode
     A GGUF file is loaded with the config of ``original``, because Transformers reads too little from the file itself.
     """
     gguf_file = find_gguf(folder)
-    with opened_weights(folder) as scratch:
+    with opened_weights(folder) as scratch, nullcontext() if gguf_file is None else _names_mapped_once():
         if gguf_file is None:
             raw = read_json(folder / "config.json", "no_config")
             quantization = {key: raw[key] for key in ("quantization_config",) if key in raw}
@@ -229,6 +231,15 @@ def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedMode
             scratch, local_files_only=True, trust_remote_code=False, output_loading_info=True, **options
         )
         return model, set(loading_info["missing_keys"])
+
+
+@contextmanager
+def _names_mapped_once() -> Iterator[None]:
+    """Keep gguf's map of names while this lasts: Transformers makes one for each module, which takes seconds."""
+    import gguf
+
+    with patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)):
+        yield
 
 
 def _logits(model: EvaluatedModel, ids_NT: torch.Tensor) -> torch.Tensor:

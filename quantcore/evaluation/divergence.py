@@ -43,42 +43,47 @@ def measure(
 
     ``states`` are the last hidden states [1, T, H]; ``original`` has logits and states of the float model.
     """
-    losses, original_losses, distances = [], [], []
+    losses, compared = [], []
     with torch.inference_mode():
         for window, predicted_P in enumerate(text.predicted_NP):
             for rows in rows_at_a_time(len(predicted_P)):
                 targets_T = predicted_P[rows]
                 logits_TV = logits(states[window][:, rows])[0]
-                losses.append(token_losses(logits_TV, targets_T))
-                if original is not None:
+                if original is None:
+                    losses.append(token_losses(logits_TV, targets_T))
+                else:
                     original_TV = original[0](original[1][window][:, rows])[0]
-                    original_losses.append(token_losses(original_TV, targets_T))
-                    distances.append(distance(original_TV, logits_TV))
+                    compared.append(compare(original_TV, logits_TV, targets_T))
     shape = (len(text.ids_NT), -1)
     if original is None:
         return Measured(torch.cat(losses).view(shape))
-    return Measured(
-        torch.cat(losses).view(shape), torch.cat(original_losses).view(shape), torch.cat(distances).view(*shape, 4)
-    )
+    original_losses_N, losses_N, distances_N4 = (torch.cat(parts) for parts in zip(*compared, strict=True))
+    return Measured(losses_N.view(shape), original_losses_N.view(shape), distances_N4.view(*shape, 4))
 
 
-def distance(original_TV: torch.Tensor, logits_TV: torch.Tensor) -> torch.Tensor:
-    """Return the distances of each token as [T, 4] in float64 on the CPU.
+def compare(
+    original_TV: torch.Tensor, logits_TV: torch.Tensor, targets_T: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the original's losses of the ``targets_T``, the other's [T], and the distances [T, 4], on the CPU.
 
-    They are KL(original || other) in nats, 1 for the same first choice, the sum of squared differences of the logits,
-    and the sum of squares of the original's logits. Both sums are without the mean over the vocabulary, on which no
-    probability depends.
+    The distances, in float64, are KL(original || other) in nats, 1 for the same first choice, the sum of squared
+    differences of the logits, and the sum of squares of the original's logits. Both sums are without the mean over the
+    vocabulary, on which no probability depends.
     """
-    tiles = []
+    tiles, targets_T1 = [], targets_T.to(logits_TV.device)[:, None]
     for rows in tiles_of(original_TV):
         ours, theirs = original_TV[rows].float(), logits_TV[rows].float()
         log_p, log_q = functional.log_softmax(ours, -1), functional.log_softmax(theirs, -1)
-        kl_T = (log_p.exp() * (log_p - log_q)).sum(-1).clamp(min=0)
+        losses = [-logs.gather(1, targets_T1[rows])[:, 0].cpu() for logs in (log_p, log_q)]
+        torch.sub(log_p, log_q, out=log_q)  # in place, because new memory costs more than these sums
+        kl_T = log_p.exp_().mul_(log_q).sum(-1).clamp(min=0)
         agrees_T = ours.argmax(-1) == theirs.argmax(-1)
-        centred = ours - ours.mean(-1, keepdim=True)
-        lost_T = (theirs - theirs.mean(-1, keepdim=True) - centred).square().sum(-1)
-        tiles.append(torch.stack([kl_T, agrees_T.float(), lost_T, centred.square().sum(-1)], -1).double().cpu())
-    return torch.cat(tiles)
+        ours, theirs = ours - ours.mean(-1, keepdim=True), theirs - theirs.mean(-1, keepdim=True)
+        lost_T = theirs.sub_(ours).square_().sum(-1)
+        distances_T4 = torch.stack([kl_T, agrees_T.float(), lost_T, ours.square_().sum(-1)], -1).double().cpu()
+        tiles.append((*losses, distances_T4))
+    original_losses_T, losses_T, distances_T4 = (torch.cat(parts) for parts in zip(*tiles, strict=True))
+    return original_losses_T, losses_T, distances_T4
 
 
 def summarize(measured: Measured, text: EvaluationText) -> AbsoluteQuality:
