@@ -18,7 +18,9 @@ from quantcore.evaluation.command import evaluate
 from quantcore.events import silence
 from quantcore.pipeline.job import run
 from quantcore.pipeline.writer import ResultWriter
-from tests.support.accelerator import accelerator, on_accelerator
+from quantcore.runtime import sharded, streamed_model
+from quantcore.runtime.shards import is_sharded, local_rows
+from tests.support.accelerator import SimTensor, accelerator, on_accelerator
 from tests.support.accelerator_jobs import as_on_accelerators, proofs_in_forks, quantized, task
 from tests.support.forks import config, forked, killed, task_file
 from tests.support.models import MIXTURES, tiny_model
@@ -155,15 +157,49 @@ def test_a_job_that_was_killed_goes_on(tmp_path, monkeypatch, chain):
 )
 def test_ranks_with_a_device_each(tmp_path, num_ranks, preset, chain, shape):
     """They write what one writes with its device."""
+    run_with_devices(tmp_path, num_ranks, preset, chain, shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_ranks", "preset", "chain", "shape"),
+    [
+        (2, "w4a16", [{"name": "gptq"}], {}),
+        (3, "mxfp4", [{"name": "rotation"}, {"name": "gptaq"}], {}),
+        (2, "int8_dynamic", [{"name": "smoothquant"}, {"name": "awq"}], {"attention_bias": True}),
+        (2, "fp8", [{"name": "gptq"}], MIXTURE),
+    ],
+    ids=["2 w4a16 gptq", "3 mxfp4 rotation gptaq", "2 int8_dynamic smoothquant awq", "2 fp8 gptq, mixture"],
+)
+def test_ranks_with_a_shard_of_each_block_on_their_devices(tmp_path, monkeypatch, num_ranks, preset, chain, shape):
+    """FSDP2 gathers each layer on the device; a rank holds its rows of it, and all write what one writes."""
+
+    def shard_on_device(block, ranks, device, keeps, shard=sharded.shard):
+        shard(block, ranks, device, keeps)
+        rows = {name: local_rows(one) for name, one in block.named_parameters() if is_sharded(one)}
+        assert len(rows) >= 4 and all(isinstance(one, SimTensor) for one in rows.values())
+        wholes = {name: len(one) for name, one in block.named_parameters()}
+        assert all(len(one) <= -(-wholes[name] // num_ranks) for name, one in rows.items())
+
+    monkeypatch.setattr(streamed_model, "shard", shard_on_device)
+    run_with_devices(tmp_path, num_ranks, preset, chain, shape, shard_blocks=True)
+
+
+def run_with_devices(tmp_path, num_ranks, preset, chain, shape, **more):
+    """Run a job on ranks with a device each, and the same on one; compare what they write."""
     model = tiny_model(tmp_path / "model", dtype=torch.float32, **shape)
-    files = [task_file(model, tmp_path / name, config(preset, *chain), ("quark",)) for name in ("alone", "shared")]
+    given = config(preset, *chain)
+    alone, shared = (
+        task_file(model, tmp_path / name, given, ("quark",), **options)
+        for name, options in {"alone": {}, "shared": more}.items()
+    )
 
     def with_a_device(file):
         with accelerator() as counts, as_on_accelerators(), proofs_in_forks():
             return main(["run", str(file)]) or 100 * (counts.launches.total() < 1000)
 
-    assert forked(lambda _: with_a_device(files[0]), 1, tmp_path) == [0], (tmp_path / "err.0").read_text()
-    statuses = forked(lambda _: with_a_device(files[1]), num_ranks, tmp_path)
+    assert forked(lambda _: with_a_device(alone), 1, tmp_path) == [0], (tmp_path / "err.0").read_text()
+    statuses = forked(lambda _: with_a_device(shared), num_ranks, tmp_path)
     assert statuses == [0] * num_ranks, "".join(
         (tmp_path / f"{name}.{rank}").read_text() for rank in range(num_ranks) for name in ("out", "err")
     )

@@ -12,7 +12,8 @@ Counted, by operation and by line of our code: launches of kernels, copies betwe
 waits of the host for the device (``item``, ``tolist``, ``nonzero``, ``equal``, boolean indices, printing, copies to the
 host, and all operations whose output's shape depends on the data).
 
-Not simulated: streams, pinned memory, and the order of sums in a real device's kernels. Attention takes the plain path.
+Not simulated: streams that overlap, pinned memory, and the order of sums in a real device's kernels. Attention takes
+the plain path.
 
 The backend stays registered for the life of a process, so ``on_accelerator`` runs a test's work in a fork.
 """
@@ -22,7 +23,7 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from io import BytesIO
@@ -151,6 +152,8 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(hasattr(kind, "full_tensor") for kind in types):  # a DTensor, which calls the operation on its shard
+            return NotImplemented
         return _run(func, args, kwargs or {})
 
 
@@ -297,8 +300,38 @@ class _Hook(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
         return True
 
 
+class _Stream:
+    """A stream or an event of the device, on which everything has run when the next operation is called."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def record_event(self, event: _Stream | None = None) -> _Stream:
+        return event or _Stream()
+
+    def record(self, stream: _Stream | None = None) -> None:
+        pass
+
+    def wait_stream(self, stream: _Stream) -> None:
+        pass
+
+    def wait_event(self, event: _Stream) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        _count_wait()
+
+
 class _Module:
     """What torch asks of ``torch.sim``."""
+
+    Stream = Event = _Stream
+
+    def current_stream(self, device: Any = None) -> _Stream:
+        return _Stream()
+
+    def stream(self, stream: _Stream | None) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def is_available(self) -> bool:
         return _device.is_present
