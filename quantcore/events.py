@@ -52,6 +52,15 @@ class Progress(Event):
 
 
 @dataclass(frozen=True)
+class Saved(Event):
+    """The progress was saved: on this disk, a job that is stopped continues at block ``next_block`` (from 0)."""
+
+    kind: ClassVar[str] = "saved"
+    next_block: int
+    num_blocks: int
+
+
+@dataclass(frozen=True)
 class LayerQuantized(Event):
     """A weight was quantized. ``relative_error`` is ||W - Q|| / ||W|| (Frobenius), ``sqnr_db`` the same in dB.
 
@@ -125,7 +134,7 @@ class Failed(Event):
 
 _BY_KIND: dict[str, type[Event]] = {
     event.kind: event
-    for event in (PhaseStarted, Progress, LayerQuantized, Warned, GatesJudged, Completed, Published, Failed)
+    for event in (PhaseStarted, Progress, Saved, LayerQuantized, Warned, GatesJudged, Completed, Published, Failed)
 }
 
 

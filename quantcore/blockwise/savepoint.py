@@ -105,15 +105,15 @@ class SavePoint:
                 first = max(start for start in files if start <= window)
                 stream.states[place] = _read_state(files[first], window - first, stream.states[place])
 
-    def save(self, next_block: int, streams: Mapping[str, Stream], notes: Callable[[], Mapping[str, Any]]) -> None:
+    def save(self, next_block: int, streams: Mapping[str, Stream], notes: Callable[[], Mapping[str, Any]]) -> bool:
         """Save ``streams`` in front of ``next_block``, with the result of ``notes``, which also syncs the files.
 
-        All ranks call ``notes``; the result on the first rank is saved. Does nothing if saving would take too much of
-        the time.
+        All ranks call ``notes``; the result on the first rank is saved. Does nothing, and returns False, if saving
+        would take too much of the time.
         """
         began = time.monotonic()
         if self.folder is None or not self.ranks.share(began - self._saved_at >= MIN_WORK_PER_SAVE * self._took_s):
-            return
+            return False
         states = f"states-{next_block}"
         if self.ranks.is_first:
             shutil.rmtree(self.folder / states, ignore_errors=True)
@@ -133,6 +133,7 @@ class SavePoint:
                     shutil.rmtree(old)
         self._saved_at = time.monotonic()
         self._took_s = self._saved_at - began
+        return True
 
     def _read(self) -> dict[str, Any] | None:
         assert self.folder is not None

@@ -22,7 +22,7 @@ from quantcore.config.task import Task
 from quantcore.errors import at_block
 from quantcore.evaluation.provenance import provenance
 from quantcore.evaluation.text import EvaluationText
-from quantcore.events import Emit, Eta, Progress
+from quantcore.events import Emit, Eta, Progress, Saved
 from quantcore.numerics.qtensor import check_finite
 from quantcore.numerics.weight_layout import canonical, stored
 from quantcore.pipeline.writer import ResultWriter
@@ -60,8 +60,8 @@ def round_files(
             layers = [layer for index in range(begin, end) for layer in plan.layers_of(index)]
             round_layers(layers, weights, writer)
             emit(Progress("quantize", end, plan.num_blocks, "block", eta.after(end - first_block)))
-            if end < plan.num_blocks:
-                savepoint.save(end, {}, writer.notes)
+            if end < plan.num_blocks and savepoint.save(end, {}, writer.notes):
+                emit(Saved(end, plan.num_blocks))
         round_layers((*plan.layers_of(None), *plan.layers_beside), weights, writer)
         writer.copy_the_rest()
         writer.finish()

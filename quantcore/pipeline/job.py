@@ -46,7 +46,7 @@ from quantcore.evaluation.text import (
     overlap,
     with_special_tokens,
 )
-from quantcore.events import Completed, Emit, Eta, Event, PhaseClock, PhaseStarted, Progress, Warned, silence
+from quantcore.events import Completed, Emit, Eta, Event, PhaseClock, PhaseStarted, Progress, Saved, Warned, silence
 from quantcore.hub.download import fetch
 from quantcore.mixed_precision.command import with_mix
 from quantcore.model.kinds import WITH_ENCODER, Kind, loading_class
@@ -229,7 +229,8 @@ def quantize(
                 writer.tell()
             left_s = eta.after(index + 1 - first_block)
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", left_s, held_memory_bytes()))
-            streams.save(savepoint, index + 1, writer.notes)
+            if streams.save(savepoint, index + 1, writer.notes):
+                emit(Saved(index + 1, plan.num_blocks))
         if codes is not None:
             streams.logit_probes, distilled = distill(
                 task, model, weights, writer, codes, distilled_NT, streams.logit_probes, folder, emit

@@ -95,15 +95,16 @@ class JobStreams:
         self.model.run_block(at.block, at.index, self.logit_probes)
         at.advance_quantized()
 
-    def save(self, savepoint: SavePoint, next_block: int, notes: Callable[[], Mapping[str, Any]]) -> None:
+    def save(self, savepoint: SavePoint, next_block: int, notes: Callable[[], Mapping[str, Any]]) -> bool:
         """Save all streams before ``next_block``, unless it is the end or blocks get more than their states.
 
         Values that blocks pass on, and what a decoder gets from its encoder, are only kept in memory: a job that stops
         there starts again from the beginning, or from the decoder's first block.
         """
         is_last = next_block == self.model.num_blocks
-        if not (is_last or next_block > self.model.starts[-1] > 0 or self.logit_probes.arguments.pass_values_on):
-            savepoint.save(next_block, self._by_name(), notes)
+        if is_last or next_block > self.model.starts[-1] > 0 or self.logit_probes.arguments.pass_values_on:
+            return False
+        return savepoint.save(next_block, self._by_name(), notes)
 
     def restore(self, savepoint: SavePoint, saved: Mapping[str, Any] | None) -> int:
         """Restore the streams from ``saved``. Returns the number of the next block: 0 without ``saved``."""

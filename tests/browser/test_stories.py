@@ -101,6 +101,7 @@ def test_a_failed_run_says_what_failed_and_what_to_do(
     expect(failure.get_by_role("heading")).to_have_text("Failed in quantize, at block 3 of 30, after 4 s")
     expect(failure).to_contain_text("Give another model.")
     expect(failure).to_contain_text("it fails again unless something is changed")
+    expect(page.get_by_role("region", name="Phases")).to_contain_text("A retry starts from the beginning")
     expect(failure.get_by_role("link", name="Clone and change")).to_have_class("button primary")
     expect(page.get_by_role("button", name="Delete")).not_to_have_class("danger")
     check_accessible(page)

@@ -40,7 +40,10 @@ def undisturbed(tmp_path_factory):
 
 
 def going_on(folder, model_dir, name, *, kill, ranks=(1, 1), monkeypatch, **more):
-    """Run a job that is killed as ``kill`` says, then again: the events of the second time."""
+    """Run a job that is killed as ``kill`` says, then again.
+
+    Returns the block at which it continues, as the killed one said last, and the events of the second time.
+    """
     monkeypatch.setattr(savepoint, "MIN_WORK_PER_SAVE", 0)  # after every block
     file = task_file(
         model_dir, folder / "out", GIVEN[name], calibration=WINDOWS, resume_dir=str(folder / "resume"), **more
@@ -53,10 +56,11 @@ def going_on(folder, model_dir, name, *, kill, ranks=(1, 1), monkeypatch, **more
 
     statuses = forked(first, ranks[0], folder)
     assert statuses[-1] == -signal.SIGKILL and not (folder / "out").exists()
+    next_block = max((event["next_block"] for event in events_of(folder) if event["kind"] == "saved"), default=0)
     statuses = forked(lambda _: main(["run", str(file)]), ranks[1], folder)
     assert statuses == [0] * ranks[1], (folder / "err.0").read_text()
     assert not (folder / "resume").exists()
-    return events_of(folder)
+    return next_block, events_of(folder)
 
 
 KILLS = {
@@ -72,11 +76,11 @@ KILLS = {
 @pytest.mark.parametrize("kill", with_rare(KILLS, KILLS.keys() - {"in the first block"}))
 def test_killed_anywhere_it_goes_on(undisturbed, tmp_path, monkeypatch, kill):
     model_dir, expected = undisturbed("dense")
-    events = going_on(tmp_path, model_dir, "dense", kill=KILLS[kill], monkeypatch=monkeypatch)
+    next_block, events = going_on(tmp_path, model_dir, "dense", kill=KILLS[kill], monkeypatch=monkeypatch)
     files, before, after, _, layers = seen_of(tmp_path, tmp_path / "out")
     assert (files, before, after, layers) == (expected[0], expected[1], expected[2], expected[4])
     again = {event["block"] for event in events if event["kind"] == "layer_quantized"}
-    assert (len(again) == NUM_BLOCKS) == (kill == "in the first block"), again
+    assert again == set(range(next_block, NUM_BLOCKS)) and (next_block == 0) == (kill == "in the first block")
 
 
 @pytest.mark.slow
@@ -94,7 +98,7 @@ def test_a_damaged_state_is_seen_and_the_job_begins_anew(undisturbed, tmp_path, 
 
     monkeypatch.setattr(savepoint.SavePoint, "load", load_damaged)  # the first time there is nothing to damage
     kill = KILLS["in the third block"]
-    events = going_on(tmp_path, model_dir, "dense", kill=kill, monkeypatch=monkeypatch)
+    _, events = going_on(tmp_path, model_dir, "dense", kill=kill, monkeypatch=monkeypatch)
     files, before, after, _, layers = seen_of(tmp_path, tmp_path / "out")
     assert (files, before, after, layers) == (expected[0], expected[1], expected[2], expected[4])
     again = {event["block"] for event in events if event["kind"] == "layer_quantized"}

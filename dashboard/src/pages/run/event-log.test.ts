@@ -28,6 +28,15 @@ it("reduces events to what the page shows", () => {
   expect(append(log, [event("phase_started", { phase: "export" })]).progress).toBeNull();
 });
 
+it("keeps the block at which a stopped run continues, until the run has ended", () => {
+  const log = append(EMPTY, [
+    event("saved", { next_block: 2, num_blocks: 30 }),
+    event("state_changed", { state: "paused" }),
+  ]);
+  expect(log.saved).toEqual({ next_block: 2, num_blocks: 30 });
+  expect(append(log, [event("state_changed", { state: "cancelled" })]).saved).toBeNull();
+});
+
 it("takes a layer's numbers from the last attempt", () => {
   const layer = (name: string, sqnr_db: number) => ({ name, sqnr_db, block: 0, relative_error: 0, scheme: "" });
   expect(latestLayers([layer("a", 1), layer("b", 2), layer("a", 3)]).map((each) => each.sqnr_db)).toEqual([3, 2]);

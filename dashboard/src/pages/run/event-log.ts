@@ -2,12 +2,20 @@
 import { useEffect, useReducer, useState } from "react";
 import { follow, type Link } from "../../api/stream";
 import type { JobEvent, Layer, Progress, State } from "../../api/types";
+import { FINAL_STATES } from "../../ui/states";
+
+export interface Saved {
+  next_block: number;
+  num_blocks: number;
+}
 
 export interface EventLog {
   layers: Layer[];
   progress: Progress | null;
   state: State | null;
   warnings: string[];
+  /** The progress that was saved last; null if there is none, or it was deleted because the run has ended. */
+  saved: Saved | null;
   /** All events but progress and the metrics of layers. */
   events: JobEvent[];
   memory: { at: number; bytes: number }[];
@@ -19,6 +27,7 @@ export const EMPTY: EventLog = {
   progress: null,
   state: null,
   warnings: [],
+  saved: null,
   events: [],
   memory: [],
   lastSeq: 0,
@@ -50,8 +59,10 @@ export function append(log: EventLog, events: JobEvent[]): EventLog {
     if (event.kind === "state_changed") {
       next.state = data.state as State;
       if (data.state !== "running") next.progress = null;
+      if (FINAL_STATES.has(next.state)) next.saved = null;
     }
     if (event.kind === "phase_started") next.progress = null;
+    if (event.kind === "saved") next.saved = data as unknown as Saved;
     if (event.kind === "warning") next.warnings.push(String(data.message));
     next.events.push(event);
   }

@@ -5,7 +5,7 @@ import { Bar } from "../../ui/basics";
 import { FINAL_STATES } from "../../ui/states";
 import { jobLeftText } from "../job-progress";
 import type { EventLog } from "./event-log";
-import { PHASE_TEXTS, remainingText, type Step, timeline } from "./timeline";
+import { continuesText, PHASE_TEXTS, remainingText, type Step, timeline } from "./timeline";
 
 const SIGNS = { done: "✓", running: "▶", stopped: "✕ stopped", coming: "○" };
 const NARROWEST = 0.04;
@@ -18,6 +18,7 @@ export function Phases({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   const steps = timeline(job, now);
   const present = progress?.phase === job.phase ? progress : null;
   const left = isOver ? "" : jobLeftText(job, present);
+  const continues = continuesText(job, eventLog.saved);
   const total = steps.reduce((sum, { seconds }) => sum + seconds, 0);
   return (
     <section className="card" aria-label="Phases">
@@ -38,6 +39,7 @@ export function Phases({ job, eventLog }: { job: Job; eventLog: EventLog }) {
         </p>
       )}
       {!isOver && job.phase && present && <p className="sub">{remainingText(present, steps)}</p>}
+      {continues && <p className="sub">{continues}</p>}
       {isOver && job.phases.length > 0 && <p className="sub">{formatDuration(total)} in all phases</p>}
     </section>
   );

@@ -1,7 +1,7 @@
 import { expect, it } from "vitest";
 import type { Phase, Progress } from "../../api/types";
 import { jobLeftText } from "../job-progress";
-import { failedText, remainingText, timeline } from "./timeline";
+import { continuesText, failedText, remainingText, timeline } from "./timeline";
 
 const at = (second: number) => new Date(second * 1000).toISOString();
 const phase = (name: string, start: number, end: number | null, more: Partial<Phase> = {}): Phase => ({
@@ -61,4 +61,15 @@ it("says where a run has failed", () => {
   const stopped = phase("quantize", 3, 7, { state: "stopped", done: 3, total: 30, unit: "block" });
   expect(failedText({ state: "failed", phases: [stopped] })).toBe("Failed in quantize, at block 3 of 30, after 4 s");
   expect(failedText({ state: "failed", phases: [] })).toBe("Failed before its first phase");
+});
+
+it("says where a stopped run continues", () => {
+  const saved = { next_block: 12, num_blocks: 30 };
+  const paused = { state: "paused" as const, attempt: 1 };
+  expect(continuesText(paused, saved)).toMatch(/^It continues after block 12 of 30, on a worker with the same disk/);
+  expect(continuesText(paused, null)).toMatch(/^It starts from the beginning: no block was saved/);
+  expect(continuesText({ ...paused, goal: {} }, saved)).toMatch(/^It continues where it stopped/);
+  expect(continuesText({ ...paused, state: "failed" }, null)).toMatch(/^A retry starts from the beginning/);
+  expect(continuesText({ state: "queued", attempt: 0 }, null)).toBe("");
+  expect(continuesText({ state: "running", attempt: 1 }, saved)).toBe("");
 });

@@ -3,6 +3,7 @@ import type { Job, Progress } from "../../api/types";
 import { formatDuration } from "../../format";
 import { FINAL_STATES } from "../../ui/states";
 import { formatProgress, phaseLeftText } from "../job-progress";
+import type { Saved } from "./event-log";
 
 export interface Step {
   name: string;
@@ -74,4 +75,16 @@ export function failedText(job: Phased): string {
   const at = done != null && total != null && unit ? `, at ${formatProgress({ done, total, unit })}` : "";
   const after = end ? `, after ${formatDuration((Date.parse(end) - Date.parse(start)) / 1000)}` : "";
   return `Failed in ${name}${at}${after}`;
+}
+
+/** Where a stopped run goes on: "It continues after block 12 of 30, ...". Empty for a run that does not stand still. */
+export function continuesText(job: Pick<Job, "state" | "attempt"> & { goal?: unknown }, saved: Saved | null): string {
+  const { state, attempt, goal } = job;
+  if (state === "failed" || state === "cancelled")
+    return "A retry starts from the beginning: the saved progress of a run is deleted when the run ends. Any worker with enough memory may take it.";
+  if (attempt === 0 || !["paused", "queued", "retry_wait"].includes(state)) return "";
+  const elsewhere = "on a worker with the same disk; on any other it starts from the beginning.";
+  if (goal) return `It continues where it stopped, ${elsewhere}`;
+  if (!saved) return "It starts from the beginning: no block was saved.";
+  return `It continues after block ${saved.next_block} of ${saved.num_blocks}, ${elsewhere}`;
 }
