@@ -70,6 +70,9 @@ def show_report(report: Report, output_dir: str) -> None:
     if summary.verdict is not None:
         advice = [("advice", summary.verdict.advice)] if summary.verdict.advice else []
         rows[:0] = [("verdict", str(summary.verdict)), *advice]
+    if report.clipping:
+        kind, share = max(report.clipping.items(), key=lambda item: item[1])
+        rows.append(("clipped values", f"at most {share:.3%}, of {kind}"))
     if report.goal is not None:
         rows.insert(0, ("goal", report.goal.why))
         rows += [("other sizes" if number == 0 else "", text) for number, text in enumerate(report.goal.advice)]
@@ -101,6 +104,8 @@ def show_evaluation(result: EvaluationResult) -> None:
     if both:
         table.add_row("kl mean", "", str(both.divergence.kl_mean))
         table.add_row("top1 agreement", "", str(both.divergence.top1_agreement))
+        for each in both.by_position:
+            table.add_row(f"kl mean, positions {each}", "", str(each.kl_mean))
     if result.verdict is not None:
         table.add_row("verdict", "", str(result.verdict))
     if result.drafts is not None:

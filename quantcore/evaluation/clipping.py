@@ -60,6 +60,15 @@ class Clipping:
         shares = {name: int(beyond) / max(1, total) for name, (beyond, total) in self.counts.items()}
         return max(shares.items(), key=lambda item: item[1]) if shares else None
 
+    def by_kind(self) -> dict[str, float]:
+        """Return the clipped share by kind of tensor (``q_proj input``), of all blocks and experts together."""
+        counts: dict[str, tuple[int, int]] = {}
+        for name, (beyond, total) in self.counts.items():
+            kind = name.rpartition(".")[2]
+            before, all_before = counts.get(kind, (0, 0))
+            counts[kind] = (before + int(beyond), all_before + total)
+        return {kind: beyond / max(1, total) for kind, (beyond, total) in counts.items()}
+
     def _see_input(self, name: str, spec: QuantizationSpec, params: QParams) -> Callable[..., None]:
         return lambda _, inputs: self.count(name, inputs[0], spec, params)
 

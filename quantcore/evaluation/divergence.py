@@ -7,7 +7,7 @@ the two distributions and the agreement of their first choices say more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +22,11 @@ from quantcore.evaluation.perplexity import (
     tiles_of,
     token_losses,
 )
-from quantcore.evaluation.quality import AbsoluteQuality, Divergence, Measure, Quality
+from quantcore.evaluation.quality import AbsoluteQuality, Divergence, Measure, PositionQuality, Quality
 from quantcore.evaluation.text import EvaluationText
+
+POSITIONS = (16, 64, 256, 1024, 4096, 16384, 65536)
+"""Last positions of the ranges for which the distance is also given: each is about four times as long as the last."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,23 @@ def summarize_both(measured: Measured, text: EvaluationText) -> Quality:
             top1_agreement=_with_stderr(agrees_NP, scored),
             logit_error=(lost / power).sqrt().item() if power > 0 else 0.0,
         ),
+        by_position=tuple(_by_position(kl_NP, agrees_NP, scored)),
     )
+
+
+def _by_position(kl_NP: torch.Tensor, agrees_NP: torch.Tensor, scored_NP: torch.Tensor) -> Iterator[PositionQuality]:
+    """Yield the distance in each range of POSITIONS in which tokens are scored."""
+    num_positions = scored_NP.shape[1]
+    lasts = [*(last for last in POSITIONS if last < num_positions), num_positions]
+    for first, last in zip([1, *(last + 1 for last in lasts)], lasts, strict=False):
+        range_NP = scored_NP.clone()
+        range_NP[:, : first - 1] = False
+        range_NP[:, last:] = False
+        if num_tokens := int(range_NP.sum()):
+            yield PositionQuality(
+                first=first, last=last, num_tokens=num_tokens, kl_mean=_with_stderr(kl_NP, range_NP),
+                top1_agreement=_with_stderr(agrees_NP, range_NP),
+            )  # fmt: skip
 
 
 def _with_stderr(values_NP: torch.Tensor, scored_NP: torch.Tensor) -> Measure:

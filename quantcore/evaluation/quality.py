@@ -83,6 +83,23 @@ class Divergence(Record):
     logit_error: Number
 
 
+class PositionQuality(Record):
+    """Distance of the predictions at positions ``first`` to ``last`` of a window from the original's.
+
+    Position 1 predicts the second token of a window from the first one.
+    """
+
+    first: int
+    last: int
+    num_tokens: int
+    kl_mean: Measure
+    top1_agreement: Measure
+
+    def __str__(self) -> str:
+        """Return the positions, such as ``17 to 64``."""
+        return f"{self.first} to {self.last}"
+
+
 class AbsoluteQuality(Record):
     """Perplexities of one model on its own."""
 
@@ -95,12 +112,14 @@ class AbsoluteQuality(Record):
 class Quality(AbsoluteQuality):
     """Perplexities of the quantized model (``after``) and of the original (``before``), and the distance between both.
 
-    ``ratio`` is that of the token perplexities; its error comes from the pairs of losses.
+    ``ratio`` is that of the token perplexities; its error comes from the pairs of losses. ``by_position`` has the
+    distance by the position in a window, in a few ranges: see ``divergence.POSITIONS``.
     """
 
     before: Perplexities
     ratio: Measure
     divergence: Divergence
+    by_position: tuple[PositionQuality, ...] = ()
 
 
 class Interval(Record):

@@ -67,9 +67,10 @@ class Proof:
     Every tensor of every export is compared. ``odd_numbers`` names layers with invalid scales. The model that was read
     back runs once, from the plan's main export: files whose tensors are all equal are the same model. So the rest is
     None for the other exports, and for ``file2file``: ``max_logit_difference`` (relative), ``clipping`` (the activation
-    with the largest clipped share, and that share), and if an evaluation was requested ``quality`` (``encoder``, if the
-    model predicts no tokens), ``drafts`` (if it has draft layers that Transformers can run), ``samples`` and
-    ``harness``. ``failed_tasks`` has the reasons for missing results.
+    with the largest clipped share, and that share; ``clipped_by_kind`` has the shares by kind of tensor), and if an
+    evaluation was requested ``quality`` (``encoder``, if the model predicts no tokens), ``drafts`` (if it has draft
+    layers that Transformers can run), ``samples`` and ``harness``. ``failed_tasks`` has the reasons for missing
+    results.
     """
 
     export: str
@@ -78,6 +79,7 @@ class Proof:
     consumer_check: ConsumerCheck = field(default_factory=ConsumerCheck)
     max_logit_difference: float | None = None
     clipping: tuple[str, float] | None = None
+    clipped_by_kind: dict[str, float] = field(default_factory=dict)
     quality: Quality | None = None
     encoder: EncoderQuality | None = None
     drafts: DraftQuality | None = None
@@ -151,7 +153,9 @@ def run_model(
                 code="proof_logits_differ",
                 hint=f"Allowed is {LOGIT_TOLERANCE:.0e}. Please report this: the artifact is not handed out.",
             )
-        proof = replace(proof, max_logit_difference=difference, clipping=clipping.worst())
+        proof = replace(
+            proof, max_logit_difference=difference, clipping=clipping.worst(), clipped_by_kind=clipping.by_kind()
+        )
         if expected.original_states_NTH is None:
             return proof
         states = [state[None].to(streamed.device) for state in expected.original_states_NTH]

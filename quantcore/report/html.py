@@ -9,7 +9,7 @@ from typing import Any
 
 from quantcore.charts.errors import HEIGHT, LEFT, WIDTH, error_chart, grid, height
 from quantcore.evaluation.answers import common_length
-from quantcore.evaluation.quality import DraftQuality, EncoderQuality, Quality, Sample, TaskResults
+from quantcore.evaluation.quality import DraftQuality, EncoderQuality, PositionQuality, Quality, Sample, TaskResults
 from quantcore.report.values import ExportSummary, GoalResult, LayerError, Mix, MixScheme, Report, Summary
 
 _STYLE = """
@@ -52,6 +52,7 @@ def page(report: Report) -> str:
         "" if report.goal is None else _goal(report.goal),
         _gates(report.summary),
         _quality(report.quality, report.drafts) if report.encoder is None else _encoder(report.encoder),
+        _clipping(report.clipping),
         _tasks(report.harness, report.summary.failed_tasks),
         _mix(report.mix),
         _layers(report.layers),
@@ -170,7 +171,21 @@ def _quality(quality: Quality | None, drafts: DraftQuality | None) -> str:
         "<h2>Quality</h2>"
         + _table(caption, ("", "original", "quantized"), rows)
         + _table("Distance from the original", ("", ""), distances)
+        + _positions(quality.by_position)
     )
+
+
+def _positions(ranges: Sequence[PositionQuality]) -> str:
+    rows = [(str(each), str(each.num_tokens), str(each.kl_mean), str(each.top1_agreement)) for each in ranges]
+    heads = ("positions", "tokens", "mean KL divergence", "top-1 agreement")
+    return _table("Distance from the original, by position in a window", heads, rows) if rows else ""
+
+
+def _clipping(shares: Mapping[str, float]) -> str:
+    """Render the clipped share of each kind of tensor, from the largest to the smallest."""
+    rows = [(escape(kind), f"{share:.3%}") for kind, share in sorted(shares.items(), key=lambda item: -item[1])]
+    caption = "Values on held-out text beyond a static range of activations, by kind of tensor, all blocks together"
+    return "<h2>Clipping</h2>" + _table(caption, ("tensor", "clipped"), rows) if rows else ""
 
 
 def _tasks(results: TaskResults | None, failed_tasks: Mapping[str, str]) -> str:

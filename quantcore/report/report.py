@@ -168,8 +168,8 @@ def _quality_in_short(quality: Quality | None) -> dict[str, Any]:
 
 
 def _of_some_kinds(main: Proof) -> dict[str, Any]:
-    """Return the results that only some kinds of models have."""
-    found = {"encoder": main.encoder, "drafts": main.drafts}
+    """Return the results that only some kinds of models or of schemes have."""
+    found = {"encoder": main.encoder, "drafts": main.drafts, "clipping": main.clipped_by_kind or None}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -304,6 +304,11 @@ class Report(Record):
     quality: Quality | None
     encoder: EncoderQuality | None = None
     drafts: DraftQuality | None = None
+    clipping: dict[str, Number] = Field(
+        default_factory=dict,
+        description="Share of the values on held-out text that a static range of activations clips, by kind of tensor:"
+        " `q_proj input` is that of all blocks.",
+    )
     samples: tuple[Sample, ...] | None
     harness: TaskResults | None
     layers: Annotated[tuple[LayerError, ...], Field(min_length=1)]

@@ -49,7 +49,13 @@ REPORT: dict[str, Any] = {
         "before": {"token_perplexity": MEASURE}, "after": {"token_perplexity": MEASURE}, "num_tokens": 6144,
         "divergence": {"kl_mean": MEASURE, "kl_p99": 0.4, "top1_agreement": MEASURE},
         "ratio": {"value": 1.0063, "stderr": 0.001},
+        "by_position": [
+            {"first": first, "last": last, "num_tokens": 192, "kl_mean": {"value": kl, "stderr": 0.01},
+             "top1_agreement": MEASURE}
+            for first, last, kl in ((1, 16, 0.25), (17, 64, 0.125))
+        ],
     },
+    "clipping": {"q_proj input": 0.0002, "down_proj input": 0.0125},
 }  # fmt: skip
 TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -169,6 +175,10 @@ def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     expect(page.get_by_text("+0.63 % ± 0.20 %")).to_be_visible()  # the paired ratio, beside two wide perplexities
     meaning = page.get_by_title("Share of the tokens for which both models")
     expect(meaning).to_have_text("Top-1 agreement")
+    later = page.get_by_role("row").filter(has_text="17 to 64")
+    expect(later).to_contain_text("0.125 ± 0.02")
+    clipped = page.get_by_role("table").filter(has_text="static ranges of activations").get_by_role("row")
+    expect(clipped.nth(1)).to_have_text("down_proj input1.25 %")  # the largest first
     page.get_by_text("Sample outputs: 1 of 2 differ").click()
     expect(page.locator(".samples mark")).to_have_text("cat.")
     use = page.get_by_role("region", name="Use it")

@@ -151,7 +151,16 @@ MEASURED = {
     "source",
 }
 """Fields of report and plan that another run, machine or number of ranks gives other values."""
-ADDED = {"distillation", "experts", "kl_stderr", "perplexity_ratio_stderr", "programs", "verdict"}
+ADDED = {
+    "by_position",
+    "clipping",
+    "distillation",
+    "experts",
+    "kl_stderr",
+    "perplexity_ratio_stderr",
+    "programs",
+    "verdict",
+}
 """Fields that report and plan did not have yet when the record was made."""
 
 

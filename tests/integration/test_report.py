@@ -73,6 +73,20 @@ def test_without_an_evaluation_it_does_too(artifact, schema, tmp_path, proof_in_
     report = run(given.model_copy(update={"evaluation": EvaluationConfig(num_windows=0)}), lambda event: None).to_dict()
     jsonschema.validate(json.loads(json.dumps(report)), schema)
     assert report["quality"] is None and "No evaluation" in (tmp_path / "out" / "report.html").read_text()
+    [most_clipped] = [row["value"] for row in report["summary"]["gates"] if row["name"] == "clipping"]
+    assert "q_proj input" in report["clipping"] and 0 <= max(report["clipping"].values()) <= most_clipped
+    assert "clipping" not in artifact[1]  # of weights alone
+
+
+def test_the_distance_by_position_is_that_of_all_scored_tokens(artifact):
+    quality = artifact[1]["quality"]
+    ranges = quality["by_position"]
+    assert [one["first"] for one in ranges] == [1, 17] and ranges[-1]["last"] == quality["seq_len"] - 1
+    assert sum(one["num_tokens"] for one in ranges) == quality["num_tokens"]
+    for name in ("kl_mean", "top1_agreement"):
+        mean = sum(one[name]["value"] * one["num_tokens"] for one in ranges) / quality["num_tokens"]
+        assert mean == pytest.approx(quality["divergence"][name]["value"], rel=1e-9)
+    assert "17 to 63" in (artifact[0] / "report.html").read_text()
 
 
 def test_every_source_is_named_with_its_windows(artifact, tmp_path, proof_in_this_process):

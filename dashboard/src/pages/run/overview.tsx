@@ -25,6 +25,7 @@ import { Link } from "../../link";
 import { Empty, Facts, scrollable } from "../../ui/basics";
 import { halfInterval } from "../compare/change";
 import { VerdictLevel } from "../job-progress";
+import { ByPosition, Clipping } from "./differences";
 import { type EventLog, latestLayers } from "./event-log";
 import { LayersCard } from "./layers-card";
 import { MemoryCard } from "./memory";
@@ -33,7 +34,7 @@ import { Phases } from "./phases";
 import { publicationText } from "./publish";
 import { Samples } from "./samples";
 import { UseIt } from "./use-it";
-import { divergenceText, ratioText, toneOf } from "./verdict";
+import { divergenceText, measuredText, ratioText, toneOf } from "./verdict";
 
 export function Overview({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   const summary = summaryOf(job);
@@ -168,6 +169,8 @@ function Proof({ report }: { report: Report }) {
         </table>
       </div>
       {report.quality && <Divergence quality={report.quality} drafts={report.drafts} />}
+      {report.quality?.by_position && <ByPosition ranges={report.quality.by_position} />}
+      {report.clipping && <Clipping shares={report.clipping} />}
       {report.summary.gates && <Gates gates={report.summary.gates} />}
       {report.samples && <Samples samples={report.samples} />}
       <p className="sub">
@@ -179,15 +182,12 @@ function Proof({ report }: { report: Report }) {
   );
 }
 
-const withInterval = ({ value, stderr }: Measured, digits: number) =>
-  `${formatNumber(value, digits)}${stderr ? ` ± ${formatNumber(halfInterval(stderr), 2)}` : ""}`;
-
 /** "+0.24 % ± 0.28 %": sharper than both perplexities, because it is measured on pairs of the same tokens. */
 const againstOriginal = ({ value, stderr }: Measured) =>
   value == null ? "–" : `${formatLoss(value - 1)}${stderr ? ` ± ${formatShare(halfInterval(stderr))}` : ""}`;
 
 const acceptance = ({ before, after }: Drafts) =>
-  `${before ? withInterval(before, 3) : "–"} → ${withInterval(after, 3)}`;
+  `${before ? measuredText(before, 3) : "–"} → ${measuredText(after, 3)}`;
 
 function Divergence({ quality, drafts }: { quality: Quality; drafts?: Drafts | null }) {
   const { before, after, ratio, divergence, num_tokens } = quality;
@@ -196,12 +196,12 @@ function Divergence({ quality, drafts }: { quality: Quality; drafts?: Drafts | n
       <h3>Compared with the original on {formatNumber(num_tokens)} tokens, ± half a 95 % interval</h3>
       <Facts
         facts={[
-          ["Perplexity before", withInterval(before.token_perplexity, 5)],
-          ["Perplexity after", withInterval(after.token_perplexity, 5)],
+          ["Perplexity before", measuredText(before.token_perplexity, 5)],
+          ["Perplexity after", measuredText(after.token_perplexity, 5)],
           ["Perplexity vs. original", againstOriginal(ratio)],
-          [LABELS.klMean, withInterval(divergence.kl_mean, 3)],
+          [LABELS.klMean, measuredText(divergence.kl_mean, 3)],
           ["KL divergence (99th percentile)", formatNumber(divergence.kl_p99, 3)],
-          ["Top-1 agreement", withInterval(divergence.top1_agreement, 4)],
+          ["Top-1 agreement", measuredText(divergence.top1_agreement, 4)],
           ...(drafts ? [["Drafted tokens accepted", acceptance(drafts)] as [string, string]] : []),
         ]}
       />

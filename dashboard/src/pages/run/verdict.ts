@@ -17,6 +17,10 @@ export function ratioText({ value, stderr }: Measured) {
   return `Perplexity ${withInterval(value, stderr, show)}`;
 }
 
+/** "0.0123 ± 0.0004": a measurement and half of its 95 % interval. */
+export const measuredText = ({ value, stderr }: Measured, digits: number) =>
+  `${formatNumber(value, digits)}${stderr ? ` ± ${formatNumber(halfInterval(stderr), 2)}` : ""}`;
+
 function withInterval(value: number, stderr: number | null | undefined, show: (value: number) => string) {
   const half = halfInterval(stderr);
   return half ? `${show(value)}, 95 % interval ${show(value - half)} to ${show(value + half)}` : show(value);

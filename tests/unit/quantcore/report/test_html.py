@@ -48,3 +48,13 @@ def test_a_sample_is_marked_from_the_first_difference_on():
     other = sample | {"original": "a dog", "quantized": "a <cat>"}
     assert "<td>a <mark>&lt;cat&gt;</mark></td>" in render(samples=[same, other])
     assert "<mark>" not in render(samples=[same])
+
+
+def test_the_distance_by_position_and_what_is_clipped_are_shown():
+    quality = reports.report()["quality"]
+    assert "by position" not in render() and "Clipping" not in render()
+    measures = {"kl_mean": reports.measure(0.5), "top1_agreement": reports.measure(0.8)}
+    by_position = [{"first": 17, "last": 64, "num_tokens": 576, **measures}]
+    text = render(quality=quality | {"by_position": by_position}, clipping={"q_proj input": 0.001, "<x>": 0.0125})
+    assert '<th scope="row">17 to 64</th><td>576</td><td>0.5 ± 0.2</td><td>0.8 ± 0.2</td>' in text
+    assert text.index("&lt;x&gt;</th><td>1.250%") < text.index("q_proj input</th><td>0.100%")  # the largest first

@@ -28,6 +28,16 @@ def newer() -> dict:
         "memory_by_phase": {"quantize": use, "verify": use}, "kl_stderr": 0.01,
         "perplexity_ratio_stderr": 0.002,
     }  # fmt: skip
+    data["quality"]["by_position"] = [
+        {
+            "first": 1,
+            "last": 16,
+            "num_tokens": 192,
+            "kl_mean": reports.measure(0.2),
+            "top1_agreement": reports.measure(0.8),
+        }
+    ]
+    data["clipping"] = {"down_proj input": 0.0125}
     data["mix"] = None
     data["proof"]["quark"]["consumer_check"] = {"consumer": "Transformers 5", "logit_difference": 0.0, "of_twin": True}
     return data
