@@ -128,8 +128,7 @@ def test_the_chain_of_algorithms_is_edited_by_keyboard(
     page.get_by_role("tab", name="JSON").click()
     request = page.get_by_label("Request JSON")
     expect(request).not_to_have_value(re.compile("algo_config"))  # what was not touched is not asked for
-    page.get_by_role("tab", name="Form").click()
-    page.get_by_text("More settings").click()
+    page.get_by_role("tab", name="Form").click()  # where "More settings" is still open
     chain.get_by_label("Add an algorithm").select_option("awq")  # before what rounds
     expect(chain.get_by_role("listitem")).to_contain_text(["smoothquant", "awq", "gptq"])
     expect(plan.get_by_text("Peak memory")).to_be_visible()

@@ -91,7 +91,7 @@ export const START_GOAL: Goal = { runtime: "vllm", device: "24GB" };
 export const START_SCHEME = { config: { preset: "w4a16" } };
 
 /** The fields of the section "More settings". */
-export const MORE_FIELDS = [
+const MORE_FIELDS = [
   "calibration",
   "evaluation",
   "gate",
@@ -102,6 +102,10 @@ export const MORE_FIELDS = [
   "limits",
   "max_shard_size",
 ] as const satisfies (keyof Body)[];
+
+/** Whether the request sets something in the section "More settings". */
+export const setsMore = (body: Body) =>
+  chainOf(body) !== undefined || MORE_FIELDS.some((name) => body[name] !== undefined);
 
 /** Whether a pointer into the request leads into the section "More settings". */
 export const isInMore = (pointer: string) =>

@@ -12,7 +12,6 @@ import {
   configOf,
   effortOf,
   labelsText,
-  MORE_FIELDS,
   presetOf,
   readLabels,
   START_MIX,
@@ -31,23 +30,26 @@ import type { Schema } from "./schema";
 import { SchemaForm } from "./schema-form";
 import { TextFields } from "./text-fields";
 
+/** The section "More settings": its owner knows if it is open, so that it stays so while another tab is shown. */
+interface More {
+  isOpen: boolean;
+  onToggle: (isOpen: boolean) => void;
+}
+
 /** `planned`: the algorithms of the current request's plan, once it is there. */
-export function JobForm({ isMoreWrong, planned, ...props }: Props & { isMoreWrong: boolean; planned?: Algorithm[] }) {
+export function JobForm({ more, planned, ...props }: Props & { more: More; planned?: Algorithm[] }) {
   const { body } = props;
   const query = useQuery("presets", (signal) => get<List<Preset>>("/v1/presets", {}, signal));
   const presets = query.data?.data ?? [];
   const preset = presets.find((each) => each.name === presetOf(body) || each.aliases.includes(presetOf(body) ?? ""));
   const recommended = planned ?? (preset?.recipes[effortOf(body)] as Algorithm[] | undefined) ?? [];
-  const [isMoreOpen, setIsMoreOpen] = useState(
-    () => chainOf(body) !== undefined || MORE_FIELDS.some((name) => body[name] !== undefined),
-  );
   return (
     <>
       <ModelFields {...props} />
       <SchemeFields {...props} presets={presets} preset={preset} recommended={recommended} />
-      <details open={isMoreOpen || isMoreWrong} onToggle={(event) => setIsMoreOpen(event.currentTarget.open)}>
+      <details open={more.isOpen} onToggle={(event) => more.onToggle(event.currentTarget.open)}>
         <summary>More settings: algorithms, calibration, evaluation, publishing, name and limits</summary>
-        {(isMoreOpen || isMoreWrong) && <ChainFields {...props} recommended={recommended} />}
+        {more.isOpen && <ChainFields {...props} recommended={recommended} />}
         <CalibrationFields {...props} />
         <MeasureFields {...props} />
         <PublishFields {...props} />

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useState } from "react";
 import { get, Problem, request } from "../../api/client";
 import type { Job, List, Plan, Preset } from "../../api/types";
 import { Code, Failure, Loading, TabPanel, Tabs, Title } from "../../ui/basics";
-import { type Algorithm, type Body, bodyOf, isInMore, START_GOAL } from "./body";
+import { type Algorithm, type Body, bodyOf, isInMore, START_GOAL, setsMore } from "./body";
 import { JobForm } from "./form";
 import { PlanPanel } from "./plan-panel";
 import { asCommand, asCurl, asPython, missingInCommand } from "./snippets";
@@ -41,12 +41,14 @@ export default function NewJob() {
 function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void }) {
   const navigate = useNavigate();
   const [tab, setTab] = useState("form");
+  const [isMoreOpen, setIsMoreOpen] = useState(() => setsMore(body));
   const [failed, setFailed] = useState<Error>();
   const [busy, setBusy] = useState(false);
   const { plan, error, isPlanning } = usePlan(body);
   const errors = useMemo(() => byPointer(error), [error]);
   const errorAt = (pointer: string) => errors.get(pointer);
   const isMoreWrong = [...errors.keys()].some(isInMore);
+  const more = { isOpen: isMoreOpen || isMoreWrong, onToggle: setIsMoreOpen };
   const planned = isPlanning ? undefined : (plan?.config.algo_config as Algorithm[] | undefined);
 
   const submit = async () => {
@@ -67,7 +69,7 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
         <Tabs tabs={TABS} shown={tab} onShow={setTab} label="Request editor" />
         <TabPanel shown={tab}>
           {tab === "form" && (
-            <JobForm body={body} onChange={onChange} errorAt={errorAt} isMoreWrong={isMoreWrong} planned={planned} />
+            <JobForm body={body} onChange={onChange} errorAt={errorAt} more={more} planned={planned} />
           )}
           {tab === "json" && <JsonTab body={body} onChange={onChange} />}
           {tab === "code" && <CodeTab body={body} />}
