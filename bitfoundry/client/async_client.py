@@ -123,12 +123,14 @@ class AsyncClient(Twin[Client]):
     stream_logs = streamed(Client.stream_logs)
     inspect = asked(Client.inspect)
     models = streamed(Client.models)
+    model_folders = asked(Client.model_folders)
     results_of = asked(Client.results_of)
     presets = asked(Client.presets)
     readiness = asked(Client.readiness)
     wait = asked(Client.wait)
     artifacts = asked(Client.artifacts)
     download = asked(Client.download)
+    download_tar = asked(Client.download_tar)
 
     def __init__(
         self,

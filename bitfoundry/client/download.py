@@ -1,7 +1,11 @@
-"""Downloads a file of an artifact: checked against its SHA-256, and continued where it was interrupted."""
+"""Downloads an artifact, file by file or as one tar file. Each file is checked against its SHA-256.
+
+A single file continues where it was interrupted.
+"""
 
 import hashlib
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 import httpx2
@@ -40,6 +44,45 @@ def download(service: Transport, path: str, file: ArtifactFile, folder: Path, on
         partial.unlink()
         raise BitfoundryError(f"{file.path} arrived damaged", hint="download again")
     partial.replace(target)
+
+
+def download_tar(service: Transport, path: str, files: Sequence[ArtifactFile], target: Path) -> None:
+    """Download the tar file at `path` of the service, which holds `files`, as `target`.
+
+    `target` appears, or is replaced, once it is whole. Raises ApiError and BitfoundryError.
+    """
+    if target.is_dir():
+        raise BitfoundryError(f"{target} is a folder", hint="name a file, such as model.tar")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        with service.stream(path) as answer, partial.open("wb") as out:
+            for chunk in answer.iter_bytes():
+                out.write(chunk)
+        _check_tar(partial, files)
+        partial.replace(target)
+    except httpx2.TransportError as error:
+        raise BitfoundryError(
+            f"the download broke off: {error}",
+            hint="download again; if it breaks off at the same place, a download without --tar names the damaged file",
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _check_tar(path: Path, files: Sequence[ArtifactFile]) -> None:
+    """Raise BitfoundryError unless the tar file holds exactly `files`, in one folder."""
+    hashes = {}
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for entry in archive:
+                content = archive.extractfile(entry)
+                name = entry.name.partition("/")[2]
+                hashes[name] = hashlib.file_digest(content, "sha256").hexdigest() if content else ""  # type: ignore[arg-type]
+    except tarfile.TarError as error:
+        raise BitfoundryError(f"the tar file arrived damaged: {error}", hint="download again") from error
+    if hashes != {file.path: file.sha256 for file in files}:
+        raise BitfoundryError("the tar file does not hold the files of the artifact", hint="download again")
 
 
 def _fetch_rest(

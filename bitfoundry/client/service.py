@@ -23,19 +23,18 @@ from bitfoundry.client.answers import (
     Inspection,
     Job,
     LogLine,
-    ModelResults,
     Plan,
     Summary,
     Sweep,
-    UsedModel,
 )
 from bitfoundry.client.bodies import JobOptions, given, job_body, model_of
 from bitfoundry.client.chats import Chats
 from bitfoundry.client.connection import Connection
 from bitfoundry.client.datasets import Datasets
-from bitfoundry.client.download import download
+from bitfoundry.client.download import download, download_tar
 from bitfoundry.client.filters import JobFilter, query_of
 from bitfoundry.client.follow import follow
+from bitfoundry.client.model_answers import ModelFolders, ModelResults, UsedModel
 from bitfoundry.client.retention import Retention
 from bitfoundry.client.shares import Shares
 from bitfoundry.client.transport import Transport
@@ -273,6 +272,10 @@ class Client:
         for page in self._pages("/v1/models", {"limit": page_size}):
             yield from (UsedModel.model_validate(each) for each in page["data"])
 
+    def model_folders(self) -> ModelFolders:
+        """Return the models on the server, below the folders that jobs may read. A job names one by its path."""
+        return ModelFolders.model_validate(self._service.send("GET", "/v1/models/folders").json())
+
     def results_of(self, model: str | Path) -> ModelResults:
         """Return all results of a model, newest first; `model` is a name that `models` yields, or as in `submit`.
 
@@ -333,6 +336,14 @@ class Client:
         for file in self.artifacts(job_id):
             download(self._service, f"{_path(job_id)}/artifacts/{quote(file.path)}", file, folder, on_bytes)
         return folder
+
+    def download_tar(self, job_id: str, target: Path) -> Path:
+        """Download the whole artifact as the tar file `target`, and check each file in it against its SHA-256.
+
+        Unlike `download`, a broken download starts again. Raises ApiError and BitfoundryError.
+        """
+        download_tar(self._service, f"{_path(job_id)}/artifacts.tar", self.artifacts(job_id), target)
+        return target
 
     def close(self) -> None:
         self._service.close()

@@ -189,13 +189,19 @@ def presets(client: Client, as_json: AsJson = False) -> None:
 def download(
     client: Client,
     job_id: JobId,
-    folder: Annotated[Path | None, typer.Argument(help="Folder for the files. [default: ./JOB_ID]")] = None,
+    target: Annotated[
+        Path | None, typer.Argument(help="Folder for the files, or the tar file. [default: ./JOB_ID, ./JOB_ID.tar]")
+    ] = None,
+    tar: Annotated[bool, typer.Option("--tar", help="One tar file. It cannot be resumed.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Download a job's artifact and verify the SHA-256 of each file. Run it again to resume."""
-    target = client.download(job_id, folder or Path(job_id))
+    if tar:
+        target = client.download_tar(job_id, target or Path(f"{job_id}.tar"))
+    else:
+        target = client.download(job_id, target or Path(job_id))
     if as_json:
-        terminal.print_json({"folder": str(target.absolute())})
+        terminal.print_json({"file" if tar else "folder": str(target.absolute())})
     else:
         terminal.out.print(f"Downloaded and verified: {target}", soft_wrap=True)
 

@@ -7,10 +7,19 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from bitfoundry.client.answers import BriefResult, ModelResults, ParentResult, Recipe, Result, UsedModel
+from bitfoundry.client.answers import Recipe
+from bitfoundry.client.model_answers import (
+    BriefResult,
+    ModelFolders,
+    ModelResults,
+    ParentResult,
+    Result,
+    UsedModel,
+)
 from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, with_client
+from bitfoundry.errors import BitfoundryError
 
 RECIPE_WIDTH = 22  # characters: beside it and the KL divergence an id still fits into a line of 80
 NAME_WIDTH = 18  # beside the time
@@ -23,9 +32,19 @@ def models(
     model: Annotated[
         str | None, typer.Argument(help="Path on the server, or a model on the Hub: show its results over time.")
     ] = None,
+    folders: Annotated[bool, typer.Option("--folders", help="List the models on the server instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the models that jobs used, newest activity first, or the results of one MODEL."""
+    if folders:
+        if model is not None:
+            raise BitfoundryError("--folders lists all models on the server", hint="leave MODEL out")
+        on_server = client.model_folders()
+        if as_json:
+            terminal.print_json(on_server.model_dump(mode="json"))
+        else:
+            terminal.out.print(folders_details(on_server))
+        return
     if model is not None:
         found = client.results_of(model)
         terminal.print_json(found.model_dump(mode="json")) if as_json else terminal.out.print(results_details(found))
@@ -36,6 +55,13 @@ def models(
     else:
         nothing = "No job has used a model yet. Create the first one: `bitfoundry submit MODEL --quant_scheme w4a16`."
         terminal.out.print(models_table(used) if used else nothing)
+
+
+def folders_details(found: ModelFolders) -> RenderableType:
+    """Return the models on the server as a table of paths and sizes."""
+    rows = [(each.path, terminal.megabytes(each.size_bytes)) for each in found.data]
+    table = _table(("model", "size"), rows) if rows else "No model was found below the folders that jobs may read."
+    return table if found.is_complete else Group(table, "Not all folders were searched: there may be more models.")
 
 
 def models_table(models: Sequence[UsedModel]) -> Table:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -176,8 +177,9 @@ def test_the_commands_speak_the_whole_contract(
 
 
 def test_the_commands_follow_a_job(
-    command: Callable[..., Any], make_model: MakeModel, start_here: Callable[..., Supervisor], sessions: Sessions
-) -> None:
+    command: Callable[..., Any], make_model: MakeModel, start_here: Callable[..., Supervisor], sessions: Sessions,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     model = make_model(mode="steady", log="ERROR bad")
     job = command(f"submit {model} -c fp8")
     started = time.monotonic()
@@ -193,6 +195,13 @@ def test_the_commands_follow_a_job(
     assert [event["data"]["state"] for event in events] == ["queued", "running", "succeeded"]
     assert [each["num_results"] for each in command("models")] == [1]
     assert [each["job_id"] for each in command(f"models {model}")["data"]] == [job["id"]]
+    assert str(model) in [each["path"] for each in command("models --folders")["data"]]
+    assert "leave MODEL out" in command(f"models {model} --folders", status=1)["error"]["hint"]
+    monkeypatch.chdir(tmp_path)
+    [whole] = command(f"download {job['id']} --tar").values()
+    assert whole == str(tmp_path / f"{job['id']}.tar")
+    with tarfile.open(whole) as archive:
+        assert {name.partition("/")[2] for name in archive.getnames()} > {"MANIFEST.json"}
     inside = command(f"show {job['id']}")["artifact"]["path"] + "/quark"
     with sessions.begin() as session:
         parents = lineage.find_parents(session, projects.DEFAULT, [inside])

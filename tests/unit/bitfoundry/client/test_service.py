@@ -1,7 +1,9 @@
 """The client against a scripted service: what it sends, what it makes of answers, and what it refuses to write."""
 
 import hashlib
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -246,6 +248,45 @@ def test_a_damaged_file_is_not_kept(tmp_path: Path) -> None:
     with pytest.raises(BitfoundryError, match="arrived damaged"):
         client.download("job_1", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for path, content in files.items():
+            entry = tarfile.TarInfo(f"model-123456/{path}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return file.getvalue()
+
+
+FILES = {"quark/model.safetensors": b"weights" * 200, "MANIFEST.json": b"{}"}
+
+
+def test_a_tar_file_is_downloaded_and_checked(tmp_path: Path) -> None:
+    client, _ = serve_files(FILES, sent={".tar": tar_of(FILES)})
+    assert client.download_tar("job_1", tmp_path / "new" / "a.tar") == tmp_path / "new" / "a.tar"
+    assert (tmp_path / "new" / "a.tar").read_bytes() == tar_of(FILES)
+    with pytest.raises(BitfoundryError, match="is a folder"):
+        client.download_tar("job_1", tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (tar_of(FILES | {"MANIFEST.json": b"[]"}), "does not hold"),
+        (tar_of({"MANIFEST.json": b"{}"}), "does not hold"),
+        (tar_of(FILES | {"more": b""}), "does not hold"),
+        (tar_of(FILES)[:1000], "arrived damaged"),
+        (b"no tar file", "arrived damaged"),
+    ],
+)
+def test_a_damaged_tar_file_is_not_kept(tmp_path: Path, sent: bytes, message: str) -> None:
+    client, _ = serve_files(FILES, sent={".tar": sent})
+    (tmp_path / "a.tar").write_bytes(b"an earlier one")
+    with pytest.raises(BitfoundryError, match=message):
+        client.download_tar("job_1", tmp_path / "a.tar")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"an earlier one"]
 
 
 @pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "..\\evil", "", "a\0b"])

@@ -17,13 +17,12 @@ from bitfoundry.client.answers import (
     Job,
     KeptTensor,
     LogLine,
-    ModelResults,
     Plan,
     Summary,
     Sweep,
-    UsedModel,
 )
 from bitfoundry.client.connection import Connection
+from bitfoundry.client.model_answers import ModelFolders, ModelResults, UsedModel
 from bitfoundry.client.user_config import UserConfig
 from bitfoundry.commands import main as cli
 from bitfoundry.commands import options
@@ -109,10 +108,11 @@ class FakeClient:
                 **dict.fromkeys(("submit_sweep", "sweep", "cancel_sweep"), SWEEP),
                 "presets": [{"name": "fp8", "title": "eight bits", "recipes": {"balanced": [{"name": "gptq"}]}}],
                 "artifacts": [ArtifactFile(path="a", bytes=1, sha256="0")],
-                "download": args[1] if len(args) > 1 else None,
+                **dict.fromkeys(("download", "download_tar"), args[1] if len(args) > 1 else None),
                 "plan": PLAN,
                 "models": iter([UsedModel(name="/m", num_jobs=2, num_results=0, active_at="2026-11-21T12:00:00Z")]),
                 "results_of": ModelResults(model="/m", data=[]),
+                "model_folders": ModelFolders(data=[], is_complete=True),
             }
             return answers.get(name, JOB)
 
@@ -147,8 +147,10 @@ COMMANDS: list[list[str]] = [
     ["sweep", "cancel", "swp_1"],
     ["presets"],
     ["download", "job_1"],
+    ["download", "job_1", "--tar"],
     ["models"],
     ["models", "/m"],
+    ["models", "--folders"],
 ]
 
 

@@ -2,7 +2,16 @@
 
 import pytest
 
-from bitfoundry.client.answers import BriefResult, ModelResults, ParentResult, Recipe, Result, UsedModel
+from bitfoundry.client.answers import Recipe
+from bitfoundry.client.model_answers import (
+    BriefResult,
+    ModelFolder,
+    ModelFolders,
+    ModelResults,
+    ParentResult,
+    Result,
+    UsedModel,
+)
 from bitfoundry.commands import models
 from tests.support.terminals import shown
 
@@ -47,6 +56,14 @@ def test_models_fit_80_characters() -> None:
     assert f"{MODEL}2026-11-21T12:00:00org/name" in unfolded(text, 0, lines[0].index("jobs"))
     for whole in ("35,000.0 MB (25 %), faithful", "none measured"):
         assert whole in text, whole
+
+
+def test_models_on_the_server_are_listed_with_their_sizes() -> None:
+    found = ModelFolders(data=[ModelFolder(path="/models/tiny", size_bytes=269_060_552)], is_complete=True)
+    text = shown(models.folders_details(found))
+    assert "/models/tiny" in text and "269.1 MB" in text and "more models" not in text
+    assert "there may be more models" in shown(models.folders_details(found.model_copy(update={"is_complete": False})))
+    assert "No model was found" in shown(models.folders_details(found.model_copy(update={"data": []})))
 
 
 def test_a_model_without_results_says_so() -> None:
