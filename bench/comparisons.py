@@ -68,7 +68,7 @@ class Results:
         }  # fmt: skip
 
     def _compared(self, new: Measured, old: Measured) -> dict[str, Any]:
-        return compare_measured(new, old, self.text.scored_NP)
+        return compare_measured(new, old, self.text.scored_NP, strata_N=self.text.strata_N)
 
 
 def kl_of(measured: Measured) -> float:

@@ -39,12 +39,14 @@ T = TypeVar("T", bound=Sized)
 class TokenWindows:
     """Token ids. ``calibration_NT`` and ``held_out_NT`` come from different parts of the text and never overlap.
 
-    The media are those of each window if any source has some, and ``placeholders`` the tokens that stand for them.
-    ``left_out`` says which of them were not read, if any.
+    ``held_out_strata_N`` numbers the source, or the kind of built-in text, that each held-out window is from; None if
+    there is one. The media are those of each window if any source has some, and ``placeholders`` the tokens that stand
+    for them. ``left_out`` says which of them were not read, if any.
     """
 
     calibration_NT: torch.Tensor
     held_out_NT: torch.Tensor
+    held_out_strata_N: torch.Tensor | None = None
     calibration_media: tuple[Media, ...] = ()
     held_out_media: tuple[Media, ...] = ()
     placeholders: frozenset[int] = frozenset()
@@ -101,9 +103,15 @@ def token_windows(
             found.append(text_or_media(part, hears, of_text, media and partial(windows_with_media, part, *wanted)))
     learned, held_out = (_alternating(windows) for windows in zip(*found, strict=True))
     if reader is None:
-        return TokenWindows(learned.ids_NT, held_out.ids_NT)
+        return TokenWindows(learned.ids_NT, held_out.ids_NT, held_out.strata_N)
     return TokenWindows(
-        learned.ids_NT, held_out.ids_NT, learned.media, held_out.media, reader.placeholders, reader.left_out
+        learned.ids_NT,
+        held_out.ids_NT,
+        held_out.strata_N,
+        learned.media,
+        held_out.media,
+        reader.placeholders,
+        reader.left_out,
     )
 
 
@@ -183,10 +191,11 @@ def _check_enough(
 
 @dataclass(frozen=True)
 class Windows:
-    """Token ids [N, T] of windows and their media; () if no window has any."""
+    """Token ids [N, T] of windows, their media (() if no window has any), and the number of the text each is from."""
 
     ids_NT: torch.Tensor
     media: tuple[Media, ...] = ()
+    strata_N: torch.Tensor | None = None
 
 
 def _alternating(windows: Sequence[Windows]) -> Windows:
@@ -197,7 +206,18 @@ def _alternating(windows: Sequence[Windows]) -> Windows:
     return Windows(
         torch.cat([part.ids_NT for part in windows])[order],
         tuple(media[place] for place in order) if any(media) else (),
+        _strata(windows)[order],
     )
+
+
+def _strata(windows: Sequence[Windows]) -> torch.Tensor:
+    """Number the texts of all ``windows`` one after the other: [N]."""
+    strata, num_strata = [], 0
+    for part in windows:
+        own_N = torch.zeros(len(part.ids_NT), dtype=torch.long) if part.strata_N is None else part.strata_N
+        strata.append(own_N + num_strata)
+        num_strata = int(strata[-1].max()) + 1 if len(own_N) else num_strata
+    return torch.cat(strata)
 
 
 def _divide_all(documents: Iterable[str], tokens_of: Callable[[str], Iterable[int]]) -> tuple[array[int], array[int]]:

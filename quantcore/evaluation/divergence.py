@@ -111,32 +111,32 @@ def summarize_both(measured: Measured, text: EvaluationText) -> Quality:
         num_tokens=alone.num_tokens,
         after=alone.after,
         before=perplexities(measured.original_losses_NP, text),
-        ratio=exponential(*mean_and_stderr(measured.losses_NP - measured.original_losses_NP, scored)),
+        ratio=exponential(*mean_and_stderr(measured.losses_NP - measured.original_losses_NP, scored, text.strata_N)),
         divergence=Divergence(
-            kl_mean=_with_stderr(kl_NP, scored),
+            kl_mean=_with_stderr(kl_NP, scored, text),
             kl_p99=kl_NP[scored].kthvalue(math.ceil(0.99 * int(scored.sum()))).values.item(),
-            top1_agreement=_with_stderr(agrees_NP, scored),
+            top1_agreement=_with_stderr(agrees_NP, scored, text),
             logit_error=(lost / power).sqrt().item() if power > 0 else 0.0,
         ),
-        by_position=tuple(_by_position(kl_NP, agrees_NP, scored)),
+        by_position=tuple(_by_position(kl_NP, agrees_NP, text)),
     )
 
 
-def _by_position(kl_NP: torch.Tensor, agrees_NP: torch.Tensor, scored_NP: torch.Tensor) -> Iterator[PositionQuality]:
+def _by_position(kl_NP: torch.Tensor, agrees_NP: torch.Tensor, text: EvaluationText) -> Iterator[PositionQuality]:
     """Yield the distance in each range of POSITIONS in which tokens are scored."""
-    num_positions = scored_NP.shape[1]
+    num_positions = text.scored_NP.shape[1]
     lasts = [*(last for last in POSITIONS if last < num_positions), num_positions]
     for first, last in zip([1, *(last + 1 for last in lasts)], lasts, strict=False):
-        range_NP = scored_NP.clone()
+        range_NP = text.scored_NP.clone()
         range_NP[:, : first - 1] = False
         range_NP[:, last:] = False
         if num_tokens := int(range_NP.sum()):
             yield PositionQuality(
-                first=first, last=last, num_tokens=num_tokens, kl_mean=_with_stderr(kl_NP, range_NP),
-                top1_agreement=_with_stderr(agrees_NP, range_NP),
+                first=first, last=last, num_tokens=num_tokens, kl_mean=_with_stderr(kl_NP, range_NP, text),
+                top1_agreement=_with_stderr(agrees_NP, range_NP, text),
             )  # fmt: skip
 
 
-def _with_stderr(values_NP: torch.Tensor, scored_NP: torch.Tensor) -> Measure:
-    mean, stderr = mean_and_stderr(values_NP, scored_NP)
+def _with_stderr(values_NP: torch.Tensor, counts_NP: torch.Tensor, text: EvaluationText) -> Measure:
+    mean, stderr = mean_and_stderr(values_NP, counts_NP, text.strata_N)
     return Measure(value=mean, stderr=stderr)

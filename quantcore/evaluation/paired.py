@@ -15,7 +15,7 @@ import torch
 
 from quantcore.errors import ConfigError
 from quantcore.evaluation.divergence import Measured
-from quantcore.evaluation.perplexity import LARGEST_EXPONENT, mean_and_stderr, ratio_and_stderr, sums_of
+from quantcore.evaluation.perplexity import LARGEST_EXPONENT, mean_and_stderr, ratio_and_stderr, strata, sums_of
 from quantcore.evaluation.quality import Change, Interval
 
 MIN_WINDOWS = 8
@@ -25,12 +25,14 @@ POWER = 0.95
 """Probability with which ``smallest_kl_change`` is found."""
 
 
-def compare_measured(new: Measured, old: Measured, scored_NP: torch.Tensor, tolerance: float = 0.0) -> dict[str, Any]:
+def compare_measured(
+    new: Measured, old: Measured, scored_NP: torch.Tensor, tolerance: float = 0.0, strata_N: torch.Tensor | None = None
+) -> dict[str, Any]:
     """Return the verdict, the changes and their intervals, as fields of PairedQuality.
 
-    The interval of the KL ratio is that of its logarithm: the error of a ratio of sums over windows (Cochran, Sampling
-    Techniques, 6.4) by the delta method, and Student's t of the windows less one. Raises ConfigError for fewer than
-    MIN_WINDOWS windows, and for an old model that does not differ from the original.
+    The interval of the KL ratio is that of its logarithm: the error of a ratio of sums over windows by the delta
+    method, and Student's t of the windows less the strata (see ``perplexity.ratio_and_stderr``). Raises
+    ConfigError for fewer than MIN_WINDOWS windows, and for an old model that does not differ from the original.
     """
     assert new.distances_NP4 is not None and old.distances_NP4 is not None
     if len(scored_NP) < MIN_WINDOWS:
@@ -47,12 +49,13 @@ def compare_measured(new: Measured, old: Measured, scored_NP: torch.Tensor, tole
             code="not_comparable",
             hint="Measure the new one alone: bitfoundry evaluate NEW --against ORIGINAL.",
         )
-    deviations = student_quantile((1 + CONFIDENCE) / 2, len(scored_NP) - 1)
-    ratio, stderr = ratio_and_stderr(sums_of(kl_NP, scored_NP), old_kl_N)
+    num_degrees = len(scored_NP) - len(strata(strata_N, len(scored_NP)))
+    deviations = student_quantile((1 + CONFIDENCE) / 2, num_degrees)
+    ratio, stderr = ratio_and_stderr(sums_of(kl_NP, scored_NP), old_kl_N, strata_N)
     error = stderr / ratio if stderr and ratio else 0.0
     kl_change = _interval(math.log(ratio) if ratio else -math.inf, deviations * error, math.expm1)
-    loss, loss_error = mean_and_stderr(new.losses_NP - old.losses_NP, scored_NP)
-    top1, top1_error = mean_and_stderr(agrees_NP - old_agrees_NP, scored_NP)
+    loss, loss_error = mean_and_stderr(new.losses_NP - old.losses_NP, scored_NP, strata_N)
+    top1, top1_error = mean_and_stderr(agrees_NP - old_agrees_NP, scored_NP, strata_N)
     return {
         "verdict": judge(kl_change, tolerance),
         "tolerance": tolerance,
@@ -71,7 +74,7 @@ def judge(kl_change: Interval, tolerance: float) -> Change:
 
 
 def student_quantile(share: float, num_degrees: int) -> float:
-    """Return the quantile of Student's t, within 0.05 % from 7 degrees of freedom on.
+    """Return the quantile of Student's t, within 0.05 % from 4 degrees of freedom on.
 
     It is the expansion 26.7.5 of Abramowitz and Stegun, Handbook of Mathematical Functions.
     """

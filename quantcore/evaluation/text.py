@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ class EvaluationText:
     ``first_N``: the first scored place of each window, 1 or more; places before it are only context.
     ``num_words`` and ``num_bytes`` are those of the scored text. ``targets_NP``: the token that each of the P outputs
     of a model predicts, -1 where none is scored; None if output t predicts token t + 1. ``media`` are those of each
-    window, if any has some: tokens that stand for them are not scored.
+    window, if any has some: tokens that stand for them are not scored. ``strata_N`` numbers the texts that give a fixed
+    number of windows each; None for one text.
     """
 
     ids_NT: torch.Tensor
@@ -52,6 +53,7 @@ class EvaluationText:
     num_bytes: int
     targets_NP: torch.Tensor | None = None
     media: tuple[Media, ...] = ()
+    strata_N: torch.Tensor | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def of_windows(ids_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> Eval
 def of_held_out(windows: TokenWindows, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
     """Return the held-out ``windows``, in which tokens that stand for images or sound are not scored."""
     ids_NT = windows.held_out_NT
-    text = of_windows(ids_NT, tokenizer)
+    text = replace(of_windows(ids_NT, tokenizer), strata_N=windows.held_out_strata_N)
     return _with_media(text, windows.held_out_media, windows.is_placeholder(ids_NT), tokenizer)
 
 
@@ -98,8 +100,12 @@ def _with_media(
     if not any(media):
         return text
     targets_NP = text.ids_NT[:, 1:].masked_fill(is_placeholder_NT[:, 1:], -1)
-    counts = _count(tokenizer, [row[row >= 0].tolist() for row in targets_NP])
-    return EvaluationText(text.ids_NT, text.first_N, *counts, targets_NP, tuple(media))
+    return replace(_scoring(text, targets_NP, tokenizer), media=tuple(media))
+
+
+def _scoring(text: EvaluationText, targets_NP: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
+    num_words, num_bytes = _count(tokenizer, [row[row >= 0].tolist() for row in targets_NP])
+    return replace(text, targets_NP=targets_NP, num_words=num_words, num_bytes=num_bytes)
 
 
 def of_stream(ids_T: torch.Tensor, tokenizer: PreTrainedTokenizerBase, seq_len: int, stride: int) -> EvaluationText:
@@ -158,8 +164,7 @@ def for_kind(text: EvaluationText, kind: Kind, tokenizer: PreTrainedTokenizerBas
         ids_NT, targets_NP = _masked(ids_NT, tokenizer)
     else:
         targets_NP = ids_NT[:, :0]  # it predicts no tokens
-    scored = [row[row >= 0].tolist() for row in targets_NP]
-    return EvaluationText(ids_NT, text.first_N, *_count(tokenizer, scored), targets_NP.clone(), text.media)
+    return _scoring(replace(text, ids_NT=ids_NT), targets_NP.clone(), tokenizer)
 
 
 def with_special_tokens(ids_NT: torch.Tensor, kind: Kind, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:

@@ -23,7 +23,7 @@ from quantcore.evaluation.architecture import prove_twin
 from quantcore.evaluation.command import find_model
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.quality import Quality
-from quantcore.evaluation.text import EvaluationText, of_windows
+from quantcore.evaluation.text import EvaluationText, of_held_out
 from quantcore.events import Emit, PhaseStarted
 from quantcore.export import EXPORTERS, layouts_of
 from quantcore.mixed_precision.choice import Mix, Option, Unit, mixes, of_size
@@ -133,7 +133,7 @@ def read_texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer, calibration.chat_template_kwargs),
     )
-    return windows.calibration_NT, of_windows(windows.held_out_NT, tokenizer)
+    return windows.calibration_NT, of_held_out(windows, tokenizer)
 
 
 def units_of(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> list[Unit]:

@@ -52,6 +52,7 @@ class Expectation:
             "held_out": self.held_out.ids_NT,
             "first_scored": self.held_out.first_N,
             "targets": self.held_out.targets_NP,
+            "strata": self.held_out.strata_N,
             "probe_logits": self.probe_logits,
             "original_states": self.original_states_NTH,
         }
@@ -74,8 +75,9 @@ class Expectation:
                 _, window, own = name.split(".", 2)
                 media[int(window)][own] = tensor
         held_out = EvaluationText(
-            *texts, **record["counts"], targets_NP=tensors.get("targets"), media=tuple(media) if any(media) else ()
-        )
+            *texts, **record["counts"], targets_NP=tensors.get("targets"), media=tuple(media) if any(media) else (),
+            strata_N=tensors.get("strata"),
+        )  # fmt: skip
         states = tensors.get("original_states")
         return cls(held_out, tensors["probe_logits"], states, record["model"], **record["digests"])
 

@@ -58,7 +58,8 @@ def measure_change(
         of_new, of_old = (_measured(model, (head, states), text, emit) for model in models)
     return PairedQuality(
         new=new, old=old, against=against, environment=environment(), new_quality=summarize_both(of_new, text),
-        old_quality=summarize_both(of_old, text), **compare_measured(of_new, of_old, text.scored_NP, tolerance),
+        old_quality=summarize_both(of_old, text),
+        **compare_measured(of_new, of_old, text.scored_NP, tolerance, text.strata_N),
     )  # fmt: skip
 
 

@@ -77,6 +77,9 @@ def test_both_parts_hold_every_kind_in_its_proportion_and_share_nothing() -> Non
         for kind in KINDS:
             assert abs(kinds.count(kind) - len(kinds) * sizes[kind] / sum(sizes.values())) <= 2, kind
         assert len(set(kinds[: len(kinds) // 2])) >= 3  # they alternate
+    assert found.held_out_strata_N is not None
+    numbers = zip(found.held_out_strata_N.tolist(), map(kind_of, found.held_out_NT.tolist()), strict=True)
+    assert set(numbers) == set(enumerate(KINDS))
     every_fourth = {text for kind in KINDS for text in read_kind(kind)[3::4]}
     held_out = "".join(every_fourth)
     for window in found.held_out_NT.tolist():

@@ -128,6 +128,7 @@ def test_each_source_gives_its_share_of_both_parts(two, rows):
     alone = windows(rows, num_samples=2, num_held_out=1)  # what the source gives by itself
     assert torch.equal(found.calibration_NT[is_row], alone.calibration_NT)
     assert torch.equal(found.held_out_NT[found.held_out_NT[:, 0] >= 0x4E00], alone.held_out_NT)
+    assert found.held_out_strata_N.tolist() == [0, 0, 1, 0]
 
 
 def test_an_error_names_the_source_at_fault(two, tmp_path):
