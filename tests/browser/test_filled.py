@@ -1,0 +1,105 @@
+"""Pages that have something to show: a heatmap of a real run, and webhooks, queue, workers and audit with entries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from bitfoundry.client.answers import Job
+from bitfoundry.client.service import Client
+from bitfoundry.local.stack import LocalStack
+from tests.support.waiting import wait_until
+
+JOB_LIMIT_S = 180
+NUM_BLOCKS, NUM_KINDS = 3, 7
+CALIBRATION = {"num_samples": 2, "seq_len": 64}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def webhooks_to_this_machine() -> Iterator[None]:
+    """The service, which starts after this, allows webhooks that lead to the machine itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BITFOUNDRY_WEBHOOK_NETWORKS", "127.0.0.1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(stack: LocalStack) -> Job:
+    with Client(stack.url, stack.api_key) as client:
+        job = client.submit(stack.home.parent / "model", config="w4a16", calibration=CALIBRATION)
+        return client.wait(job.id, timeout_s=JOB_LIMIT_S)
+
+
+def test_the_heatmap_shows_the_worst_layer_in_the_strongest_colour(
+    signed_in: Page, finished: Job, client: Client, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    errors = {
+        event.data["name"]: event.data["relative_error"]
+        for event in client.events(finished.id, kinds=["layer_quantized"])
+    }
+    worst, best = max(errors, key=errors.__getitem__), min(errors, key=errors.__getitem__)
+    page.goto(f"/ui/jobs/{finished.id}")
+    page.get_by_label("View", exact=True).select_option(label="Heatmap: block by module")
+    heatmap = page.get_by_role("img", name=f"Relative weight error of {len(errors)} layers by module type and block")
+    expect(heatmap.locator("tr")).to_have_count(NUM_KINDS)
+    expect(heatmap.locator("td:not(.none)")).to_have_count(NUM_KINDS * NUM_BLOCKS)
+
+    def strength(name: str) -> float:
+        """Share of the accent in the colour of the layer's cell, in percent."""
+        style = "one => getComputedStyle(one).getPropertyValue('--share')"
+        return float(heatmap.locator(f"[data-name='{name}']").evaluate(style).removesuffix("%"))
+
+    def colour(name: str) -> str:
+        painted: str = heatmap.locator(f"[data-name='{name}']").evaluate("one => getComputedStyle(one).backgroundColor")
+        return painted
+
+    strengths = {name: strength(name) for name in errors}
+    assert strengths[worst] == max(strengths.values()) == 100 and strengths[best] == min(strengths.values())
+    assert colour(worst) != colour(best)
+    by_error = sorted(errors, key=errors.__getitem__)
+    assert [strengths[name] for name in by_error] == sorted(strengths.values())
+    cell = heatmap.locator(f"[data-name='{worst}']")
+    expect(cell).to_have_attribute("title", re.compile(f"^{re.escape(worst)}: .*%"))
+    cell.click()
+    expect(page.get_by_role("region", name="Selected layer")).to_contain_text(worst)
+    expect(cell).to_have_class("picked")
+    check_accessible(page)
+
+
+def test_filled_pages_of_operations_are_accessible(
+    subtests: pytest.Subtests, signed_in: Page, finished: Job, client: Client, stack: LocalStack,
+    check_accessible: Callable[[Page], None],
+) -> None:  # fmt: skip
+    page = signed_in
+    program = client.webhooks.create("http://127.0.0.1:1/hook", ["job.queued"])
+    channel = client.webhooks.create("http://127.0.0.1:1/channel", ["job.failed"], format="slack")
+    [worker] = client.account.workers()
+    client.account.order_worker(worker.id, "drain")
+    wait_until(lambda: client.account.workers()[0].state == "draining")
+    jobs = [
+        client.submit(stack.home.parent / "model", config=preset, calibration=CALIBRATION, name=f"waits as {preset}")
+        for preset in ("fp8", "w4a16")
+    ]
+    wait_until(lambda: any(each.tries for each in client.webhooks.deliveries(program.id)))
+    shown = {
+        "queue": ["waits as fp8", "waits as w4a16"],
+        "workers": ["Draining"],
+        "audit": ["job.submit", jobs[0].id],
+        "webhooks": [program.url, channel.url],
+    }
+    for path, texts in shown.items():
+        with subtests.test(path):
+            page.goto(f"/ui/{path}")
+            for text in texts:
+                expect(page.get_by_role("row").filter(has_text=text).first).to_be_visible()
+            check_accessible(page)
+    page.get_by_role("button", name=program.url).click()
+    expect(page.get_by_role("dialog").get_by_role("row").filter(has_text="job.queued").first).to_be_visible()
+    check_accessible(page)
+    for job in jobs:
+        client.cancel(job.id)
+    client.account.order_worker(worker.id, "uncordon")
