@@ -76,6 +76,8 @@ def show_report(report: Report, output_dir: str) -> None:
     if report.goal is not None:
         rows.insert(0, ("goal", report.goal.why))
         rows += [("other sizes" if number == 0 else "", text) for number, text in enumerate(report.goal.advice)]
+    if report.distillation is not None:
+        rows.append(("distillation", str(report.distillation)))
     rows += [(f"check, {name}", str(proof.consumer_check)) for name, proof in report.proof.items()]
     for name, text in rows:
         table.add_row(f"[bold]{name}[/]", Text(text))

@@ -104,6 +104,7 @@ def _overview(report: Report) -> str:
         ("Peak memory", str(summary.memory)),
         *((f"Peak memory, {phase}", str(use)) for phase, use in phases),
         *((f"Peak memory, process {use.rank}", str(use)) for use in summary.ranks or ()),
+        *([] if report.distillation is None else [("Distillation of scales", str(report.distillation))]),
         *((f"Files: {name}", f"{export.bytes / 1e6:.1f} MB") for name, export in summary.exports.items()),
         *((f"Other programs: {name}", str(proof.consumer_check)) for name, proof in report.proof.items()),
     ]

@@ -278,6 +278,11 @@ class Distillation(Record):
     kl_after: Number | None
     is_kept: bool
 
+    def __str__(self) -> str:
+        after = "not finite" if self.kl_after is None else f"{self.kl_after:.4g}"
+        kept = "the tuned scales are kept" if self.is_kept else "no gain, so the scales of the solver are kept"
+        return f"KL {self.kl_before:.4g} -> {after} on held-back calibration windows; {kept}"
+
 
 class Provenance(Record):
     """Identity of the model and digests of the texts and the config."""

@@ -18,6 +18,8 @@ from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import Task
 from quantcore.errors import ConfigError
 from quantcore.evaluation.model import open_model
+from quantcore.model.kinds import declared_class
+from quantcore.model.twin import build_twin
 from quantcore.numerics.weight_layout import canonical
 from quantcore.pipeline import distill as step
 from quantcore.pipeline import writer as writing
@@ -25,7 +27,7 @@ from quantcore.pipeline.job import run
 from quantcore.plan.planner import make_plan
 from quantcore.reading.model import read_model
 from quantcore.solvers.rtn import round_to_nearest
-from tests.support.forks import config, forked, killed, seen_of, task_file
+from tests.support.forks import config, events_of, forked, killed, seen_of, task_file
 from tests.support.models import MIXTURES, tiny_model
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
@@ -151,6 +153,14 @@ def test_a_killed_job_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.M
 
 
 REFUSED = {
+    "real zero points": (
+        ("gguf_q4_1", {"name": "gptq"}, DISTILL),
+        "has real zero points, which are stored as a product with the scale",
+    ),
+    "corrected biases": (
+        ("w2a16", {"name": "gptq"}, {"name": "bias_correction"}, DISTILL),
+        "bias_correction changes tensors",
+    ),
     "another transform": (("w2a16", {"name": "awq"}, DISTILL), "awq changes tensors other than the codes"),
     "activations": (("int8_static", DISTILL), "has quantized activations"),
     "powers of two": (("mxfp4_weight_only", DISTILL), "has scales of the type e8m0"),
@@ -161,9 +171,34 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_it_cannot_tune_is_refused(tmp_path: Path, name: str) -> None:
     given, message = REFUSED[name]
-    export = {"two levels": "bitsandbytes", "another transform": "compressed_tensors"}.get(name, "quark")
+    exports = {"two levels": "bitsandbytes", "activations": "quark", "powers of two": "quark"}
     with pytest.raises(ConfigError, match=message):
-        job(tmp_path, *given, export=export)
+        job(tmp_path, *given, export=exports.get(name, "fake_quantized"))
+
+
+def test_several_processes_are_refused(tmp_path: Path) -> None:
+    file = task_file(
+        tiny_model(tmp_path / "model"), tmp_path / "out", config("w2a16", {"name": "gptq"}, DISTILL), EXPORTS
+    )
+    assert forked(lambda _: main(["run", str(file)]), 2, tmp_path) == [1, 1]
+    failure = events_of(tmp_path)[-1]
+    assert failure["code"] == "unsupported_config"
+    assert "distill tunes on all windows together, which 2 processes cannot share yet." in failure["message"]
+
+
+def test_a_model_that_predicts_no_next_token_is_refused(tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128}
+    given = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 512, **shape}
+    build_twin(given, 0, declared_class(given)).save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match="a model of the kind 'masked' does not make"):
+        job(tmp_path, "w2a16", {"name": "gptq"}, DISTILL)
+
+
+def test_images_in_the_calibration_data_are_refused() -> None:
+    windows = step.Windows(torch.arange(20).reshape(10, 2), ({"pixel_values": torch.zeros(1)},) * 10)
+    with pytest.raises(ConfigError, match="the calibration data have images or sound"):
+        step.divided(windows, 4)
+    assert step.divided(windows, 0)[0].media == windows.media
 
 
 def test_a_container_is_refused(tmp_path: Path) -> None:

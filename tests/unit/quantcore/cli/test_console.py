@@ -3,7 +3,9 @@
 import pytest
 
 from quantcore import events
-from quantcore.cli.console import progress_display
+from quantcore.cli.console import progress_display, show_report
+from quantcore.report.values import Report
+from tests.support import reports
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then_on_stderr(
@@ -26,3 +28,16 @@ def test_without_a_terminal_progress_is_a_line_now_and_then_on_stderr(
         "quantize: block 2 of 30",
         "quantize: block 3 of 30, 38 s left",
     ]
+
+
+def test_the_summary_shows_what_distillation_gained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    result = {"kl_before": 1.7012, "kl_after": 1.25, "is_kept": True}
+    show_report(Report.model_validate(reports.report() | {"distillation": result}), "out")
+    shown = capsys.readouterr().out
+    assert "distillation" in shown
+    assert "KL 1.701 -> 1.25 on held-back calibration windows; the tuned scales are kept" in shown
+    show_report(Report.model_validate(reports.report()), "out")
+    assert "distillation" not in capsys.readouterr().out

@@ -29,6 +29,21 @@ def test_a_result_without_a_verdict_has_no_box():
     assert 'class="verdict' not in render(summary={"verdict": None})
 
 
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"kl_before": 1.7012, "kl_after": 1.25, "is_kept": True}, "KL 1.701 -&gt; 1.25 on held-back calibration"
+         " windows; the tuned scales are kept"),
+        ({"kl_before": 0.5, "kl_after": None, "is_kept": False}, "KL 0.5 -&gt; not finite on held-back calibration"
+         " windows; no gain, so the scales of the solver are kept"),
+    ],
+)  # fmt: skip
+def test_what_distillation_gained_is_shown(result, text):
+    _, _, row = render(distillation=result).partition("<b>Distillation of scales</b></th>")
+    assert row.split("</td>")[0].endswith(f">{text}")
+    assert "Distillation" not in render()
+
+
 def test_the_lines_of_every_program_that_loads_an_export_are_shown():
     export = {
         "path": ".",
