@@ -30,10 +30,8 @@ from quantcore.numerics.weight_layout import canonical, stored
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.streamed_model import ReadTensor, StreamedModel
-from quantcore.runtime.workload import LOGIT_ROWS
+from quantcore.runtime.workload import LOGIT_ROWS, WINDOWS_PER_STEP
 
-WINDOWS_PER_STEP = 2
-"""Number of windows of one step. On SmolLM2 at 2 bits, 32 steps of 2 windows divided the divergence by 1.2 to 1.3."""
 PARTS = ("codes", "scale", "zero_point")
 
 Logits = Callable[[torch.Tensor], torch.Tensor]

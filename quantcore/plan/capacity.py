@@ -172,6 +172,7 @@ def capacity(
         disk["gradients"] = footprint.all_states
     if config.distills is not None:
         disk["codes"] = work.num_values
+        disk["distilled_states"] = footprint.all_stepped
     host = _host(footprint, hardware, chosen)
     verify = _verify(footprint, hardware, chosen)
     faults, advice = _verdict(plan, footprint, hardware, chosen, verify, host, disk)

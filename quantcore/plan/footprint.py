@@ -25,6 +25,7 @@ from quantcore.runtime.workload import (
     PROBE_POSITIONS,
     SOLVED_ROWS,
     TILE_BYTES,
+    WINDOWS_PER_STEP,
     count_coupled,
     count_sums,
 )
@@ -87,7 +88,8 @@ class Footprint:
     measured first, for a mix, which needs ``gradients``: those by the hidden states of all windows after a block. So
     does a job that ``goes_back``. Both keep states before each of ``num_blocks``. ``outputs``: the second moments of
     the gradients by the outputs of a block's layers; ``coupled``, what solving the layers of one input adds to them.
-    ``distilled`` and ``tuned``: the states and what tunes the scales in distillation.
+    ``distilled`` and ``tuned``: the states and what tunes the scales in distillation; ``stepped``: the states of the
+    windows of one of its steps before one block.
 
     The rest is for measuring the result: ``held_out``, the hidden states of all of its windows; ``logits``, those of
     ``LOGIT_ROWS`` positions; ``probes``, the logits that are compared one by one; ``measures``: the original is
@@ -112,6 +114,7 @@ class Footprint:
     goes_back: bool = False
     distilled: int = 0
     tuned: int = 0
+    stepped: int = 0
     num_blocks: int = 0
     outputs: int = 0
     coupled: int = 0
@@ -159,6 +162,7 @@ class Footprint:
             goes_back=config.goes_back,
             distilled=2 * calibration.seq_len * hidden * element * num_distilled,
             tuned=sum(bytes_of_scales(layers).values()) if num_distilled else 0,
+            stepped=WINDOWS_PER_STEP * calibration.seq_len * hidden * element * bool(num_distilled),
             num_blocks=len(blocks),
             outputs=_outputs(layers) if config.goes_back else 0,
             coupled=_coupled(layers) if config.goes_back else 0,
@@ -197,13 +201,18 @@ class Footprint:
         if self.goes_back:
             states["gradients"] = min(KEPT_STATES_BYTES, self.all_states // num_ranks)
         if self.distilled:
-            states["distillation"] = self.distilled + self.tuned
+            states["distillation"] = self.distilled + self.tuned + min(KEPT_STATES_BYTES, self.all_stepped)
         return {"runtime": RUNTIME_BYTES, **_larger(*moments), **states}
 
     @property
     def all_states(self) -> int:
         """The bytes of the hidden states of all windows before every block and after the last one."""
         return (1 + self.num_blocks) * self.gradients
+
+    @property
+    def all_stepped(self) -> int:
+        """The bytes of the hidden states of a step's windows before every block and after the last one."""
+        return (1 + self.num_blocks) * self.stepped
 
     def allows_comparison(self, num_ranks: int = 1) -> bool:
         """Return True if one window may go through the whole model before the first block.

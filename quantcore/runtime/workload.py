@@ -60,6 +60,9 @@ STATES_SHARE = 0.25
 
 KEPT_STATES_BYTES = 256 << 20
 """Largest size of the hidden states before all blocks, for a pass backward, that is kept in memory."""
+WINDOWS_PER_STEP = 2
+"""Number of windows of one step of distillation. On SmolLM2 at 2 bits, 32 steps of 2 windows divided the divergence by
+1.2 to 1.3."""
 
 
 MAX_CHUNKS = 8
