@@ -22,11 +22,19 @@ from quantcore.calibration.experts import lent_tokens, share_ranges, too_few_tok
 from quantcore.calibration.lending import MIN_TOKENS
 from quantcore.calibration.ranges import Watched, collect_ranges, learned, ranges_of_all
 from quantcore.calibration.stats import Stats
-from quantcore.config.algorithms import AlgoConfig, BiasCorrectionConfig, DistillConfig, RotationConfig, RTNConfig
+from quantcore.config.algorithms import (
+    AlgoConfig,
+    BiasCorrectionConfig,
+    DistillConfig,
+    GPTAQConfig,
+    RotationConfig,
+    RTNConfig,
+)
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.edges.discovery import EdgeFinder
 from quantcore.errors import ConfigError
+from quantcore.events import Warned
 from quantcore.numerics.weight_layout import stored
 from quantcore.rotation.model_rotation import ModelRotation
 from quantcore.runtime.hidden import Hidden
@@ -56,7 +64,8 @@ class BlockAlgorithms:
                 self._rotation_config = algorithm
             elif algorithm.name in TUNERS:
                 _check_alone(algorithm.name, ranks)
-                self._tuner, self._solver_config = TUNERS.get(algorithm.name)(algorithm), RTNConfig()
+                self._tuner = TUNERS.get(algorithm.name)(algorithm)
+                self._solver_config = GPTAQConfig(inside_layer_modules=getattr(algorithm, "inside_layer_modules", ()))
             elif isinstance(algorithm, DistillConfig):
                 _check_alone(algorithm.name, ranks)  # it runs after all blocks
             elif isinstance(algorithm, BiasCorrectionConfig):
@@ -160,6 +169,8 @@ class BlockAlgorithms:
             untuned = list(chosen)
             start = {solved.layer: solved.quantized for solved in untuned if solved.stats is not None}
             tuned = self._tuner.tune(layers, start, at.output, at.streams.reference.states)
+            prepared.warnings += [Warned("tuner", note) for note in self._tuner.notes]
+            self._tuner.notes.clear()
             chosen = (replace(solved, quantized=tuned.get(solved.layer, solved.quantized)) for solved in untuned)
         for solved in chosen:
             restored = solved.restored_OI

@@ -247,10 +247,13 @@ class RotationConfig(TransformConfig):
 class AutoRoundConfig(SolverConfig):
     """AutoRound (Cheng et al. 2023): tunes rounding and scales of a block's weights together by signed gradients.
 
-    Every step runs the block forward and backward: the slowest of the algorithms by far, and the best below 4 bits.
+    It starts from the codes of GPTAQ, and keeps them in blocks where tuning gains nothing on windows that it did not
+    see. Every step runs the block forward and backward: the slowest of the algorithms by far.
     """
 
     compares: ClassVar[bool] = True
+    num_grams: ClassVar[int] = 2
+    num_factors: ClassVar[int] = 3
     on_one_process: ClassVar[bool] = True
     name: Literal["autoround"] = "autoround"
     iters: Annotated[int, Field(ge=1)] = 200
@@ -260,7 +263,7 @@ class AutoRoundConfig(SolverConfig):
     lr: Annotated[float, Field(gt=0)] | None = None
     """Learning rate of the rounding, which falls to 0. By default 1 / iters."""
     minmax_lr: Annotated[float, Field(gt=0)] | None = None
-    """Learning rate of the ranges. By default that of the rounding."""
+    """Learning rate of the ranges. By default a fifth of that of the rounding."""
     seed: int = 0
     """Decides which windows each step takes."""
 

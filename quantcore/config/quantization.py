@@ -18,7 +18,7 @@ from pydantic import Field, StrictBool, TypeAdapter, ValidationError, field_vali
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
 
-from quantcore.config.algorithms import AlgoConfig, DistillConfig, check_chain
+from quantcore.config.algorithms import AlgoConfig, AutoRoundConfig, DistillConfig, check_chain
 from quantcore.config.spec import (
     Dtype,
     QSchemeType,
@@ -177,6 +177,11 @@ class Config(Value):
     def distills(self) -> DistillConfig | None:
         """The options of scale-only distillation, if it is in the chain."""
         return next((algorithm for algorithm in self.algo_config if isinstance(algorithm, DistillConfig)), None)
+
+    @property
+    def autorounds(self) -> AutoRoundConfig | None:
+        """The options of AutoRound, if it is in the chain."""
+        return next((algorithm for algorithm in self.algo_config if isinstance(algorithm, AutoRoundConfig)), None)
 
     @property
     def compares(self) -> bool:

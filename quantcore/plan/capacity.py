@@ -188,7 +188,7 @@ def capacity(
         verify=verify,
         host=host,
         disk=disk,
-        seconds=_seconds(plan, work, before, after, hardware, chosen) | _distilling(plan, config, work, hardware),
+        seconds=_seconds(plan, work, before, after, hardware, chosen) | _tuning(plan, config, work, hardware),
         speeds=_speeds(hardware),
         faults=faults,
         advice=advice,
@@ -438,9 +438,12 @@ def _seconds(
     return seconds
 
 
-def _distilling(plan: Plan, config: Config, work: Work, hardware: Hardware) -> dict[str, float]:
-    """Estimate the seconds of scale-only distillation, which runs in one process, without the head's."""
-    if config.distills is None:
-        return {}
-    num_tokens = num_passes(config.distills, PASSES_BACK) * plan.calibration.seq_len
-    return {"distill": 2 * work.active * num_tokens / _speeds(hardware).products}
+def _tuning(plan: Plan, config: Config, work: Work, hardware: Hardware) -> dict[str, float]:
+    """Estimate the seconds of AutoRound and of scale-only distillation, which run in one process, without the head."""
+    windows = {}
+    if (rounds := config.autorounds) is not None:
+        windows["tune"] = PASSES_BACK * rounds.iters * min(rounds.batch_size, plan.calibration.num_samples)
+    if config.distills is not None:
+        windows["distill"] = num_passes(config.distills, PASSES_BACK)
+    flops = 2 * work.active * plan.calibration.seq_len
+    return {step: flops * num_windows / _speeds(hardware).products for step, num_windows in windows.items()}

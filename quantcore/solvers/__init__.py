@@ -73,6 +73,8 @@ class Tuner(Protocol):
     """Improves the codes of all layers of a block together, by the output of the block."""
 
     needs: Needs
+    notes: list[str]
+    """Messages about the result, in words for people; the reader of the list empties it."""
 
     def __init__(self, config: Any) -> None: ...
 
@@ -80,7 +82,7 @@ class Tuner(Protocol):
         self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor],
         run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor],
     ) -> dict[LayerPlan, QTensor]:  # fmt: skip
-        """Return codes and scales at least as good as ``start``.
+        """Return codes and scales at least as good as ``start`` on windows that the search does not see.
 
         ``run`` returns the block's output for a window with the weights that the modules hold, with gradients;
         ``targets`` are the outputs of the float block. The modules are unchanged at the end.

@@ -1,12 +1,14 @@
 """AutoRound (Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent"): tunes the rounding of a block.
 
-Every weight may move by half a step of its grid before it is rounded, every scale may grow or shrink a little. Both are
-found by signed gradient descent on the squared difference between the outputs of the float block and of the quantized
-one.
+Every weight may move by half a step of its grid before it is rounded, every scale may grow or shrink. Both are found by
+signed gradient descent on the squared difference between the outputs of the float block and of the quantized one. The
+start is the result of GPTAQ instead of rounding to nearest, which left half the error (docs/benchmarks.md). The best
+parameters by windows that the descent does not see are taken, and only if they beat the start there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,62 +21,94 @@ from quantcore.config.algorithms import AutoRoundConfig
 from quantcore.config.grouping import weight_grouping
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import ScaleType
-from quantcore.numerics.affine import as_stored, with_stored_minimum
+from quantcore.errors import CalibrationError
+from quantcore.numerics.affine import QParams, as_stored, with_stored_minimum
 from quantcore.numerics.qtensor import QTensor, quantize_weight
 from quantcore.numerics.weight_layout import canonical, stored
 from quantcore.solvers import TUNERS
 
 SCALE_RANGE = (0.5, 1.5)  # of the scale at the start
+HELD_BACK_SHARE = 1 / 8
+"""Share of the calibration windows that decide which step was best, and whether tuning gained."""
+SCALE_LR = 0.2
+"""Default learning rate of the scales, in units of that of the rounding."""
+NUM_CHECKS = 10
+"""How often the held-back windows are run during the descent."""
+START_REACH = 0.25
+"""Distance from the code at the start, in steps of the grid, of weights that GPTAQ moved by more than half a step.
+
+With all of those at the border of their code the first steps undid its work, and nothing was gained.
+"""
+
+Run = Callable[[int], torch.Tensor]
 
 
 @TUNERS.add("autoround")
 class AutoRound:
     """Tunes all weights of a block together."""
 
-    needs = Needs(gram=True)  # for the ranges at the start
+    needs = Needs(gram=True, shift=True)  # of GPTAQ, for the start
 
     def __init__(self, config: AutoRoundConfig) -> None:
         self._config = config
+        self.notes: list[str] = []
 
     def tune(
-        self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor],
-        run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor],
+        self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor], run: Run,
+        targets: Sequence[torch.Tensor],
     ) -> dict[LayerPlan, QTensor]:  # fmt: skip
-        """Return the best codes seen, or those of ``start`` if no step was better on all windows."""
+        """Return the codes that are best on the held-back windows, which are those of ``start`` if nothing gained.
+
+        Raises CalibrationError if there is only one window.
+        """
+        if not start:
+            return {}
+        held_back = _held_back(len(targets))
         weights = [_TunedWeight(layer, modules[layer], first) for layer, first in start.items()]
         with torch.enable_grad(), _weights_replaced(weights):
+
+            def loss() -> float:
+                with torch.no_grad():
+                    return _sum([_error(run(window), targets[window]) for window in held_back])
+
             _put(weights)
-            at_start = _loss(run, targets)
-            self._descend(weights, run, targets)
+            at_start = loss()
+            self._descend(weights, run, targets, held_back.start, loss)
             _put(weights)
-            tuned = {weight.layer: weight.codes() for weight in weights}
-            return tuned if _loss(run, targets) < at_start else dict(start)
+            at_end = loss()
+        if at_end < at_start:
+            return {weight.layer: weight.codes() for weight in weights}
+        self.notes.append(
+            f"autoround gained nothing in block {weights[0].layer.block}, by {len(held_back)} held-back windows: its"
+            " layers have the codes of gptaq."
+        )
+        return dict(start)
 
     def _descend(
-        self, weights: list[_TunedWeight], run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor]
-    ) -> None:
-        """Run the descent, and leave the parameters of the best step in ``weights``."""
+        self, weights: list[_TunedWeight], run: Run, targets: Sequence[torch.Tensor], num_learning: int,
+        loss: Callable[[], float],
+    ) -> None:  # fmt: skip
+        """Descend on the first ``num_learning`` windows, and leave the parameters with the least ``loss``."""
         config = self._config
-        lr, scale_lr = config.lr or 1 / config.iters, config.minmax_lr or config.lr or 1 / config.iters
+        lr = config.lr or 1 / config.iters
+        scale_lr = config.minmax_lr or SCALE_LR * lr
         generator = torch.Generator().manual_seed(config.seed)
-        best = float("inf")
+        best, interval = float("inf"), math.ceil(config.iters / NUM_CHECKS)
         for step in range(config.iters):
-            chosen = torch.randperm(len(targets), generator=generator)[: config.batch_size].tolist()
+            chosen = torch.randperm(num_learning, generator=generator)[: config.batch_size].tolist()
             leaves = _put(weights)
-            errors: list[torch.Tensor] = []
             for window in chosen:
-                error = (run(window).float() - targets[window].float()).square().mean()
-                error.backward()
-                errors.append(error.detach())
+                _error(run(window), targets[window]).backward()  # type: ignore[no-untyped-call]
+            left = 1 - step / config.iters
             for weight, leaf in zip(weights, leaves, strict=True):
                 weight.backward(leaf)
-            if (loss := _sum(errors)) < best:
-                best = loss
-                for weight in weights:
-                    weight.keep()
-            left = 1 - step / config.iters
-            for weight in weights:
                 weight.step(lr * left, scale_lr * left)
+            if (step + 1) % interval == 0 or step + 1 == config.iters:
+                _put(weights)
+                if (found := loss()) < best:
+                    best = found
+                    for weight in weights:
+                        weight.keep()
         for weight in weights:
             weight.restore()
 
@@ -88,8 +122,9 @@ class _TunedWeight:
         self._grouping = weight_grouping(start.spec)
         weight = canonical(self.parameter.data, layer.kind)
         self._shape = tuple(weight.shape)
-        self._weight_RGS = self._grouping.split(weight.float())
-        self._spacing_RGS = _spacing(self._scaled(start.params.step), start)
+        near_RGS = _near_start(self._grouping.split(weight.float()), self._grouping.split(start.dequantize()), start)
+        self._weight_RGS = (near_RGS - _zero(start.params)) * start.params.step.unsqueeze(-1)
+        self._spacing_RGS = _spacing(near_RGS, start)
         self._offset = torch.zeros_like(self._weight_RGS, requires_grad=True)
         self._factor = torch.ones_like(start.params.scale, requires_grad=True)
         kind = start.spec.scale_type
@@ -99,16 +134,15 @@ class _TunedWeight:
 
     def value(self) -> torch.Tensor:
         """Return the dequantized weight of the current codes, as the module stores it: a leaf (see ``backward``)."""
-        params, spec = self._start.params, self._start.spec
-        step = params.step * self._factor
-        x = self._scaled(step) + self._offset * self._spacing_RGS
+        spec, start, params = self._start.spec, self._start.params, self._stored_params()
+        factor = self._factor + (params.scale / start.scale - self._factor).detach()
+        step, zero = (start.step * factor).unsqueeze(-1), _zero(params)
+        x = self._weight_RGS / step + zero + self._offset * self._spacing_RGS
         with torch.no_grad():
             rounded = spec.format.round(x, spec.round_method.value)
             inside = (x >= spec.format.min) & (x <= spec.format.max)
         x = torch.where(inside, x + (rounded - x).detach(), rounded)
-        if params.zero_point is not None:
-            x = x - params.zero_point.unsqueeze(-1)
-        whole = self._grouping.join(x * step.unsqueeze(-1), self._shape)
+        whole = self._grouping.join((x - zero) * step, self._shape)
         self._value = stored(whole.to(self.parameter.dtype), self.layer.kind)
         return self._value.detach().requires_grad_()
 
@@ -131,28 +165,55 @@ class _TunedWeight:
         self._best = self._offset.detach().clone(), self._factor.detach().clone()
 
     def restore(self) -> None:
-        """Restore the best parameters, with scales rounded to their stored type."""
-        params, spec = self._start.params, self._start.spec
+        """Restore the best parameters."""
         with torch.no_grad():
             self._offset.copy_(self._best[0])
-            scale = params.scale if self._fixed else as_stored(params.scale * self._best[1], spec, self.parameter.dtype)
-            self._factor.copy_(scale / params.scale)
-            zero_point = params.zero_point
-            if zero_point is not None:
-                zero_point = with_stored_minimum(zero_point, scale, spec, self.parameter.dtype)
-        self._final = replace(params, scale=scale, zero_point=zero_point)
+            self._factor.copy_(self._best[1])
 
     def codes(self) -> QTensor:
-        """Return the codes of the restored parameters."""
+        """Return the codes of the current parameters."""
+        params = self._stored_params()
         with torch.no_grad():
-            step = self._final.step.unsqueeze(-1)
-            moved = self._weight_RGS + self._offset * self._spacing_RGS * step
-            return quantize_weight(self._grouping.join(moved, self._shape), self._final, self._start.spec)
+            moved = self._weight_RGS + self._offset * self._spacing_RGS * params.step.unsqueeze(-1)
+            return quantize_weight(self._grouping.join(moved, self._shape), params, self._start.spec)
 
-    def _scaled(self, step: torch.Tensor) -> torch.Tensor:
-        x = self._weight_RGS / step.unsqueeze(-1)
-        zero_point = self._start.params.zero_point
-        return x if zero_point is None else x + zero_point.unsqueeze(-1)
+    def _stored_params(self) -> QParams:
+        """Return the parameters with scales of the current factors, rounded to their stored type."""
+        params, spec, dtype = self._start.params, self._start.spec, self.parameter.dtype
+        if self._fixed:
+            return params
+        scale = as_stored(params.scale * self._factor.detach(), spec, dtype)
+        zero_point = params.zero_point
+        if zero_point is not None:
+            zero_point = with_stored_minimum(zero_point, scale, spec, dtype)
+        return replace(params, scale=scale, zero_point=zero_point)
+
+
+def _held_back(num_windows: int) -> range:
+    """Return the windows that decide: the last eighth, at least one."""
+    if num_windows < 2:
+        raise CalibrationError(
+            "autoround learns from some calibration windows and judges by others, and there is only one.",
+            code="not_enough_calibration_data",
+            hint="Calibrate with two windows or more, or take gptaq.",
+        )
+    return range(num_windows - max(1, int(HELD_BACK_SHARE * num_windows)), num_windows)
+
+
+def _zero(params: QParams) -> torch.Tensor | float:
+    return 0.0 if params.zero_point is None else params.zero_point.unsqueeze(-1)
+
+
+def _near_start(weight_RGS: torch.Tensor, start_RGS: torch.Tensor, start: QTensor) -> torch.Tensor:
+    """Return the weights in units of the grid, those that round to another code than at the start moved towards it.
+
+    ``start_RGS`` are the values of these codes. A moved weight has the distance ``START_REACH`` from its code.
+    """
+    spec, step, zero = start.spec, start.params.step.unsqueeze(-1), _zero(start.params)
+    x_RGS = weight_RGS / step + zero
+    at_start = spec.format.round(start_RGS / step + zero, spec.round_method.value)
+    moved_RGS = at_start + START_REACH * _spacing(torch.nextafter(at_start, x_RGS), start) * (x_RGS - at_start).sign()
+    return torch.where(spec.format.round(x_RGS, spec.round_method.value) == at_start, x_RGS, moved_RGS)
 
 
 def _spacing(x_RGS: torch.Tensor, start: QTensor) -> torch.Tensor:
@@ -185,10 +246,9 @@ def _weights_replaced(weights: list[_TunedWeight]) -> Iterator[None]:
             weight.module._parameters["weight"] = weight.parameter
 
 
-def _loss(run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor]) -> float:
-    """Return the loss over all windows."""
-    with torch.no_grad():
-        return _sum([(run(window).float() - target.float()).square().mean() for window, target in enumerate(targets)])
+def _error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the mean squared error of a window's output."""
+    return (output.float() - target.float()).square().mean()
 
 
 def _sum(errors: list[torch.Tensor]) -> float:

@@ -147,6 +147,20 @@ def test_two_bits_hurt_less(algorithm):
     assert quantized(algorithm) < 0.6 * quantized()
 
 
+@pytest.mark.parametrize("kind", [GPTQConfig, AutoRoundConfig])
+def test_only_the_layers_inside_are_solved(kind):
+    """The others are rounded to nearest."""
+    options = {"iters": 2} if kind is AutoRoundConfig else {}
+
+    def weights(*algorithms):
+        quantized = ModelQuantizer(config(*algorithms)).quantize_model(tiny(), batches())
+        return ModelQuantizer.freeze(quantized).state_dict()
+
+    plain, solved = weights(), weights(kind(inside_layer_modules=("mlp.up_proj",), **options))
+    differing = {name for name in plain if not torch.equal(plain[name], solved[name])}
+    assert differing and all(".mlp.up_proj." in name for name in differing)
+
+
 @pytest.mark.parametrize("algorithm", [GPTQConfig(), AWQConfig()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_freezing_keeps_every_bit(algorithm, dtype):

@@ -261,6 +261,17 @@ def test_gradients_take_time_disk_and_memory():
     assert without.chosen.num_bytes < found.chosen.num_bytes
 
 
+def test_tuning_takes_time_and_memory():
+    """Each of 200 steps costs four passes of 8 windows; a weight of a block takes 80 bytes."""
+    windows = CalibrationConfig(num_samples=128, seq_len=2048)
+    hardware = on("1x141GB", host="4TB")
+    without, found = (plan(LLAMA, hardware, "w4a16", name, calibration=windows) for name in ("gptaq", "autoround"))
+    assert found.seconds["tune"] == pytest.approx(found.seconds["forward"] / 2 * 4 * 200 * 8 / 128)
+    num_weights = 2 * 16384**2 + 2 * 16384 * 1024 + 3 * 16384 * 53248
+    assert found.chosen.parts["tuned_block"] == 80 * num_weights and "tuned_block" not in without.chosen.parts
+    assert "tune" not in without.seconds
+
+
 def test_distillation_takes_time_memory_and_disk():
     """72 windows go forward, 64 cost four passes; a window has two states, a scale five floats.
 

@@ -8,6 +8,9 @@ from quantcore.config.algorithms import AutoRoundConfig
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import QuantizationConfig
 from quantcore.config.spec import QuantizationSpec
+from quantcore.errors import CalibrationError
+from quantcore.numerics.qtensor import quantize_weight
+from quantcore.solvers import autoround
 from quantcore.solvers.autoround import AutoRound, _spacing
 from quantcore.solvers.rtn import round_to_nearest
 
@@ -42,9 +45,11 @@ class Case:
         return self.block(self.windows[window])
 
     def tune(self, **options):
-        return AutoRound(AutoRoundConfig(**{"iters": 60, "batch_size": 4, **options})).tune(
-            self.modules, self.start, self.run, self.targets
-        )
+        return self.tune_and_notes(**options)[0]
+
+    def tune_and_notes(self, **options):
+        tuner = AutoRound(AutoRoundConfig(**{"iters": 60, "batch_size": 4, **options}))
+        return tuner.tune(self.modules, self.start, self.run, self.targets), tuner.notes
 
     def loss(self, codes):
         """Mean squared error of the block with these codes."""
@@ -102,13 +107,66 @@ def test_the_seed_decides():
     assert not all(map(torch.equal, codes[0], codes[2]))
 
 
-def test_never_worse_than_the_start():
+def test_what_gains_nothing_on_windows_that_it_did_not_see_is_not_kept():
+    """The windows to learn from ask for other outputs than the last one."""
     case = Case(SPECS["uint4"])
-    case.targets = [case.block(window) for window in case.windows]
-    good = case.tune()
-    case.start = good
-    worse = case.tune(iters=2, lr=0.5, minmax_lr=0.5)
-    assert case.loss(worse) <= case.loss(good)
+    case.targets[:-1] = [torch.randn_like(target) for target in case.targets[:-1]]
+    tuned, notes = case.tune_and_notes(lr=0.5, minmax_lr=0.5)
+    assert all(tuned[layer] is first for layer, first in case.start.items())
+    [note] = notes
+    assert note.startswith("autoround gained nothing in block 0, by 1 held-back windows")
+    assert case.tune_and_notes()[1] == notes and Case(SPECS["uint4"]).tune_and_notes()[1] == []
+
+
+def test_no_gradient_is_taken_on_the_windows_that_decide(monkeypatch):
+    case, learned, run = Case(SPECS["uint4"]), set(), Case.run
+
+    def noted(case, window):
+        learned.update([window] * torch.is_grad_enabled())
+        return run(case, window)
+
+    monkeypatch.setattr(Case, "run", noted)
+    case.tune()
+    assert learned == set(range(7))
+
+
+def test_the_best_step_by_windows_that_it_did_not_see_is_kept(monkeypatch):
+    """Of five checks the second has the least error."""
+    errors = iter([1.0, 0.9, 0.5, 0.7, 0.6, 0.8, 0.5])
+    monkeypatch.setattr(autoround, "_sum", lambda windows: next(errors))
+    monkeypatch.setattr(autoround, "NUM_CHECKS", 5)
+    step, at_steps = autoround._TunedWeight.step, {}
+
+    def noted(weight, *rates):
+        step(weight, *rates)
+        at_steps.setdefault(weight.layer, []).append(weight.codes())
+
+    monkeypatch.setattr(autoround._TunedWeight, "step", noted)
+    tuned = Case(SPECS["uint4"]).tune(lr=0.05)
+    for layer, codes in at_steps.items():
+        assert len(codes) == 60 and torch.equal(tuned[layer].codes, codes[23].codes)
+        assert torch.equal(tuned[layer].params.scale, codes[23].params.scale)
+        assert not torch.equal(tuned[layer].codes, codes[-1].codes)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_it_starts_from_codes_that_are_not_the_nearest(name):
+    """GPTAQ moves weights to other codes, and tuning begins exactly there."""
+    case = Case(SPECS[name])
+    for layer, module in case.modules.items():
+        other = module.weight + 0.05 * torch.randn(layer.shape)
+        moved = quantize_weight(other, case.start[layer].params, SPECS[name])
+        assert (moved.codes != case.start[layer].codes).float().mean() > 0.1
+        weight = autoround._TunedWeight(layer, module, moved)
+        assert torch.equal(weight.codes().dequantize(), moved.dequantize())  # the code of 0 may become that of -0
+        assert torch.allclose(weight.value(), moved.dequantize(), atol=1e-6)
+
+
+def test_one_window_is_refused():
+    case = Case(SPECS["uint4"])
+    case.windows, case.targets = case.windows[:1], case.targets[:1]
+    with pytest.raises(CalibrationError, match="there is only one"):
+        case.tune()
 
 
 def test_the_spacing_of_a_grid():
