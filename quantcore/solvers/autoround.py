@@ -2,7 +2,7 @@
 
 Every weight may move by half a step of its grid before it is rounded, every scale may grow or shrink. Both are found by
 signed gradient descent on the squared difference between the outputs of the float block and of the quantized one. The
-start is the result of GPTAQ instead of rounding to nearest, which left half the error (docs/benchmarks.md). The best
+start is the result of GPTAQ, from which it gets further than from rounding to nearest (docs/benchmarks.md). The best
 parameters by windows that the descent does not see are taken, and only if they beat the start there.
 """
 
