@@ -140,7 +140,7 @@ def in_pieces(windows_NT: torch.Tensor) -> torch.Tensor:
     """Return at most ``NUM_PIECES`` pieces of ``PIECE_LEN`` tokens, the beginnings of all windows first.
 
     A window of any length is one draw of the change of log p, so that many short ones estimate its square better than
-    few long ones: 64 pieces of 128 tokens are less noisy than 32 windows of 512, at half the cost (docs/benchmarks.md).
+    few long ones: 64 pieces of 128 tokens are less noisy than 32 windows of 512, twice the tokens (docs/benchmarks.md).
     """
     length = min(PIECE_LEN, windows_NT.shape[1])
     pieces = torch.split(windows_NT, length, dim=1)
