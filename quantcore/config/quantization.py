@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from operator import not_
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, StrictBool, TypeAdapter, ValidationError, field_validator
 from pydantic import model_validator as validator
@@ -48,6 +48,8 @@ DEFAULT_SHARD_SIZE = "5GB"
 ONLY_WHEN_ASKED = ("Embedding", "EmbeddingBag")
 CACHED_LAYERS = ("k_proj", "v_proj")
 """Usual names of the layers whose outputs are keys and values, in models with separate layers for these."""
+
+Options = TypeVar("Options")
 
 
 def is_cached(name: str) -> bool:
@@ -176,12 +178,15 @@ class Config(Value):
     @property
     def distills(self) -> DistillConfig | None:
         """The options of scale-only distillation, if it is in the chain."""
-        return next((algorithm for algorithm in self.algo_config if isinstance(algorithm, DistillConfig)), None)
+        return self._algorithm(DistillConfig)
 
     @property
     def autorounds(self) -> AutoRoundConfig | None:
         """The options of AutoRound, if it is in the chain."""
-        return next((algorithm for algorithm in self.algo_config if isinstance(algorithm, AutoRoundConfig)), None)
+        return self._algorithm(AutoRoundConfig)
+
+    def _algorithm(self, options: type[Options]) -> Options | None:
+        return next((algorithm for algorithm in self.algo_config if isinstance(algorithm, options)), None)
 
     @property
     def compares(self) -> bool:
