@@ -16,7 +16,7 @@ from math import ceil
 import torch
 
 from quantcore.calibration.stats import Needs, Stats
-from quantcore.runtime.matmul import tensor_cores
+from quantcore.runtime.matmul import add_product, adds_narrow_products, tensor_cores
 from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.workload import count_chunks, output_blocks
 
@@ -115,7 +115,12 @@ def root_at(owner: int, nodes: Sequence[Node], span: Span) -> Node | None:
 
 
 class Sums:
-    """Running sums over the tokens of one input, in float32 or float64."""
+    """Running sums over the tokens of one input, in float32 or float64.
+
+    A GPU multiplies inputs of bfloat16 as such. Those that are weighted or subtracted are rounded to bfloat16 again,
+    which adds no more noise than they came with; x^T x stays the square of one matrix, so it has no negative
+    eigenvalues.
+    """
 
     def __init__(self, num_inputs: int, needs: Needs, device: torch.device, first_window: int = 0) -> None:
         self._needs = needs
@@ -150,12 +155,15 @@ class Sums:
         self._sum_abs += magnitude.sum(0)
         self._largest = torch.maximum(self._largest, magnitude.amax(0).float())
         weight_T1 = None if weight_T is None else weight_T.to(wide.dtype).unsqueeze(1)
+        is_narrow = x_TI.dtype == torch.bfloat16 and not self._needs.float64 and adds_narrow_products(x_TI.device)
+        operand = x_TI.dtype if is_narrow else wide.dtype
         with tensor_cores(x_TI.device, x_TI.dtype):
             if self._gram is not None:
-                _add_gram(self._gram, wide if weight_T1 is None else wide * weight_T1.sqrt())
+                _add_gram(self._gram, (wide if weight_T1 is None else wide * weight_T1.sqrt()).to(operand))
             if self._shift is not None and reference_TI is not None:
                 moved = reference_TI.to(wide.dtype) - wide
-                self._shift.addmm_(moved.T, wide if weight_T1 is None else wide * weight_T1)
+                weighted = wide if weight_T1 is None else wide * weight_T1
+                add_product(self._shift, moved.T.to(operand), weighted.to(operand))
                 self._num_shifted += num_tokens
 
     def add_gradients(self, layer: str, gradient_TO: torch.Tensor) -> None:
@@ -212,7 +220,7 @@ def _add_gram(gram_II: torch.Tensor, x_TI: torch.Tensor) -> None:
     width = ceil(len(gram_II) / NUM_PANELS)
     for start in range(0, len(gram_II), width):
         end = start + width
-        gram_II[start:end, :end].addmm_(x_TI[:, start:end].T, x_TI[:, :end])
+        add_product(gram_II[start:end, :end], x_TI[:, start:end].T, x_TI[:, :end])
 
 
 def _whole(lower_II: torch.Tensor) -> torch.Tensor:

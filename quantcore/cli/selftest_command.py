@@ -11,7 +11,7 @@ from rich.table import Table
 
 from quantcore.cli.flags import Flags, new_file
 from quantcore.events import Emit
-from quantcore.selftest.values import Check, Selftest
+from quantcore.selftest.values import Check, Selftest, Speed
 
 MAX_SHOWN = 8
 """Number of checks that are not as they should be which are shown one by one."""
@@ -21,8 +21,9 @@ def parser() -> argparse.ArgumentParser:
     flags = Flags(
         prog="bitfoundry selftest",
         description="Check a device: the numeric parts of the engine and a small job run on it and on the CPU, and the"
-        " results are compared and timed. It takes up to two minutes and needs no network. Exit status 1 if they"
-        " differ. Without an accelerator it checks the installation on the CPU alone.",
+        " results are compared and timed. Speeds are shown beside those that plans assume. It takes up to two minutes"
+        " and needs no network. Exit status 1 if results differ. Without an accelerator it checks the installation on"
+        " the CPU alone.",
     )
     flags.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: the one that jobs use)")
     flags.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
@@ -55,6 +56,8 @@ def show(found: Selftest) -> None:
     for group in dict.fromkeys(check.group for check in found.checks):
         table.add_row(*_row(group, [check for check in found.checks if check.group == group]))
     console.print(table)
+    if found.speeds:
+        console.print(_speeds(found.speeds))
     faults = [check for check in found.checks if check.verdict != "agreed"]
     for check in faults[:MAX_SHOWN]:
         console.print(f"[bold red]{check.verdict}[/] {_fault(check)}", highlight=False, soft_wrap=True)
@@ -66,6 +69,17 @@ def show(found: Selftest) -> None:
         about = f"{found.device.get('name', device)} was compared with the CPU ({found.num_threads} threads)."
     style, verdict = ("bold green", "agreed") if found.agreed else ("bold red", "differs")
     console.print(f"{about}\n[{style}]{verdict}[/] after {found.seconds:.0f} s", highlight=False)
+
+
+def _speeds(speeds: Sequence[Speed]) -> Table:
+    table = Table("", "speed", "bitfoundry plan assumes", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in speeds:
+        scale, unit = (1e12, "TFLOP/s") if one.unit == "FLOP" else (1e9, "GB/s")
+        found, planned = (one.amount / scale / seconds for seconds in (one.seconds, one.planned_s))
+        table.add_row(one.name, f"{found:.3g} {unit}", f"{planned:.3g} {unit}")
+    return table
 
 
 def show_json(found: Selftest) -> None:

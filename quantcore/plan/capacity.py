@@ -426,10 +426,11 @@ def _seconds(
             seconds["gradients"] = work.back_flops * tokens / num_ranks / speeds.products
         seconds["statistics"] = work.gram_flops * tokens / num_ranks / speeds.grams
         summed = work.grams * num_ranks + work.shared_grams
-        seconds["exchange"] = summed / speeds.exchange if num_ranks > 1 else 0.0
+        between_ranks = speeds.exchange if hardware.num_nodes == 1 else speeds.network
+        seconds["exchange"] = summed / between_ranks if num_ranks > 1 else 0.0
         if chosen.executor == STREAMED_FSDP:  # every layer is gathered for every window
             windows = plan.calibration.num_samples * plan.needs_calibration / num_ranks
-            seconds["exchange"] += before * windows * work.num_streams / speeds.exchange
+            seconds["exchange"] += before * windows * work.num_streams / between_ranks
         seconds["solve"] = work.solving_flops / speeds.solving + work.solving_steps / num_ranks * speeds.step_s
     seconds["round"] = FLOAT_PASSES * floats / num_ranks / speeds.rounding
     seconds["hash"] = floats / num_ranks / speeds.hashing

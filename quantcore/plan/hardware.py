@@ -39,10 +39,11 @@ class Hardware:
 class Speeds:
     """Assumed speeds of one device, or of one node's disk. They are guesses where nothing else is said.
 
-    In flop/s: ``products``, the bfloat16 products of the model; ``grams``, float32 products of statistics; ``solving``,
-    factorizations and updates. ``step_s`` is the time of the launches for 64 inputs of a tile of rows, in seconds. In
-    bytes a second: ``rounding``, float32 values that pass through memory; ``link``, from the host to a device;
-    ``exchange``, between ranks; ``hashing``, SHA-256 of one process, in eight threads beside a device.
+    In flop/s: ``products``, the bfloat16 products of the model; ``grams``, products of its inputs for statistics;
+    ``solving``, factorizations and updates. ``step_s`` is the time of the launches for 64 inputs of a tile of rows, in
+    seconds. In bytes a second: ``rounding``, float32 values that pass through memory; ``link``, from pinned memory of
+    the host to a device; ``exchange``, between ranks of one node; ``network``, between nodes; ``hashing``, SHA-256 of
+    one process, in eight threads beside a device.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Speeds:
     rounding: float
     link: float
     exchange: float
+    network: float
     step_s: float = 0.0
     hashing: float = 1e9
     read: float = 7e9
@@ -59,17 +61,18 @@ class Speeds:
 
 
 DEVICE = Speeds(
-    "a device like an H100: 40 % of 989 TFLOP/s, 150 for statistics, 25 and 0.3 ms for each 64 inputs to solve",
-    products=0.4 * 989e12, grams=150e12, solving=25e12, step_s=0.3e-3, rounding=1e12, link=7e9,
-    exchange=25e9, hashing=4e9,
+    "a device like an H100: 40 % of 989 TFLOP/s, 25 and 0.3 ms for each 64 inputs to solve",
+    products=0.4 * 989e12, grams=0.4 * 989e12, solving=25e12, step_s=0.3e-3, rounding=1e12, link=25e9,
+    exchange=150e9, network=25e9, hashing=4e9,
 )  # fmt: skip
-"""``grams``, ``solving``, ``step_s``, ``hashing`` and ``link`` were measured with blocks of Llama 3 8B.
+"""``solving``, ``step_s`` and ``hashing`` were measured with blocks of Llama 3 8B (``make bench-gpu``).
 
-``make bench-gpu`` measures them.
+``exchange`` is a third of what NVLink 4 carries one way (NVIDIA H100 data sheet: 900 GB/s in both), ``link`` 40 % of
+PCIe 5.0 x16.
 """
 HOST = Speeds(
     "a CPU with 1 TFLOP/s", products=1e12, grams=0.5e12, solving=0.3e12, rounding=20e9, link=20e9,
-    exchange=1e9,
+    exchange=1e9, network=1e9,
 )  # fmt: skip
 
 

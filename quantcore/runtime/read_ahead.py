@@ -1,9 +1,15 @@
-"""Reads the tensors of the next block in a thread, while a GPU solves this one."""
+"""Reads the tensors of the next block in a thread, while a GPU solves this one.
+
+They wait in pinned memory of the host, from which a GPU copies them several times as fast, and without stopping the
+host. Copying them ahead as well would hold one more block on the device, to save the 1 % of a block's time that its
+copy takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
@@ -30,7 +36,13 @@ class ReadAhead:
         self._ahead.clear()
         num_bytes = sum(self._source.tensors[name].num_bytes for name in names)
         if num_bytes <= free_memory_bytes(torch.device("cpu")) // HELD_PARTS:
-            self._ahead = {name: self._pool.submit(self._source.read, name) for name in names}
+            self._ahead = {name: self._pool.submit(self._read_pinned, name) for name in names}
+
+    def _read_pinned(self, name: str) -> torch.Tensor:
+        tensor = self._source.read(name)
+        with suppress(RuntimeError):  # a system may limit pinned memory
+            tensor = tensor.pin_memory()
+        return tensor
 
     def read(self, name: str) -> torch.Tensor:
         """Return the tensor ``name`` on the CPU, in its stored dtype, once. Raises what ``Source.read`` raises."""

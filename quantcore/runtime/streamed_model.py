@@ -424,7 +424,7 @@ class StreamedModel:
             return
         dtype = torch.float32 if self._keeps_float32(place) else before.dtype
         value = self._assembled[place].read(place, self._read) if place in self._assembled else self._read(stored)
-        set_parameter(module, name, value.to(self.device, dtype))
+        set_parameter(module, name, value.to(self.device, dtype, non_blocking=True))  # waits unless it is pinned
 
     def _drop(self, module: nn.Module, names: list[str]) -> None:
         for name in names:

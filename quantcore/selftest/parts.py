@@ -12,7 +12,8 @@ from functools import partial
 
 import torch
 
-from quantcore.calibration.stats import Stats
+from quantcore.calibration.reduction import Sums
+from quantcore.calibration.stats import Needs, Stats
 from quantcore.config import presets
 from quantcore.config.algorithms import AlgoConfig, GPTAQConfig, GPTQConfig, RTNConfig
 from quantcore.config.layer_plan import LayerPlan
@@ -51,7 +52,8 @@ NEARLY_EXACT = Allowed(
 IN_ANY_ORDER = Allowed(
     share=0,
     largest=1e-5,
-    why="Sums of up to 64 products in float32, in any order. TensorFloat-32 products would differ by 1e-4 or more.",
+    why="Sums of products in float32, in any order. Sums in bfloat16, or operands rounded to TensorFloat-32 where they"
+    " need more digits, would differ by 1e-4 or more.",
 )
 NEARLY_TIED = Allowed(
     share=0.02,
@@ -108,6 +110,8 @@ def parts() -> Iterator[Part]:
         yield Part("kernels", f"loop of GPTQ, {name}", EXACT, partial(looped, BUILT_IN[name]))
     precisely = partial(rotated, CPU, torch.float64)
     yield Part("rotation", f"Hadamard {ROTATED}", IN_ANY_ORDER, rotated, precisely)
+    precisely = partial(gram, CPU, float64=True)
+    yield Part("statistics", "Gram matrix of bfloat16", IN_ANY_ORDER, gram, precisely)
     for name in SEARCHED:
         yield Part("range search", name, NEARLY_TIED, partial(solved, name, RTNConfig()))
     for config in (GPTQConfig, GPTAQConfig):
@@ -200,6 +204,16 @@ def in_turn(
         value_KO[k] = fmt.round(moved_O / step_JO[group] + zero_O)
         error_KO[k] = target_KO[k] - (value_KO[k] - zero_O) * step_JO[group]
     return value_KO, error_KO
+
+
+def gram(device: torch.device, *, float64: bool = False) -> Computed:
+    """Sum x^T x over a window of inputs in bfloat16."""
+    x_TI = _normal(NUM_TOKENS, NUM_INPUTS, seed=10).bfloat16().to(device)
+    sums = Sums(NUM_INPUTS, Needs(gram=True, float64=float64), device)
+    sums.add(x_TI, None, None, 0, 1)
+    gram_II = sums.stats().gram_II
+    assert gram_II is not None
+    return Computed(numbers=gram_II.float())
 
 
 def rotated(device: torch.device, dtype: torch.dtype = torch.float32) -> Computed:

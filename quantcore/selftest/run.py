@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -18,7 +18,10 @@ from quantcore.events import Emit, PhaseStarted, Progress
 from quantcore.runtime.devices import about, limit_threads, named_device, wait_for
 from quantcore.selftest import job
 from quantcore.selftest.parts import CPU, SOLVED, Computed, Part, parts
-from quantcore.selftest.values import SCHEMA_VERSION, Check, Difference, Selftest
+from quantcore.selftest.speeds import work_on
+from quantcore.selftest.values import SCHEMA_VERSION, Check, Difference, Selftest, Speed
+
+T = TypeVar("T")
 
 PATHS = re.compile(r"(?:[A-Za-z]:)?(?:[/\\][^\s/\\:'\"]+)+[/\\](?=[^\s/\\])")
 """The folders of a path, on any system."""
@@ -43,14 +46,16 @@ def selftest(device_name: str | None, emit: Emit) -> Selftest:
     for part in all_parts:
         checks.append(check(part, device, num_threads))
         emit(Progress("selftest", len(checks), len(all_parts), "part"))
+    agreed = all(one.verdict == "agreed" for one in checks)
     return Selftest(
         schema_version=SCHEMA_VERSION,
-        agreed=all(one.verdict == "agreed" for one in checks),
+        agreed=agreed,
         device=about(device),
         num_threads=num_threads,
         environment=_environment(),
         seconds=time.monotonic() - started,
         checks=tuple(checks),
+        speeds=measured_speeds(device, num_threads) if agreed else (),  # what errs may be fast
     )
 
 
@@ -122,13 +127,27 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _Timed(NamedTuple):
-    computed: Computed
+class _Timed(NamedTuple, Generic[T]):
+    computed: T
     first_s: float
     again_s: float
 
 
-def _timed(compute: Callable[[], Computed], device: torch.device, *, once: bool) -> _Timed:
+def measured_speeds(device: torch.device, num_threads: int) -> tuple[Speed, ...]:
+    """Time each kind of work on ``device``, the second time that it runs."""
+    return tuple(
+        Speed(
+            name=work.name,
+            amount=work.amount,
+            unit=work.unit,
+            seconds=_timed(work.run, device, once=False).again_s,
+            planned_s=work.planned_s,
+        )
+        for work in work_on(device, num_threads)
+    )
+
+
+def _timed(compute: Callable[[], T], device: torch.device, *, once: bool) -> _Timed[T]:
     """Run ``compute``, and if not ``once`` a second time, when all kernels are compiled and all tables made."""
     seconds = []
     for _ in range(1 if once else 2):

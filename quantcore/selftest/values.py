@@ -55,6 +55,16 @@ class Check(Record):
     error: str | None = None
 
 
+class Speed(Record):
+    """How long a kind of work took, and how long a plan assumes that it takes; ``amount`` is in ``unit``."""
+
+    name: str
+    amount: Number
+    unit: Literal["FLOP", "B"]
+    seconds: Number
+    planned_s: Number
+
+
 class Selftest(Record):
     """The whole report. It names programs and hardware, but neither this machine nor its folders."""
 
@@ -65,3 +75,4 @@ class Selftest(Record):
     environment: Annotated[dict[str, str], Field(description="Versions of programs and of the system.")]
     seconds: Number
     checks: tuple[Check, ...]
+    speeds: Annotated[tuple[Speed, ...], Field(description="Of the work that decides how long a job takes.")]

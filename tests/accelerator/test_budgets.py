@@ -16,6 +16,7 @@ from collections import Counter
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from quantcore.solvers.measures import GroupMeasure
 from tests.support.accelerator_jobs import counted, task
@@ -93,3 +94,11 @@ def test_routing_waits_as_often_for_many_experts_as_for_few(tmp_path):
     )
     routing = ("model/experts.py", "calibration/lending.py")
     assert {key for key in growth(few, many) if key[1].startswith(routing)} == set()
+
+
+def test_the_weights_of_the_next_block_wait_in_pinned_memory(tmp_path):
+    model = tiny_model(tmp_path / "model", dtype=torch.bfloat16, num_hidden_layers=2)
+    copied = counted(task(model, tmp_path / "out", "w4a16", "gptq")).to_device
+    weights = load_file(model / "model.safetensors")
+    of_second_block = sum(weight.nbytes for name, weight in weights.items() if name.startswith("model.layers.1."))
+    assert copied.pinned_bytes == of_second_block

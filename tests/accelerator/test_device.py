@@ -90,10 +90,12 @@ def test_copies_are_counted_with_their_bytes():
         host = torch.empty(8)
         host.copy_(there[1])
         there.clone().to("sim")
+        torch.ones(2).pin_memory().to("sim")
         return counts
 
     counts = on_accelerator(work)
-    assert counts.to_device.places.total() == 3 and counts.to_device.num_bytes == 4 * 32 + 8 + 16
+    assert counts.to_device.places.total() == 4 and counts.to_device.num_bytes == 4 * 32 + 8 + 16 + 8
+    assert counts.to_device.pinned_bytes == 8
     assert counts.to_host.places.total() == 2 and counts.to_host.num_bytes == 2 * 32
 
 

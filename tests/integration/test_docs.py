@@ -225,7 +225,8 @@ def test_the_table_of_presets():
     assert rows == expected
 
 
-LLAMA_405B = Path(__file__).parents[1] / "unit" / "quantcore" / "configs" / "llama-3.1-405b.json"
+CONFIGS = Path(__file__).parents[1] / "unit" / "quantcore" / "configs"
+LLAMA_405B = CONFIGS / "llama-3.1-405b.json"
 COMMON = "--num_calib_data 512 --seq_len 2048 --host_memory 1TB --disk 4TB --json"
 
 
@@ -246,6 +247,20 @@ def test_the_planned_figures_are_the_command_s(capsys):
     for row in rows:
         flags, hardware = (cell.strip("`") for cell in row[:2])
         assert row == planned_row(flags, hardware, capsys)
+
+
+TIMES = "--quant_scheme w4a16 --quant_algo gptq --num_calib_data 128 --seq_len 2048 --disk 4TB --json"
+
+
+def test_the_planned_times_are_the_command_s(capsys):
+    rows = rows_of((DOCS / "benchmarks.md").read_text(), "Planned times on H100s")
+    assert len(rows) == 4
+    for model, devices, *times in rows:
+        file = CONFIGS / f"{model.lower().replace(' ', '-')}.json"
+        assert main(["plan", str(file), *shlex.split(f"--devices {devices.strip('`')} {TIMES}")]) == 0
+        seconds = json.loads(capsys.readouterr().out)["seconds"]
+        computing = sum(seconds[step] for step in ("forward", "statistics", "solve"))
+        assert times == [f"{part / 60:.1f} min" for part in (seconds["total"], computing, seconds["prove"])]
 
 
 SCALING = ("plan-capacity", "several-devices", "file-to-file", "resume")

@@ -8,11 +8,11 @@ As on CUDA:
   elementwise operation, and indices from the host are copied. Nothing falls back to the host in silence.
 - Memory has a limit. Each storage takes a multiple of 512 bytes, as from CUDA's caching allocator.
 
-Counted, by operation and by line of our code: launches of kernels, copies between host and device with their bytes, and
-waits of the host for the device (``item``, ``tolist``, ``nonzero``, ``equal``, boolean indices, printing, copies to the
-host, and all operations whose output's shape depends on the data).
+Counted, by operation and by line of our code: launches of kernels, copies between host and device with their bytes (of
+which how many come from pinned memory), and waits of the host for the device (``item``, ``tolist``, ``nonzero``,
+``equal``, boolean indices, printing, copies to the host, and all operations whose output's shape depends on the data).
 
-Not simulated: streams that overlap, pinned memory, and the order of sums in a real device's kernels. Attention takes
+Not simulated: streams that overlap, and the order of sums in a real device's kernels. Attention takes
 the plain path.
 
 The backend stays registered for the life of a process, so ``on_accelerator`` runs a test's work in a fork.
@@ -46,6 +46,8 @@ NAME = "sim"
 BLOCK_BYTES = 512
 """The unit in which memory is given out."""
 UNLIMITED_BYTES = 1 << 40
+PINNED = "_is_pinned"
+"""The attribute of host tensors in pinned memory."""
 
 aten = torch.ops.aten
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
@@ -62,6 +64,17 @@ NO_KERNEL = {
     aten.new_empty_strided.default, aten._local_scalar_dense.default, aten._unsafe_view.default,
 }  # fmt: skip
 """Operations that launch nothing, beside views."""
+
+
+def _add_narrow_product(
+    self: torch.Tensor, left: torch.Tensor, right: torch.Tensor, out_dtype: torch.dtype, *, out: torch.Tensor
+) -> torch.Tensor:
+    """Products of a narrow dtype that are added to a float32 matrix, which torch has for CUDA alone."""
+    return torch.addmm(self, left.to(out_dtype), right.to(out_dtype), out=out)
+
+
+ON_CUDA_ONLY = {aten.addmm.dtype_out: _add_narrow_product}
+"""Operations that torch does not have for the CPU, and what computes them there."""
 
 
 @dataclass
@@ -191,7 +204,7 @@ def _count_wait() -> None:
 
 def _count_copy(source: torch.Tensor, *, to_device: bool) -> None:
     counts = _device.counts
-    (counts.to_device if to_device else counts.to_host).add(source.nbytes)
+    (counts.to_device if to_device else counts.to_host).add(source.nbytes, is_pinned=hasattr(source, PINNED))
     if not to_device:
         _count_wait()
 
@@ -277,7 +290,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             _count_wait()
         operation.check_devices(tensors if has_sim else [])
         operation.count_launch()
-    out = func(*_mapped(unwrapped, args), **given)
+    out = ON_CUDA_ONLY.get(func, func)(*_mapped(unwrapped, args), **given)
     if not on_device:
         return out
     if operation.is_mutable:
@@ -382,6 +395,12 @@ def _tolist(self: torch.Tensor, plain: Callable[[torch.Tensor], Any] = torch.Ten
     return plain(unwrapped(self))
 
 
+def _pin_memory(self: torch.Tensor) -> torch.Tensor:
+    pinned = self.clone()
+    setattr(pinned, PINNED, True)
+    return pinned
+
+
 def _tensor(data: Any, *, dtype: Any = None, device: Any = None, plain: Any = torch.tensor, **more: Any) -> Any:
     if device is None or torch.device(device).type != NAME:
         return plain(data, dtype=dtype, device=device, **more)
@@ -405,6 +424,7 @@ def accelerator(memory_bytes: int = UNLIMITED_BYTES) -> Iterator[Counts]:
     }
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.Tensor, "tolist", _tolist))
+        stack.enter_context(patch.object(torch.Tensor, "pin_memory", _pin_memory))
         stack.enter_context(patch.object(torch, "tensor", _tensor))
         for name, function in answers.items():
             stack.enter_context(patch.object(torch.accelerator, name, function))

@@ -26,14 +26,16 @@ def place() -> str:
 
 @dataclass
 class Copies:
-    """Copies between host and device: how often at each line, and how many bytes in all."""
+    """Copies between host and device: how often at each line, how many bytes in all, and how many of pinned memory."""
 
     places: Counter[str] = field(default_factory=Counter)
     num_bytes: int = 0
+    pinned_bytes: int = 0
 
-    def add(self, num_bytes: int) -> None:
+    def add(self, num_bytes: int, *, is_pinned: bool) -> None:
         self.places[place()] += 1
         self.num_bytes += num_bytes
+        self.pinned_bytes += num_bytes * is_pinned
 
 
 @dataclass

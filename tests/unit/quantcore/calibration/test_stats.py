@@ -16,6 +16,7 @@ from quantcore.calibration.reduction import Span, Sums, Tree, root_at
 from quantcore.calibration.stats import Needs
 from quantcore.model.experts import ProjectionNames, SplitExperts
 from quantcore.runtime.ranks import Ranks
+from tests.support.accelerator import on_accelerator
 from tests.support.params import with_rare
 
 ALL = Needs(gram=True, sample=24, shift=True)
@@ -185,6 +186,34 @@ def test_sums_of_chunks_are_added_in_one_order():
     gram_II = plain.stats().gram_II
     assert not torch.equal(gram_II, whole["q"].gram_II), "the order makes a difference here"
     assert torch.allclose(gram_II, whole["q"].gram_II, atol=1)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_a_gpu_multiplies_inputs_of_bfloat16_as_such(is_weighted):
+    """Without weights the sums are exact but for their order; weighted or subtracted inputs are rounded once more."""
+    torch.manual_seed(8)
+    x_TI, reference_TI = torch.randn(2, 400, 24).bfloat16()
+    weight_T = 3 * torch.rand(400) if is_weighted else None
+
+    def work(counts):
+        there = [None if x is None else x.to("sim") for x in (x_TI, reference_TI, weight_T)]
+        sums = Sums(24, ALL, torch.device("sim", 0))
+        sums.add(*there, 0, 1)
+        stats = sums.stats()
+        return stats.gram_II.cpu(), stats.shift_II.cpu(), counts.launches["aten.addmm.dtype_out"]
+
+    gram_II, shift_II, num_products = on_accelerator(work)
+    assert num_products == 4 + 1 + 1, "the panels of the Gram matrix, the shift, and the trial"
+    x, moved, weight = x_TI.double(), reference_TI.double() - x_TI.double(), 1.0
+    if weight_T is not None:
+        weight = weight_T.double().unsqueeze(1)
+    checks = [
+        (gram_II, (weight * x).T @ x / 400, 1e-3 if is_weighted else 1e-6),
+        (shift_II, moved.T @ (weight * x) / 400, 1e-3),
+    ]
+    for found, expected, tolerance in checks:
+        assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max()
+    assert torch.linalg.eigvalsh(gram_II.double()).min() > 0
 
 
 @dataclass(frozen=True)

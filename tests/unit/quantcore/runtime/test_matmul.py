@@ -7,7 +7,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantcore.runtime import matmul as products
-from quantcore.runtime.matmul import WideMatmul, matmul_precision, tensor_cores
+from quantcore.runtime.matmul import WideMatmul, add_product, adds_narrow_products, matmul_precision, tensor_cores
+from tests.support import accelerator
+from tests.support.accelerator import on_accelerator
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -136,3 +138,32 @@ def test_sums_of_narrow_values_use_tensor_cores(device, dtype, within, before):
         assert told.fp32_precision == before
     finally:
         told.fp32_precision = at_first
+
+
+def rounded(self, left, right, out_dtype, *, out):
+    """As it would be if the sums were bfloat16."""
+    return out.copy_(self + (left @ right).to(out_dtype))
+
+
+def absent(*_, **__):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(("product", "is_exact"), [(None, True), (rounded, False), (absent, False)])
+def test_a_device_is_asked_for_exact_sums_of_narrow_products(monkeypatch, product, is_exact):
+    if product is not None:
+        monkeypatch.setitem(accelerator.ON_CUDA_ONLY, torch.ops.aten.addmm.dtype_out, product)
+    assert on_accelerator(lambda _: adds_narrow_products(torch.device("sim", 0))) == is_exact
+    assert not adds_narrow_products(torch.device("cpu"))
+
+
+def test_narrow_products_are_added_in_place():
+    def work(_):
+        there, sums = x_TI.to("sim"), torch.ones(8, 8, device="sim")
+        add_product(sums[2:5, :7], there[:, 2:5].T, there[:, :7])
+        return sums.cpu()
+
+    x_TI = random(50, 8, dtype=torch.bfloat16)
+    expected = torch.ones(8, 8, dtype=torch.float64)
+    expected[2:5, :7] += x_TI.double()[:, 2:5].T @ x_TI.double()[:, :7]
+    assert torch.allclose(on_accelerator(work).double(), expected, rtol=1e-5)

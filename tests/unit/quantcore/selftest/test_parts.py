@@ -15,7 +15,8 @@ REFERENCES = [part for part in parts() if part.reference is not None]
 
 
 def test_all_that_a_device_computes_is_there():
-    names = ["rounding", "packing", "activations", "kernels", "rotation", "range search", "gptq", "gptaq"]
+    names = ["rounding", "packing", "activations", "kernels", "rotation", "statistics", "range search"]
+    names += ["gptq", "gptaq"]
     assert list(GROUPS) == names, "each group stands together"
     assert [part.name for part in GROUPS["rounding"]] == list(BUILT_IN)
     assert all(part.allowed.why.endswith(".") for part in parts())
