@@ -9,7 +9,7 @@ from quantcore.cli import selftest_command
 from quantcore.cli.main import main
 from quantcore.selftest import run
 from quantcore.selftest.parts import EXACT, Computed, Part
-from quantcore.selftest.values import Check, Difference, Selftest
+from quantcore.selftest.values import Check, Difference, Selftest, Speed
 
 
 def part(group, code, name="one"):
@@ -69,10 +69,15 @@ def test_a_device_is_compared_with_the_cpu(capsys):
         Selftest(
             schema_version=1, agreed=False, device={"type": "cuda", "name": "A GPU"}, num_threads=8, environment={},
             seconds=61.2, checks=(check, done),
+            speeds=(
+                Speed(name="statistics", amount=4e12, unit="FLOP", seconds=0.01, planned_s=0.02),
+                Speed(name="digests", amount=4e9, unit="B", seconds=2, planned_s=1),
+            ),
         )
     )  # fmt: skip
     said = " ".join(capsys.readouterr().out.split())
     assert "cuda CPU rounding 2 0 % 0.0e+00 2.000 s 1.000 s" in said
+    assert "statistics 400 TFLOP/s 200 TFLOP/s digests 2 GB/s 4 GB/s" in said
     assert "failed rounding int8: RuntimeError: no kernel" in said
     assert "A GPU was compared with the CPU (8 threads). differs after 61 s" in said
 
