@@ -49,7 +49,6 @@ class TransformConfig(Value):
     """
 
     num_grams: ClassVar[int] = 0
-    num_factors: ClassVar[int] = 2
     on_one_process: ClassVar[bool] = False
     scaling_layers: tuple[ScalingLayer, ...] = ()
     model_decoder_layers: str | None = None
@@ -70,12 +69,15 @@ class SolverConfig(Value):
     ``compares``: it uses the activations of the float model beside those of the quantized one. ``goes_back``: it uses
     gradients of the float model's predictions. ``num_grams`` and ``on_one_process``: as for transforms.
     ``num_factors``: the number of further matrices of that size in memory while it solves the layers of one input.
+    ``row_copies``: that of copies of the rows that it solves at a time, in float32; GPTQ holds targets, two pairs of
+    values and errors, the better values, and work space.
     """
 
     compares: ClassVar[bool] = False
     goes_back: ClassVar[bool] = False
     num_grams: ClassVar[int] = 1
     num_factors: ClassVar[int] = 2
+    row_copies: ClassVar[int] = 7
     on_one_process: ClassVar[bool] = False
     inside_layer_modules: tuple[str, ...] = ()
     model_decoder_layers: str | None = None
@@ -128,6 +130,8 @@ class AWQConfig(TransformConfig):
 class RTNConfig(SolverConfig):
     """Rounding to the nearest code, with ranges searched so that the layer's output changes least."""
 
+    num_factors: ClassVar[int] = 1
+    row_copies: ClassVar[int] = 4
     name: Literal["rtn"] = "rtn"
     range_search: bool = True
     """Without it, and without any solver, the spec's observer finds the ranges in the weight alone."""
@@ -273,7 +277,6 @@ class CorrectionConfig(Value):
     """The options of a correction, which changes what rounding has left in high precision."""
 
     num_grams: ClassVar[int] = 0
-    num_factors: ClassVar[int] = 0
     on_one_process: ClassVar[bool] = False
 
     @property

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from quantcore.checkpoint.blocks import Blocks
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
+from quantcore.config.algorithms import RTNConfig, SolverConfig
 from quantcore.config.job_spec import Evaluation
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
@@ -34,11 +35,6 @@ RUNTIME_BYTES = 450 << 20
 """Memory of Python, torch and Transformers before any weight, measured by bench/__main__.py."""
 FLOAT_COPIES = 4
 """Copies of the weight being rounded, in float32: weight, codes, dequantized values, error."""
-SOLVED_COPIES = 6
-"""Copies of the rows that a solver takes at a time, in float32.
-
-They are weights, values on the grid and errors, the latter two for rounding to nearest as well, and work space.
-"""
 WINDOW_COPIES = 4
 """Copies of a layer's input of one window, in float32, while statistics are collected."""
 WINDOW_COPIES_BACK = 16
@@ -87,14 +83,15 @@ class Footprint:
     ``whole``: all tensors; ``outside``: embedding, head and everything else around the blocks; ``block``: the largest
     block; ``tensor``: the largest tensor; ``weight``: the largest weight to be rounded, in float32; ``grams``: one set
     of the matrices that calibration learns, for all inputs of a block; ``gram``: the matrices of the widest input;
-    ``num_windows`` of a text determine the number of such sets during calibration; ``factors``: the extra memory to
-    solve the largest matrix; ``solved``: the layers of one input while they are solved together; ``window``: the widest
-    input of one window, in float32; ``states``: the hidden states of all windows before a block; ``num_schemes`` are
-    measured first, for a mix, which needs ``gradients``: those by the hidden states of all windows after a block. So
-    does a job that ``goes_back``. Both keep states before each of ``num_blocks``. ``outputs``: the second moments of
-    the gradients by the outputs of a block's layers; ``coupled``, what solving the layers of one input adds to them.
-    ``distilled`` and ``tuned``: the states and what tunes the scales in distillation; ``stepped``: the states of the
-    windows of one of its steps before one block. ``autorounded``: what AutoRound holds to tune a block.
+    ``num_windows`` of a text determine the number of such sets during calibration; ``factors`` and ``solved``: the
+    further matrices and the layers of the input that needs most memory while it is solved; ``codes``: those of a block,
+    which its layers keep until it is written; ``window``: the widest input of one window, in float32; ``states``: the
+    hidden states of all windows before a block; ``num_schemes`` are measured first, for a mix, which needs
+    ``gradients``: those by the hidden states of all windows after a block. So does a job that ``goes_back``. Both keep
+    states before each of ``num_blocks``. ``outputs``: the second moments of the gradients by the outputs of a block's
+    layers; ``coupled``, what solving the layers of one input adds to them. ``distilled`` and ``tuned``: the states and
+    what tunes the scales in distillation; ``stepped``: the states of the windows of one of its steps before one block.
+    ``autorounded``: what AutoRound holds to tune a block.
 
     The rest is for measuring the result: ``held_out``, the hidden states of all of its windows; ``logits``, those of
     ``LOGIT_ROWS`` positions; ``probes``, the logits that are compared one by one; ``measures``: the original is
@@ -112,6 +109,7 @@ class Footprint:
     num_windows: int
     factors: int
     solved: int
+    codes: int
     window: int
     states: int
     num_schemes: int = 0
@@ -144,7 +142,8 @@ class Footprint:
         learns = needs_calibration or num_schemes > 0
         element = DTYPE_BYTES[tensors[f"{layers[0].name}.weight"].dtype]
         [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most read the hidden states
-        grams, gram, factors = _grams(config, layers)
+        grams, gram = _grams(config, layers)
+        factors, solved = _solved(config, layers, element) if grams else (0, 0)
         widest = max(layer.in_features for layer in layers)
         beside = element * _values_beside(layers, tensors)
         measures = evaluation.num_windows > 0
@@ -160,7 +159,8 @@ class Footprint:
             gram=gram,
             num_windows=calibration.num_samples,
             factors=factors,
-            solved=_solved(config, layers, element) if grams else 0,
+            solved=solved,
+            codes=_codes(layers),
             window=4 * widest * max(calibration.seq_len * learns, evaluation.seq_len),
             states=((1 + config.compares) * hidden * element + beside) * num_tokens * needs_calibration,
             num_schemes=num_schemes,
@@ -240,11 +240,12 @@ class Footprint:
         learning = count_sums(self.num_windows, num_ranks) * (self.grams + self.outputs)
         copies = WINDOW_COPIES_BACK if self.goes_back or self.distilled else WINDOW_COPIES
         solved = min(self.grams, self.gram + self.grams // num_ranks) + self.outputs + self.coupled
+        rounded = {"one_block": block, "codes": self.codes}
         moments: tuple[Parts, ...] = (
             {"embedding_and_head": self.outside, "logits": 4 * self.probes, "products": PRODUCT_TILES * TILE_BYTES},
             {"one_block": block, "statistics": learning, "one_window": copies * self.window},
-            {"one_block": block, "statistics": solved + self.factors, "one_weight_in_float32": rounding},
-            {"one_block": block, "statistics": solved + self.factors, "layers_of_one_input": self.solved},
+            rounded | {"statistics": solved, "one_weight_in_float32": rounding},
+            rounded | {"statistics": solved + self.factors, "layers_of_one_input": self.solved},
         )
         if num_ranks > 1:
             moments += ({"one_block": block, "statistics": self.grams + solved},)
@@ -375,21 +376,27 @@ def _values_beside(layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHead
     return sum(per_layer) + 4 * max(keys, default=0) * bool(per_layer)
 
 
-def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int, int]:
-    """Return the bytes of matrices [I, I]: all of a block, those of the widest input, and the extra to solve that one.
-
-    The block is the one with most of them.
-    """
-    element = 8 if any(getattr(algorithm, "hessian_dtype", "") == "float64" for algorithm in config.algo_config) else 4
-    learning = [algorithm for algorithm in config.algo_config if algorithm.needs_calibration]
-    count = max((algorithm.num_grams for algorithm in learning), default=0)
-    copies = max((algorithm.num_factors for algorithm in learning), default=0)
+def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int]:
+    """Return the bytes of matrices [I, I]: all of the block that has most of them, and those of the widest input."""
+    count = max((algorithm.num_grams for algorithm in config.algo_config if algorithm.needs_calibration), default=0)
     inputs: dict[int | None, set[Input]] = {}
     for layer in layers:
         inputs.setdefault(layer.block, set()).add(input_of(layer))
     squares = [sum(width * width for _, width, _ in of_block) for of_block in inputs.values()]
-    square = element * max(layer.in_features for layer in layers) ** 2
-    return count * element * max(squares), count * square, (copies * square if count else 0)
+    element = _bytes_of_moments(config)
+    return count * element * max(squares), count * element * max(layer.in_features for layer in layers) ** 2
+
+
+def _bytes_of_moments(config: Config) -> int:
+    return 8 if any(getattr(algorithm, "hessian_dtype", "") == "float64" for algorithm in config.algo_config) else 4
+
+
+def _codes(layers: Sequence[LayerPlan]) -> int:
+    """Return the bytes of a block's codes, one for each weight, for the block with most of them."""
+    sums: Counter[int | None] = Counter()
+    for layer in layers:
+        sums[layer.block] += math.prod(layer.shape)
+    return max(sums.values())
 
 
 def _autorounded(layers: Sequence[LayerPlan]) -> int:
@@ -416,20 +423,25 @@ def _coupled(layers: Sequence[LayerPlan]) -> int:
     return max(sums.values())
 
 
-def _solved(config: Config, layers: Sequence[LayerPlan], element: int) -> int:
-    """Return the bytes of the layers of one input while they are solved together.
+def _solved(config: Config, layers: Sequence[LayerPlan], element: int) -> tuple[int, int]:
+    """Return the bytes that solving the costliest input of a block takes: of further matrices, and of its layers.
 
-    These are the weights, their codes (a byte each), their targets if those differ from the weights, and the rows that
-    are being solved.
+    Those of the layers are the weights, their codes (a byte each), their targets if those differ from the weights, and
+    the rows that are being solved.
     """
+    solver = next((entry for entry in config.algo_config if isinstance(entry, SolverConfig)), RTNConfig())
     rows: Counter[tuple[int | None, Input]] = Counter()
     for layer in layers:
         rows[layer.block, input_of(layer)] += layer.out_features
     whole = element + 1 + 4 * config.compares
-    return max(
-        width * (whole * height + 4 * SOLVED_COPIES * min(height, SOLVED_ROWS))
+    costs = (
+        (
+            solver.num_factors * _bytes_of_moments(config) * width**2,
+            width * (whole * height + 4 * solver.row_copies * min(height, SOLVED_ROWS)),
+        )
         for (_, (_, width, _)), height in rows.items()
     )
+    return max(costs, key=sum)
 
 
 def input_of(layer: LayerPlan) -> Input:

@@ -18,8 +18,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from quantcore.pipeline import job
 from quantcore.solvers.measures import GroupMeasure
-from tests.support.accelerator_jobs import counted, task
+from tests.support.accelerator import on_accelerator
+from tests.support.accelerator_jobs import counted, quantized, task
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_usual
 
@@ -31,6 +33,16 @@ BY_DIGITS = ("edges/tracing.py", "rotation/hadamard.py")
 """Files whose waits and copies may grow with the number of digits of a width: they find edges, and factor an order."""
 MOST = {"wait": 74, "to device": 45, "to host": 28}
 """Of one more block of the dense model, in w4a16 with GPTQ: 7 layers with 4 inputs."""
+LAUNCHES = {
+    ("w4a16", "rounded"): 1300,
+    ("w4a16", "gptq"): 5200,
+    ("w4a16", "awq"): 13300,
+    ("w4a16", "autoround"): 8800,
+    ("int8_dynamic", "smoothquant gptq"): 3800,
+    ("fp8", "gptaq"): 3600,
+    ("mxfp4", "gptq"): 3400,
+}
+"""At most, of one more block of the dense model. Torch searches the ranges here, group by group: a GPU has a kernel."""
 JOBS = [("w4a16", "gptq"), ("w4a16", "awq"), ("mxfp4", "rotation gptq"), ("fp8", "gptaq"), ("w4a16", "autoround")]
 
 
@@ -86,6 +98,17 @@ def test_a_block_keeps_to_its_budget(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("preset", "chain"), LAUNCHES)
+def test_a_block_has_a_bounded_number_of_launches(tmp_path, preset, chain):
+    def launches(num_blocks):
+        model = tiny_model(tmp_path / f"model{num_blocks}", dtype=torch.float32, num_hidden_layers=num_blocks)
+        job_task = task(model, tmp_path / f"out{num_blocks}", preset, chain, seq_len=32)
+        return counted(job_task).launches.total()
+
+    assert 100 < launches(2) - launches(1) <= LAUNCHES[preset, chain]
+
+
+@pytest.mark.slow
 def test_routing_waits_as_often_for_many_experts_as_for_few(tmp_path):
     shape = {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}
     few, many = (
@@ -102,3 +125,25 @@ def test_the_weights_of_the_next_block_wait_in_pinned_memory(tmp_path):
     weights = load_file(model / "model.safetensors")
     of_second_block = sum(weight.nbytes for name, weight in weights.items() if name.startswith("model.layers.1."))
     assert copied.pinned_bytes == of_second_block
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "chain"), [("w4a16", "gptq"), ("fp8", "gptaq"), ("mxfp4", "rotation gptq")])
+def test_the_peak_memory_is_the_planned_one(tmp_path, monkeypatch, preset, chain):
+    """Within 10 %, where solving needs most of it. The device's own runtime is not simulated."""
+    planned = []
+
+    def stream_model(task, original, source, plan, ranks, real=job.stream_model):
+        planned.append(plan.footprint.streamed())
+        return real(task, original, source, plan, ranks)
+
+    def work(counts):
+        quantized(task(model, tmp_path / "out", preset, chain, num_windows=4, seq_len=128))
+        [parts] = planned
+        return counts.peak_bytes, sum(size for part, size in parts.items() if part != "runtime")
+
+    monkeypatch.setattr(job, "stream_model", stream_model)
+    shape = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 4}
+    model = tiny_model(tmp_path / "model", dtype=torch.bfloat16, num_hidden_layers=2, **shape)
+    peak, expected = on_accelerator(work)
+    assert 0.9 * expected <= peak <= 1.1 * expected
