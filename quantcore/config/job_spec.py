@@ -35,6 +35,10 @@ DEFAULT_EXPORTS: tuple[str, ...] = ()
 """For the format that most programs load directly for the scheme (see ``quantcore.plan.job.fitted``)."""
 
 
+UNMEASURED_LEN = 128
+"""Largest number of tokens of the windows that prove the files of a job without measurements."""
+
+
 class Evaluation(TextSource):
     """The measurements of the result beside the original.
 
@@ -68,6 +72,11 @@ class Evaluation(TextSource):
     def text(self) -> TextPart | None:
         """The evaluation's own text, named as for calibration; None for the text that calibration leaves."""
         return None if self.source is None else part_of(self)
+
+    @property
+    def held_out_len(self) -> int:
+        """The number of tokens of a window of held-out text. The proof alone, without measurements, needs fewer."""
+        return self.seq_len if self.num_windows else min(self.seq_len, UNMEASURED_LEN)
 
 
 KEEP = "keep"

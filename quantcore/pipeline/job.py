@@ -377,7 +377,7 @@ def read_windows(task: Task) -> TokenWindows:
         calibration.model_copy(update={"num_samples": num_samples}),
         tokenize_with(tokenizer),
         num_held_out=0 if has_own_text(task) else max(task.evaluation.num_windows, NUM_PROBES),
-        held_out_len=task.evaluation.seq_len,
+        held_out_len=task.evaluation.held_out_len,
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer, arguments),
         media=lambda: media_reader(task.model_folder, tokenizer, arguments),

@@ -21,7 +21,7 @@ from quantcore.config.quantization import CalibrationConfig, Config, Quantizatio
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ModelError, NumericsError, ProofError, QuantError
 from quantcore.events import Completed, LayerQuantized, Progress
-from quantcore.pipeline.job import run
+from quantcore.pipeline.job import read_windows, run
 from quantcore.plan.planner import make_plan
 from quantcore.proof import verify as proof
 from quantcore.proof.expectation import Expectation
@@ -324,6 +324,17 @@ def test_command_line_with_the_flags_of_the_quark_script(model_dir, tmp_path, ca
     assert "LLM(" in said.out and "Traceback" not in said.err
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["summary"]["perplexity_before"] is None and len(report["layers"]) == 18
+
+
+@pytest.mark.parametrize(
+    ("num_windows", "seq_len", "shape"), [(0, 256, (2, 128)), (0, 64, (2, 64)), (3, 256, (3, 256))]
+)
+def test_a_proof_without_measurements_reads_short_windows(model_dir, tmp_path, num_windows, seq_len, shape):
+    evaluation = EvaluationConfig(num_windows=num_windows, seq_len=seq_len)
+    job_task = Task(
+        model_dir=model_dir, output_dir=tmp_path / "out", config=presets.resolve("fp8"), evaluation=evaluation
+    )
+    assert tuple(read_windows(job_task).held_out_NT.shape) == shape
 
 
 REFUSED_FLAGS = {
