@@ -160,7 +160,7 @@ class Footprint:
             num_windows=calibration.num_samples,
             factors=factors,
             solved=solved,
-            codes=_codes(layers),
+            codes=_most_weights(layers),  # a byte each
             window=4 * widest * max(calibration.seq_len * learns, evaluation.held_out_len),
             states=((1 + config.compares) * hidden * element + beside) * num_tokens * needs_calibration,
             num_schemes=num_schemes,
@@ -169,7 +169,7 @@ class Footprint:
             distilled=2 * calibration.seq_len * hidden * element * num_distilled,
             tuned=sum(bytes_of_scales(layers).values()) if num_distilled else 0,
             stepped=WINDOWS_PER_STEP * calibration.seq_len * hidden * element * bool(num_distilled),
-            autorounded=_autorounded(layers) if config.autorounds is not None else 0,
+            autorounded=AUTOROUND_BYTES * _most_weights(layers) if config.autorounds is not None else 0,
             num_blocks=len(blocks),
             outputs=_outputs(layers) if config.goes_back else 0,
             coupled=_coupled(layers) if config.goes_back else 0,
@@ -391,19 +391,11 @@ def _bytes_of_moments(config: Config) -> int:
     return 8 if any(getattr(algorithm, "hessian_dtype", "") == "float64" for algorithm in config.algo_config) else 4
 
 
-def _codes(layers: Sequence[LayerPlan]) -> int:
-    """Return the bytes of a block's codes, one for each weight, for the block with most of them."""
+def _most_weights(layers: Sequence[LayerPlan]) -> int:
+    """Return the number of weights to round in the block that has most of them."""
     sums: Counter[int | None] = Counter()
     for layer in layers:
         sums[layer.block] += math.prod(layer.shape)
-    return max(sums.values())
-
-
-def _autorounded(layers: Sequence[LayerPlan]) -> int:
-    """Return the bytes that AutoRound holds to tune a block, for the block with most weights."""
-    sums: Counter[int | None] = Counter()
-    for layer in layers:
-        sums[layer.block] += AUTOROUND_BYTES * math.prod(layer.shape)
     return max(sums.values())
 
 
