@@ -53,10 +53,10 @@ class Distilled:
 
 
 class CodeFiles:
-    """The codes of all solved layers in ``folder``, one file for each layer."""
+    """The codes of all solved layers in ``folder``, one file for each layer. They are read to ``device``."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self._folder, self._device = folder, device
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, solved: Solved) -> None:
@@ -69,7 +69,8 @@ class CodeFiles:
 
     def read(self, layer: LayerPlan) -> QTensor:
         with safe_open(self._path(layer), "pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            names = file.keys()  # it is no mapping
+            found = {name: file.get_tensor(name).to(self._device) for name in names}
         return QTensor(found["codes"], QParams(found["scale"], found.get("zero_point")), layer.weight)
 
     def _path(self, layer: LayerPlan) -> Path:
@@ -142,7 +143,7 @@ class Student:
                         with matmul_precision(weight_OI.device):
                             change_OI = Gradients(call, weight_OI).of_weight.float() * weight_OI
                         change_RGS = weight_grouping(layer.weight).split(change_OI)
-                        sums[call.name] += change_RGS.sum(-1).to(sums[call.name].device)
+                        sums[call.name] += change_RGS.sum(-1)
         return math.fsum(losses), sums
 
 

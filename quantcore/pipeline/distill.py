@@ -18,7 +18,7 @@ from quantcore.events import Emit, Eta, PhaseStarted, Progress, Warned
 from quantcore.pipeline.file_to_file import Weights
 from quantcore.pipeline.writer import ResultWriter
 from quantcore.plan.distillation import NUM_HELD_BACK
-from quantcore.runtime.devices import held_memory_bytes
+from quantcore.runtime.devices import default_device, held_memory_bytes
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.streamed_model import StreamedModel
 
@@ -48,10 +48,10 @@ def code_files(task: Task, savepoint: SavePoint) -> Iterator[CodeFiles | None]:
     if task.config.distills is None:
         yield None
     elif savepoint.folder is not None:
-        yield CodeFiles(savepoint.folder / "codes")
+        yield CodeFiles(savepoint.folder / "codes", default_device())
     else:
         with tempfile.TemporaryDirectory(prefix=".bitfoundry-codes-", dir=task.output_dir.parent) as folder:
-            yield CodeFiles(Path(folder))
+            yield CodeFiles(Path(folder), default_device())
 
 
 def distill(

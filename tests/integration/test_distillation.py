@@ -49,7 +49,7 @@ def test_gradients_are_those_of_the_whole_model(tmp_path: Path, name: str) -> No
     whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train(False)
     teacher = list(last_states(streamed, streamed.embed(IDS_NT)))
     log_p = functional.log_softmax(whole(IDS_NT).logits.detach(), -1)
-    codes, source = CodeFiles(tmp_path / "codes"), streamed._read
+    codes, source = CodeFiles(tmp_path / "codes", torch.device("cpu")), streamed._read
     kind_of = {layer.name: layer for layer in plan.layers}
     for layer in plan.layers:
         weight_OI = canonical(source(f"{layer.name}.weight"), layer.kind).float()

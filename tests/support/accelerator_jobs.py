@@ -40,6 +40,11 @@ CHAINS: dict[str, list[dict[str, Any]]] = {
     "awq": [{"name": "awq"}],
     "autosmoothquant": [{"name": "autosmoothquant"}],
     "rotation gptq": [{"name": "rotation", "random_r1": True}, GPTQ],
+    "rtn": [{"name": "rtn"}],
+    "qronos": [{"name": "qronos"}],
+    "yaqa": [{"name": "yaqa"}],
+    "gptq distill": [GPTQ, {"name": "distill", "num_windows": 4}],
+    "gptq bias_correction": [GPTQ, {"name": "bias_correction"}],
     "autoround": [{"name": "autoround", "iters": 4, "batch_size": 2}],
 }
 
