@@ -12,8 +12,7 @@ Counted, by operation and by line of our code: launches of kernels, copies betwe
 which how many come from pinned memory), and waits of the host for the device (``item``, ``tolist``, ``nonzero``,
 ``equal``, boolean indices, printing, copies to the host, and all operations whose output's shape depends on the data).
 
-Not simulated: streams that overlap, and the order of sums in a real device's kernels. Attention takes
-the plain path.
+Not simulated: streams that overlap, and the order of sums in a real device's kernels. Attention takes the plain path.
 
 The backend stays registered for the life of a process, so ``on_accelerator`` runs a test's work in a fork.
 """
