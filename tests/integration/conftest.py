@@ -65,8 +65,11 @@ def sessions(postgres_url: str) -> Iterator[Sessions]:
 
 
 @pytest.fixture
-def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
-    """Leases of six seconds, the stub engine, and model folders below ``tmp_path``."""
+def settings(request: pytest.FixtureRequest, postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
+    """The stub engine, model folders below ``tmp_path``, and leases that no busy machine outlives.
+
+    Tests marked ``short_leases`` wait for lost ones.
+    """
     with redis.Redis(unix_socket_path=broker_url.removeprefix("redis+socket://")) as broker:
         for key in (rate_limit.KEY, stream_permits.KEY):  # requests and streams of the test before
             for counted in broker.keys(f"{key}*"):
@@ -76,7 +79,7 @@ def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
         broker_url=broker_url,
         data_dir=tmp_path / "data",
         model_roots=str(tmp_path / "models"),
-        lease_s=6,
+        lease_s=6 if request.node.get_closest_marker("short_leases") else 60,
         heartbeat_s=0.4,
         poll_s=0.2,
         stop_grace_s=1,

@@ -21,6 +21,7 @@ from tests.support.faults import ApiProcess, on_a_small_disk, seen_by
 from tests.support.models import tiny_model
 from tests.support.service import WorkerProcess, wait_for_empty, wait_gone
 
+pytestmark = pytest.mark.short_leases
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
 StartWorker = Callable[..., WorkerProcess]

@@ -18,6 +18,8 @@ from api.store.queue.leases import Lease, LeaseLost, Order
 from tests.support.waiting import give_time, wait_until
 from worker.lease import HeldLease
 
+pytestmark = pytest.mark.short_leases
+
 
 class Heard:
     """What the lease calls."""

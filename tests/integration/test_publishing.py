@@ -178,6 +178,7 @@ STEPS = {
 KILLS = [(step, who) for step in STEPS for who in ("child", "worker")]
 
 
+@pytest.mark.short_leases
 @pytest.mark.parametrize(("step", "who"), with_usual(KILLS, [("a file is under way", "child")]))
 def test_killed_at_a_step_it_is_taken_up_and_commits_once(
     client: TestClient, hub: HubServer, succeeded: str, publication: Callable[..., dict[str, Any]],
@@ -203,6 +204,7 @@ def test_killed_at_a_step_it_is_taken_up_and_commits_once(
 
 
 @pytest.mark.slow
+@pytest.mark.short_leases
 def test_a_worker_that_sleeps_through_its_lease_adds_nothing(
     client: TestClient, hub: HubServer, make_model: Callable[..., Path], publication: Callable[..., dict[str, Any]],
     start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job], sessions: Sessions,

@@ -38,7 +38,7 @@ LIMIT_S = 240
 def settings(settings: Settings) -> Settings:
     """The stub engine is told which node it is; leaders wait for a few seconds."""
     command = f"{{python}} -S {STUB_ENGINE} {{launcher}}"
-    more = {"engine_command": command, "gather_s": 20, "node_address": "127.0.0.1", "lease_s": 6}
+    more = {"engine_command": command, "gather_s": 20, "node_address": "127.0.0.1"}
     return settings.model_copy(update=more)
 
 
@@ -364,6 +364,7 @@ def run_slowly(
 
 
 @pytest.mark.slow
+@pytest.mark.short_leases
 @pytest.mark.parametrize("who", ["leader", "node"])
 def test_kill_9_of_either(
     who: str, sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker,
@@ -388,6 +389,7 @@ def test_kill_9_of_either(
 
 
 @pytest.mark.slow
+@pytest.mark.short_leases
 def test_a_worker_that_was_stopped_too_long_leads_nobody(
     sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, start_here: StartHere,
     wait_for: WaitFor, read_pids: ReadPids, tmp_path: Path,
