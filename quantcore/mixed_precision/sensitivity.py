@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -28,7 +29,6 @@ from quantcore.numerics.affine import QParams, fake_quantize_activation
 from quantcore.numerics.weight_layout import canonical
 from quantcore.plan.planner import Plan
 from quantcore.runtime.matmul import matmul_precision
-from quantcore.runtime.streamed_model import StreamedModel
 
 NUM_PIECES, PIECE_LEN = 64, 128
 """Windows that suffice for a choice between schemes, and tokens of each: see ``in_pieces``."""
@@ -36,23 +36,35 @@ Losses = dict[tuple[str, ...], dict[str, float]]
 """Divergence in nats a token, by unit (the names of its layers) and scheme."""
 
 
-@dataclass(frozen=True)
-class Changed:
-    """A layer in one scheme: the change of its weight [O, I], and the static parameters of its activations."""
+class _InScheme(NamedTuple):
+    """A layer in one scheme: the change of its weight [O, I], its plan, and the parameters of its activations."""
 
-    layer: LayerPlan
     delta_OI: torch.Tensor
+    layer: LayerPlan
     static: Activations
 
-    def change_of_log_p(self, call: Call, gradients: Gradients) -> float:
-        """Return the scheme's change of log p(y) through this call, to first order in each change that it makes."""
-        config = self.layer.config
-        change = _dot(gradients.of_weight, self.delta_OI)
-        if config.input_tensors is not None:
-            change += _dot(gradients.of_inputs, _change(call.inputs, config.input_tensors, self.static.inputs))
-        if config.output_tensors is not None:
-            change += _dot(call.gradient, _change(call.outputs, config.output_tensors, self.static.outputs))
-        return change
+
+@dataclass(frozen=True)
+class Changed:
+    """A layer in each of S schemes: the changes of its weight [S, O x I], its plans, its activations' parameters."""
+
+    deltas_SP: torch.Tensor
+    schemes: list[tuple[LayerPlan, Activations]]
+
+    @property
+    def kind(self) -> str:
+        return self.schemes[0][0].kind
+
+    def changes_of_log_p(self, call: Call, gradients: Gradients) -> torch.Tensor:
+        """Return the change of log p(y) through this call in each scheme [S], to first order in each change."""
+        changes_S = (self.deltas_SP @ gradients.of_weight.reshape(-1, 1))[:, 0].float()
+        for change, (layer, static) in zip(changes_S, self.schemes, strict=True):
+            config = layer.config
+            if config.input_tensors is not None:
+                change += _dot(gradients.of_inputs, _change(call.inputs, config.input_tensors, static.inputs))
+            if config.output_tensors is not None:
+                change += _dot(call.gradient, _change(call.outputs, config.output_tensors, static.outputs))
+        return changes_S
 
 
 class Sensitivity:
@@ -98,42 +110,42 @@ class Sensitivity:
 
         Moves ``gradients`` from the block's outputs to its inputs, in place.
         """
-        schemes = {name: self._in_scheme(block, index, *planned) for name, planned in self._plans.items()}
-        modules = _in_all(list(schemes.values()), self._model.streamed)
+        changed = _of_layers([self._in_scheme(block, index, *planned) for planned in self._plans.values()])
+        modules = {name: self._model.streamed.find_module(name) for name in changed}
         units: dict[str, tuple[str, ...]] = {}
-        squares: dict[tuple[str, ...], dict[str, float]] = {}
+        squares_S: dict[tuple[str, ...], torch.Tensor] = {}
         for window in range(self._pass.num_windows):
             calls = self._pass.through(block, index, window, modules, gradients)
-            units = units or units_of(calls, list(modules))
-            changes = {unit: dict.fromkeys(schemes, 0.0) for unit in units.values()}
+            if not units:
+                units = units_of(calls, list(modules))
+                nothing_S = torch.zeros(len(self._plans), device=gradients[window].device)
+                squares_S = {unit: nothing_S.clone() for unit in units.values()}
+            changes_S = {unit: nothing_S.clone() for unit in squares_S}
             for call in calls:
-                kind = next(iter(schemes.values()))[call.name].layer.kind
-                own = Gradients(call, canonical(modules[call.name].get_parameter("weight").data, kind))
-                with matmul_precision(call.gradient.device):
-                    for scheme, changed in schemes.items():
-                        changes[units[call.name]][scheme] += changed[call.name].change_of_log_p(call, own)
-            for unit, change_of in changes.items():
-                sums = squares.setdefault(unit, dict.fromkeys(schemes, 0.0))
-                for scheme, value in change_of.items():
-                    sums[scheme] += value**2
-        half_a_token = 1 / (2 * self._num_tokens)
-        return {unit: {name: total * half_a_token for name, total in sums.items()} for unit, sums in squares.items()}
+                layer = changed[call.name]
+                own = Gradients(call, canonical(modules[call.name].get_parameter("weight").data, layer.kind))
+                with matmul_precision(nothing_S.device):
+                    changes_S[units[call.name]] += layer.changes_of_log_p(call, own)
+            for unit, change_S in changes_S.items():
+                squares_S[unit] += change_S**2
+        losses_S = {unit: (square_S / (2 * self._num_tokens)).tolist() for unit, square_S in squares_S.items()}
+        return {unit: dict(zip(self._plans, loss_S, strict=True)) for unit, loss_S in losses_S.items()}
 
-    def _in_scheme(self, block: nn.Module, index: int, config: Config, plan: Plan) -> dict[str, Changed]:
-        """Return the changes that ``config`` makes to the layers of the block, which is left unchanged."""
+    def _in_scheme(self, block: nn.Module, index: int, config: Config, plan: Plan) -> dict[str, _InScheme]:
+        """Return what ``config`` makes of the layers of the block, which is left unchanged."""
         streamed, layers = self._model.streamed, plan.layers_of(index)
         modules = {layer: streamed.find_module(layer.name) for layer in layers}
         before = {layer: module.get_parameter("weight").data for layer, module in modules.items()}
         at = self.at(block, index, plan)
         algorithms = BlockAlgorithms(config, streamed.dtype)
         prepared = algorithms.prepare(at, modules)
-        changed: dict[str, Changed] = {}
+        in_scheme: dict[str, _InScheme] = {}
         for solved in algorithms.solve(at, modules, prepared):
             layer = solved.layer
             delta_OI = (solved.restored_OI - solved.weight_OI.float()).to(streamed.dtype)
-            changed[layer.name] = Changed(layer, delta_OI, prepared.activations.get(layer, Activations()))
+            in_scheme[layer.name] = _InScheme(delta_OI, layer, prepared.activations.get(layer, Activations()))
             modules[layer].get_parameter("weight").data = before[layer]
-        return changed
+        return in_scheme
 
 
 def in_pieces(windows_NT: torch.Tensor) -> torch.Tensor:
@@ -159,10 +171,15 @@ def units_of(calls: Sequence[Call], names: Sequence[str]) -> dict[str, tuple[str
     return {name: tuple(unit) for unit in members.values() for name in unit}
 
 
-def _in_all(schemes: Sequence[Mapping[str, Changed]], model: StreamedModel) -> dict[str, nn.Module]:
-    """Return the modules of the layers that every scheme quantizes."""
+def _of_layers(schemes: Sequence[dict[str, _InScheme]]) -> dict[str, Changed]:
+    """Return the layers that every scheme quantizes, by name. ``schemes`` is used up, so that nothing is held twice."""
     first, *others = schemes
-    return {name: model.find_module(name) for name in first if all(name in other for other in others)}
+    changed: dict[str, Changed] = {}
+    for name in [name for name in first if all(name in other for other in others)]:
+        found = [scheme.pop(name) for scheme in schemes]
+        deltas_SP = torch.stack([one.delta_OI.flatten() for one in found])
+        changed[name] = Changed(deltas_SP, [(one.layer, one.static) for one in found])
+    return changed
 
 
 def _change(x: torch.Tensor, spec: QuantizationSpec, static: QParams | None) -> torch.Tensor:
@@ -171,5 +188,5 @@ def _change(x: torch.Tensor, spec: QuantizationSpec, static: QParams | None) -> 
     return fake_quantize_activation(x, spec, static) - x
 
 
-def _dot(a: torch.Tensor, b: torch.Tensor) -> float:
-    return torch.dot(a.flatten().float(), b.flatten().float()).item()
+def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.dot(a.flatten().float(), b.flatten().float())
