@@ -1,7 +1,8 @@
 """The lines of Python that load an artifact in a program that was tested with such files.
 
 The test results are in ``consumers.json``, which the tests in tests/consumers fill, scheme by scheme. A scheme or a mix
-of schemes that is not in the table gets only our own loading lines, not those of another program.
+of schemes that is not in the table gets only our own loading lines, not those of another program. GGUF states the type
+of every tensor, so a program that was seen to read each scheme reads any mix of them.
 """
 
 from __future__ import annotations
@@ -86,7 +87,13 @@ def _kind(layer: LayerPlan) -> str:
 
 
 def _seen_by(export: str, kinds: Kinds) -> set[str]:
-    return {program for program, own_format, own_kinds in _rows() if own_format == export and own_kinds == kinds}
+    seen: dict[str, list[Kinds]] = {}
+    for program, own_format, own_kinds in _rows():
+        if own_format == export:
+            seen.setdefault(program, []).append(own_kinds)
+    if export == "gguf":
+        return {program for program, known in seen.items() if kinds <= frozenset().union(*known)}
+    return {program for program, known in seen.items() if kinds in known}
 
 
 @cache

@@ -58,6 +58,17 @@ def test_every_type_of_block(tmp_path, preset, agrees):
     agrees("llama.cpp", "gguf", preset, output["perplexity"], perplexity, TOLERANCE, "tiny llama")
 
 
+def test_a_mix_of_types(tmp_path, agrees):
+    """As a goal chooses them, layer by layer."""
+    model = tiny_model(tmp_path / "model", rank=16, dtype=torch.float32, **WIDE)
+    own = {"*down_proj": "gguf_q4_k", "*v_proj": "gguf_q8_0", "*o_proj": "gguf_q5_1", "*gate_proj": "gguf_q5_k"}
+    layers = {pattern: presets.resolve(preset).global_quant_config for pattern, preset in own.items()}
+    config = replace(presets.resolve("gguf_q6_k"), layer_quant_config=layers, exclude=("*k_proj",))
+    file, perplexity, windows = one_export(model, config, tmp_path)
+    output = check("llamacpp", "check_llamacpp.py", file, windows)
+    agrees("llama.cpp", "gguf", "mix of gguf types", output["perplexity"], perplexity, TOLERANCE, "tiny llama", config)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_architecture(tmp_path, name, agrees):
     """Random weights: another order of rows, norms or experts would give another perplexity altogether."""

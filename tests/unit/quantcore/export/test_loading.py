@@ -38,6 +38,8 @@ def lines_of(export, *schemes, is_read, model_class=AUTO_CLASS):
         ("awq", ["w4a16"], UNSEEN, "vllm"),
         ("fp8", ["fp8"], UNSEEN, "quantcore"),
         ("gguf", ["gguf_q4_k"], UNSEEN, "llama_cpp"),
+        ("gguf", ["gguf_q4_k", "gguf_q5_0", "gguf_q8_0"], UNSEEN, "llama_cpp"),
+        ("gguf", ["gguf_q4_k", "int8_weight_only"], UNSEEN, "quantcore"),
         ("onnx", ["int8_static"], UNSEEN, "onnxruntime"),
         ("fake_quantized", ["int8_weight_only", "w4a16"], UNSEEN, "transformers"),
     ],
