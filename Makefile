@@ -99,7 +99,7 @@ bench: $(STAMP)  ## memory and time of the engine, printed and kept under bench/
 bench-dashboard: $(UI)  ## are the pages fluid with 5,000 jobs, 2,000 layers, and 500 runs compared? kept under bench/results
 	@$(BIN)/python -m bench.dashboard $(ARGS)
 
-bench-recipes: $(STAMP)  ## what each chain of algorithms gains on the models in MODELS, measured on the text TEXT (hours)
+bench-recipes: $(STAMP)  ## what presets lose by effort, on the models in MODELS, measured on the text TEXT (hours)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.recipes $(MODELS) --text $(TEXT) $(ARGS)
 
 bench-goals: $(STAMP)  ## a goal's results beside an exhaustive search for llama.cpp: ARGS="FOLDER of a model" (an hour)

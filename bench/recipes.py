@@ -1,8 +1,9 @@
-"""``make bench-recipes``: what each chain of algorithms gains and costs for each preset, on several families of models.
+"""``make bench-recipes``: what each effort, or each chain of algorithms, gains and costs for presets on some models.
 
-The recipes of a preset (``quantcore.config.recipes``) are chosen from this table. Each cell is one job in a process of
-its own, on one thread. Calibration text is the built-in one; the divergence from the original is measured on another
-text, ``--text``. Rows are saved as they come, and a row that is there is not measured again.
+The recipes of a preset (``quantcore.config.recipes``) are chosen from such tables, on several families of models. Each
+cell is one job in a process of its own, on one thread. Calibration text is the built-in one; the divergence from the
+original is measured on another text, ``--text``. Rows are saved as they come, and a row that is there is not measured
+again.
 """
 
 from __future__ import annotations
@@ -22,25 +23,24 @@ from typing import Any
 
 from bench.engines.results import FOLDER
 from quantcore.config import presets
-
-CHAINS: dict[str, tuple[str, ...]] = {
-    "weights": ("", "gptq", "gptaq", "yaqa"),
-    "static": ("", "gptq", "smoothquant", "smoothquant,gptq", "smoothquant,gptaq"),
-    "dynamic": ("", "gptaq", "smoothquant,gptaq", "rotation,gptaq"),
-}
-"""Kind of scheme -> the chains to measure, as ``--quant_algo`` takes them."""
+from quantcore.config.recipes import EFFORTS, recipe
 
 PRESETS = (
-    "w4a16", "int8_static", "fp8", "int8_dynamic", "mxfp4", "gguf_q4_k", "nvfp4", "w4a16_sym", "mxfp4_weight_only",
-    "fp8_dynamic", "int8_weight_only",
+    "w4a16", "w4a16_sym", "uint4_wo_32", "uint4_wo_128", "gguf_q4_k", "gguf_q4_0", "gguf_q5_k", "gguf_q6_k",
+    "gguf_q8_0", "nf4", "mxfp4", "mxfp4_weight_only", "nvfp4", "nvfp4_weight_only", "mxfp8", "int4_fp8", "fp8",
+    "fp8_dynamic", "fp8_block", "int8_static", "int8_dynamic", "int8_weight_only",
 )  # fmt: skip
+"""Those that claim 4 bits or more, without those that differ in little from one of these."""
 EXPORTS = {"nf4": "bitsandbytes", **{name: "gguf" for name in presets.PRESETS if name.startswith("gguf")}}
 
 
-def kind_of(preset: str) -> str:
-    """Return whether a preset quantizes weights alone, and if not, how it finds the ranges of activations."""
-    inputs = presets.resolve(preset).global_quant_config.input_tensors
-    return "weights" if inputs is None else "dynamic" if inputs.is_dynamic else "static"
+def recipes_of(preset: str) -> dict[str, str]:
+    """Return the recipes of a preset, as ``--quant_algo`` takes them -> the efforts that have it."""
+    efforts: dict[str, list[str]] = {}
+    for effort in EFFORTS:
+        names = (algorithm.name for algorithm in recipe([presets.resolve(preset)], effort))
+        efforts.setdefault(",".join(names), []).append(effort)
+    return {chain: ", ".join(same) for chain, same in efforts.items()}
 
 
 def measure(model: Path, preset: str, chain: str, text: Path) -> dict[str, Any]:
@@ -58,7 +58,8 @@ def measure(model: Path, preset: str, chain: str, text: Path) -> dict[str, Any]:
     return {
         "kl": divergence["kl_mean"]["value"], "kl_stderr": divergence["kl_mean"]["stderr"],
         "top1": divergence["top1_agreement"]["value"], "ratio": quality["ratio"]["value"],
-        "ratio_stderr": quality["ratio"]["stderr"], "bytes": summary["size_after_bytes"],
+        "ratio_stderr": quality["ratio"]["stderr"], "verdict": summary["verdict"]["level"],
+        "bytes": summary["size_after_bytes"],
         "quantize_s": summary["quantize_s"], "cpu_s": cpu_s, "wall_s": wall_s,
     }  # fmt: skip
 
@@ -84,31 +85,35 @@ def run_job(task: dict[str, Any], **environment: str) -> tuple[dict[str, Any], f
     return report, usage.ru_utime + usage.ru_stime, time.monotonic() - started
 
 
-def cells(models: Sequence[Path], chosen: Sequence[str]) -> Iterator[tuple[Path, str, str]]:
+def cells(
+    models: Sequence[Path], chosen: Sequence[str], chains: Sequence[str] | None, efforts: Sequence[str]
+) -> Iterator[tuple[Path, str, str]]:
     """Yield model, preset and chain: of each preset all models, so that a run that is cut short compares families."""
     for preset in chosen:
+        recipes = [chain for chain, same in recipes_of(preset).items() if {*same.split(", ")} & {*efforts}]
         for model in models:
-            for chain in CHAINS[kind_of(preset)]:
+            for chain in recipes if chains is None else chains:
                 yield model, preset, chain
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as Markdown: the mean divergence in nats per token, and the CPU seconds, by model and chain."""
+    """Return the rows as Markdown: by model the mean divergence in nats per token, the verdict, and the CPU seconds."""
     models = list(dict.fromkeys(row["model"] for row in rows))
-    lines = [f"| preset | algorithms | {' | '.join(models)} |", "|---|---|" + "---:|" * len(models)]
+    lines = [f"| preset | effort | algorithms | {' | '.join(models)} |", "|---|---|---|" + "---:|" * len(models)]
     by_cell = {(row["model"], row["preset"], row["chain"]): row for row in rows}
     order = list(dict.fromkeys(row["preset"] for row in rows))
     found_cells = dict.fromkeys((row["preset"], row["chain"]) for row in rows)
     for preset, chain in sorted(found_cells, key=lambda cell: order.index(cell[0])):
         found = [by_cell.get((model, preset, chain)) for model in models]
-        lines.append(f"| `{preset}` | {chain or 'none'} | {' | '.join(map(_cell, found))} |")
+        effort = recipes_of(preset).get(chain, "")
+        lines.append(f"| `{preset}` | {effort} | {chain or 'none'} | {' | '.join(map(_cell, found))} |")
     return "\n".join(lines) + "\n"
 
 
 def _cell(row: dict[str, Any] | None) -> str:
     if row is None or "failed" in row:
         return "" if row is None else "refused"
-    return f"{row['kl']:.4f} ({100 * row['ratio'] - 100:+.1f} %), {row['cpu_s']:.0f} s"
+    return f"{row['kl']:.2g} ({100 * row['ratio'] - 100:+.1f} %), {row.get('verdict', '')}, {row['cpu_s']:.0f} s"
 
 
 def main() -> None:
@@ -116,11 +121,13 @@ def main() -> None:
     parser.add_argument("models", nargs="+", type=Path, help="folders of float models, such as bench.trained_models")
     parser.add_argument("--text", type=Path, required=True, help="held-out text that no calibration has seen")
     parser.add_argument("--presets", nargs="+", choices=tuple(presets.PRESETS), default=PRESETS)
+    parser.add_argument("--efforts", nargs="+", choices=EFFORTS, default=EFFORTS, help="recipes (default: all three)")
+    parser.add_argument("--chains", nargs="+", help="algorithms in place of the recipes: gptq smoothquant,gptq")
     parser.add_argument("--results", type=Path, default=FOLDER / f"{date.today()}-recipes.json")
     options = parser.parse_args()
     rows = json.loads(options.results.read_text())["rows"] if options.results.exists() else []
     done = {(row["model"], row["preset"], row["chain"]) for row in rows}
-    for model, preset, chain in cells(options.models, options.presets):
+    for model, preset, chain in cells(options.models, options.presets, options.chains, options.efforts):
         if (model.name, preset, chain) in done:
             continue
         row: dict[str, Any] = {"model": model.name, "preset": preset, "chain": chain}
