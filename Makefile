@@ -68,7 +68,7 @@ docs: $(STAMP)  ## build the documentation site into build/site; a broken link o
 screenshots: $(UI)  ## pictures of the dashboard, light and dark, into docs/screenshots
 	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
 
-demo: ui-if-possible  ## quantize a real language model in two ways on the real stack, and show the proof
+demo: ui-if-possible  ## quantize a real language model for a goal and with two presets, on the real stack
 	@$(BIN)/bitfoundry demo $(ARGS)
 
 up: ui-if-possible  ## run the whole service on this machine; Ctrl-C stops it

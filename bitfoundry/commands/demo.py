@@ -1,6 +1,7 @@
-"""`bitfoundry demo`: the real stack quantizes a real model over HTTP, with two presets."""
+"""`bitfoundry demo`: the real stack quantizes a real model over HTTP, for a goal and with two presets."""
 
 import io
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,19 @@ from bitfoundry.commands import terminal
 from bitfoundry.local import demo_model
 from bitfoundry.local.stack import LocalStack
 
-SHORTER = {"num_windows": 8}
+SHORTER = {"num_windows": 8, "num_prompts": 3}
 """Half of the usual text for the evaluation, which takes most of a job's time; its intervals are wider."""
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
+    "auto": {
+        "goal": {"runtime": "llama_cpp", "device": "cpu", "min_recovery": 0.97, "max_time_s": 60},
+        "calibration": {"num_samples": 16, "seq_len": 128}, "evaluation": SHORTER,
+    },
     "int8_dynamic": {"config": "int8_dynamic", "evaluation": SHORTER},
     "gguf_q8_0": {"config": "gguf_q8_0", "evaluation": SHORTER},
-}
-"""Name of a job -> what it asks for. No goal is among them: on two cores its estimates alone take three minutes."""
+}  # fmt: skip
+"""Name of a job -> what it asks for. The goal is estimated from little text, and tries as much as a minute allows."""
+SLOTS = 2
+"""Jobs at once, so that no core waits while another one reads files or starts programs."""
 POLL_S = 1.0
 NEXT = """\
 What to do next:
@@ -48,7 +55,8 @@ class Demo:
         """Run the demo and return the ended jobs. Raises BitfoundryError. Nothing is left running in any case."""
         started = time.monotonic()
         model_dir = demo_model.prepare(self._say)
-        with LocalStack(self._home, port=0, model_roots=[model_dir.parent], say=self._say) as stack:
+        roots = [model_dir.parent]
+        with LocalStack(self._home, port=0, model_roots=roots, slots=SLOTS, say=self._say) as stack:
             with Client(stack.url, stack.api_key) as client:
                 jobs = self._watch(client, stack, [self._submit(client, model_dir, name) for name in self._requests])
             self._say("stopping the service")
@@ -73,8 +81,7 @@ class Demo:
 
     def _submit(self, client: Client, model_dir: Path, name: str) -> Job:
         job = client.submit(model_dir, name=name, labels={"from": "demo"}, **self._requests[name])
-        asked = ", ".join(f"{field} {value}" for field, value in self._requests[name].items())
-        self._say(f"POST /v1/jobs, {asked} → 202 {job.id}")
+        self._say(f"POST /v1/jobs {json.dumps(self._requests[name])} → 202 {job.id}")
         return job
 
     def _watch(self, client: Client, stack: LocalStack, jobs: Sequence[Job]) -> list[Job]:

@@ -79,7 +79,7 @@ def demo(
     picture: Annotated[Path | None, typer.Option(help="Also save the output as an SVG file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Quantize a small model with two presets on a local service, and show the verified results."""
+    """Quantize a small model for a goal and with two presets on a local service, and show the verified results."""
     from bitfoundry.commands.demo import Demo
 
     show = Demo(home, quiet=as_json)

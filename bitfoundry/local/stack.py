@@ -75,7 +75,8 @@ class LocalStack:
     """PostgreSQL, Valkey, the API on 127.0.0.1 and one worker, all children of this process.
 
     Start it from the main thread. `url` and `api_key` are set by `start`; both are also in `home`/connection.json
-    (0600), where the commands find them. `port` 0 takes a free one.
+    (0600), where the commands find them. `port` 0 takes a free one. The worker runs as many jobs at once as it has
+    `slots`, each on its share of the cores.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class LocalStack:
         port: int = DEFAULT_PORT,
         *,
         model_roots: Sequence[Path] = (),
+        slots: int = 1,
         say: Say = lambda message: None,
     ) -> None:
         self.home = Path(home or default_home()).resolve()
@@ -92,6 +94,7 @@ class LocalStack:
         self._port = port
         usual = [root.resolve() for root in (Path.home(), Path.cwd(), cache_dir())]
         self._model_roots = [*model_roots] or [root for root in usual if not root.is_relative_to(self.home)]
+        self._slots = slots
         self._say = say
         self._engines: list[Postgres | Valkey] = []
         self._programs: dict[str, Program] = {}
@@ -187,7 +190,11 @@ class LocalStack:
         secret_key = self._find_or_make_secret_key()
         ours = {"BITFOUNDRY_SECRET_KEY_FILE": str(secret_key)} if secret_key else {}
         ours |= {"DATABASE_URL": database_url, "BROKER_URL": broker_url, "BITFOUNDRY_DATA_DIR": str(self.home)}
-        return os.environ | {"BITFOUNDRY_MODEL_ROOTS": os.pathsep.join(roots)} | ours
+        ours |= {"BITFOUNDRY_MODEL_ROOTS": os.pathsep.join(roots)}
+        if self._slots > 1:
+            threads = max(1, len(os.sched_getaffinity(0)) // self._slots)
+            ours |= {"BITFOUNDRY_SLOTS": str(self._slots), "BITFOUNDRY_ENGINE_THREADS": str(threads)}
+        return os.environ | ours
 
     def _find_or_make_secret_key(self) -> Path | None:
         """Return the file of the key that encrypts secrets, or None if the environment names one."""

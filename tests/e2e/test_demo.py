@@ -39,7 +39,7 @@ def test_the_demo_runs_shows_and_leaves_nothing_running(
     ):
         assert part in said.out, part
     assert "What to do next" in said.out and "bitfoundry auto MODEL" in said.out
-    assert "POST /v1/jobs, config fp8, calibration" in said.err
+    assert 'POST /v1/jobs {"config": "fp8", "calibration"' in said.err
     picture = (tmp_path / "demo.svg").read_text()
     assert picture.startswith("<svg")
     assert "make&#160;demo" in picture
