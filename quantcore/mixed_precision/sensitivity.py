@@ -32,6 +32,8 @@ from quantcore.runtime.matmul import matmul_precision
 
 NUM_PIECES, PIECE_LEN = 64, 128
 """Windows that suffice for a choice between schemes, and tokens of each: see ``in_pieces``."""
+WINDOWS_AT_ONCE = 4
+"""Windows whose gradients by a layer's weight are held together: one product compares them with all schemes."""
 Losses = dict[tuple[str, ...], dict[str, float]]
 """Divergence in nats a token, by unit (the names of its layers) and scheme."""
 
@@ -55,16 +57,19 @@ class Changed:
     def kind(self) -> str:
         return self.schemes[0][0].kind
 
-    def changes_of_log_p(self, call: Call, gradients: Gradients) -> torch.Tensor:
-        """Return the change of log p(y) through this call in each scheme [S], to first order in each change."""
-        changes_S = (self.deltas_SP @ gradients.of_weight.reshape(-1, 1))[:, 0].float()
-        for change, (layer, static) in zip(changes_S, self.schemes, strict=True):
-            config = layer.config
-            if config.input_tensors is not None:
-                change += _dot(gradients.of_inputs, _change(call.inputs, config.input_tensors, static.inputs))
-            if config.output_tensors is not None:
-                change += _dot(call.gradient, _change(call.outputs, config.output_tensors, static.outputs))
-        return changes_S
+    def changes_of_log_p(self, calls: Sequence[Call], weight_OI: torch.Tensor) -> torch.Tensor:
+        """Return the change of log p(y) through each call in each scheme [C, S], to first order in each change."""
+        gradients = [Gradients(call, weight_OI) for call in calls]
+        of_weight_CP = torch.stack([own.of_weight.flatten() for own in gradients])
+        changes_CS = (of_weight_CP @ self.deltas_SP.T).float()
+        for call, own, change_S in zip(calls, gradients, changes_CS, strict=True):
+            for change, (layer, static) in zip(change_S, self.schemes, strict=True):
+                config = layer.config
+                if config.input_tensors is not None:
+                    change += _dot(own.of_inputs, _change(call.inputs, config.input_tensors, static.inputs))
+                if config.output_tensors is not None:
+                    change += _dot(call.gradient, _change(call.outputs, config.output_tensors, static.outputs))
+        return changes_CS
 
 
 class Sensitivity:
@@ -114,20 +119,25 @@ class Sensitivity:
         modules = {name: self._model.streamed.find_module(name) for name in changed}
         units: dict[str, tuple[str, ...]] = {}
         squares_S: dict[tuple[str, ...], torch.Tensor] = {}
-        for window in range(self._pass.num_windows):
-            calls = self._pass.through(block, index, window, modules, gradients)
-            if not units:
-                units = units_of(calls, list(modules))
-                nothing_S = torch.zeros(len(self._plans), device=gradients[window].device)
-                squares_S = {unit: nothing_S.clone() for unit in units.values()}
-            changes_S = {unit: nothing_S.clone() for unit in squares_S}
-            for call in calls:
-                layer = changed[call.name]
-                own = Gradients(call, canonical(modules[call.name].get_parameter("weight").data, layer.kind))
-                with matmul_precision(nothing_S.device):
-                    changes_S[units[call.name]] += layer.changes_of_log_p(call, own)
-            for unit, change_S in changes_S.items():
-                squares_S[unit] += change_S**2
+        for first in range(0, self._pass.num_windows, WINDOWS_AT_ONCE):
+            windows = range(first, min(first + WINDOWS_AT_ONCE, self._pass.num_windows))
+            calls: dict[str, list[tuple[int, Call]]] = {}
+            for window in windows:
+                found = self._pass.through(block, index, window, modules, gradients)
+                units = units or units_of(found, list(modules))
+                for call in found:
+                    calls.setdefault(call.name, []).append((window - first, call))
+            nothing_WS = torch.zeros(len(windows), len(self._plans), device=gradients[first].device)
+            changes_WS = {unit: nothing_WS.clone() for unit in units.values()}
+            for name, called in calls.items():
+                weight_OI = canonical(modules[name].get_parameter("weight").data, changed[name].kind)
+                with matmul_precision(weight_OI.device):
+                    changes_CS = changed[name].changes_of_log_p([call for _, call in called], weight_OI)
+                for (row, _), change_S in zip(called, changes_CS, strict=True):
+                    changes_WS[units[name]][row] += change_S
+            for unit, change_WS in changes_WS.items():
+                square_S = change_WS.square().sum(0)
+                squares_S[unit] = squares_S[unit] + square_S if unit in squares_S else square_S
         losses_S = {unit: (square_S / (2 * self._num_tokens)).tolist() for unit, square_S in squares_S.items()}
         return {unit: dict(zip(self._plans, loss_S, strict=True)) for unit, loss_S in losses_S.items()}
 
