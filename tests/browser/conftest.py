@@ -69,6 +69,8 @@ def context(browser: Browser, stack: LocalStack) -> Iterator[BrowserContext]:
     context.on("console", lambda message: message.type == "error" and errors.append(message.text))
     context.on("weberror", lambda error: errors.append(str(error.error)))
     yield context
+    for page in context.pages:  # an answer may be under way through a test's route
+        page.unroute_all(behavior="ignoreErrors")
     context.close()
     assert elsewhere == []
     # the browser itself notes answers with an error status, and a service that is away: the page shows those

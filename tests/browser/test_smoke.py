@@ -12,6 +12,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from bitfoundry.client.service import Client
 from bitfoundry.local.stack import LocalStack
 from tests.support.models import tiny_model
+from tests.support.waiting import wait_until
 
 PAGES = {
     "/": "Runs",
@@ -101,11 +102,15 @@ def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalSta
     page.get_by_label("Labels").fill("team=search")
     page.get_by_role("tab", name="Code").click()
     expect(page.get_by_label("Command-line snippet")).to_contain_text("--label team=search")
+    [worker] = client.account.workers()
+    client.account.order_worker(worker.id, "drain")  # so that it waits until it is cancelled
+    wait_until(lambda: client.account.workers()[0].state == "draining")
     page.get_by_role("button", name="Start job").click()
     expect(page.get_by_role("heading", name="from the page")).to_be_visible()
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(page.locator("main .state").first).to_have_text("⊘ Cancelled")
+    client.account.order_worker(worker.id, "uncordon")
     page.get_by_role("link", name="Runs", exact=True).click()
     page.get_by_role("link", name="Cancelled 1").click()
     expect(page).to_have_url(f"{stack.url}/ui/?state=cancelled")
