@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
 
 from api.http.deps import Context, ContextDep
 from api.http.errors import may
@@ -14,6 +17,7 @@ from api.jobs.schemas import JobOut
 from api.store.accounts import audit
 from api.store.accounts.audit import Caller
 from api.store.queue import control, jobs
+from api.store.tables.jobs import Job
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["control"], responses=may(404, 409))
 
@@ -40,12 +44,19 @@ def resume_job(job_id: JobId, caller: Writer, context: ContextDep, response: Res
 
 
 @router.post("/retry", status_code=202, responses=may(507), dependencies=[ROOM])
-def retry_job(job_id: JobId, caller: Writer, context: ContextDep, response: Response) -> JobOut:
-    """Queue a failed or cancelled job again, with its full number of tries and its full time."""
-    return _act("retry", job_id, caller, context, response)
+def retry_job(
+    job_id: JobId, caller: Writer, context: ContextDep, response: Response,
+    elsewhere: Annotated[bool, Query(description="Not on the host of the last attempt.")] = False,
+) -> JobOut:  # fmt: skip
+    """Queue a failed or cancelled job again, with its full number of tries and its full time.
+
+    With `elsewhere`, no worker on the host of its last attempt takes it: `avoid_host` names that host.
+    """
+    options = {"elsewhere": True} if elsewhere else {}
+    return _act("retry", job_id, caller, context, response, **options)
 
 
-_ACTIONS: dict[str, control.Action] = {
+_ACTIONS: dict[str, Callable[..., Job | None]] = {
     "cancel": control.cancel,
     "pause": control.pause,
     "resume": control.resume,
@@ -53,13 +64,13 @@ _ACTIONS: dict[str, control.Action] = {
 }
 
 
-def _act(action: str, job_id: str, caller: Caller, context: Context, response: Response) -> JobOut:
+def _act(action: str, job_id: str, caller: Caller, context: Context, response: Response, **options: Any) -> JobOut:
     with context.sessions.begin() as session:
         own = jobs.find_own(session, caller.project_id, job_id)
-        job = own and _ACTIONS[action](session, job_id)
+        job = own and _ACTIONS[action](session, job_id, **options)
         if job is None:
             raise no_such_job()
-        audit.note(session, caller, f"job.{action}", job_id)
+        audit.note(session, caller, f"job.{action}", job_id, **options)
         shown = view.show(session, job)
     context.upkeep.relay_now()
     response.headers["ETag"] = shown.etag

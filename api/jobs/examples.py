@@ -66,6 +66,7 @@ JOB: dict[str, Any] = {
     "shard_blocks": None,
     "nodes": 1,
     "needs_memory_bytes": 1200000000,
+    "avoid_host": None,
     "cloned_from": None,
     "sweep_id": None,
     "sweep_values": None,

@@ -349,6 +349,7 @@ class JobStatus(BaseModel):
     config: dict[str, Any]
     mix: dict[str, Any] | None
     needs_memory_bytes: int | None
+    avoid_host: str | None
     cloned_from: str | None
     sweep_id: str | None
     sweep_values: dict[str, Any] | None

@@ -217,6 +217,7 @@ class Job(Answer):
     file2file: bool = False
     shard_blocks: bool | None = None
     nodes: int = 1
+    avoid_host: str | None = None
     cloned_from: str | None = None
     sweep_id: str | None = None
     sweep_values: dict[str, Any] | None = None

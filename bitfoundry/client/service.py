@@ -166,9 +166,12 @@ class Client:
         """Queue a paused job again. Raises ApiError `wrong_state` for a job in another state."""
         return self._job("POST", f"{_path(job_id)}/resume")
 
-    def retry(self, job_id: str) -> Job:
-        """Queue a failed or cancelled job again. Raises ApiError `wrong_state` for a job in another state."""
-        return self._job("POST", f"{_path(job_id)}/retry")
+    def retry(self, job_id: str, *, elsewhere: bool = False) -> Job:
+        """Queue a failed or cancelled job again. Raises ApiError `wrong_state` for a job in another state.
+
+        `elsewhere`: no worker on the host of its last attempt takes it.
+        """
+        return self._job("POST", f"{_path(job_id)}/retry{'?elsewhere=true' if elsewhere else ''}")
 
     def publish(self, job_id: str, target: Mapping[str, Any] | None = None) -> Job:
         """Publish the artifact of a succeeded job. It is safe to repeat; `wait_published` waits for the end.

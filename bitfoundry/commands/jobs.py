@@ -154,9 +154,13 @@ def resume(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
 
 
 @with_client
-def retry(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
+def retry(
+    client: Client, job_id: JobId,
+    elsewhere: Annotated[bool, typer.Option("--elsewhere", help="Not on the machine of the last attempt.")] = False,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Queue a failed or cancelled job again, with a full set of attempts."""
-    show_job(client.retry(job_id), as_json)
+    show_job(client.retry(job_id, elsewhere=elsewhere), as_json)
 
 
 @with_client

@@ -173,6 +173,7 @@ def job_details(job: Job) -> Table:
         ("labels", ", ".join(f"{name}={value}" for name, value in job.labels.items())),
         ("priority", str(job.priority)),
         ("attempt", str(job.attempt)),
+        ("not on", job.avoid_host or ""),
         ("created", job.created_at),
         ("finished", job.finished_at or ""),
     ]

@@ -102,7 +102,7 @@ def test_from_a_failure_to_a_result(
     expect(failure).to_contain_text("safetensors")
     check_accessible(page)
     hidden.rename(weights)
-    failure.get_by_role("button", name="Retry").click()
+    failure.get_by_role("button", name="Retry", exact=True).click()
     expect(page.locator("main .state").first).to_have_text("✓ Succeeded", timeout=JOB_LIMIT_MS)
     expect(failure).to_be_hidden()
     expect(page.get_by_text("attempt 2")).to_be_visible()

@@ -113,11 +113,24 @@ def test_a_failed_run_says_what_failed_and_what_to_do(
     check_accessible(page)
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate(TOO_WIDE) <= 0
-    failure.get_by_role("button", name="Retry").click()
+    failure.get_by_role("button", name="Retry", exact=True).click()
     expect(failure.get_by_role("alert")).to_be_visible()  # the service was away
     assert posted == ["POST"]
     failure.get_by_role("link", name="Open log").click()
     expect(page.get_by_role("tab", name="Log")).to_have_attribute("aria-selected", "true")
+
+
+def test_a_run_that_may_succeed_elsewhere_is_retried_there(signed_in: Page, ended: Job) -> None:
+    page, posted = signed_in, []
+    retryable = FAILED | {"error": FAILED["error"] | {"code": "disk_full", "retryable": True}}
+    change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(retryable))
+    page.route(f"**/v1/jobs/{ended.id}/retry*", lambda route: (posted.append(route.request.url), route.abort())[1])
+    page.goto(f"/ui/jobs/{ended.id}")
+    failure = page.get_by_role("region", name="Failure")
+    expect(failure.get_by_role("button", name="Retry", exact=True)).to_have_class("primary")
+    failure.get_by_role("button", name="Retry on another machine").click()
+    expect(failure.get_by_role("alert")).to_be_visible()
+    assert [url.rpartition("/")[2] for url in posted] == ["retry?elsewhere=true"]
 
 
 def test_a_long_message_leaves_the_columns_and_an_ended_run_no_cancel(signed_in: Page, ended: Job) -> None:

@@ -194,6 +194,48 @@ def test_a_retry_is_a_new_start(client: TestClient, sessions: Sessions, submit: 
         assert list(session.scalars(select(Attempt.outcome).order_by(Attempt.number))) == ["failed", "succeeded"]
 
 
+def test_a_retry_elsewhere_avoids_the_host_of_the_last_attempt(
+    client: TestClient, sessions: Sessions, submit: Submit
+) -> None:
+    """Also its other workers, and after further tries; until it is retried without that."""
+    here, neighbour, there = "one:7:ab:0", "one:8:cd:1", "two:7:ef:0"
+    for worker in (here, neighbour):
+        beat(sessions, worker.rpartition(":")[0], 1, host="one")
+    job_id = submit()
+    fail(sessions, claim(sessions, worker=here))
+    job = client.post(f"/v1/jobs/{job_id}/retry?elsewhere=true").json()
+    assert job["avoid_host"] == "one"
+    assert job["waiting_reason"] == "no live worker on another host than one"
+    for worker in (here, neighbour):
+        assert do(sessions, leases.claim, worker=worker, lease_s=60) is None
+        assert not do(sessions, leases.is_any_due, worker=worker, waits_s=0, memory_bytes=1)
+    assert do(sessions, leases.is_any_due, worker=there, waits_s=0, memory_bytes=1)
+    beat(sessions, "two:7:ef", 1, host="two")
+    assert client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] == "next in queue"
+    fail(sessions, claim(sessions, worker=there), retryable=True)
+    do(sessions, lambda session: session.execute(update(Job).values(run_at=func.clock_timestamp())))
+    assert do(sessions, leases.claim, worker=here, lease_s=60) is None
+    fail(sessions, claim(sessions, worker=there))
+    assert client.post(f"/v1/jobs/{job_id}/retry").json()["avoid_host"] is None
+    assert claim(sessions, worker=here).job_id == job_id
+    entries = client.get("/v1/audit").json()["data"]
+    assert [entry["detail"] for entry in entries if entry["action"] == "job.retry"] == [{}, {"elsewhere": True}]
+
+
+def test_a_retry_elsewhere_says_what_it_waits_for(client: TestClient, sessions: Sessions, submit: Submit) -> None:
+    job_id = submit(needs_memory_bytes=2**30)
+    fail(sessions, claim(sessions, worker="one:7:ab:0"))
+    beat(sessions, "two:7:ef", 0.5, host="two")
+    waiting = client.post(f"/v1/jobs/{job_id}/retry?elsewhere=true").json()["waiting_reason"]
+    assert waiting == "no live worker has 1.0 GiB of memory on another host than one"
+
+
+def test_one_that_has_not_run_avoids_nothing(client: TestClient, sessions: Sessions, submit: Submit) -> None:
+    job_id = submit()
+    do(sessions, control.cancel, job_id)
+    assert client.post(f"/v1/jobs/{job_id}/retry?elsewhere=true").json()["avoid_host"] is None
+
+
 def test_two_retries_at_once_queue_it_once(sessions: Sessions, submit: Submit) -> None:
     job_id = bring_to(State.FAILED, sessions, submit)
     start, results = threading.Barrier(4), []
@@ -273,8 +315,8 @@ def test_priority_and_limits_are_taken_and_checked(client: TestClient, make_mode
 # why it waits
 
 
-def beat(sessions: Sessions, name: str, gib: float, live_s: float = 60) -> None:
-    options = {"host": "h", "num_slots": 1, "memory_bytes": int(gib * 2**30), "devices": [], "live_s": live_s}
+def beat(sessions: Sessions, name: str, gib: float, live_s: float = 60, host: str = "h") -> None:
+    options = {"host": host, "num_slots": 1, "memory_bytes": int(gib * 2**30), "devices": [], "live_s": live_s}
     do(sessions, workers.beat, worker_id=name, **options)
 
 

@@ -100,7 +100,8 @@ def test_the_client_speaks_the_whole_contract(service: Client, make_model: MakeM
     assert wrong.value.code == "wrong_state"
     assert wrong.value.errors[0]["allowed"] == ["cancelled", "failed"]
     assert service.cancel(first.id).is_final
-    assert service.retry(first.id).state == "queued"
+    again = service.retry(first.id, elsewhere=True)
+    assert (again.state, again.avoid_host) == ("queued", None)  # it never ran
     service.cancel(first.id)
     service.delete(first.id)
     with pytest.raises(ApiError, match="no such job"):
@@ -163,7 +164,7 @@ def test_the_commands_speak_the_whole_contract(
     assert refused["error"]["code"] == "wrong_state"
     assert command(f"resume {job['id']}")["state"] == "queued"
     assert command(f"cancel {job['id']}")["state"] == "cancelled"
-    assert command(f"retry {job['id']}")["state"] == "queued"
+    assert command(f"retry {job['id']} --elsewhere")["state"] == "queued"
     assert command(f"delete {job['id']}", status=1)["error"]["code"] == "wrong_state"
     command(f"cancel {job['id']}")
     assert command(f"delete {job['id']}") == {"deleted": job["id"]}

@@ -109,6 +109,20 @@ def test_what_is_for_more_workers_than_there_are_keeps_nobody_waiting(sessions: 
     assert lease is not None and lease.job_id == small
 
 
+def test_no_node_of_it_runs_on_the_host_that_it_avoids(sessions: Sessions, submit: Submit) -> None:
+    appear(sessions, "a", "b")
+    job_id = submit(nodes=2)
+    with sessions.begin() as session:
+        session.execute(update(Job).values(avoid_host="b"))
+    assert claim(sessions, "a:0") is None
+    assert reason(sessions, job_id) == "needs 2 workers at once: 1 available"
+    appear(sessions, "c")
+    lease = claim(sessions, "a:0")
+    assert lease is not None and sit(sessions, "b:0") is None
+    seat = sit(sessions, "c:0")
+    assert seat is not None and started(sessions, lease)
+
+
 def test_one_that_is_next_keeps_its_place_while_workers_are_busy(sessions: Sessions, submit: Submit) -> None:
     """Else jobs for one worker would pass it for ever."""
     appear(sessions, "a", "b")

@@ -104,15 +104,16 @@ def renew(session: Session, lease: ChatLease, *, lease_s: float, limits: Limits)
         update(Chat)
         .where(Chat.id == lease.chat_id, Chat.fence == lease.fence, Chat.lease_expires_at > func.clock_timestamp())
         .values(lease_expires_at=_in(lease_s))
-        .returning(is_idle, Chat.started_at < _in(-limits.max_s))
+        .returning(is_idle, Chat.started_at < _in(-limits.max_s), Chat.worker)
     )
     row = session.execute(beat).one_or_none()
     if row is None:
         raise LeaseLost
-    idle, time_is_up = row
+    idle, time_is_up, worker = row
+    assert worker is not None
     if time_is_up:
         return Order.TIME_IS_UP
-    if leases.is_any_due(session, waits_s=limits.job_waits_s, memory_bytes=limits.memory_bytes):
+    if leases.is_any_due(session, worker=worker, waits_s=limits.job_waits_s, memory_bytes=limits.memory_bytes):
         return Order.WORKER_NEEDED
     return Order.IDLE if idle else None
 

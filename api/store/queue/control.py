@@ -6,17 +6,13 @@ harm. Functions lock the job's row, so a response never races a worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from sqlalchemy import func
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from api.store.accounts import projects
-from api.store.queue import events, jobs, outbox
+from api.store.queue import events, jobs, outbox, workers
 from api.store.states import ACTIONS, FINAL, State, WrongState
-from api.store.tables.jobs import Job
-
-Action = Callable[[Session, str], Job | None]
+from api.store.tables.jobs import Attempt, Job
 
 
 def cancel(session: Session, job_id: str) -> Job | None:
@@ -46,15 +42,19 @@ def resume(session: Session, job_id: str) -> Job | None:
     return job and _queue_again(session, job)
 
 
-def retry(session: Session, job_id: str) -> Job | None:
+def retry(session: Session, job_id: str, *, elsewhere: bool = False) -> Job | None:
     """Queue a failed or cancelled job again as if it were new, with all its tries and all its time.
 
-    Raises WrongState, QuotaExceeded.
+    ``elsewhere``: no worker on the host of its last attempt takes it, until it is retried without this. Raises
+    WrongState, QuotaExceeded.
     """
     job = _lock_for("retry", session, job_id)
     if job is None:
         return None
     projects.check_room(session, job.project_id, max_waiting=1, max_stored_bytes=1)
+    last = select(Attempt.worker).where(Attempt.job_id == job.id, Attempt.number == job.attempt)
+    slot = session.scalar(last) if elsewhere else None
+    job.avoid_host = slot and workers.host_of(slot)
     job.failure_count = job.lost_count = 0
     job.used_runtime_s = 0
     job.cancel_requested_at = job.finished_at = None

@@ -23,6 +23,7 @@ from api.store.ids import new_id
 from api.store.queue import events, logs, outbox, phases, placement, publications
 from api.store.queue.events import NewEvent
 from api.store.queue.logs import NewLine
+from api.store.queue.workers import host_of
 from api.store.states import CLAIMABLE, FINAL, HELD, State
 from api.store.tables.jobs import FENCE, QUEUE_ORDER, Artifact, Attempt, Job
 from api.store.tables.seats import Seat
@@ -99,12 +100,12 @@ class Failure:
 def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> Lease | None:
     """Take the job of the highest priority that has waited longest, or return None.
 
-    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others. Jobs
-    are passed over if their project already runs as many as it may, or if they need more workers than there are. If the
-    next job needs several workers and not enough of them are idle, no later job is taken: otherwise it would wait for
-    ever.
+    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes``, or avoid the worker's
+    host, are left to others. Jobs are passed over if their project already runs as many as it may, or if they need more
+    workers than there are. If the next job needs several workers and not enough of them are idle, no later job is
+    taken: otherwise it would wait for ever.
     """
-    due = _due(memory_bytes).order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True)
+    due = _due(worker, memory_bytes).order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True)
     while (job := session.scalar(due)) is not None:
         if not projects.may_run(session, job.project_id):
             due = due.where(Job.project_id != job.project_id)
@@ -130,9 +131,9 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     return Lease(job.id, fence, job.attempt, job.project_id, job.model, job.spec, job.nodes, sealed, job.traceparent)
 
 
-def is_any_due(session: Session, *, waits_s: float, memory_bytes: int) -> bool:
-    """Return True if a job that fits into ``memory_bytes`` could run, and has waited ``waits_s`` seconds for a slot."""
-    due = _due(memory_bytes).where(Job.run_at <= _in(-waits_s)).order_by(Job.project_id).limit(1)
+def is_any_due(session: Session, *, worker: str, waits_s: float, memory_bytes: int) -> bool:
+    """Return True if ``worker`` could run a job in ``memory_bytes`` that has waited ``waits_s`` seconds for a slot."""
+    due = _due(worker, memory_bytes).where(Job.run_at <= _in(-waits_s)).order_by(Job.project_id).limit(1)
     while (job := session.scalar(due)) is not None:
         if projects.may_run(session, job.project_id):
             return True
@@ -140,11 +141,12 @@ def is_any_due(session: Session, *, waits_s: float, memory_bytes: int) -> bool:
     return False
 
 
-def _due(memory_bytes: int | None) -> Select[Job]:
-    """Return the query for the jobs whose time has come, and that need no more workers and memory than there are."""
+def _due(worker: str, memory_bytes: int | None) -> Select[Job]:
+    """Return the query for the jobs whose time has come, that may run there, and for which there are enough workers."""
     due = select(Job).where(
-        Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), placement.has_enough_workers()
-    )
+        Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), placement.has_enough_workers(),
+        placement.may_run_on(host_of(worker)),
+    )  # fmt: skip
     if memory_bytes is not None:
         due = due.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
     return due

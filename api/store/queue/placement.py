@@ -19,8 +19,8 @@ def has_enough_workers() -> ColumnElement[bool]:
 
 
 def are_enough_ready(session: Session, job: Job) -> bool:
-    """Return True if as many workers have the memory as ``job`` has nodes. They may be busy."""
-    return job.nodes == 1 or job.nodes <= len(with_enough_memory(workers.find_ready(session), job))
+    """Return True if as many workers may take ``job`` as it has nodes. They may be busy."""
+    return job.nodes == 1 or job.nodes <= len(that_may_take(job, workers.find_ready(session)))
 
 
 def are_enough_idle(session: Session, job: Job) -> bool:
@@ -32,13 +32,19 @@ def are_enough_idle(session: Session, job: Job) -> bool:
         return True
     # workers of other versions use this name of the lock
     session.execute(select(func.pg_advisory_xact_lock(func.hashtext("bitfoundry.gathering"))))
-    able = with_enough_memory(workers.find_ready(session), job)
+    able = that_may_take(job, workers.find_ready(session))
     return job.nodes <= num_idle(able, count_open_seats(session))
 
 
-def with_enough_memory(ready: Sequence[Ready], job: Job) -> list[Ready]:
-    """Return the workers that have the memory which ``job`` needs."""
-    return [worker for worker in ready if worker.memory_bytes >= (job.needs_memory_bytes or 0)]
+def that_may_take(job: Job, ready: Sequence[Ready]) -> list[Ready]:
+    """Return the workers that have the memory which ``job`` needs, and are not on the host that it avoids."""
+    needed = job.needs_memory_bytes or 0
+    return [worker for worker in ready if worker.memory_bytes >= needed and worker.host != job.avoid_host]
+
+
+def may_run_on(host: str) -> ColumnElement[bool]:
+    """Return the condition for jobs that do not avoid ``host``."""
+    return Job.avoid_host.is_distinct_from(host)
 
 
 def count_open_seats(session: Session) -> int:

@@ -16,9 +16,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, func, not_, select
 from sqlalchemy.orm import Session, aliased
 
-from api.store.queue import leases
+from api.store.queue import leases, placement
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
-from api.store.queue.workers import worker_of
+from api.store.queue.workers import host_of, worker_of
 from api.store.states import HELD, State
 from api.store.tables.jobs import Job
 from api.store.tables.seats import Seat, SeatState
@@ -42,7 +42,8 @@ def run_id(lease: Lease | SeatLease) -> str:
 def take(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> SeatLease | None:
     """Take a free seat of a job that fits into ``memory_bytes``, or return None. The oldest lease comes first.
 
-    A worker takes one node of a job at most. Two workers never get the same seat (SKIP LOCKED).
+    Jobs that avoid the worker's host are left to others. A worker takes one node of a job at most. Two workers never
+    get the same seat (SKIP LOCKED).
     """
     mine = f"{worker_of(worker)}:"
     other = aliased(Seat)
@@ -51,7 +52,7 @@ def take(session: Session, *, worker: str, lease_s: float, memory_bytes: int | N
         select(Seat, Job.nodes)
         .join(Job, (Job.id == Seat.job_id) & (Job.fence == Seat.fence))
         .where(Seat.state == SeatState.OPEN, Job.state == State.RUNNING, Job.lease_expires_at > func.clock_timestamp())
-        .where(not_(func.starts_with(Job.worker, mine)), not_(has_one))
+        .where(not_(func.starts_with(Job.worker, mine)), not_(has_one), placement.may_run_on(host_of(worker)))
     )
     if memory_bytes is not None:
         free = free.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)

@@ -83,9 +83,13 @@ class _Queue:
             return f"next attempt at {_second(job.run_at)}"
         if not self.ready:
             return f"no worker accepts jobs: {self.blocked_reason}" if self.blocked_reason else "no live worker"
-        able = placement.with_enough_memory(self.ready, job)
+        able = placement.that_may_take(job, self.ready)
         if not able:
-            return f"no live worker has {(job.needs_memory_bytes or 0) / 2**30:.1f} GiB of memory"
+            needed = f"no live worker has {(job.needs_memory_bytes or 0) / 2**30:.1f} GiB of memory"
+            if job.avoid_host is None:
+                return needed
+            others = any(worker.host != job.avoid_host for worker in self.ready)
+            return f"{needed if others else 'no live worker'} on another host than {job.avoid_host}"
         if job.nodes > len(able):
             return f"needs {job.nodes} workers at once: {len(able)} available"
         if (limit := self.full_projects.get(job.project_id)) is not None:

@@ -73,6 +73,7 @@ def find_jobs(session: Session, worker_id: str) -> Sequence[Job]:
 class Ready:
     """A worker that may be given work; ``is_idle``: it has a free slot now."""
 
+    host: str
     memory_bytes: int
     is_idle: bool
 
@@ -99,7 +100,7 @@ def find_blocked_reason(session: Session) -> str | None:
 
 
 @cache
-def _ready() -> Select[int, bool]:
+def _ready() -> Select[str, int, bool]:
     """Return the query for the ready workers. Made once: every poll of a job that waits runs it."""
     jobs = select(func.count()).where(Job.state.in_(HELD), func.starts_with(Job.worker, Worker.id + ":"))
     seats = select(func.count()).where(Seat.state == SeatState.TAKEN, func.starts_with(Seat.worker, Worker.id + ":"))
@@ -107,12 +108,17 @@ def _ready() -> Select[int, bool]:
     used: ColumnElement[int] = sum(
         (held.correlate(Worker).scalar_subquery() for held in (jobs, seats, chats)), start=literal(0)
     )
-    return select(Worker.memory_bytes, used < Worker.num_slots).where(*_is_ready())
+    return select(Worker.host, Worker.memory_bytes, used < Worker.num_slots).where(*_is_ready())
 
 
 def worker_of(slot: str) -> str:
     """Return the id of the worker that a slot belongs to."""
     return slot.rpartition(":")[0]
+
+
+def host_of(slot: str) -> str:
+    """Return the host of the worker that a slot belongs to. A worker's id begins with it."""
+    return slot.partition(":")[0]
 
 
 def drain(session: Session, worker: Worker) -> None:

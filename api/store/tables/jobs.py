@@ -224,6 +224,7 @@ class Job(Base):
     max_runtime_s: Mapped[int | None]  # of all attempts together
     max_pending_s: Mapped[int | None]  # from each time that it is queued
     needs_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # the plan's estimate
+    avoid_host: Mapped[str | None]  # no worker there takes it: see ``control.retry``
     cloned_from: Mapped[str | None]  # the id of a job, which may be deleted since
     traceparent: Mapped[str | None]  # of the request that made it (W3C Trace Context)
     publish: Mapped[dict[str, Any] | None]  # where the artifact shall go, and by which token

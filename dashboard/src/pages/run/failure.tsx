@@ -14,7 +14,7 @@ export function JobFailure({ job, onChange }: { job: Job; onChange: () => void }
   const failure = failureOf(job);
   if (!failure) return null;
   const isFinal = job.state === "failed";
-  const retry = () => post(`/v1/jobs/${job.id}/retry`).then(onChange, setError);
+  const retry = (query = "") => post(`/v1/jobs/${job.id}/retry${query}`).then(onChange, setError);
   return (
     <section className="notice bad" aria-label="Failure">
       <h2>{isFinal ? failedText(job) : "The last attempt failed"}</h2>
@@ -33,9 +33,20 @@ export function JobFailure({ job, onChange }: { job: Job; onChange: () => void }
       </p>
       <div className="actions">
         {mayWrite && ACTIONS[job.state].includes("retry") && (
-          <button type="button" className={failure.retryable ? "primary" : undefined} onClick={retry}>
-            Retry
-          </button>
+          <>
+            <button type="button" className={failure.retryable ? "primary" : undefined} onClick={() => retry()}>
+              Retry
+            </button>
+            {failure.retryable && (
+              <button
+                type="button"
+                title="No worker on the machine of the last attempt takes the run"
+                onClick={() => retry("?elsewhere=true")}
+              >
+                Retry on another machine
+              </button>
+            )}
+          </>
         )}
         {mayWrite && isFinal && (
           <Link to="/jobs/new" search={{ from: job.id }} className={failure.retryable ? "button" : "button primary"}>
