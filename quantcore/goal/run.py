@@ -32,7 +32,7 @@ from quantcore.errors import ConfigError
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.provenance import model_identity
-from quantcore.events import Completed, Emit, PhaseStarted, Progress, silence
+from quantcore.events import Completed, Emit, PhaseClock, PhaseStarted, Progress, silence
 from quantcore.goal.fitting import fit, megabytes
 from quantcore.hub.download import fetch
 from quantcore.mixed_precision.choice import Mix, Option, Unit, mixes
@@ -65,7 +65,7 @@ def run_goal(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
     Raises ConfigError ``goal_too_small`` if nothing fits, and the errors of a job.
     """
     assert task.goal is not None
-    emit = emit if ranks.is_first else silence
+    emit = PhaseClock(emit if ranks.is_first else silence)
     emit(PhaseStarted("resolve"))
     task = ranks.share(fetch(task, emit) if ranks.is_first else task)
     model = read_model(task.model_folder)
@@ -79,7 +79,7 @@ def run_goal(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
         search.run()
         if not ranks.is_first:
             return None
-        report = search.finish(folder)
+        report = search.finish(folder, emit.seconds)
         tell_gates(task, list(report.summary.gates), emit)
     emit(Completed(report.summary.to_dict()))
     return report
@@ -150,14 +150,18 @@ class _Search:
             found[last] = min(found[last], measure("best", last))
         self.measured = found
 
-    def finish(self, folder: Path) -> Report:
-        """Move the chosen trial into ``folder``, and add the search to its report."""
+    def finish(self, folder: Path, seconds_by_phase: dict[str, float]) -> Report:
+        """Move the chosen trial into ``folder``, and add the search to its report, whose time is that of all phases."""
         chosen = self._best()
         for path in chosen.folder.iterdir():
             path.replace(folder / path.name)
         report = read_report(folder)
         verdict = report.summary.verdict and report.summary.verdict.model_copy(update={"advice": None})
-        summary = report.summary.model_copy(update={"verdict": verdict})  # the goal's own advice takes its place
+        changes = {  # the goal's own advice takes the place of the verdict's
+            "verdict": verdict, "total_s": round(sum(seconds_by_phase.values()), 2),
+            "seconds_by_phase": seconds_by_phase,
+        }  # fmt: skip
+        summary = report.summary.model_copy(update=changes)
         report = report.model_copy(update={"summary": summary, "goal": self._result(chosen)})
         done = read_task(self.work_dir / f"{chosen.folder.name}.task.json")
         write_report(done.model_copy(update={"output_dir": self.task.output_dir}), folder, report)

@@ -74,6 +74,8 @@ def test_the_smallest_that_is_good_enough_is_kept_and_others_are_not(model: Path
     assert sum(isinstance(event, Completed) for event in events) == 1
     phases = [event.phase for event in events if isinstance(event, PhaseStarted)]
     assert phases.count("sensitivity") == 1 and phases.count("trial") == len(result.trials)
+    assert set(phases) == set(report.summary.seconds_by_phase)  # the time is that of the whole search
+    assert report.summary.total_s > sum(trial.seconds for trial in result.trials)
 
 
 def test_transformers_loads_what_was_chosen_for_it(model: Path, tmp_path: Path) -> None:
