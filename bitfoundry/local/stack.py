@@ -32,6 +32,7 @@ __all__ = ["LocalStack", "Postgres", "Valkey"]
 DEFAULT_PORT = 8765
 READY_LIMIT_S = 90.0
 API_STOP_S = 15.0
+SLOT_BYTES = 3 * 10**9  # for each of several slots: twice what a small model takes
 WORKER_STOP_S = 60.0  # the worker gives an engine 30 s to end before it kills it
 
 
@@ -76,7 +77,7 @@ class LocalStack:
 
     Start it from the main thread. `url` and `api_key` are set by `start`; both are also in `home`/connection.json
     (0600), where the commands find them. `port` 0 takes a free one. The worker runs as many jobs at once as it has
-    `slots`, each on its share of the cores.
+    `slots`, each on its share of the cores; fewer if the memory holds fewer.
     """
 
     def __init__(
@@ -191,9 +192,12 @@ class LocalStack:
         ours = {"BITFOUNDRY_SECRET_KEY_FILE": str(secret_key)} if secret_key else {}
         ours |= {"DATABASE_URL": database_url, "BROKER_URL": broker_url, "BITFOUNDRY_DATA_DIR": str(self.home)}
         ours |= {"BITFOUNDRY_MODEL_ROOTS": os.pathsep.join(roots)}
-        if self._slots > 1:
-            threads = max(1, len(os.sched_getaffinity(0)) // self._slots)
-            ours |= {"BITFOUNDRY_SLOTS": str(self._slots), "BITFOUNDRY_ENGINE_THREADS": str(threads)}
+        from api.settings import host_memory_bytes  # here, as above
+
+        slots = min(self._slots, host_memory_bytes() // SLOT_BYTES)
+        if slots > 1:
+            threads = max(1, len(os.sched_getaffinity(0)) // slots)
+            ours |= {"BITFOUNDRY_SLOTS": str(slots), "BITFOUNDRY_ENGINE_THREADS": str(threads)}
         return os.environ | ours
 
     def _find_or_make_secret_key(self) -> Path | None:

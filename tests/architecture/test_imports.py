@@ -45,7 +45,7 @@ ALLOWED = {
     "worker": {"api.store", "api.disk", "api.settings", "api.json_log", "api.tracing", "quantcore"},
     "migrations": {"api.store"},
     "bitfoundry": set(),
-    "bitfoundry.local.stack": {"api.store.migrate", "api.store.vault", "api.http.security"},
+    "bitfoundry.local.stack": {"api.store.migrate", "api.store.vault", "api.http.security", "api.settings"},
     "bitfoundry.commands.main": {"quantcore.cli.main", "quantcore.config.recipes"},
     "bitfoundry.commands.terminal": {"quantcore.events"},
     "bitfoundry.commands.submission": {"quantcore.cli", "quantcore.config.recipes", "quantcore.errors"},
