@@ -89,6 +89,9 @@ def _row(name: str, title: str, weight: QuantizationSpec, inputs: QuantizationSp
     return Preset(name, title, Config(global_quant_config=layer, exclude=exclude), tuple(aliases.split()))
 
 
+ON_SMALL = ": experimental for small models (SmolLM2-135M: degraded)"
+"""What a title says if the default result was not *good* on each model of docs/benchmarks.md, "Presets by effort"."""
+
 _TABLE = (
     _row("int8_dynamic", "int8 weights per channel, asymmetric int8 activations with one scale a token, found at run "
          "time", INT8_CHANNEL, INT8_TOKEN),
@@ -105,12 +108,12 @@ _TABLE = (
          FP8_CHANNEL, FP8_TOKEN, "ptpc_fp8"),
     _row("fp8_block", "fp8 (e4m3) weights in blocks of 128x128, activations in groups of 128, found at run time",
          FP8_BLOCK, FP8_GROUP_128),
-    _row("w4a16", "uint4 weights in asymmetric groups of 64, activations untouched", _groups("uint4", 64),
+    _row("w4a16", "uint4 weights in asymmetric groups of 64, activations untouched" + ON_SMALL, _groups("uint4", 64),
          aliases="w_uint4_per_group_asym uint4_wo_64"),
     _row("uint4_wo_32", "uint4 weights in asymmetric groups of 32", _groups("uint4", 32)),
     _row("uint4_wo_128", "uint4 weights in asymmetric groups of 128", _groups("uint4", 128)),
     _row("uint4_wo_per_channel", "uint4 weights, asymmetric, per channel", _groups("uint4", -1)),
-    _row("w4a16_sym", "int4 weights in symmetric groups of 64, activations untouched", _groups("int4", 64),
+    _row("w4a16_sym", "int4 weights in symmetric groups of 64, activations untouched" + ON_SMALL, _groups("int4", 64),
          aliases="w_int4_per_group_sym int4_wo_64"),
     _row("int4_wo_32", "int4 weights in symmetric groups of 32", _groups("int4", 32)),
     _row("int4_wo_128", "int4 weights in symmetric groups of 128", _groups("int4", 128)),
@@ -125,23 +128,24 @@ _TABLE = (
          _groups("int2", 64)),
     _row("int4_wa_64", "int4 weights and activations in symmetric groups of 64, those of activations found at run time",
          _groups("int4", 64), _spec("int4", PER_GROUP, group_size=64, dynamic=True)),
-    _row("int4_fp8", "int4 weights per channel over fp8 per tensor, fp8 activations found at run time",
+    _row("int4_fp8", "int4 weights per channel over fp8 per tensor, fp8 activations found at run time" + ON_SMALL,
          _spec("int4", PER_CHANNEL, scale_type=ScaleType.float32, over=_spec("fp8_e4m3", scale_type=ScaleType.float32)),
          FP8_DYNAMIC),
-    _row("mxfp4", "MXFP4 weights and activations", _mx("fp4"), _mx("fp4", dynamic=True)),
-    _row("mxfp4_weight_only", "MXFP4 weights, activations untouched", _mx("fp4")),
+    _row("mxfp4", "MXFP4 weights and activations: experimental (SmolLM2-135M: broken)", _mx("fp4"),
+         _mx("fp4", dynamic=True)),
+    _row("mxfp4_weight_only", "MXFP4 weights, activations untouched" + ON_SMALL, _mx("fp4")),
     _row("mxfp4_fp8", "MXFP4 weights, fp8 activations with one calibrated scale a tensor", _mx("fp4"), FP8),
     _row("mxfp4_mxfp6_e2m3", "MXFP4 weights, MXFP6 (e2m3) activations", _mx("fp4"), _mx("fp6_e2m3", dynamic=True)),
     _row("mxfp6_e3m2", "MXFP6 (e3m2) weights and activations", _mx("fp6_e3m2"), _mx("fp6_e3m2", dynamic=True)),
     _row("mxfp6_e2m3", "MXFP6 (e2m3) weights and activations", _mx("fp6_e2m3"), _mx("fp6_e2m3", dynamic=True)),
-    _row("mxfp8", "MXFP8 (e4m3) weights and activations", _mx("fp8_e4m3"), _mx("fp8_e4m3", dynamic=True),
+    _row("mxfp8", "MXFP8 (e4m3) weights and activations" + ON_SMALL, _mx("fp8_e4m3"), _mx("fp8_e4m3", dynamic=True),
          "w_mx_fp8_a_mx_fp8"),
     _row("mxfp8_e5m2", "MXFP8 (e5m2) weights and activations", _mx("fp8_e5m2"), _mx("fp8_e5m2", dynamic=True)),
     _row("mxint8", "MXINT8 weights and activations", _mx("int8"), _mx("int8", dynamic=True)),
     _row("mxint8_weight_only", "MXINT8 weights, activations untouched", _mx("int8")),
-    _row("nvfp4", "NVFP4 weights and activations: fp4 in groups of 16 with e4m3 scales under one float32 scale",
-         _nvfp4(), _nvfp4(dynamic=True), "fp4_block16_scale_e4m3"),
-    _row("nvfp4_weight_only", "NVFP4 weights, activations untouched", _nvfp4()),
+    _row("nvfp4", "NVFP4 weights and activations: fp4 in groups of 16 with e4m3 scales under one float32 scale"
+         + ON_SMALL, _nvfp4(), _nvfp4(dynamic=True), "fp4_block16_scale_e4m3"),
+    _row("nvfp4_weight_only", "NVFP4 weights, activations untouched" + ON_SMALL, _nvfp4()),
     _row("nf4", "NF4 weights of bitsandbytes in groups of 64", _groups("nf4", 64)),
     _row("nf4_double_quant", "NF4 weights of bitsandbytes in groups of 64, whose scales are quantized to 8 bits",
          _spec("nf4", PER_GROUP, group_size=64, scale_type=ScaleType.double_quant)),
@@ -150,7 +154,7 @@ _TABLE = (
     _row("fp4_bnb", "FP4 weights of bitsandbytes in groups of 64", _groups("fp4_bnb", 64)),
     _row("fp4_bnb_double_quant", "FP4 weights of bitsandbytes in groups of 64, whose scales are quantized to 8 bits",
          _spec("fp4_bnb", PER_GROUP, group_size=64, scale_type=ScaleType.double_quant)),
-    _row("gguf_q4_0", "GGUF's Q4_0: int4 weights in blocks of 32", _gguf("int4"), exclude=()),
+    _row("gguf_q4_0", "GGUF's Q4_0: int4 weights in blocks of 32" + ON_SMALL, _gguf("int4"), exclude=()),
     _row("gguf_q4_1", "GGUF's Q4_1: uint4 weights in blocks of 32 with a minimum", _gguf("uint4"), exclude=()),
     _row("gguf_q5_0", "GGUF's Q5_0: int5 weights in blocks of 32", _gguf("int5"), exclude=()),
     _row("gguf_q5_1", "GGUF's Q5_1: uint5 weights in blocks of 32 with a minimum", _gguf("uint5"), exclude=()),
