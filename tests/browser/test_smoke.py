@@ -141,6 +141,7 @@ def test_the_chain_of_algorithms_is_edited_by_keyboard(
     expect(chain.get_by_role("button", name="Move awq up")).to_be_focused()  # it is the last one now
     expect(chain.get_by_text("gptq rounds the weights, so it comes last: smoothquant, awq, gptq")).to_be_visible()
     page.keyboard.press("Enter")
+    expect(chain.get_by_role("listitem")).to_contain_text(["smoothquant", "awq", "gptq"])
     expect(chain.get_by_role("button", name="Move awq up")).to_be_focused()
     page.keyboard.press("Enter")
     expect(chain.get_by_role("button", name="Move awq down")).to_be_focused()
