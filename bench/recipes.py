@@ -30,7 +30,7 @@ PRESETS = (
     "gguf_q8_0", "nf4", "mxfp4", "mxfp4_weight_only", "nvfp4", "nvfp4_weight_only", "mxfp8", "int4_fp8", "fp8",
     "fp8_dynamic", "fp8_block", "int8_static", "int8_dynamic", "int8_weight_only",
 )  # fmt: skip
-"""Those that claim 4 bits or more, without those that differ in little from one of these."""
+"""Presets of 4 bits or more. Variants of these, such as other group sizes, are left out."""
 EXPORTS = {"nf4": "bitsandbytes", **{name: "gguf" for name in presets.PRESETS if name.startswith("gguf")}}
 
 

@@ -90,7 +90,7 @@ def _row(name: str, title: str, weight: QuantizationSpec, inputs: QuantizationSp
 
 
 ON_SMALL = ": experimental for small models (SmolLM2-135M: degraded)"
-"""What a title says if the default result was not *good* on each model of docs/benchmarks.md, "Presets by effort"."""
+"""The end of a title whose default result was *degraded* on SmolLM2-135M (docs/benchmarks.md, "Presets by effort")."""
 
 _TABLE = (
     _row("int8_dynamic", "int8 weights per channel, asymmetric int8 activations with one scale a token, found at run "
