@@ -3,22 +3,22 @@
 The exhaustive search quantizes a model in every preset that llama.cpp reads, with every effort. Those that no smaller
 one beats are its frontier. For each size on it, a goal asks for the best result of at most that size. Calibration text
 is the built-in one; all are measured on its held-out part, or on ``--text``. Rows are saved as they come, and a row
-that is there is not measured again.
+that is there is not measured again. ``--jobs``: how many run at a time, for a machine of many cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from bench.engines.results import FOLDER
+from bench.engines.results import FOLDER, machine
 from bench.recipes import run_job
 from quantcore.config import presets
 from quantcore.config.job_spec import NO_SCHEME
@@ -38,16 +38,35 @@ class Row:
     kl_stderr: float
     cpu_s: float
     algorithms: str
+    wall_s: float = 0.0
 
 
 def row_of(asked: str, task: dict[str, Any], originals: str) -> Row:
     """Run a job that keeps what it learned of the float model in the folder ``originals``."""
-    report, cpu_s, _ = run_job(task, BITFOUNDRY_ORIGINALS_DIR=originals)
+    report, cpu_s, wall_s = run_job(task, BITFOUNDRY_ORIGINALS_DIR=originals)
     kl = report["quality"]["divergence"]["kl_mean"]
     return Row(
         asked, report["summary"]["size_after_bytes"], kl["value"], kl["stderr"], cpu_s,
-        algorithms_text(report["config"]),
+        algorithms_text(report["config"]), wall_s,
     )  # fmt: skip
+
+
+def searched() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a preset with an effort, and its config. Efforts that share a chain come once, as the smallest of them."""
+    for preset in PRESETS:
+        scheme = presets.resolve(preset)
+        chains = {recipe([scheme], effort): effort for effort in reversed(EFFORTS)}
+        for chain, effort in chains.items():
+            algorithms = [algorithm.to_dict() for algorithm in chain]
+            yield f"{preset}, {effort}", scheme.to_dict() | {"algo_config": algorithms}
+
+
+def goal_row(max_size: int, task: dict[str, Any]) -> Row:
+    """Search for the best result of at most ``max_size`` bytes, with nothing known of the model."""
+    goal = {"runtime": "llama_cpp", "device": "cpu", "max_size": max_size, "min_recovery": "best"}
+    config = Config(global_quant_config=NO_SCHEME).to_dict()
+    with tempfile.TemporaryDirectory(prefix="bf-originals-") as fresh:
+        return row_of(str(max_size), task | {"goal": goal, "config": config}, fresh)
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:
@@ -86,6 +105,7 @@ def main() -> None:
     parser.add_argument("--num_calib_data", type=int, default=32)
     parser.add_argument("--num_eval_data", type=int, default=12)
     parser.add_argument("--seq_len", type=int, default=512)
+    parser.add_argument("--jobs", type=int, default=1, help="jobs at a time (default: 1)")
     parser.add_argument("--results", type=Path, default=FOLDER / f"{date.today()}-goals.json")
     options = parser.parse_args()
     before = json.loads(options.results.read_text()) if options.results.exists() else {"rows": [], "goals": []}
@@ -101,28 +121,24 @@ def main() -> None:
         among.append(row)
         print(row, flush=True)
         settings = {
-            "model": options.model.name, "date": str(date.today()), "machine": platform.processor(),
+            "model": options.model.name, "date": str(date.today()), "machine": machine(),
             "calibration": task["calibration"], "evaluation": task["evaluation"],
         }  # fmt: skip
         data = {"settings": settings, "rows": [asdict(r) for r in rows], "goals": [asdict(r) for r in goals]}
         options.results.write_text(json.dumps(data, indent=1))
         options.results.with_suffix(".md").write_text(table(rows, goals))
 
-    with tempfile.TemporaryDirectory(prefix="bf-originals-") as originals:
-        for preset in PRESETS:
-            scheme, known = presets.resolve(preset), {row.asked for row in rows}
-            chains = {recipe([scheme], effort): effort for effort in reversed(EFFORTS)}  # efforts may share a chain
-            for chain, effort in chains.items():
-                if (asked := f"{preset}, {effort}") not in known:
-                    config = scheme.to_dict() | {"algo_config": [algorithm.to_dict() for algorithm in chain]}
-                    keep(row_of(asked, task | {"config": config, "export": ["gguf"]}, originals), rows)
-    no_scheme = Config(global_quant_config=NO_SCHEME).to_dict()
-    for best in frontier(rows):
-        asked = str(best.num_bytes)
-        if asked not in {row.asked for row in goals}:
-            goal = {"runtime": "llama_cpp", "device": "cpu", "max_size": best.num_bytes, "min_recovery": "best"}
-            with tempfile.TemporaryDirectory(prefix="bf-originals-") as fresh:
-                keep(row_of(asked, task | {"goal": goal, "config": no_scheme}, fresh), goals)
+    with tempfile.TemporaryDirectory(prefix="bf-originals-") as originals, ThreadPoolExecutor(options.jobs) as pool:
+        known = {row.asked for row in rows}
+        exhaustive = [(asked, task | {"config": config, "export": ["gguf"]}) for asked, config in searched()]
+        left = [(asked, job) for asked, job in exhaustive if asked not in known]
+        for done in as_completed([pool.submit(row_of, *cell, originals) for cell in left]):
+            keep(done.result(), rows)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        known = {row.asked for row in goals}
+        sizes = [best.num_bytes for best in frontier(rows) if str(best.num_bytes) not in known]
+        for done in as_completed([pool.submit(goal_row, max_size, task) for max_size in sizes]):
+            keep(done.result(), goals)
 
 
 if __name__ == "__main__":

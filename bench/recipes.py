@@ -3,7 +3,7 @@
 The recipes of a preset (``quantcore.config.recipes``) are chosen from such tables, on several families of models. Each
 cell is one job in a process of its own, on one thread. Calibration text is the built-in one; the divergence from the
 original is measured on another text, ``--text``. Rows are saved as they come, and a row that is there is not measured
-again.
+again. ``--jobs``: how many cells run at a time, for a machine of many cores.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from bench.engines.results import FOLDER
+from bench.engines.results import FOLDER, machine
 from quantcore.config import presets
 from quantcore.config.recipes import EFFORTS, recipe
 
@@ -64,6 +64,15 @@ def measure(model: Path, preset: str, chain: str, text: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def row_of(model: Path, preset: str, chain: str, text: Path) -> dict[str, Any]:
+    """Return what one job measured, or why it ``failed``."""
+    row: dict[str, Any] = {"model": model.name, "preset": preset, "chain": chain}
+    try:
+        return row | measure(model, preset, chain, text)
+    except RuntimeError as error:
+        return row | {"failed": str(error)}
+
+
 def run_job(task: dict[str, Any], **environment: str) -> tuple[dict[str, Any], float, float]:
     """Run a job in a process of its own, on one thread: its report, its CPU seconds and its wall seconds.
 
@@ -101,7 +110,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     models = list(dict.fromkeys(row["model"] for row in rows))
     lines = [f"| preset | effort | algorithms | {' | '.join(models)} |", "|---|---|---|" + "---:|" * len(models)]
     by_cell = {(row["model"], row["preset"], row["chain"]): row for row in rows}
-    order = list(dict.fromkeys(row["preset"] for row in rows))
+    order = list(presets.PRESETS)
     found_cells = dict.fromkeys((row["preset"], row["chain"]) for row in rows)
     for preset, chain in sorted(found_cells, key=lambda cell: order.index(cell[0])):
         found = [by_cell.get((model, preset, chain)) for model in models]
@@ -123,23 +132,23 @@ def main() -> None:
     parser.add_argument("--presets", nargs="+", choices=tuple(presets.PRESETS), default=PRESETS)
     parser.add_argument("--efforts", nargs="+", choices=EFFORTS, default=EFFORTS, help="recipes (default: all three)")
     parser.add_argument("--chains", nargs="+", help="algorithms in place of the recipes: gptq smoothquant,gptq")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time (default: 1)")
     parser.add_argument("--results", type=Path, default=FOLDER / f"{date.today()}-recipes.json")
     options = parser.parse_args()
     rows = json.loads(options.results.read_text())["rows"] if options.results.exists() else []
-    done = {(row["model"], row["preset"], row["chain"]) for row in rows}
-    for model, preset, chain in cells(options.models, options.presets, options.chains, options.efforts):
-        if (model.name, preset, chain) in done:
-            continue
-        row: dict[str, Any] = {"model": model.name, "preset": preset, "chain": chain}
-        try:
-            row |= measure(model, preset, chain, options.text)
-        except RuntimeError as error:
-            row["failed"] = str(error)
-        rows.append(row)
-        print(f"{model.name} {preset} {chain or 'none'}: {_cell(row)}", flush=True)
-        settings = {"date": str(date.today()), "machine": platform.processor(), "text": options.text.name}
-        options.results.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1))
-        options.results.with_suffix(".md").write_text(table(rows))
+    known = {(row["model"], row["preset"], row["chain"]) for row in rows}
+    left = [
+        (model, preset, chain)
+        for model, preset, chain in cells(options.models, options.presets, options.chains, options.efforts)
+        if (model.name, preset, chain) not in known
+    ]
+    settings = {"date": str(date.today()), "machine": machine(), "text": options.text.name, "jobs": options.jobs}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for done in as_completed([pool.submit(row_of, *cell, options.text) for cell in left]):
+            rows.append(row := done.result())
+            print(f"{row['model']} {row['preset']} {row['chain'] or 'none'}: {_cell(row)}", flush=True)
+            options.results.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1))
+            options.results.with_suffix(".md").write_text(table(rows))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.engines.cells import FLOAT, Cell
 from bench.engines.table import markdown
+from quantcore.runtime.devices import about, default_device
 
 FOLDER = Path(__file__).parents[1] / "results"
 MATRIX_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")  # that matrix products use
@@ -29,7 +30,7 @@ class Results:
 
     def __init__(self, file: Path, settings: dict[str, Any]) -> None:
         self.file = file
-        self.machine = _machine()
+        self.machine = machine()
         self.data: dict[str, Any] = {
             "date": date.today().isoformat(),
             "settings": settings,
@@ -90,11 +91,12 @@ def _replace(file: Path, text: str) -> None:
     scratch.replace(file)
 
 
-def _machine() -> str:
+def machine() -> str:
     """Return a description of the machine; times are comparable where it is the same."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     name, flags = re.search(r"model name\s*: (.*)", text), re.search(r"flags\s*: (.*)", text)
     fast = sorted(set(flags.group(1).split()) & set(MATRIX_FLAGS)) if flags else []
     cpu = name.group(1) if name else platform.processor() or platform.machine()
-    return f"{cpu} ({', '.join(fast)}), {os.cpu_count()} cores"
+    accelerator = about(default_device()).get("name")
+    return f"{cpu} ({', '.join(fast)}), {os.cpu_count()} cores" + (f", {accelerator}" if accelerator else "")
