@@ -13,7 +13,14 @@ from quantcore.config.presets import PRESETS, with_kv_cache
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.config.recipes import DEFAULT_EFFORT, recipe
 from quantcore.errors import ConfigError
-from quantcore.goal.runtimes import MENUS, kv_cache_bytes, kv_cache_scheme, schemes_for, weight_limit_bytes
+from quantcore.goal.runtimes import (
+    MENUS,
+    Scheme,
+    kv_cache_bytes,
+    kv_cache_scheme,
+    schemes_for,
+    weight_limit_bytes,
+)
 from quantcore.mixed_precision.schemes import Plans, plan_each, resolve
 from quantcore.plan.planner import Plan, make_plan
 
@@ -79,7 +86,7 @@ def upper_bound(found: Fit) -> Plan:
 
 def possible_chains(goal: Goal) -> tuple[tuple[str, ...], ...]:
     """Return the chains of algorithms, by name, that the first candidate can have: one for each kind of mix."""
-    configs = [PRESETS[name].config for name in schemes_for(goal)]
+    configs = [PRESETS[scheme.preset].config for scheme in schemes_for(goal)]
     mixes = chain.from_iterable(combinations(configs, size) for size in range(len(configs), 0, -1))
     effort = DEFAULT_EFFORT if goal.max_divergence is not None else "best"
     return tuple(dict.fromkeys(tuple(algorithm.name for algorithm in recipe(mix, effort)) for mix in mixes))
@@ -93,7 +100,8 @@ def megabytes(size: int) -> str:
 def _fit(
     goal: Goal, headers: ModelHeaders, calibration: CalibrationConfig, kv_cache: str | None, cache_bytes: int
 ) -> Fit:
-    names, export = schemes_for(goal), MENUS[goal.runtime].export
+    menu, export = schemes_for(goal), MENUS[goal.runtime].export
+    names = tuple(scheme.preset for scheme in menu)
     request = resolve(MixConfig(schemes=names if len(names) > 1 else (*names, KEEP), max_bits=32.0))
     configs = dict(request.configs)
     if kv_cache is not None:
@@ -106,7 +114,14 @@ def _fit(
 
     schemes = ResolvedMix(**request.model_dump(exclude={"configs"}), configs=configs)
     max_bytes = weight_limit_bytes(goal, cache_bytes)
-    return Fit(export, plan_each(schemes, plan_of), kv_cache, cache_bytes, max_bytes)
+    return Fit(export, _worth_it(plan_each(schemes, plan_of), menu), kv_cache, cache_bytes, max_bytes)
+
+
+def _worth_it(plans: Plans, menu: Sequence[Scheme]) -> Plans:
+    """Leave out the schemes for which another one is better in at most as many bytes."""
+    sizes = {name: plan.size_after_bytes for name, (_, plan) in plans.items()}
+    bounds = {scheme.preset: sizes[scheme.if_smaller_than] for scheme in menu if scheme.if_smaller_than}
+    return {name: plan for name, plan in plans.items() if name not in bounds or sizes[name] < bounds[name]}
 
 
 def _fits(found: Fit) -> bool:

@@ -20,10 +20,14 @@ USABLE_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Scheme:
-    """A preset that a runtime computes where a device computes ``needs`` (empty: everywhere)."""
+    """A preset that a runtime computes where a device computes ``needs`` (empty: everywhere).
+
+    ``if_smaller_than`` names the preset that is better for models for which this one is not smaller.
+    """
 
     preset: str
     needs: str = ""
+    if_smaller_than: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,26 +54,30 @@ MENUS: dict[Runtime, Menu] = {
         {},
     ),
     "llama_cpp": Menu(
-        "gguf", (Scheme("gguf_q4_k"), Scheme("gguf_q5_k"), Scheme("gguf_q6_k"), Scheme("gguf_q8_0")), {}
+        "gguf",
+        (
+            Scheme("gguf_q4_k"), Scheme("gguf_q5_k"), Scheme("gguf_q6_k"), Scheme("gguf_q8_0"),
+            # K-quants take a larger type for the head, and for rows that 256 does not divide
+            Scheme("gguf_q4_0", if_smaller_than="gguf_q4_k"), Scheme("gguf_q4_1", if_smaller_than="gguf_q4_k"),
+        ),
+        {},
     ),
     "onnx": Menu("onnx", (Scheme("w4a16"), Scheme("int8_weight_only")), {}),
 }  # fmt: skip
 
 
-def schemes_for(goal: Goal) -> tuple[str, ...]:
-    """Return the presets to choose from. Raises ConfigError ``nothing_runs_there`` if there are none."""
+def schemes_for(goal: Goal) -> tuple[Scheme, ...]:
+    """Return the schemes to choose from. Raises ConfigError ``nothing_runs_there`` if there are none."""
     device = device_of(goal.device)
-    names = tuple(
-        each.preset for each in MENUS[goal.runtime].schemes if not each.needs or each.needs in device.computes
-    )
-    if not names:
+    schemes = tuple(each for each in MENUS[goal.runtime].schemes if not each.needs or each.needs in device.computes)
+    if not schemes:
         raise ConfigError(
             f"No quantized format is computed by {goal.runtime} on {device.title}.",
             code="nothing_runs_there",
             hint="Choose another runtime or device, or a scheme by hand (--quant_scheme).",
             field="/goal/device",
         )
-    return names
+    return schemes
 
 
 def weight_limit_bytes(goal: Goal, cache_bytes: int) -> int | None:

@@ -23,7 +23,9 @@ def test_every_row_of_the_table_can_be_written() -> None:
     computed = set().union(*(device.computes for device in DEVICES.values()))
     for menu in MENUS.values():
         assert {*menu.kv_cache} <= {*KV_CACHE_SPECS} and {*menu.kv_cache.values()} <= computed
+        names = {scheme.preset for scheme in menu.schemes}
         for scheme in menu.schemes:
+            assert not scheme.if_smaller_than or scheme.if_smaller_than in names, scheme
             assert menu.export in formats_for(PRESETS[scheme.preset].config), scheme
             assert not scheme.needs or scheme.needs in computed, scheme
 
@@ -35,10 +37,13 @@ def test_there_is_something_for_every_pair(runtime: str, device: str) -> None:
 
 
 def test_schemes_follow_the_device() -> None:
-    assert "fp8_dynamic" in schemes_for(goal()) and "int8_dynamic" in schemes_for(goal())
-    assert "fp8_dynamic" not in schemes_for(goal(device="a100"))
-    assert "nvfp4" in schemes_for(goal(device="b200")) and "mxfp4" in schemes_for(goal(device="mi350"))
-    assert schemes_for(goal(device="24GB")) == ("w4a16", "int8_weight_only")
+    def names(**fields: object) -> list[str]:
+        return [scheme.preset for scheme in schemes_for(goal(**fields))]
+
+    assert "fp8_dynamic" in names() and "int8_dynamic" in names()
+    assert "fp8_dynamic" not in names(device="a100")
+    assert "nvfp4" in names(device="b200") and "mxfp4" in names(device="mi350")
+    assert names(device="24GB") == ["w4a16", "int8_weight_only"]
     assert (kv_cache_scheme(goal()), kv_cache_scheme(goal(device="a100"))) == ("fp8", None)
 
 
