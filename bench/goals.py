@@ -1,9 +1,9 @@
 """``make bench-goals``: a goal's results beside the best of all presets and efforts, and the CPU time of both.
 
-The exhaustive search quantizes a model in every preset that llama.cpp reads, with every effort. Those that no smaller
-one beats are its frontier. For each size on it, a goal asks for the best result of at most that size. Calibration text
-is the built-in one; all are measured on its held-out part, or on ``--text``. Rows are saved as they come, and a row
-that is there is not measured again. ``--jobs``: how many run at a time, for a machine of many cores.
+The exhaustive search quantizes a model in every preset that llama.cpp reads, with every effort. For each size that
+comes of it, a goal asks for the best result of at most that size. Calibration text is the built-in one; all are
+measured on its held-out part, or on ``--text``. Rows are saved as they come, and a row that is there is not measured
+again. ``--jobs``: how many run at a time, for a machine of many cores.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -69,17 +69,14 @@ def goal_row(max_size: int, task: dict[str, Any]) -> Row:
         return row_of(str(max_size), task | {"goal": goal, "config": config}, fresh)
 
 
-def frontier(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that are better than every smaller one, from the smallest on."""
-    best: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row.num_bytes, row.kl)):
-        if not best or row.kl < best[-1].kl:
-            best.append(row)
-    return best
+def best_of_each_size(rows: Sequence[Row]) -> list[tuple[int, Row]]:
+    """Return each size in bytes, from the smallest on, with the best row of at most that size."""
+    sizes = sorted({row.num_bytes for row in rows})
+    return [(size, min((row for row in rows if row.num_bytes <= size), key=lambda row: row.kl)) for size in sizes]
 
 
 def table(rows: Sequence[Row], goals: Sequence[Row]) -> str:
-    """Return the frontier beside the goals' results, as Markdown."""
+    """Return the best result of each size beside the goal's, as Markdown."""
     total_s = sum(row.cpu_s for row in rows)
     lines = [
         f"The exhaustive search took {total_s:.0f} s of CPU time for {len(rows)} results.",
@@ -88,11 +85,11 @@ def table(rows: Sequence[Row], goals: Sequence[Row]) -> str:
         "|---:|---|---:|---:|---:|---:|---:|",
     ]
     found = {row.asked: row for row in goals}
-    for best in frontier(rows):
-        goal = found.get(str(best.num_bytes))
+    for size, best in best_of_each_size(rows):
+        goal = found.get(str(size))
         if goal is not None:
             lines.append(
-                f"| {best.num_bytes / 1e6:.1f} MB | {best.asked} | {best.kl:.3g} | {goal.num_bytes / 1e6:.1f} MB "
+                f"| {size / 1e6:.1f} MB | {best.asked} | {best.kl:.3g} | {goal.num_bytes / 1e6:.1f} MB "
                 f"| {goal.kl:.3g} | {100 * goal.kl / best.kl - 100:+.0f} % | {100 * goal.cpu_s / total_s:.0f} % |"
             )
     return "\n".join(lines) + "\n"
@@ -117,8 +114,11 @@ def main() -> None:
         | ({"source": options.text} if options.text else {}),
     }  # fmt: skip
 
-    def keep(row: Row, among: list[Row]) -> None:
-        among.append(row)
+    def keep(job: Future[Row], among: list[Row]) -> None:
+        if error := job.exception():
+            print(f"A job failed and is left out: {error}", flush=True)
+            return
+        among.append(row := job.result())
         print(row, flush=True)
         settings = {
             "model": options.model.name, "date": str(date.today()), "machine": machine(),
@@ -133,12 +133,12 @@ def main() -> None:
         exhaustive = [(asked, task | {"config": config, "export": ["gguf"]}) for asked, config in searched()]
         left = [(asked, job) for asked, job in exhaustive if asked not in known]
         for done in as_completed([pool.submit(row_of, *cell, originals) for cell in left]):
-            keep(done.result(), rows)
+            keep(done, rows)
     with ThreadPoolExecutor(options.jobs) as pool:
         known = {row.asked for row in goals}
-        sizes = [best.num_bytes for best in frontier(rows) if str(best.num_bytes) not in known]
+        sizes = [size for size, _ in best_of_each_size(rows) if str(size) not in known]
         for done in as_completed([pool.submit(goal_row, max_size, task) for max_size in sizes]):
-            keep(done.result(), goals)
+            keep(done, goals)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""The frontier of an exhaustive search, and the table that sets goals beside it."""
+"""The best results of an exhaustive search, and the table that sets goals beside them."""
 
-from bench.goals import Row, frontier, table
+from bench.goals import Row, best_of_each_size, table
 
 
 def row(asked, num_bytes, kl, cpu_s=100.0):
     return Row(asked, num_bytes, kl, 0.01, cpu_s, "none")
 
 
-def test_the_frontier_has_what_no_smaller_result_beats():
+def test_each_size_has_the_best_result_that_is_no_larger():
     rows = [row("d", 40, 0.1), row("a", 10, 0.5), row("c", 30, 0.6), row("b2", 20, 0.4), row("b1", 20, 0.3)]
-    assert [each.asked for each in frontier(rows)] == ["a", "b1", "d"]
+    assert [(size, each.asked) for size, each in best_of_each_size(rows)] == [
+        (10, "a"), (20, "b1"), (30, "b1"), (40, "d"),
+    ]  # fmt: skip
 
 
 def test_a_goal_stands_beside_the_best_of_its_size():
