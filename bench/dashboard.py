@@ -283,7 +283,7 @@ def main() -> None:
 def measure(home: Path, num_jobs: int, num_layers: int, num_results: int) -> dict[str, Any]:
     """Return the machine, and the times in milliseconds."""
     with LocalStack(home, 0) as stack, open_browser() as browser:
-        job_id = fill(stack._programs["api"]._environment["DATABASE_URL"], num_jobs, num_layers, num_results)
+        job_id = fill(stack.database_url, num_jobs, num_layers, num_results)
         page = browser.new_page(base_url=stack.url, viewport={"width": 1280, "height": 900})
         load = os.getloadavg()[0]
         page.goto(f"/ui/#key={stack.api_key}")

@@ -44,7 +44,9 @@ WORKER_ERROR = Failure(
 OUT_OF_TIME = Failure(
     "max_runtime_exceeded",
     "The job ran longer than its limits.max_runtime_s allows.",
-    hint="Clone it with a larger limits.max_runtime_s.",
+    hint="Retry it: it has all its time again, and goes on after the last saved block. Or clone it with a larger one.",
+    retryable=True,
+    max_failures=1,
 )
 _STOPS = {
     Order.CANCEL: Stop.CANCELLED,

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from sqlalchemy import select
@@ -81,7 +82,7 @@ class Supervisor:
     def _do_round(self, session: Session) -> int:
         """Do this worker's part of an upkeep round."""
         self._say_where_we_are(session)
-        remove_stale_attempts(session, self._settings)
+        remove_stale_attempts(session, self._settings, has_room=self._blocked_reason is None)
         return 0
 
     def _say_where_we_are(self, session: Session) -> None:
@@ -230,10 +231,11 @@ class Slot(threading.Thread):
                 self._current = None
 
 
-def remove_stale_attempts(session: Session, settings: Settings) -> None:
-    """Delete the folders of attempts that no worker holds any more: their worker was killed.
+def remove_stale_attempts(session: Session, settings: Settings, *, has_room: bool) -> None:
+    """Delete the folders of attempts that no worker holds any more: their worker was killed, or their job has ended.
 
-    The files from which an unfinished job resumes stay in place: another worker may take them at this moment.
+    The files from which a job resumes stay in place: another worker may take them at this moment. Those of a failed job
+    are kept until ``progress_kept_until``, but only as long as the disk ``has_room``.
     """
     for folder, (chat_id, fence) in workspace.list_chats(settings).items():
         if not chat_leases.is_held(session, chat_id, fence):
@@ -243,12 +245,18 @@ def remove_stale_attempts(session: Session, settings: Settings) -> None:
     ids = {job_id for job_id, _ in attempts.values()} | set(between.values())
     if not ids:
         return
-    jobs = {row.id: row for row in session.execute(select(Job.id, Job.fence, Job.state).where(Job.id.in_(ids)))}
-    unfinished = {job_id for job_id, row in jobs.items() if row.state not in FINAL}
-    held = {(job_id, row.fence) for job_id, row in jobs.items() if row.state in HELD}
+    jobs = session.scalars(select(Job).where(Job.id.in_(ids))).all()
+    may_go_on = {job.id for job in jobs if job.state not in FINAL or (has_room and keeps_progress(job))}
+    held = {(job.id, job.fence) for job in jobs if job.state in HELD}
     for folder, attempt in attempts.items():
         if attempt not in held:
-            workspace.remove_attempt(folder, may_go_on=attempt[0] in unfinished)
+            workspace.remove_attempt(folder, may_go_on=attempt[0] in may_go_on)
     for folder, job_id in between.items():
-        if job_id not in unfinished:
+        if job_id not in may_go_on:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def keeps_progress(job: Job) -> bool:
+    """Return whether a retry of the failed ``job`` would continue after its last saved block."""
+    until = job.progress_kept_until
+    return until is not None and datetime.now(UTC) < until

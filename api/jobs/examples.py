@@ -67,6 +67,7 @@ JOB: dict[str, Any] = {
     "nodes": 1,
     "needs_memory_bytes": 1200000000,
     "avoid_host": None,
+    "progress_kept_until": None,
     "cloned_from": None,
     "sweep_id": None,
     "sweep_values": None,

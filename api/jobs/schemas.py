@@ -317,7 +317,7 @@ class SubmitterOut(BaseModel):
     name: str
 
 
-JOB_COLUMNS = frozenset(Job.__table__.columns.keys()) - {"submitted_by", "spec"} - JobSpec.model_fields.keys()
+JOB_COLUMNS = {*Job.__table__.columns.keys(), "progress_kept_until"} - {"submitted_by", "spec", *JobSpec.model_fields}
 
 
 def asked_of(job: Job) -> dict[str, Any]:
@@ -350,6 +350,7 @@ class JobStatus(BaseModel):
     mix: dict[str, Any] | None
     needs_memory_bytes: int | None
     avoid_host: str | None
+    progress_kept_until: datetime | None
     cloned_from: str | None
     sweep_id: str | None
     sweep_values: dict[str, Any] | None
@@ -373,7 +374,8 @@ class JobOut(JobOptions, JobStatus):
     it entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there while it waits. ``eta_s``:
     about the seconds left of the whole job, by earlier jobs of its project that did the same kind of work; null without
     such a job. ``progress.eta_s`` is of the phase alone. ``error`` has a stable ``code``, a ``hint``, and says in
-    ``retryable`` whether a retry can help. ``publish`` is the target from the start; ``publication``, None if there was
+    ``retryable`` whether a retry can help; until ``progress_kept_until`` that continues after the last saved block.
+    ``publish`` is the target from the start; ``publication``, None if there was
     none, is the state of that or of a later ``POST .../publish``.
     """
 
@@ -399,10 +401,8 @@ class JobOut(JobOptions, JobStatus):
         """Return the response for a job. ``key_name``: the name of the key that submitted it."""
         columns = {name: getattr(job, name) for name in cls.model_fields.keys() & JOB_COLUMNS}
         columns["artifact"] = artifact and {
-            "manifest_sha256": artifact.manifest_sha256,
-            "bytes": artifact.num_bytes,
-            "path": artifact.path,
-        }
+            "manifest_sha256": artifact.manifest_sha256, "bytes": artifact.num_bytes, "path": artifact.path,
+        }  # fmt: skip
         return cls(
             **asked_of(job) | columns,
             submitted_by=SubmitterOut(key_id=job.submitted_by, name=key_name or "") if job.submitted_by else None,

@@ -218,6 +218,7 @@ class Job(Answer):
     shard_blocks: bool | None = None
     nodes: int = 1
     avoid_host: str | None = None
+    progress_kept_until: str | None = None
     cloned_from: str | None = None
     sweep_id: str | None = None
     sweep_values: dict[str, Any] | None = None

@@ -75,9 +75,9 @@ class Program:
 class LocalStack:
     """PostgreSQL, Valkey, the API on 127.0.0.1 and one worker, all children of this process.
 
-    Start it from the main thread. `url` and `api_key` are set by `start`; both are also in `home`/connection.json
-    (0600), where the commands find them. `port` 0 takes a free one. The worker runs as many jobs at once as it has
-    `slots`, each on its share of the cores; fewer if the memory holds fewer.
+    Start it from the main thread. `start` sets `url` and `api_key`, which are also in `home`/connection.json (0600),
+    where the commands find them, and `database_url`. `port` 0 takes a free one. The worker runs as many jobs at once as
+    it has `slots`, each on its share of the cores; fewer if the memory holds fewer.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class LocalStack:
         self.home = Path(home or default_home()).resolve()
         self.url = ""
         self.api_key = ""
+        self.database_url = ""
         self._port = port
         usual = [root.resolve() for root in (Path.home(), Path.cwd(), cache_dir())]
         self._model_roots = [*model_roots] or [root for root in usual if not root.is_relative_to(self.home)]
@@ -119,15 +120,15 @@ class LocalStack:
         try:
             self._port = _free_port(self._port)
             self.url = f"http://127.0.0.1:{self._port}"
-            database_url, broker_url = self._start_engines()
-            self._migrate(database_url)
-            environment = self._settings(database_url, broker_url)
+            self.database_url, broker_url = self._start_engines()
+            self._migrate(self.database_url)
+            environment = self._settings(self.database_url, broker_url)
             api = ["api", "serve", "--port", str(self._port)]
             self._programs["api"] = Program("api", api, self.home, environment)
             self._programs["worker"] = Program("worker", ["worker"], self.home, environment)
             self._say("waiting for the API")
             self._await_ready()
-            self.api_key = self._find_or_make_key(database_url)
+            self.api_key = self._find_or_make_key(self.database_url)
             self._tended = [Tended(part, self._say) for part in (*self._engines, *self._programs.values())]
         except BaseException:
             self.stop()

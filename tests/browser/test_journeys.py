@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from sqlalchemy import create_engine, text
 
 from bitfoundry.client.answers import Job
 from bitfoundry.client.service import Client
@@ -118,6 +119,33 @@ def test_a_paused_run_is_resumed(signed_in: Page, stack: LocalStack, client: Cli
     expect(state).to_contain_text("Paused", timeout=JOB_LIMIT_MS)
     page.get_by_role("button", name="Resume").click()
     expect(state).to_have_text("✓ Succeeded", timeout=JOB_LIMIT_MS)
+
+
+def test_a_failed_run_is_resumed_where_it_stopped(signed_in: Page, stack: LocalStack, client: Client) -> None:
+    """Its time is up soon after its first saved block: the database is told a limit then, as the job had none."""
+    page, slow = signed_in, CALIBRATION | {"num_samples": 128, "seq_len": 128}
+    job = client.submit(stack.home.parent / "deep", config="w4a16", calibration=slow, name="out of time")
+    next(event for event in client.stream_events(job.id) if event.kind == "saved")
+    limit_runtime(stack, job, 1)
+    page.goto(f"/ui/jobs/{job.id}")
+    failure = page.get_by_role("region", name="Failure")
+    expect(failure.get_by_role("heading")).to_contain_text("Failed in quantize, at block", timeout=JOB_LIMIT_MS)
+    expect(page.get_by_role("region", name="Phases")).to_contain_text("What was saved is kept until")
+    resume = failure.get_by_role("button", name=re.compile("^Resume after block"))
+    next_block = int(resume.inner_text().split()[3])
+    limit_runtime(stack, job, None)
+    last = max(event.seq for event in client.events(job.id))
+    resume.click()
+    expect(page.locator("main .state").first).to_have_text("✓ Succeeded", timeout=JOB_LIMIT_MS)
+    layers = [event.data["name"] for event in client.events(job.id, after=last, kinds=["layer_quantized"])]
+    assert min(int(name.split(".")[2]) for name in layers) == next_block
+
+
+def limit_runtime(stack: LocalStack, job: Job, seconds: int | None) -> None:
+    engine = create_engine(stack.database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job SET max_runtime_s = :s WHERE id = :id"), {"s": seconds, "id": job.id})
+    engine.dispose()
 
 
 def test_from_a_comparison_to_a_publication(

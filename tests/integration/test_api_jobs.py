@@ -62,6 +62,7 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
         "submitted_by": "test",
         "needs_memory_bytes": 0,
         "avoid_host": None,
+        "progress_kept_until": None,
         "cloned_from": None,
         "sweep_id": None,
         "sweep_values": None,

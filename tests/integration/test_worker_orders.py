@@ -1,23 +1,27 @@
 """What clients ask of running jobs, with whole workers and a stub engine: pause, resume, an end after some seconds."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import text, update
 
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.queue import events, workers
+from api.store.states import State
 from api.store.tables.jobs import Job
 from tests.support.api import post
 from tests.support.attempts import outcomes
 from tests.support.params import with_rare
 from tests.support.service import WorkerProcess, is_alive, wait_for_empty, wait_gone
 from tests.support.waiting import give_time, wait_until
-from worker.supervisor import Supervisor
+from worker.supervisor import Supervisor, remove_stale_attempts
 
 MakeModel = Callable[..., Path]
+Submit = Callable[..., str]
 StartWorker = Callable[..., WorkerProcess]
 StartHere = Callable[..., Supervisor]
 WaitFor = Callable[..., Job]
@@ -90,6 +94,47 @@ def test_an_attempt_finds_what_the_one_before_it_kept(
     wait_for_empty(settings.work_dir)
 
 
+def test_a_retry_of_a_failed_job_finds_what_was_kept(
+    client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, settings: Settings,
+    sessions: Sessions,
+) -> None:  # fmt: skip
+    start_worker()
+    job_id = post(client, make_model(mode="goes_on"), limits={"max_runtime_s": 1})
+    job = wait_for(job_id, "failed")
+    assert job.error is not None and job.error["code"] == "max_runtime_exceeded" and job.finished_at is not None
+    wait_until(lambda: [path.name for path in settings.work_dir.iterdir()] == [f"{job_id}.resume"])
+    kept_until = datetime.fromisoformat(client.get(f"/v1/jobs/{job_id}").json()["progress_kept_until"])
+    assert kept_until - job.finished_at == timedelta(days=1)
+    start_worker()  # its start clears away what no job will take
+    give_time(3 * settings.poll_s)
+    assert client.post(f"/v1/jobs/{job_id}/retry").json()["progress_kept_until"] is None
+    wait_for(job_id, "succeeded")
+    with sessions.begin() as session:
+        said = [event.data for event in events.read(session, job_id, after=0, limit=999) if event.kind == "warning"]
+    assert [data["message"] for data in said] == ["half of the work"]
+
+
+@pytest.mark.parametrize(("age_s", "has_room", "stays"), [(0, True, True), (90_000, True, False), (0, False, False)])
+def test_what_a_failed_job_saved_is_kept_for_a_day_and_while_there_is_room(
+    age_s: int, has_room: bool, stays: bool, sessions: Sessions, submit: Submit, make_model: MakeModel,
+    settings: Settings,
+) -> None:  # fmt: skip
+    job_id = submit(make_model())
+    values = {
+        "state": State.FAILED, "attempt": 1, "error": {"code": "worker_lost", "retryable": True},
+        "finished_at": datetime.now(UTC) - timedelta(seconds=age_s),
+    }  # fmt: skip
+    folders = [settings.work_dir / f"{job_id}.resume", settings.work_dir / f"{job_id}.7" / "resume"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    with sessions.begin() as session:
+        session.execute(text("ALTER TABLE job DISABLE TRIGGER USER"))
+        session.execute(update(Job).values(values))
+        remove_stale_attempts(session, settings, has_room=has_room)
+        session.rollback()
+    assert [folder.exists() for folder in folders] == [stays, stays]
+
+
 @pytest.mark.slow
 def test_nothing_is_kept_of_a_job_that_ended(
     client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, settings: Settings
@@ -126,8 +171,8 @@ def test_a_job_that_runs_too_long_is_ended(
     job_id = post(client, model, limits={"max_runtime_s": 1})
     job = wait_for(job_id, "failed")
     assert job.error is not None
-    assert (job.error["code"], job.error["retryable"]) == ("max_runtime_exceeded", False)
-    assert "max_runtime_s" in job.error["hint"]
+    assert (job.error["code"], job.error["retryable"]) == ("max_runtime_exceeded", True)
+    assert "Retry it" in job.error["hint"]
     [pids] = read_pids(tmp_path / "pids")
     wait_gone(pids, timeout_s=20)  # by itself the engine would go on for two minutes
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -29,6 +29,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from api.store.states import CLAIMABLE, FINAL, HELD, OUTCOMES, State
 
 NOW = text("clock_timestamp()")
+PROGRESS_KEPT = timedelta(days=1)  # of a failed job, for a retry
 LOG_LEVELS = ("debug", "info", "warning", "error")  # in order
 
 
@@ -260,6 +261,12 @@ class Job(Base):
     updated_at: Mapped[datetime] = mapped_column(server_default=NOW, server_onupdate=FetchedValue())
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+
+    @property
+    def progress_kept_until(self) -> datetime | None:
+        """Until when what a failed job has saved is kept, so that a retry continues there; None: it is not."""
+        is_kept = self.state == State.FAILED and self.attempt > 0 and self.error and self.error["retryable"]
+        return self.finished_at + PROGRESS_KEPT if is_kept and self.finished_at else None
 
     __table_args__ = (
         CheckConstraint(_one_of("state", State), name="state"),

@@ -28,10 +28,11 @@ it("reduces events to what the page shows", () => {
   expect(append(log, [event("phase_started", { phase: "export" })]).progress).toBeNull();
 });
 
-it("keeps the block at which a stopped run continues, until the run has ended", () => {
+it("keeps the block at which a stopped or failed run continues, until it ends otherwise", () => {
   const log = append(EMPTY, [
     event("saved", { next_block: 2, num_blocks: 30 }),
     event("state_changed", { state: "paused" }),
+    event("state_changed", { state: "failed" }),
   ]);
   expect(log.saved).toEqual({ next_block: 2, num_blocks: 30 });
   expect(append(log, [event("state_changed", { state: "cancelled" })]).saved).toBeNull();

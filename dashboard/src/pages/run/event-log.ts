@@ -2,7 +2,6 @@
 import { useEffect, useReducer, useState } from "react";
 import { follow, type Link } from "../../api/stream";
 import type { JobEvent, Layer, Progress, State } from "../../api/types";
-import { FINAL_STATES } from "../../ui/states";
 
 export interface Saved {
   next_block: number;
@@ -14,7 +13,7 @@ export interface EventLog {
   progress: Progress | null;
   state: State | null;
   warnings: string[];
-  /** The progress that was saved last; null if there is none, or it was deleted because the run has ended. */
+  /** The progress that was saved last; null if there is none, or it was deleted because the run ended well. */
   saved: Saved | null;
   /** All events but progress and the metrics of layers. */
   events: JobEvent[];
@@ -59,7 +58,7 @@ export function append(log: EventLog, events: JobEvent[]): EventLog {
     if (event.kind === "state_changed") {
       next.state = data.state as State;
       if (data.state !== "running") next.progress = null;
-      if (FINAL_STATES.has(next.state)) next.saved = null;
+      if (["succeeded", "cancelled"].includes(next.state)) next.saved = null;
     }
     if (event.kind === "phase_started") next.progress = null;
     if (event.kind === "saved") next.saved = data as unknown as Saved;

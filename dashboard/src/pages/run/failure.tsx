@@ -5,10 +5,11 @@ import { Link } from "../../link";
 import { useSession } from "../../sign-in";
 import { Failure } from "../../ui/basics";
 import { ACTIONS } from "../../ui/states";
-import { failedText } from "./timeline";
+import type { Saved } from "./event-log";
+import { failedText, resumesText } from "./timeline";
 
 /** What has failed, where and why, and what to do: each of it a button. */
-export function JobFailure({ job, onChange }: { job: Job; onChange: () => void }) {
+export function JobFailure({ job, saved, onChange }: { job: Job; saved: Saved | null; onChange: () => void }) {
   const mayWrite = useSession().can("jobs:write");
   const [error, setError] = useState<Error>();
   const failure = failureOf(job);
@@ -35,7 +36,7 @@ export function JobFailure({ job, onChange }: { job: Job; onChange: () => void }
         {mayWrite && ACTIONS[job.state].includes("retry") && (
           <>
             <button type="button" className={failure.retryable ? "primary" : undefined} onClick={() => retry()}>
-              Retry
+              {resumesText(job, saved, Date.now()) || "Retry"}
             </button>
             {failure.retryable && (
               <button

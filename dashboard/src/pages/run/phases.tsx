@@ -18,7 +18,7 @@ export function Phases({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   const steps = timeline(job, now);
   const present = progress?.phase === job.phase ? progress : null;
   const left = isOver ? "" : jobLeftText(job, present);
-  const continues = continuesText(job, eventLog.saved);
+  const continues = continuesText(job, eventLog.saved, now);
   const total = steps.reduce((sum, { seconds }) => sum + seconds, 0);
   return (
     <section className="card" aria-label="Phases">

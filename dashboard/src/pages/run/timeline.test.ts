@@ -1,7 +1,7 @@
 import { expect, it } from "vitest";
 import type { Phase, Progress } from "../../api/types";
 import { jobLeftText } from "../job-progress";
-import { continuesText, failedText, remainingText, timeline } from "./timeline";
+import { continuesText, failedText, remainingText, resumesText, timeline } from "./timeline";
 
 const at = (second: number) => new Date(second * 1000).toISOString();
 const phase = (name: string, start: number, end: number | null, more: Partial<Phase> = {}): Phase => ({
@@ -66,10 +66,28 @@ it("says where a run has failed", () => {
 it("says where a stopped run continues", () => {
   const saved = { next_block: 12, num_blocks: 30 };
   const paused = { state: "paused" as const, attempt: 1 };
-  expect(continuesText(paused, saved)).toMatch(/^It continues after block 12 of 30, on a worker with the same disk/);
-  expect(continuesText(paused, null)).toMatch(/^It starts from the beginning: no block was saved/);
-  expect(continuesText({ ...paused, goal: {} }, saved)).toMatch(/^It continues where it stopped/);
-  expect(continuesText({ ...paused, state: "failed" }, null)).toMatch(/^A retry starts from the beginning/);
-  expect(continuesText({ state: "queued", attempt: 0 }, null)).toBe("");
-  expect(continuesText({ state: "running", attempt: 1 }, saved)).toBe("");
+  const text = (job: Parameters<typeof continuesText>[0], at: typeof saved | null) => continuesText(job, at, 0);
+  expect(text(paused, saved)).toMatch(/^It continues after block 12 of 30, on a worker with the same disk/);
+  expect(text(paused, null)).toMatch(/^It starts from the beginning: no block was saved/);
+  expect(text({ ...paused, goal: {} }, saved)).toMatch(/^It continues where it stopped/);
+  expect(text({ ...paused, state: "failed" }, saved)).toMatch(/^A retry starts from the beginning/);
+  expect(text({ state: "queued", attempt: 0 }, null)).toBe("");
+  expect(text({ state: "running", attempt: 1 }, saved)).toBe("");
+});
+
+it("offers to resume a failed run as long as its progress is kept", () => {
+  const saved = { next_block: 12, num_blocks: 30 };
+  const failed = { state: "failed" as const, attempt: 3, progress_kept_until: "2026-11-27T12:00:00Z" };
+  const noon = Date.parse("2026-11-27T12:00:00Z");
+  expect(resumesText(failed, saved, noon)).toBe("Resume after block 12 of 30");
+  expect(continuesText(failed, saved, noon)).toMatch(/^What was saved is kept until .* on a worker with the same disk/);
+  for (const [job, at, now] of [
+    [failed, saved, noon + 1],
+    [failed, null, noon],
+    [{ ...failed, progress_kept_until: null }, saved, noon],
+  ] as const) {
+    expect(resumesText(job, at, now)).toBe("");
+    expect(continuesText(job, at, now)).toMatch(/^A retry starts from the beginning/);
+  }
+  expect(resumesText({ ...failed, goal: {} }, null, noon)).toBe("Resume");
 });

@@ -1,6 +1,6 @@
 // The phases of a run as a timeline, and what they say about a run that goes on or has failed.
 import type { Job, Progress } from "../../api/types";
-import { formatDuration } from "../../format";
+import { formatDuration, formatTime } from "../../format";
 import { FINAL_STATES } from "../../ui/states";
 import { formatProgress, phaseLeftText } from "../job-progress";
 import type { Saved } from "./event-log";
@@ -77,13 +77,25 @@ export function failedText(job: Phased): string {
   return `Failed in ${name}${at}${after}`;
 }
 
+type Stopped = Pick<Job, "state" | "attempt"> & { goal?: unknown; progress_kept_until?: string | null };
+
+/** What a retry of a failed run would do: "Resume after block 12 of 30", or empty if it starts from the beginning. */
+export function resumesText({ progress_kept_until: until, goal }: Stopped, saved: Saved | null, now: number): string {
+  if (!until || Date.parse(until) < now || !(saved || goal)) return "";
+  return goal || !saved ? "Resume" : `Resume after block ${saved.next_block} of ${saved.num_blocks}`;
+}
+
 /** Where a stopped run goes on: "It continues after block 12 of 30, ...". Empty for a run that does not stand still. */
-export function continuesText(job: Pick<Job, "state" | "attempt"> & { goal?: unknown }, saved: Saved | null): string {
+export function continuesText(job: Stopped, saved: Saved | null, now: number): string {
   const { state, attempt, goal } = job;
-  if (state === "failed" || state === "cancelled")
-    return "A retry starts from the beginning: the saved progress of a run is deleted when the run ends. Any worker with enough memory may take it.";
-  if (attempt === 0 || !["paused", "queued", "retry_wait"].includes(state)) return "";
   const elsewhere = "on a worker with the same disk; on any other it starts from the beginning.";
+  if (state === "failed" || state === "cancelled") {
+    const until = job.progress_kept_until;
+    if (until && resumesText(job, saved, now))
+      return `What was saved is kept until ${formatTime(until)}. Until then a retry continues there, ${elsewhere}`;
+    return "A retry starts from the beginning: no progress of this run is kept. Any worker with enough memory may take it.";
+  }
+  if (attempt === 0 || !["paused", "queued", "retry_wait"].includes(state)) return "";
   if (goal) return `It continues where it stopped, ${elsewhere}`;
   if (!saved) return "It starts from the beginning: no block was saved.";
   return `It continues after block ${saved.next_block} of ${saved.num_blocks}, ${elsewhere}`;
