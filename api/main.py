@@ -22,6 +22,7 @@ from api import (
     jobs,
     keys,
     lineage,
+    members,
     projects,
     retention,
     shares,
@@ -104,7 +105,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(RequestId)  # outermost: the span has the request's id
     errors.install(app)
     app.include_router(health.router)
-    accounts = (*projects.routers, retention.router, keys.router, hub_tokens.router, webhooks.router, audit.router)
+    accounts = (
+        *projects.routers,
+        retention.router,
+        members.router,
+        keys.router,
+        hub_tokens.router,
+        webhooks.router,
+        audit.router,
+    )
     guarded: dict[str, Any] = {
         "dependencies": [Depends(authenticate)],
         "responses": errors.may(401, 403, 429),

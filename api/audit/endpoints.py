@@ -12,9 +12,11 @@ from api.http.deps import SessionsDep
 from api.http.errors import may
 from api.http.security import OPERATOR, Admin, check_scope
 from api.jobs.schemas import Printable, RequestBody
-from api.store.accounts import audit
+from api.keys.schemas import KEY, MemberRef
+from api.store.accounts import audit, keys
 from api.store.accounts.audit import AuditFilter
 from api.store.tables.accounts import AuditEntry
+from api.store.tables.jobs import Member
 
 router = APIRouter(prefix="/audit", tags=["audit"])
 
@@ -36,7 +38,10 @@ class AuditQuery(RequestBody):
 
 
 class AuditEntryOut(BaseModel):
-    """A change in the audit log. ``key_id`` is null for a change on the machine itself; ``detail`` holds no secret."""
+    """A change in the audit log. ``key_id`` is null for a change on the machine itself; ``detail`` holds no secret.
+
+    ``member`` has the key; it is null for the key of a program.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -46,6 +51,7 @@ class AuditEntryOut(BaseModel):
                     "at": "2026-11-22T08:00:00Z",
                     "project_id": "prj_00000000000000000000000000000000",
                     "key_id": "0123456789ab",
+                    "member": KEY["member"],
                     "action": "job.cancel",
                     "object_id": "job_01a200dc5edf7cfaa251b183f95c582d",
                     "request_id": "req_0123456789abcdef",
@@ -59,14 +65,16 @@ class AuditEntryOut(BaseModel):
     at: datetime
     project_id: str
     key_id: str | None
+    member: MemberRef | None
     action: str
     object_id: str
     request_id: str | None
     detail: dict[str, Any]
 
     @classmethod
-    def of(cls, entry: AuditEntry) -> AuditEntryOut:
-        return cls(**{name: getattr(entry, name) for name in cls.model_fields})
+    def of(cls, entry: AuditEntry, member: Member | None) -> AuditEntryOut:
+        columns = {name: getattr(entry, name) for name in cls.model_fields if name != "member"}
+        return cls(**columns, member=MemberRef.of(member))
 
 
 class AuditPage(BaseModel):
@@ -90,7 +98,8 @@ def list_audit_entries(
     before = int(query.cursor) if query.cursor else None
     with sessions.begin() as session:
         entries = audit.page(session, wanted, before=before, limit=query.limit + 1)
-    shown = [AuditEntryOut.of(entry) for entry in entries[: query.limit]]
+        people = keys.find_members(session, {entry.key_id for entry in entries if entry.key_id})
+    shown = [AuditEntryOut.of(entry, people.get(entry.key_id or "")) for entry in entries[: query.limit]]
     next_cursor = str(shown[-1].id) if len(entries) > query.limit else None
     if next_cursor:
         following = request.url.include_query_params(cursor=next_cursor)

@@ -24,7 +24,7 @@ from api.http.errors import Problem
 from api.store.accounts import audit, keys, projects, signins
 from api.store.accounts.audit import Caller, Shown
 from api.store.engine import Sessions, connect, dispose, reading
-from api.store.tables.jobs import ApiKey
+from api.store.tables.jobs import ApiKey, Member
 
 READ = "jobs:read"
 WRITE = "jobs:write"
@@ -32,6 +32,8 @@ CHAT = "jobs:chat"
 ADMIN = "admin"
 OPERATOR = "operator"
 SCOPES = (READ, WRITE, CHAT, ADMIN, OPERATOR)
+ROLES = {"viewer": (READ,), "editor": (READ, WRITE, CHAT), "admin": (READ, WRITE, CHAT, ADMIN)}
+"""The scopes of each role that a member of a project can have."""
 SIGN_IN_COOKIE = "bitfoundry_sign_in"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -51,7 +53,9 @@ _CookieScheme = Annotated[object, Depends(_COOKIE_SCHEME)]
 _KEY = re.compile(r"bf_([0-9a-f]{12})_([0-9A-Za-z_-]{43})")
 
 
-def new_key(project_id: str, name: str, scopes: Sequence[str], expires_at: datetime | None) -> tuple[ApiKey, str]:
+def new_key(
+    project_id: str, name: str, scopes: Sequence[str], expires_at: datetime | None, member: Member | None = None
+) -> tuple[ApiKey, str]:
     """Return (the row to store, the plain text) of a new key. Nobody sees the plain text a second time."""
     key_id, secret = secrets.token_hex(6), new_secret()
     row = ApiKey(
@@ -61,6 +65,7 @@ def new_key(project_id: str, name: str, scopes: Sequence[str], expires_at: datet
         secret_sha256=hash_secret(secret),
         scopes=[scope for scope in SCOPES if scope in scopes],
         expires_at=expires_at,
+        member=member,
     )
     return row, plain_key(key_id, secret)
 

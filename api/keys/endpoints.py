@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Response
@@ -13,11 +13,12 @@ from api.http.deps import SessionsDep
 from api.http.errors import Problem, may
 from api.http.security import Admin
 from api.http.strict_json import StrictJsonRoute
+from api.keys.grants import check_in_future, check_may_grant, check_not_locked_out, open_member
 from api.keys.schemas import KeyCreate, KeyList, KeyOut, KeyRotate, NewKeyOut
 from api.projects.endpoints import open_project
-from api.store.accounts import audit, keys
+from api.store.accounts import audit, keys, projects
 from api.store.accounts.audit import Caller
-from api.store.tables.jobs import ApiKey
+from api.store.tables.jobs import ApiKey, Member
 
 router = APIRouter(prefix="/keys", tags=["keys"], route_class=StrictJsonRoute)
 
@@ -30,15 +31,17 @@ def create_key(body: KeyCreate, caller: Admin, sessions: SessionsDep, response: 
     project_id = body.project_id or caller.project_id
     if project_id != caller.project_id:
         security.check_scope(caller, security.OPERATOR)
-    if body.expires_at is not None and body.expires_at <= datetime.now(UTC):
-        entry = {"pointer": "#/expires_at", "detail": "is in the past", "code": "invalid_request"}
-        raise Problem(422, "invalid_request", "`expires_at` must be in the future.", errors=[entry])
-    row, plain = security.new_key(project_id, body.name, body.scopes, body.expires_at)
+    check_in_future(body.expires_at)
     with sessions.begin() as session:
-        _check_may_hold(session, caller, row)
         open_project(session, project_id)
+        member = None
+        if body.member_id is not None:
+            projects.lock(session, project_id)  # the role stays while the key is made
+            member = open_member(session, project_id, body.member_id)
+        row, plain = security.new_key(project_id, body.name, _scopes_of(body, member), body.expires_at, member)
+        check_may_grant(session, caller, row.scopes, row.expires_at)
         keys.add(session, row)
-        audit.note(session, caller, "key.create", row.id, project_id=project_id, name=row.name, scopes=row.scopes)
+        note_creation(session, caller, row)
         session.refresh(row)
     response.headers["Location"] = f"/v1/keys/{row.id}"
     response.headers["Cache-Control"] = "no-store"
@@ -78,7 +81,7 @@ def rotate_key(
     secret = security.new_secret()
     with sessions.begin() as session:
         key = _open(session, caller, key_id)
-        _check_may_hold(session, caller, key)
+        check_may_grant(session, caller, key.scopes, key.expires_at)  # who rotates a key holds it
         if key.revoked_at is not None:
             raise Problem(409, "key_revoked", "The key was revoked.", hint="Make a new one.")
         keys.rotate(session, key, security.hash_secret(secret), body.overlap_s)
@@ -87,14 +90,16 @@ def rotate_key(
     return NewKeyOut.with_secret(key, security.plain_key(key_id, secret))
 
 
-@router.post("/{key_id}/revoke", responses=may(404))
+@router.post("/{key_id}/revoke", responses=may(404, 409))
 def revoke_key(key_id: KeyId, caller: Admin, sessions: SessionsDep) -> KeyOut:
-    """Revoke the key, from now on and for ever."""
+    """Revoke the key, from now on and for ever. The last key with the scope ``admin`` stays."""
     with sessions.begin() as session:
+        projects.lock(session, caller.project_id)
         key = _open(session, caller, key_id)
         if security.OPERATOR in key.scopes:  # an admin may not revoke an operator's key
             security.check_scope(caller, security.OPERATOR)
         keys.revoke(session, key)
+        check_not_locked_out(session, caller)
         audit.note(session, caller, "key.revoke", key_id)
         return KeyOut.of(key)
 
@@ -106,21 +111,28 @@ def _open(session: Session, caller: Caller, key_id: str) -> ApiKey:
     return key
 
 
-def _check_may_hold(session: Session, caller: Caller, key: ApiKey) -> None:
-    """Check that the caller may hold this key: it has no scope that he lacks, and ends no later than his own key.
+def note_creation(session: Session, caller: Caller, key: ApiKey) -> None:
+    """Note in the audit log that the key was made."""
+    of_member = {"member_id": key.member.id} if key.member else {}
+    detail = {"name": key.name, "scopes": key.scopes} | of_member
+    audit.note(session, caller, "key.create", key.id, project_id=key.project_id, **detail)
 
-    Whoever makes or rotates a key holds it. Raises Problem 403.
-    """
-    for scope in key.scopes:
-        security.check_scope(caller, scope)
-    own = keys.find(session, caller.project_id, caller.key_id or "")
-    until = own.expires_at if own else None
-    if until is not None and (key.expires_at is None or key.expires_at > until):
+
+def _scopes_of(body: KeyCreate, member: Member | None) -> Sequence[str]:
+    """Return the scopes of the new key: by default those of the member's role. Raises Problem 422."""
+    if member is None:
+        if body.scopes is None:
+            entry = {"pointer": "#/scopes", "detail": "Field required", "code": "missing_field"}
+            raise Problem(422, "missing_field", "A key without a member needs `scopes`.", errors=[entry])
+        return body.scopes
+    of_role = security.ROLES[member.role]
+    if beyond := [scope for scope in body.scopes or () if scope not in of_role]:
+        entry = {"pointer": "#/scopes", "detail": f"not in the role: {', '.join(beyond)}", "code": "scope_not_in_role"}
         raise Problem(
-            403,
-            "expires_too_late",
-            f"Your key ends at {until.isoformat()}: a key that you make or rotate must end no later.",
-            hint="Give that time, or an earlier one, as `expires_at`.",
-            errors=[{"pointer": "#/expires_at", "detail": "later than the end of your own key"}
-                    | {"code": "expires_too_late", "allowed": [until.isoformat()]}],
-        )  # fmt: skip
+            422,
+            "scope_not_in_role",
+            f"The member has the role {member.role}, which has no scope '{beyond[0]}'.",
+            hint="Leave that scope out, or change the member's role.",
+            errors=[entry | {"allowed": [*of_role]}],
+        )
+    return body.scopes or of_role

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from api.jobs.schemas import RequestBody, Text
-from api.store.tables.jobs import ApiKey
+from api.store.tables.jobs import ApiKey, Member
 
 Scope = Literal["jobs:read", "jobs:write", "jobs:chat", "admin", "operator"]
+MemberId = Annotated[str, Field(pattern="^mem_[0-9a-f]{32}$")]
 MAX_OVERLAP_S = 7 * 24 * 3600
 
 KEY: dict[str, Any] = {
@@ -24,6 +25,7 @@ KEY: dict[str, Any] = {
     "last_used_at": "2026-11-22T09:30:00Z",
     "expires_at": "2027-11-22T08:00:00Z",
     "revoked_at": None,
+    "member": {"id": "mem_01a200dc5edf7cfaa251b183f95c582d", "name": "Ada Lovelace"},
 }
 
 
@@ -31,9 +33,10 @@ class KeyCreate(RequestBody):
     """The request body for a key of the caller's project, or with the scope ``operator`` of another one.
 
     ``jobs:read`` sees jobs, ``jobs:write`` makes and moves them, ``jobs:chat`` chats with their
-    results, ``admin`` manages the project (keys, tokens, webhooks,
+    results, ``admin`` manages the project (members, keys, tokens, webhooks,
     audit log), ``operator`` the service (projects, workers). You cannot grant a scope that you do not have, nor a
-    longer life than your own key has.
+    longer life than your own key has. The key of a member has the scopes of the role unless ``scopes`` names some of
+    them.
     """
 
     model_config = ConfigDict(
@@ -41,9 +44,12 @@ class KeyCreate(RequestBody):
     )
 
     name: Text
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=5)]
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=5)] | None = Field(
+        default=None, description="Required for a key without a member."
+    )
     expires_at: AwareDatetime | None = Field(default=None, description="In the future. Without it the key stays valid.")
     project_id: Annotated[str, Field(pattern="^prj_[0-9a-f]{32}$")] | None = None
+    member_id: MemberId | None = Field(default=None, description="The member who shall have the key.")
 
 
 class KeyRotate(RequestBody):
@@ -54,8 +60,22 @@ class KeyRotate(RequestBody):
     overlap_s: Annotated[int, Field(strict=True, ge=0, le=MAX_OVERLAP_S)] = 0
 
 
+class MemberRef(BaseModel):
+    """The id and the present name of a member, who may have been removed."""
+
+    id: str
+    name: str
+
+    @classmethod
+    def of(cls, member: Member | None) -> MemberRef | None:
+        return cls(id=member.id, name=member.name) if member else None
+
+
 class KeyOut(BaseModel):
-    """A key without its secret. The key begins with ``prefix``; ``last_used_at`` is exact to a minute."""
+    """A key without its secret. The key begins with ``prefix``; ``last_used_at`` is exact to a minute.
+
+    ``member`` has the key; it is null for the key of a program.
+    """
 
     model_config = ConfigDict(json_schema_extra={"examples": [KEY]})
 
@@ -69,6 +89,7 @@ class KeyOut(BaseModel):
     last_used_at: datetime | None
     expires_at: datetime | None
     revoked_at: datetime | None
+    member: MemberRef | None
 
     @classmethod
     def of(cls, key: ApiKey) -> KeyOut:
@@ -94,4 +115,5 @@ class KeyList(BaseModel):
 
 
 def _columns(key: ApiKey) -> dict[str, Any]:
-    return {name: getattr(key, name) for name in KeyOut.model_fields if name != "prefix"}
+    columns = {name: getattr(key, name) for name in KeyOut.model_fields if name not in ("prefix", "member")}
+    return columns | {"member": MemberRef.of(key.member)}

@@ -1,4 +1,4 @@
-"""Calls for keys, tokens, projects, the audit log and workers: `client.account`."""
+"""Calls for members, keys, tokens, projects, the audit log and workers: `client.account`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -9,8 +9,18 @@ from bitfoundry.client.answers import Answer
 from bitfoundry.client.transport import Transport
 
 
+class MemberRef(Answer):
+    """The id and the present name of a member, who may have been removed."""
+
+    id: str
+    name: str
+
+
 class Key(Answer):
-    """An API key. `key` is the secret itself; only the answers to creation and rotation contain it."""
+    """An API key. `key` is the secret itself; only the answers to creation and rotation contain it.
+
+    `member` has the key; it is None for the key of a program.
+    """
 
     id: str
     prefix: str
@@ -22,7 +32,23 @@ class Key(Answer):
     last_used_at: str | None = None
     expires_at: str | None = None
     revoked_at: str | None = None
+    member: MemberRef | None = None
     key: str | None = None
+
+
+class Member(Answer):
+    """A person of the project. `num_keys` counts the valid keys; only the answer to `add_member` has `first_key`.
+
+    `role` is `viewer`, `editor` or `admin`.
+    """
+
+    id: str
+    name: str
+    role: str
+    num_keys: int
+    last_used_at: str | None = None
+    created_at: str
+    first_key: Key | None = None
 
 
 class Project(Answer):
@@ -81,12 +107,16 @@ class Worker(Answer):
 
 
 class AuditEntry(Answer):
-    """An entry of the audit log. `key_id` is None for an action on the service's machine itself."""
+    """An entry of the audit log. `key_id` is None for an action on the service's machine itself.
+
+    `member` has the key; it is None for the key of a program.
+    """
 
     id: int
     at: str
     project_id: str
     key_id: str | None = None
+    member: MemberRef | None = None
     action: str
     object_id: str
     request_id: str | None = None
@@ -94,7 +124,7 @@ class AuditEntry(Answer):
 
 
 class Account:
-    """Calls for keys, tokens, projects, the audit log and workers.
+    """Calls for members, keys, tokens, projects, the audit log and workers.
 
     Most need the scope `admin`, those about other projects `operator`. Raises ApiError `insufficient_scope`.
     """
@@ -105,18 +135,19 @@ class Account:
     def create_key(
         self,
         name: str,
-        scopes: Sequence[str],
+        scopes: Sequence[str] | None = None,
         *,
         expires_at: datetime | str | None = None,
         project_id: str | None = None,
+        member_id: str | None = None,
     ) -> Key:
         """Create a key with some of the scopes jobs:read, jobs:write, jobs:chat, admin and operator.
 
-        Its `key` is shown once.
+        The key of a member has the scopes of the role by default. Its `key` is shown once.
         """
-        until = expires_at.isoformat() if isinstance(expires_at, datetime) else expires_at
-        fields = {"name": name, "scopes": [*scopes], "expires_at": until, "project_id": project_id}
-        return self._key("POST", "/v1/keys", body={name: value for name, value in fields.items() if value is not None})
+        fields = {"name": name, "scopes": [*scopes] if scopes else None, "expires_at": _time(expires_at)}
+        owner = {"project_id": project_id, "member_id": member_id}
+        return self._key("POST", "/v1/keys", body=_given(fields | owner))
 
     def keys(self) -> Sequence[Key]:
         """Return all keys of the project, oldest first."""
@@ -133,6 +164,24 @@ class Account:
     def revoke_key(self, key_id: str) -> Key:
         """Revoke the key immediately and permanently."""
         return self._key("POST", f"{_path('keys', key_id)}/revoke")
+
+    def members(self) -> Sequence[Member]:
+        """Return the present members of the project, oldest first."""
+        return [Member.model_validate(row) for row in self._service.send("GET", "/v1/members").json()["data"]]
+
+    def add_member(self, name: str, role: str, *, expires_at: datetime | str | None = None) -> Member:
+        """Add a member as `viewer`, `editor` or `admin`. `first_key.key` is the key to sign in with, shown once."""
+        body = _given({"name": name, "role": role, "expires_at": _time(expires_at)})
+        return Member.model_validate_json(self._service.send("POST", "/v1/members", body=body).content)
+
+    def edit_member(self, member_id: str, *, name: str | None = None, role: str | None = None) -> Member:
+        """Change the name or the role of a member. A new role changes what the member's keys can do at once."""
+        answer = self._service.send("PATCH", _path("members", member_id), body=_given({"name": name, "role": role}))
+        return Member.model_validate_json(answer.content)
+
+    def remove_member(self, member_id: str) -> None:
+        """Remove a member and revoke the member's keys. Raises ApiError `last_admin` if nobody else is an admin."""
+        self._service.send("DELETE", _path("members", member_id))
 
     def put_hub_token(self, name: str, token: str) -> HubToken:
         """Store a Hub token under a name, for models {"id": ..., "hub_token": name}. It cannot be read back."""
@@ -184,8 +233,7 @@ class Account:
     ) -> Iterator[AuditEntry]:
         """Yield the audit log, newest first, loaded page by page. `project_id` may be `all` for an operator."""
         wanted = {"action": action, "object_id": object_id, "project_id": project_id, "limit": page_size}
-        query = {name: value for name, value in wanted.items() if value is not None}
-        for row in self._pages("/v1/audit", query):
+        for row in self._pages("/v1/audit", _given(wanted)):
             yield AuditEntry.model_validate(row)
 
     def _pages(self, path: str, query: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -202,3 +250,12 @@ class Account:
 
 def _path(kind: str, identity: str) -> str:
     return f"/v1/{kind}/{quote(identity, safe='')}"
+
+
+def _time(time: datetime | str | None) -> str | None:
+    return time.isoformat() if isinstance(time, datetime) else time
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}

@@ -24,13 +24,17 @@ from bitfoundry.client.webhooks import Webhooks
 
 
 class AsyncAccount(Twin[Account]):
-    """Calls for keys, tokens, projects, workers and the audit log."""
+    """Calls for members, keys, tokens, projects, workers and the audit log."""
 
     create_key = asked(Account.create_key)
     keys = asked(Account.keys)
     own_key = asked(Account.own_key)
     rotate_key = asked(Account.rotate_key)
     revoke_key = asked(Account.revoke_key)
+    members = asked(Account.members)
+    add_member = asked(Account.add_member)
+    edit_member = asked(Account.edit_member)
+    remove_member = asked(Account.remove_member)
     put_hub_token = asked(Account.put_hub_token)
     hub_tokens = asked(Account.hub_tokens)
     delete_hub_token = asked(Account.delete_hub_token)

@@ -19,7 +19,7 @@ Scope = Annotated[
     list[str] | None, typer.Option(help="jobs:read, jobs:write, jobs:chat, admin or operator. Repeatable.")
 ]
 Quota = Annotated[int | None, typer.Option(min=-1, help="Limit; -1 removes it.")]
-KEY_COLUMNS = ("id", "name", "scopes", "last_used_at", "expires_at", "revoked_at")
+KEY_COLUMNS = ("id", "name", "member", "scopes", "last_used_at", "expires_at", "revoked_at")
 TOKEN_COLUMNS = ("name", "created_at", "updated_at")
 QUOTAS = (
     "max_waiting",
@@ -36,7 +36,7 @@ PROJECT_COLUMNS = ("id", "name", "quotas", "usage")
 USAGE_COLUMNS = ("quota", "used", "limit", "unit")
 WorkerId = Annotated[str, typer.Argument(help="Worker id, as shown by `workers list`.")]
 WORKER_COLUMNS = ("id", "state", "host", "devices", "beat_at", "jobs")
-AUDIT_COLUMNS = ("at", "action", "object_id", "key_id", "request_id")
+AUDIT_COLUMNS = ("at", "action", "object_id", "key_id", "member", "request_id")
 
 
 @with_client
@@ -48,11 +48,16 @@ def create_key(
         str | None, typer.Option(help="Expiry time, with its time zone: 2027-01-01T00:00:00Z.")
     ] = None,
     project: Annotated[str | None, typer.Option(help="Id of another project (operators only).")] = None,
+    member: Annotated[str | None, typer.Option(help="Id of the member who shall have the key.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create an API key. By default it can read and write jobs. It is shown only once."""
-    scopes = scope or ["jobs:read", "jobs:write"]
-    _show_key(client.account.create_key(name, scopes, expires_at=expires_at, project_id=project), as_json)
+    """Create an API key. By default it has the scopes of its member's role, or jobs:read and jobs:write without one.
+
+    It is shown only once.
+    """
+    scopes = scope or (None if member else ["jobs:read", "jobs:write"])
+    key = client.account.create_key(name, scopes, expires_at=expires_at, project_id=project, member_id=member)
+    show_key(key, as_json)
 
 
 @with_client
@@ -69,7 +74,7 @@ def rotate_key(
     as_json: AsJson = False,
 ) -> None:
     """Rotate an API key: create a new secret. It is shown only once."""
-    _show_key(client.account.rotate_key(key_id, overlap_s=overlap_s), as_json)
+    show_key(client.account.rotate_key(key_id, overlap_s=overlap_s), as_json)
 
 
 @with_client
@@ -239,7 +244,8 @@ def _limits(project: Project) -> dict[str, int]:
     return {name: limit for name in QUOTAS if (limit := getattr(project, name)) is not None}
 
 
-def _show_key(key: ApiKey, as_json: bool) -> None:
+def show_key(key: ApiKey, as_json: bool) -> None:
+    """Print a new key by itself on standard output, and what it is on standard error; or all of it as JSON."""
     if as_json:
         terminal.print_json(key.model_dump(mode="json"))
         return

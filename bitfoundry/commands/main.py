@@ -22,6 +22,7 @@ from bitfoundry.commands import backup as backup_commands
 from bitfoundry.commands import datasets as dataset_commands
 from bitfoundry.commands import fsck, terminal
 from bitfoundry.commands import jobs as job_commands
+from bitfoundry.commands import members as member_commands
 from bitfoundry.commands import models as model_commands
 from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import retention as retention_commands
@@ -219,6 +220,7 @@ app.command()(account_commands.usage)
 app.command()(fsck.fsck)
 groups = account_commands.GROUPS | {
     "datasets": ("Uploaded calibration data.", dataset_commands.COMMANDS),
+    "members": ("Members of the project: the people who use it, with their roles.", member_commands.COMMANDS),
     "retention": ("Data retention: which finished jobs are kept.", retention_commands.COMMANDS),
     "webhooks": ("Webhooks: notify a URL of events.", webhook_commands.COMMANDS),
 }

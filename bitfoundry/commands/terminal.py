@@ -232,6 +232,8 @@ def _cell(column: str, value: Any) -> str:
         return ""
     if isinstance(value, list):
         return " ".join(map(str, value))
+    if column == "member":
+        return str(value["name"])
     if isinstance(value, dict):
         return " ".join(f"{name}={item}" for name, item in value.items())
     return str(value)[:19] if column == "at" or column.endswith("_at") else str(value)

@@ -79,6 +79,7 @@ def things(client: TestClient, make_model: MakeModel, sessions: Sessions) -> dic
         "sweep_id": client.post("/v1/sweeps", json=sweep).json()["id"],
         "path": "x",
         "key_id": key["id"],
+        "member_id": client.post("/v1/members", json=EXAMPLES["/v1/members"]).json()["id"],
         "project_id": projects.DEFAULT,
         "dataset_id": dataset["id"],
         "upload_id": upload["id"],
@@ -116,6 +117,8 @@ EXAMPLES = {
     "/v1/projects/{project_id}": {"max_running": 4},
     "/v1/hub-tokens/{name}": {"token": "hf_something"},
     "/v1/webhooks": {"url": "http://127.0.0.1:9/", "event_types": ["job.failed"]},
+    "/v1/members": {"name": "Ada", "role": "editor"},
+    "/v1/members/{member_id}": {"role": "viewer"},
     "/v1/webhooks/{webhook_id}": {"event_types": ["job.succeeded"]},
     "/v1/uploads/{upload_id}/complete": {"sha256": "0" * 64},
 }
@@ -465,6 +468,9 @@ EVERY_CHANGE = {
     ("POST", "/v1/keys"): "key.create",
     ("POST", "/v1/keys/{key_id}/rotate"): "key.rotate",
     ("POST", "/v1/keys/{key_id}/revoke"): "key.revoke",
+    ("POST", "/v1/members"): "member.add",
+    ("PATCH", "/v1/members/{member_id}"): "member.edit",
+    ("DELETE", "/v1/members/{member_id}"): "member.remove",
     ("PUT", "/v1/hub-tokens/{name}"): "hub_token.put",
     ("DELETE", "/v1/hub-tokens/{name}"): "hub_token.delete",
     ("POST", "/v1/chats/{chat_id}/turns"): "chat.ask",
@@ -499,6 +505,7 @@ def test_every_change_leaves_an_entry(client: TestClient, things: dict[str, str]
     asked = body(make_model("asked"))
     bodies = {"/v1/jobs": asked, "/v1/sweeps": {"job": asked, "matrix": {"/priority": [1]}}} | EXAMPLES
     bodies |= {"/v1/projects": {"name": "new"}, "/v1/keys": {"name": "k", "scopes": [READ]}}
+    bodies |= {"/v1/members": {"name": "Grace", "role": "admin"}}
     own = client.get("/v1/keys/self").json()["id"]
     for (method, path), action in EVERY_CHANGE.items():
         if action == "job.delete":
@@ -509,8 +516,9 @@ def test_every_change_leaves_an_entry(client: TestClient, things: dict[str, str]
         assert (found["action"], found["key_id"]) == (action, own), (method, path)
         assert found["request_id"] == answer.headers["x-request-id"], (method, path)
         places = {"hub_token": "name", "webhook": "webhook_id", "worker": "worker_id", "chat": "chat_id"}
+        places |= {"member": "member_id"}
         place = places.get(action.partition(".")[0])
-        if place and action != "webhook.create":
+        if place and action not in ("webhook.create", "member.add"):
             assert found["object_id"] == things[place]
         else:
             assert found["object_id"] == (answer.json()["id"] if answer.content else things["job_id"])

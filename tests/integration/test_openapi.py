@@ -41,6 +41,7 @@ UPLOAD = "/v1/uploads/{upload_id}"
 FILES = {"POST /v1/datasets": "multipart/form-data", f"PUT {UPLOAD}/parts/{{number}}": "application/octet-stream"}
 PROJECT = "/v1/projects/{project_id}"
 KEY = "/v1/keys/{key_id}"
+MEMBER = "/v1/members/{member_id}"
 WORKER = "/v1/workers/{worker_id}"
 WEBHOOK = "/v1/webhooks/{webhook_id}"
 
@@ -68,6 +69,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         "GET /v1/projects",
         "GET /v1/usage", "POST /v1/projects", f"GET {PROJECT}", f"PATCH {PROJECT}",
         "GET /v1/keys", "POST /v1/keys", "GET /v1/keys/self", f"GET {KEY}", f"POST {KEY}/rotate", f"POST {KEY}/revoke",
+        "GET /v1/members", "POST /v1/members", f"PATCH {MEMBER}", f"DELETE {MEMBER}",
         "GET /v1/webhooks", "POST /v1/webhooks", f"GET {WEBHOOK}", f"PATCH {WEBHOOK}", f"DELETE {WEBHOOK}",
         f"POST {WEBHOOK}/test", f"GET {WEBHOOK}/deliveries", f"POST {WEBHOOK}/deliveries/{{delivery_id}}/redeliver",
         "GET /v1/workers", f"GET {WORKER}", f"POST {WORKER}/drain", f"POST {WORKER}/uncordon",
@@ -157,7 +159,7 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
     assert bodies == jobs | {
         "PublishTo",
         "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate", "HubTokenPut", "WebhookCreate", "WebhookPatch",
-        "SignInCreate", "PolicyIn", "ChatCreate", "ChatPrompt",
+        "MemberCreate", "MemberPatch", "SignInCreate", "PolicyIn", "ChatCreate", "ChatPrompt",
         "ShareCreate",
     }  # fmt: skip
     for name, kind in FILES.items():

@@ -21,6 +21,7 @@ PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetenso
     "number": "1",
     "project_id": "prj_" + "1" * 32,
     "key_id": "0" * 12,
+    "member_id": "mem_" + "0" * 32,
     "name": "team",
     "worker_id": "host:1:0",
     "webhook_id": "whk_" + "0" * 32,

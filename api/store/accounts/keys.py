@@ -8,10 +8,10 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, case, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from api.store.tables.jobs import ApiKey, Project
+from api.store.tables.jobs import ApiKey, Member, Project
 
 USE_NOTED_EVERY = timedelta(minutes=1)  # a poll must not be a write
 
@@ -31,6 +31,12 @@ class ValidKey:
 def add(session: Session, key: ApiKey) -> None:
     session.add(key)
     session.flush()
+
+
+def is_live() -> ColumnElement[bool]:
+    """Return the condition of a key that is neither revoked nor over."""
+    now = func.clock_timestamp()
+    return and_(ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now))
 
 
 def find_valid(session: Session, key_id: str) -> ValidKey | None:
@@ -53,7 +59,6 @@ def find_all_valid(session: Session, key_ids: Collection[str]) -> dict[str, Vali
 def _valid() -> Select[Any]:
     """Return the query for valid keys. Made once: to make it takes longer than to run it, and every request runs it."""
     now = func.clock_timestamp()
-    alive = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
     wanted = select(
         ApiKey.id,
         ApiKey.project_id,
@@ -64,13 +69,18 @@ def _valid() -> Select[Any]:
         Project.requests_per_minute,
     ).join(Project, Project.id == ApiKey.project_id)
     named = ApiKey.id.in_(bindparam("key_ids", expanding=True))
-    return wanted.where(named, ApiKey.revoked_at.is_(None), alive)
+    return wanted.where(named, is_live())
 
 
 def is_any_valid(session: Session) -> bool:
     """Return True if any key is valid."""
-    alive = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > func.clock_timestamp())
-    return session.scalar(select(ApiKey.id).where(ApiKey.revoked_at.is_(None), alive).limit(1)) is not None
+    return session.scalar(select(ApiKey.id).where(is_live()).limit(1)) is not None
+
+
+def is_any_live_with(session: Session, project_id: str, scope: str) -> bool:
+    """Return True if the project has a valid key with this scope."""
+    wanted = select(ApiKey.id).where(ApiKey.project_id == project_id, ApiKey.scopes.contains([scope]), is_live())
+    return session.scalar(wanted.limit(1)) is not None
 
 
 def note_use(session: Session, key_id: str) -> None:
@@ -87,6 +97,18 @@ def find_all(session: Session, project_id: str) -> Sequence[ApiKey]:
     return session.scalars(
         select(ApiKey).where(ApiKey.project_id == project_id).order_by(ApiKey.created_at, ApiKey.id)
     ).all()
+
+
+def find_of_member(session: Session, member_id: str) -> Sequence[ApiKey]:
+    """Return the keys of the member that were not revoked, the oldest first; expired ones, too."""
+    wanted = select(ApiKey).where(ApiKey.member_id == member_id, ApiKey.revoked_at.is_(None))
+    return session.scalars(wanted.order_by(ApiKey.created_at, ApiKey.id)).all()
+
+
+def find_members(session: Session, key_ids: Collection[str]) -> dict[str, Member]:
+    """Return the members who have these keys, by the id of the key."""
+    wanted = select(ApiKey.id, Member).join(Member, Member.id == ApiKey.member_id).where(ApiKey.id.in_(key_ids))
+    return dict(session.execute(wanted).all())
 
 
 def find_names(session: Session, key_ids: Collection[str]) -> dict[str, str]:

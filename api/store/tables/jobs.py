@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB, TIMESTAMP
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from api.store.states import CLAIMABLE, FINAL, HELD, OUTCOMES, State
 
@@ -101,8 +101,28 @@ class Project(Base):
     )
 
 
+class Member(Base):
+    """A person of a project, who signs in with a key. The row of a removed member stays: the audit log names him."""
+
+    __tablename__ = "member"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))
+    name: Mapped[str]
+    role: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    removed_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        CheckConstraint("role IN ('admin', 'editor', 'viewer')", name="role"),
+        Index("uq_member_name", "project_id", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
+    )
+
+
 class ApiKey(Base):
     """A bearer key ``bf_<id>_<secret>``; only the SHA-256 of the secret is kept.
+
+    Without a member it is the key of a program, as a pipeline.
 
     After a rotation the secret before it (``previous_sha256``) works until ``previous_until``.
     """
@@ -111,6 +131,7 @@ class ApiKey(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), index=True)
+    member_id: Mapped[str | None] = mapped_column(ForeignKey("member.id"), index=True)
     name: Mapped[str]
     secret_sha256: Mapped[bytes]
     previous_sha256: Mapped[bytes | None]
@@ -121,6 +142,8 @@ class ApiKey(Base):
     last_used_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+
+    member: Mapped[Member | None] = relationship(lazy="joined")
 
 
 class IdempotencyKey(Base):

@@ -1,0 +1,63 @@
+"""The rules of giving and taking scopes: what a caller may grant, and that a project keeps a key that manages it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from sqlalchemy.orm import Session
+
+from api.http import security
+from api.http.errors import Problem
+from api.store.accounts import keys, members
+from api.store.accounts.audit import Caller
+from api.store.tables.jobs import Member
+
+
+def check_may_grant(session: Session, caller: Caller, scopes: Iterable[str], until: datetime | None) -> None:
+    """Check that the caller may grant ``scopes`` until that time (None: for ever).
+
+    He has all of them, and his own key ends no sooner. Raises Problem 403.
+    """
+    for scope in scopes:
+        security.check_scope(caller, scope)
+    own = keys.find(session, caller.project_id, caller.key_id or "")
+    own_end = own.expires_at if own else None
+    if own_end is not None and (until is None or until > own_end):
+        raise Problem(
+            403,
+            "expires_too_late",
+            f"Your key ends at {own_end.isoformat()}: you cannot grant anything beyond that time.",
+            hint="Create a key that ends by then (`expires_at`), or use a key that ends later.",
+            errors=[{"pointer": "#/expires_at", "detail": "later than the end of your own key"}
+                    | {"code": "expires_too_late", "allowed": [own_end.isoformat()]}],
+        )  # fmt: skip
+
+
+def check_in_future(expires_at: datetime | None) -> None:
+    """Check that a key which ends then can be used before. Raises Problem 422."""
+    if expires_at is not None and expires_at <= datetime.now(UTC):
+        entry = {"pointer": "#/expires_at", "detail": "is in the past", "code": "invalid_request"}
+        raise Problem(422, "invalid_request", "`expires_at` must be in the future.", errors=[entry])
+
+
+def check_not_locked_out(session: Session, caller: Caller) -> None:
+    """Check, after a change, that a valid key of the project can still manage it. Raises Problem 409.
+
+    The project must be locked since before the change: of two admins who remove each other, one fails.
+    """
+    if not keys.is_any_live_with(session, caller.project_id, security.ADMIN):
+        raise Problem(
+            409,
+            "last_admin",
+            "No valid key of the project would have the scope 'admin': the project would be locked out.",
+            hint="Add another member with the role admin first, or create another key with that scope.",
+        )
+
+
+def open_member(session: Session, project_id: str, member_id: str) -> Member:
+    """Return a present member of the project. Raises Problem 404."""
+    member = members.find(session, project_id, member_id)
+    if member is None:
+        raise Problem(404, "member_not_found", "There is no such member.")
+    return member

@@ -1,0 +1,58 @@
+"""Members of projects as rows. What changes one, or the keys of one, locks the project first (``projects.lock``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session
+
+from api.store.accounts.keys import is_live
+from api.store.tables.jobs import ApiKey, Member
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A member with the number of the keys that are valid, and the last use of any key."""
+
+    member: Member
+    num_keys: int
+    last_used_at: datetime | None
+
+
+def find(session: Session, project_id: str, member_id: str) -> Member | None:
+    """Return a present member of the project."""
+    return session.scalar(_present(project_id).where(Member.id == member_id))
+
+
+def find_by_name(session: Session, project_id: str, name: str) -> Member | None:
+    """Return the present member of the project who has this name."""
+    return session.scalar(_present(project_id).where(Member.name == name))
+
+
+def find_all(session: Session, project_id: str) -> Sequence[Listed]:
+    """Return the present members of the project, the oldest first."""
+    wanted = _present(project_id).order_by(Member.created_at, Member.id)
+    return [Listed(*row) for row in session.execute(_with_keys(wanted))]
+
+
+def find_listed(session: Session, member: Member) -> Listed:
+    wanted = select(Member).where(Member.id == member.id)
+    return Listed(*session.execute(_with_keys(wanted)).one())
+
+
+def remove(session: Session, member: Member) -> None:
+    """Remove the member. His row stays, and his name becomes free."""
+    member.removed_at = func.clock_timestamp()
+    session.flush()
+
+
+def _present(project_id: str) -> Select[Member]:
+    return select(Member).where(Member.project_id == project_id, Member.removed_at.is_(None))
+
+
+def _with_keys(members: Select[Member]) -> Select[Member, int, datetime | None]:
+    keys = func.count(ApiKey.id).filter(is_live()), func.max(ApiKey.last_used_at)
+    return members.add_columns(*keys).outerjoin(ApiKey, ApiKey.member_id == Member.id).group_by(Member.id)
