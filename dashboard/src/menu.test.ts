@@ -6,7 +6,7 @@ const ALL = ["jobs:write", "operator", "admin"];
 it("offers only what the key may open", () => {
   const texts = (scopes: string[]) => menuFor(scopes).sections.map(({ pages }) => pages.map(({ text }) => text));
   expect(texts(ALL)).toEqual([
-    ["API keys", "Webhooks", "Audit log", "Project"],
+    ["API keys", "Webhooks", "Members", "Audit log", "Project"],
     ["Workers", "Queue", "System"],
   ]);
   expect(texts([])).toEqual([["Project"], ["Queue", "System"]]);

@@ -28,6 +28,7 @@ const SECTIONS: Section[] = [
     pages: [
       { to: "/keys", text: "API keys", scope: "admin" },
       { to: "/webhooks", text: "Webhooks", scope: "admin" },
+      { to: "/members", text: "Members", scope: "admin" },
       { to: "/audit", text: "Audit log", scope: "admin" },
       { to: "/project", text: "Project" },
     ],

@@ -75,6 +75,7 @@ const pages = [
   createRoute({ getParentRoute, path: "/workers", component: lazy(() => import("./pages/workers")) }),
   createRoute({ getParentRoute, path: "/keys", component: lazy(() => import("./pages/keys")) }),
   createRoute({ getParentRoute, path: "/webhooks", component: lazy(() => import("./pages/webhooks")) }),
+  createRoute({ getParentRoute, path: "/members", component: lazy(() => import("./pages/members")) }),
   createRoute({ getParentRoute, path: "/project", component: lazy(() => import("./pages/project")) }),
   createRoute({ getParentRoute, path: "/queue", component: lazy(() => import("./pages/queue")) }),
   createRoute({ getParentRoute, path: "/system", component: lazy(() => import("./pages/system")) }),

@@ -77,6 +77,7 @@ def test_filled_pages_of_operations_are_accessible(
     page = signed_in
     program = client.webhooks.create("http://127.0.0.1:1/hook", ["job.queued"])
     channel = client.webhooks.create("http://127.0.0.1:1/channel", ["job.failed"], format="slack")
+    client.account.add_member("Ada Lovelace", "editor")
     [worker] = client.account.workers()
     client.account.order_worker(worker.id, "drain")
     wait_until(lambda: client.account.workers()[0].state == "draining")
@@ -90,6 +91,7 @@ def test_filled_pages_of_operations_are_accessible(
         "workers": ["Draining"],
         "audit": ["job.submit", jobs[0].id],
         "webhooks": [program.url, channel.url],
+        "members": ["Ada Lovelace"],
     }
     for path, texts in shown.items():
         with subtests.test(path):

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from bitfoundry.client.service import Client
+from bitfoundry.errors import ApiError
 from bitfoundry.local.stack import LocalStack
 from tests.support.models import tiny_model
 from tests.support.waiting import wait_until
@@ -24,6 +25,7 @@ PAGES = {
     "/workers": "Workers",
     "/keys": "Keys",
     "/webhooks": "Webhooks",
+    "/members": "Members",
     "/audit": "Audit",
     "/project": "Project",
     "/queue": "Queue",
@@ -251,6 +253,63 @@ def test_a_webhook_for_a_channel_says_where_its_url_comes_from(
     expect(dialog.get_by_role("alert")).to_contain_text("not a public address")
 
 
+def test_a_member_is_added_narrowed_and_removed(
+    signed_in: Page, stack: LocalStack, check_accessible: Callable[[Page], None]
+) -> None:
+    """What the page says of the key holds: it opens what the role allows, and nothing once the member is gone."""
+    page = signed_in
+    page.goto("/ui/members")
+    page.get_by_role("button", name="Add member").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name", exact=True).fill("Ada")
+    dialog.get_by_label("Role").select_option(label="Admin")
+    expect(dialog).to_contain_text("manage the project")
+    check_accessible(page)
+    dialog.get_by_role("button", name="Add member").click()
+    shown = page.get_by_label("New API key")
+    key = shown.locator("code").inner_text()
+    expect(shown.get_by_role("button", name="Copy")).to_be_visible()
+    check_accessible(page)
+    page.get_by_role("button", name="Close").click()
+    row, role = page.get_by_role("row").filter(has_text="Ada"), page.get_by_label("Role of Ada", exact=True)
+    with Client(stack.url, key) as ada:
+        assert [each.name for each in ada.account.members()] == ["Ada"]
+        role.select_option(label="Viewer")
+        page.get_by_role("button", name="Go back").click()
+        expect(role).to_have_value("admin")
+        role.select_option(label="Viewer")
+        expect(dialog).to_contain_text("at once")
+        check_accessible(page)
+        page.get_by_role("button", name="Change role").click()
+        expect(role).to_have_value("viewer")
+        assert ada.account.own_key().scopes == ["jobs:read"]
+        page.goto("/ui/keys")
+        expect(row.get_by_role("cell").nth(1)).to_have_text("Ada")
+        page.goto("/ui/members")
+        row.get_by_role("button", name="Remove").click()
+        expect(dialog).to_contain_text("stop working at once")
+        page.get_by_role("button", name="Remove member").click()
+        expect(row).to_have_count(0)
+        with pytest.raises(ApiError, match="valid API key"):
+            ada.account.own_key()
+
+
+def test_the_page_of_an_admin_who_gives_up_the_role_offers_it_no_more(
+    page: Page, stack: LocalStack, client: Client
+) -> None:
+    made = client.account.add_member("Grace", "admin")
+    assert made.first_key
+    page.goto(f"/ui/#key={made.first_key.key}")
+    page.get_by_role("link", name="Settings").click()
+    page.get_by_role("link", name="Members").click()
+    page.get_by_label("Role of Grace", exact=True).select_option(label="Editor")
+    expect(page.get_by_role("dialog")).to_contain_text("You are signed in as this member")
+    page.get_by_role("button", name="Change role").click()
+    expect(page.get_by_text("lacks the scope 'admin'")).to_be_visible()
+    expect(page.get_by_role("link", name="Members")).to_have_count(0)
+    client.account.remove_member(made.id)
+
+
 def test_a_lost_connection_is_said_and_comes_back(signed_in: Page, context: BrowserContext) -> None:
     notice = signed_in.get_by_text("The service is not responding")
     context.set_offline(True)
@@ -300,7 +359,7 @@ def test_a_hostile_name_is_text(subtests: pytest.Subtests, signed_in: Page, clie
 
 
 def test_hostile_names_are_text_on_every_page(signed_in: Page, client: Client, stack: LocalStack) -> None:
-    """Of labels, keys, datasets and models, as the lists, the palette, a filter and a clone show them."""
+    """Of labels, keys, members, datasets and models, as the lists, the palette, a filter and a clone show them."""
     page, name = signed_in, HOSTILE["a script"]
     model = tiny_model(stack.home.parent / "<img src=x> model")
     labels = {"team": HOSTILE["an element"][:60]}
@@ -314,10 +373,17 @@ def test_hostile_names_are_text_on_every_page(signed_in: Page, client: Client, s
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_role("button", name="Create key").click()
     expect(page.get_by_label("New API key")).to_contain_text("bf_")
+    page.goto("/ui/members")
+    page.get_by_role("button", name="Add member").click()
+    page.get_by_label("Name", exact=True).fill(HOSTILE["an element"])
+    page.get_by_role("dialog").get_by_role("button", name="Add member").click()
+    expect(page.get_by_label("New API key")).to_contain_text("bf_")
+    assert page.title() != "owned" and page.locator("img[src=x]").count() == 0
     addresses = {
         "/": name, f"/?label=team={labels['team']}": "team=", "/models": "<img src=x> model", "/keys": name,
         f"/models?model={model}": "<img src=x> model", "/datasets": rows.name,
         f"/jobs/new?from={job.id}": "Clone run", f"/compare?job={job.id}&job={job.id}": "Compare", "/audit": "Audit",
+        "/members": HOSTILE["an element"],
     }  # fmt: skip
     for address, text in addresses.items():
         page.goto(f"/ui{address}")
@@ -338,7 +404,8 @@ def test_the_menu_and_the_palette_lead_to_every_page(
     page = signed_in
     menu = page.get_by_role("navigation", name="Main")
     assert menu.get_by_role("link").all_inner_texts() == ["Models", "Runs", "Compare", "Data", "Settings", "Operations"]
-    for section, pages in (("Settings", ["API keys", "Webhooks", "Audit log", "Project"]), ("Operations", ["Workers"])):
+    settings = ["API keys", "Webhooks", "Members", "Audit log", "Project"]
+    for section, pages in (("Settings", settings), ("Operations", ["Workers"])):
         menu.get_by_role("link", name=section).click()
         expect(menu.get_by_role("link", name=section)).to_have_attribute("aria-current", "true")
         expect(page.locator("h1")).to_be_focused()

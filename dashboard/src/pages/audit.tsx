@@ -43,6 +43,7 @@ export default function Audit() {
               <tr>
                 <th>Time</th>
                 <th>API key</th>
+                <th>Member</th>
                 <th>Action</th>
                 <th>Object</th>
                 <th>Details</th>
@@ -55,6 +56,7 @@ export default function Audit() {
                     <Time at={entry.at} />
                   </td>
                   <td>{entry.key_id ? <code>{entry.key_id}</code> : OPERATOR}</td>
+                  <td>{entry.member?.name ?? "–"}</td>
                   <td>
                     <Link to="/audit" search={{ ...filter, action: entry.action }}>
                       {entry.action}

@@ -4,25 +4,14 @@ import { useQuery } from "../api/query";
 import type { HubToken, Key, List, NewKey } from "../api/types";
 import { LABELS } from "../labels";
 import { useSession } from "../sign-in";
-import {
-  ActionsHead,
-  Code,
-  Confirm,
-  Dialog,
-  Empty,
-  Failure,
-  Field,
-  Pending,
-  scrollable,
-  Time,
-  Title,
-} from "../ui/basics";
+import { ActionsHead, Confirm, Dialog, Empty, Failure, Field, Pending, scrollable, Time, Title } from "../ui/basics";
+import { ExpiryField, expiryOf, NewKeyShown } from "./new-key";
 
 const SCOPES: [string, string][] = [
   ["jobs:read", "View jobs, preview plans and download artifacts"],
   ["jobs:write", "Submit, change and delete jobs"],
   ["jobs:chat", "Chat with the results of jobs, on a worker"],
-  ["admin", "Manage the project: keys, tokens, webhooks and audit log"],
+  ["admin", "Manage the project: members, keys, tokens, webhooks and audit log"],
   ["operator", "Manage the service: projects and workers"],
 ];
 
@@ -58,6 +47,7 @@ export default function Keys() {
             <thead>
               <tr>
                 <th>Key</th>
+                <th>Member</th>
                 <th>{LABELS.permissions}</th>
                 <th>State</th>
                 <th>Created</th>
@@ -74,6 +64,7 @@ export default function Keys() {
                       <code>{key.prefix}…</code>
                     </div>
                   </td>
+                  <td>{key.member?.name ?? "–"}</td>
                   <td>{key.scopes.join(", ")}</td>
                   <td>
                     <KeyState value={key} />
@@ -117,12 +108,7 @@ export default function Keys() {
           }}
         />
       )}
-      {made && (
-        <Dialog title={made.name} onClose={() => setMade(null)}>
-          <p>Copy this key now. It will not be shown again.</p>
-          <Code text={made.key} label="New API key" />
-        </Dialog>
-      )}
+      {made && <NewKeyShown made={made} onClose={() => setMade(null)} />}
       {asking && (
         <Confirm
           title={`${asking.action === "rotate" ? "Rotate" : "Revoke"} ${asking.key.name}?`}
@@ -166,9 +152,8 @@ function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: 
   const [error, setError] = useState<Error>();
   const submit = async (event: FormEvent) => {
     event.preventDefault();
-    const expires = until ? { expires_at: new Date(until).toISOString() } : {};
     try {
-      onMade(await post<NewKey>("/v1/keys", { name, scopes, ...expires }));
+      onMade(await post<NewKey>("/v1/keys", { name, scopes, ...expiryOf(until) }));
     } catch (caught) {
       setError(caught as Error);
     }
@@ -192,11 +177,7 @@ function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: 
             </p>
           ))}
         </fieldset>
-        <Field label="Expires" hint="Leave empty for a key that does not expire.">
-          {(props) => (
-            <input {...props} type="datetime-local" value={until} onChange={(event) => setUntil(event.target.value)} />
-          )}
-        </Field>
+        <ExpiryField until={until} onChange={setUntil} />
         {error && <Failure error={error} />}
         <div className="actions">
           <button type="submit" className="primary" disabled={!name || !scopes.length}>
