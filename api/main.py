@@ -105,15 +105,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(RequestId)  # outermost: the span has the request's id
     errors.install(app)
     app.include_router(health.router)
-    accounts = (
-        *projects.routers,
-        retention.router,
-        members.router,
-        keys.router,
-        hub_tokens.router,
-        webhooks.router,
-        audit.router,
-    )
+    people = members.router, keys.router, audit.router
+    accounts = (*projects.routers, *people, retention.router, hub_tokens.router, webhooks.router)
     guarded: dict[str, Any] = {
         "dependencies": [Depends(authenticate)],
         "responses": errors.may(401, 403, 429),

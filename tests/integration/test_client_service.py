@@ -14,9 +14,11 @@ import pytest
 from api.store.accounts import projects
 from api.store.engine import Sessions
 from api.store.queue import lineage
+from bitfoundry.client.account import MemberRef
 from bitfoundry.client.service import Client
 from bitfoundry.commands import main as cli
 from bitfoundry.errors import ApiError
+from tests.support.api import JOB
 from tests.support.service import Server, WorkerProcess
 from worker.supervisor import Supervisor
 
@@ -207,6 +209,31 @@ def test_the_commands_follow_a_job(
     with sessions.begin() as session:
         parents = lineage.find_parents(session, projects.DEFAULT, [inside])
     assert parents == {inside: lineage.Parent(job["id"], str(model))}
+
+
+def test_the_commands_about_members(command: Callable[..., Any], server: Server) -> None:
+    """What they say holds for the keys that they make."""
+    ada = command("members add Ada --role editor --expires-at 2099-01-01T00:00:00Z")
+    assert (ada["role"], ada["first_key"]["scopes"]) == ("editor", ["jobs:read", "jobs:write", "jobs:chat"])
+    assert ada["first_key"]["expires_at"].startswith("2099-01-01T00:00:00")
+    assert command("members add Ada --role viewer", status=1)["error"]["code"] == "name_taken"
+    more = command(f"keys create laptop --member {ada['id']}")
+    assert (more["scopes"], more["member"]) == (ada["first_key"]["scopes"], {"id": ada["id"], "name": "Ada"})
+    with Client(server.url, more["key"]) as laptop:
+        assert laptop.account.own_key().member == MemberRef(id=ada["id"], name="Ada")
+        edited = command(f"members edit {ada['id']} --role viewer --name Ada-L")
+        assert (edited["name"], edited["role"], edited["num_keys"]) == ("Ada-L", "viewer", 2)
+        with pytest.raises(ApiError) as refused:
+            laptop.cancel(JOB)
+        assert refused.value.code == "insufficient_scope"
+        assert [each["name"] for each in command("members list")] == ["Ada-L"]
+        assert command(f"members remove {ada['id']}") == {"deleted": ada["id"]}
+        assert command("members list") == []
+        with pytest.raises(ApiError) as ended:
+            laptop.account.own_key()
+        assert ended.value.code == "unauthorized"
+    [own] = [key for key in command("keys list") if key["revoked_at"] is None]
+    assert command(f"keys revoke {own['id']}", status=1)["error"]["code"] == "last_admin"
 
 
 def test_the_commands_about_accounts(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from api.http.security import SCOPES
+from api.http.security import ROLES, SCOPES
 from api.settings import Settings
 from api.store.accounts import projects, webhooks
 from api.store.tables.jobs import Project
@@ -36,8 +36,9 @@ def receiver() -> Iterator[Receiver]:
 @pytest.mark.slow
 def test_the_shell_about_accounts(server: Server, tmp_path: Path) -> None:
     printed = read_page("how-to/accounts.md", tmp_path, HUB_TOKEN="hf_secret", **server.environment).output
-    assert len(re.findall(r"^bf_[0-9a-f]{12}_[\w-]{43}$", printed, flags=re.MULTILINE)) == 2
+    assert len(re.findall(r"^bf_[0-9a-f]{12}_[\w-]{43}$", printed, flags=re.MULTILINE)) == 3
     assert "search" in printed and "hub_token.put" in printed and "key.revoke" in printed
+    assert "viewer" in printed and "Deleted mem_" in printed
     assert "hf_secret" not in printed
     assert (tmp_path / "secret.key").stat().st_mode & 0o777 == 0o600
     [private] = [block for block in blocks_of("how-to/accounts.md") if block.language == "sh" and block.reason]
@@ -66,6 +67,8 @@ def test_the_tables() -> None:
     assert set(quotas) == {*projects.QUOTAS, "requests_per_minute"}
     assert set(quotas) <= {*Project.__table__.columns.keys()}
     assert re.findall(r"^\| `([a-z:]+)` \| (?:see|submit|chat|manage)", ACCOUNTS, flags=re.MULTILINE) == list(SCOPES)
+    roles = re.findall(r"^\| `([a-z]+)` \| (`jobs:read`.*) \|$", ACCOUNTS, flags=re.MULTILINE)
+    assert {role: tuple(re.findall("`(.*?)`", scopes)) for role, scopes in roles} == ROLES
 
 
 @pytest.mark.slow

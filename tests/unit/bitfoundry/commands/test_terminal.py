@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 
 from bitfoundry.client.answers import ArtifactRef, Dataset, Job, JobError, Progress, Sweep
 from bitfoundry.commands import terminal
-from bitfoundry.commands.account import WORKER_COLUMNS
+from bitfoundry.commands.account import AUDIT_COLUMNS, KEY_COLUMNS, WORKER_COLUMNS
 from quantcore import events
 from tests.support.terminals import shown
 
@@ -177,3 +177,10 @@ def test_what_others_wrote_is_shown_as_text() -> None:
     with terminal.Watch(Console(file=StringIO(), width=200, force_terminal=True)) as watch:
         watch.update(job_with(name=evil))
         assert evil in shown(watch.picture, 200)
+
+
+@pytest.mark.parametrize("columns", [KEY_COLUMNS, AUDIT_COLUMNS], ids=["keys", "audit"])
+def test_a_table_names_the_member_of_a_key(columns: tuple[str, ...]) -> None:
+    rows = [{"id": "1", "member": {"id": "mem_1", "name": "Ada [b]L.[/b]"}}, {"id": "2", "member": None}]
+    text = shown(terminal.rows_table(rows, columns), 200)
+    assert "Ada [b]L.[/b]" in text and "mem_1" not in text and "None" not in text
