@@ -90,8 +90,8 @@ def test_filled_pages_of_operations_are_accessible(
         "queue": ["waits as fp8", "waits as w4a16"],
         "workers": ["Draining"],
         "audit": ["job.submit", jobs[0].id],
-        "webhooks": [program.url, channel.url],
         "members": ["Ada Lovelace"],
+        "webhooks": [program.url, channel.url],
     }
     for path, texts in shown.items():
         with subtests.test(path):
