@@ -17,7 +17,7 @@ from api.store.tables.jobs import Member
 def check_may_grant(session: Session, caller: Caller, scopes: Iterable[str], until: datetime | None) -> None:
     """Check that the caller may grant ``scopes`` until that time (None: for ever).
 
-    He has all of them, and his own key ends no sooner. Raises Problem 403.
+    The caller has all of them, and the caller's own key ends no sooner. Raises Problem 403.
     """
     for scope in scopes:
         security.check_scope(caller, scope)

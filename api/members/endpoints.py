@@ -89,7 +89,7 @@ def remove_member(member_id: MemberId, caller: Admin, sessions: SessionsDep) -> 
 
 
 def _change_role(session: Session, caller: Caller, member: Member, role: str) -> None:
-    """Give the member the role, and his keys its scopes. A key with fewer scopes than the old role gains none."""
+    """Give the member the role, and the keys its scopes. A key with fewer scopes than the old role gains none."""
     before, after = security.ROLES[member.role], security.ROLES[role]
     gained = [scope for scope in after if scope not in before]
     for scope in gained:

@@ -44,7 +44,7 @@ def find_listed(session: Session, member: Member) -> Listed:
 
 
 def remove(session: Session, member: Member) -> None:
-    """Remove the member. His row stays, and his name becomes free."""
+    """Remove the member. The row stays, and the name becomes free."""
     member.removed_at = func.clock_timestamp()
     session.flush()
 

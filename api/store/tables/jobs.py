@@ -102,7 +102,7 @@ class Project(Base):
 
 
 class Member(Base):
-    """A person of a project, who signs in with a key. The row of a removed member stays: the audit log names him."""
+    """A person of a project, who signs in with a key. Rows of removed members stay for the audit log."""
 
     __tablename__ = "member"
 
