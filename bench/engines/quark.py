@@ -1,6 +1,7 @@
 """AMD Quark, in its own environment: ``python -m bench.engines.quark JOB``.
 
-The clock runs around ``quantize_model``. Perplexity is that of the frozen model in memory.
+The clock runs around ``quantize_model``. Perplexity is that of the frozen model in memory. ``save`` has the time of
+writing the files, which ours includes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 os.environ.setdefault("QUARK_DISABLE_COMPILE", "1")  # compiling for one run costs more than it gives
 
 import torch
-from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from quark.torch.quantization.config.config import Int8PerChannelSpec, Int8PerTensorSpec, QLayerConfig
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
@@ -51,10 +52,12 @@ def main() -> None:
         model = quantizer.freeze(model)
     with Clock() as evaluate:
         found = quality(model, job)
+    with Clock() as save:
+        export_safetensors(model, str(job.scratch / "model"))
     settings = {"scheme": SCHEMES[job.scheme], "algorithm": job.algorithms, "dtype": str(dtype), "kv_cache": kv_cache}
     finish(
         job, load=load, quantize=quantize, evaluate=evaluate, quality=found, packages=["amd-quark"],
-        settings=settings, freeze=freeze.seen,
+        settings=settings, freeze=freeze.seen, save=save.seen,
         note="in float32, the only one in which it rounds MXFP4 inputs on a CPU" if job.scheme == "mxfp4" else "",
     )  # fmt: skip
 
