@@ -106,18 +106,19 @@ it("all marks of a series are one path", () => {
 
 it("labels stay in the chart and do not cover each other; the first ones have the first place", () => {
   const at = (x: number, y: number, text = "a name") => ({ x, y, text });
-  const [label] = placeLabels([at(450, 100)], 70, 900);
+  const [label] = placeLabels([at(450, 100)], 70, 900, 260);
   expect(label).toMatchObject({ anchor: "end", text: "a name" });
   expect(label?.x).toBeLessThan(450);
   expect(label?.y).toBeGreaterThan(100); // where no point is both smaller and better
-  expect(placeLabels([at(90, 100)], 70, 900)[0]?.anchor).toBe("start"); // no room at the left
-  expect(placeLabels([at(90, 100)], 70, 110)).toEqual([]);
+  expect(placeLabels([at(90, 100)], 70, 900, 260)[0]?.anchor).toBe("start"); // no room at the left
+  expect(placeLabels([at(450, 255)], 70, 900, 260)[0]?.y).toBeLessThan(260); // the numbers of the axis are below
+  expect(placeLabels([at(90, 100)], 70, 110, 260)).toEqual([]);
   const crowd = Array.from({ length: 100 }, (_, index) => at(450, 100, `run ${index}`));
-  const placed = placeLabels(crowd, 70, 900);
+  const placed = placeLabels(crowd, 70, 900, 260);
   expect(placed[0]?.text).toBe("run 0");
   expect(placed.length).toBeGreaterThan(1);
   expect(placed.length).toBeLessThan(8);
   const rows = placed.map(({ y, anchor }) => `${y} ${anchor}`);
   expect(new Set(rows).size).toBe(rows.length);
-  expect(placeLabels([at(100, 100, "W".repeat(80))], 70, 900)[0]?.text).toHaveLength(28);
+  expect(placeLabels([at(100, 100, "W".repeat(80))], 70, 900, 260)[0]?.text).toHaveLength(28);
 });

@@ -20,10 +20,15 @@ interface Box {
 }
 
 /**
- * A label between `from` and `to` for each point that has room for one, the first points first. Below and to the left
- * of a Pareto-optimal point are no others: that place is tried first.
+ * A label between `from` and `to`, and above `floor`, for each point that has room for one, the first points first.
+ * Below and to the left of a Pareto-optimal point are no others: that place is tried first.
  */
-export function placeLabels(points: { x: number; y: number; text: string }[], from: number, to: number): Label[] {
+export function placeLabels(
+  points: { x: number; y: number; text: string }[],
+  from: number,
+  to: number,
+  floor: number,
+): Label[] {
   const taken: Box[] = [];
   return points.flatMap(({ x, y, text: full }) => {
     const text = full.length > MAX_CHARACTERS ? `${full.slice(0, MAX_CHARACTERS - 1)}…` : full;
@@ -33,7 +38,8 @@ export function placeLabels(points: { x: number; y: number; text: string }[], fr
         const start = anchor === "start" ? x + GAP : x - GAP;
         const left = anchor === "start" ? start : start - length;
         const box = { left, right: left + length, top: baseline - LINE, bottom: baseline };
-        if (left < from || box.right > to || box.top < 0 || taken.some((other) => overlap(box, other))) continue;
+        const isOutside = left < from || box.right > to || box.top < 0 || baseline > floor;
+        if (isOutside || taken.some((other) => overlap(box, other))) continue;
         taken.push(box);
         return [{ x: start, y: baseline, text, anchor }];
       }

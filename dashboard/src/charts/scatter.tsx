@@ -238,7 +238,7 @@ function Names({
     ...first.flatMap((name) => placed.all.find(({ point }) => point.name === name) ?? []),
     ...placed.all.filter(({ point: { name } }) => labelled.has(name) && !first.includes(name)),
   ].map(({ x, y, point }) => ({ x, y, text: point.name }));
-  return placeLabels(points, FRAME.left, placed.width).map(({ x, y, text, anchor }) => (
+  return placeLabels(points, FRAME.left, placed.width, HEIGHT - FRAME.bottom).map(({ x, y, text, anchor }) => (
     <text key={`${x} ${y}`} className="label" x={x} y={y} textAnchor={anchor}>
       {text}
     </text>
