@@ -29,7 +29,8 @@ overflow-x:auto}
 .verdict.fail{background:var(--fail-ground);border-color:var(--fail);color:var(--ink)}
 h1{font-size:1.35rem}h2{font-size:1.05rem}h1,h2{line-height:1.2}
 table{border-collapse:collapse;width:100%;margin:.5rem 0 1rem;font-variant-numeric:tabular-nums}
-th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:left;vertical-align:top;overflow-wrap:anywhere}
+th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:left;vertical-align:top}
+td:last-child{overflow-wrap:anywhere;min-width:8rem}
 td.n,th.n{text-align:right}caption{text-align:left;color:var(--faint)}pre{overflow:auto;background:var(--raised);
 border:1px solid var(--line);border-radius:6px;padding:.8rem;white-space:pre-wrap;overflow-wrap:anywhere}
 mark{background:var(--warn-ground);color:inherit;font-weight:600;text-decoration:underline}
