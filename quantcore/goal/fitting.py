@@ -79,7 +79,7 @@ def upper_bound(found: Fit) -> Plan:
         warnings=(
             *dearest.warnings,
             f"The scheme of each layer is chosen from {', '.join(found.plans)} by measuring candidates when the job "
-            f"runs. Planned is what it may take at most: {name} for all layers.",
+            f"runs. The plan shows the most that it can take: {name} for all layers.",
         ),
     )
 

@@ -163,7 +163,7 @@ def test_from_a_comparison_to_a_publication(
     expect(plan).to_contain_text(re.compile(r"Expected timeabout .* as earlier runs of this model with these settings"))
     expect(plan).to_contain_text("Algorithmsgptq")
     page.get_by_label("For a goal").check()
-    expect(plan).to_contain_text("first gptq or none (rounds to nearest), by the schemes that the candidate mixes")
+    expect(plan).to_contain_text("gptq or none (rounds to nearest) for the first candidate, depending on its schemes")
     page.goto("/ui/")
     for job in finished:
         page.get_by_label(f"Select {job.name}").check()

@@ -19,7 +19,7 @@ export default function Audit() {
   const filter = { action, object_id };
   return (
     <>
-      <Title>Audit</Title>
+      <Title>Audit log</Title>
       <form
         className="row field"
         onSubmit={(event) => {
@@ -55,7 +55,7 @@ export default function Audit() {
                   <td className="nowrap">
                     <Time at={entry.at} />
                   </td>
-                  <td>{entry.key_id ? <code>{entry.key_id}</code> : OPERATOR}</td>
+                  <td>{entry.key_id ? <code className="nowrap">{entry.key_id}</code> : OPERATOR}</td>
                   <td>{entry.member?.name ?? "–"}</td>
                   <td>
                     <Link to="/audit" search={{ ...filter, action: entry.action }}>
@@ -67,7 +67,7 @@ export default function Audit() {
                       {entry.object_id}
                     </Link>
                   </td>
-                  <td>
+                  <td className="wide">
                     {Object.keys(entry.detail).length > 0 && <code>{JSON.stringify(entry.detail).slice(0, 300)}</code>}
                   </td>
                 </tr>

@@ -38,7 +38,7 @@ export default function Keys() {
           </button>
         }
       >
-        Keys
+        API keys
       </Title>
       <Pending query={query} />
       {query.data && (
@@ -61,7 +61,7 @@ export default function Keys() {
                   <td>
                     <strong>{key.name}</strong> {key.id === session.key.id && <span className="faint">current</span>}
                     <div className="sub">
-                      <code>{key.prefix}…</code>
+                      <code className="nowrap">{key.prefix}…</code>
                     </div>
                   </td>
                   <td>{key.member?.name ?? "–"}</td>

@@ -1,7 +1,7 @@
 import { get } from "../api/client";
 import { useQuery } from "../api/query";
 import type { ProjectUsage } from "../api/types";
-import { formatBytes } from "../format";
+import { formatBytes, plural } from "../format";
 import { LABELS } from "../labels";
 import { useSession } from "../sign-in";
 import { Facts, Pending, scrollable, Time, Title } from "../ui/basics";
@@ -52,7 +52,7 @@ function Quotas() {
                     <code>{quota}</code>
                   </td>
                   <td>
-                    {show(used, unit)} {unit !== "bytes" && unit}{" "}
+                    {unit === "bytes" ? formatBytes(used) : plural(used, unit.replace(/s$/, ""))}{" "}
                     {limit !== null && used >= limit && <span className="state warn">⚠ limit reached</span>}
                   </td>
                   <td>{limit === null ? "unlimited" : show(limit, unit)}</td>

@@ -30,8 +30,8 @@ it("says what a time is known from, and that it is not", () => {
 it("names the algorithms, and those that a candidate can have", () => {
   expect(algorithmsText({ config: { algo_config: [{ name: "awq" }, { name: "gptq" }] } })).toBe("awq, gptq");
   expect(algorithmsText({ config: {} })).toBe("none (rounds to nearest)");
-  expect(algorithmsText({ config: {}, possible_chains: [["gptq"]] })).toBe("first gptq");
+  expect(algorithmsText({ config: {}, possible_chains: [["gptq"]] })).toBe("gptq for the first candidate");
   expect(algorithmsText({ config: {}, possible_chains: [["gptq"], []] })).toBe(
-    "first gptq or none (rounds to nearest), by the schemes that the candidate mixes",
+    "gptq or none (rounds to nearest) for the first candidate, depending on its schemes",
   );
 });

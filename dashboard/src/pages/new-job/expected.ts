@@ -24,5 +24,5 @@ export function algorithmsText({ config, possible_chains }: Pick<Plan, "config" 
   const chainText = (names: string[]) => names.join(", ") || "none (rounds to nearest)";
   if (!possible_chains) return chainText(((config.algo_config ?? []) as { name: string }[]).map(({ name }) => name));
   const texts = possible_chains.map(chainText);
-  return `first ${texts.join(" or ")}${texts.length > 1 ? ", by the schemes that the candidate mixes" : ""}`;
+  return `${texts.join(" or ")} for the first candidate${texts.length > 1 ? ", depending on its schemes" : ""}`;
 }
