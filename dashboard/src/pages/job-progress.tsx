@@ -109,7 +109,7 @@ export function SizeChange({ job }: { job: Job }) {
 export function VerdictLevel({ level }: { level: string }) {
   const isFine = level === "faithful" || level === "good";
   return (
-    <strong className={isFine ? undefined : "error"}>
+    <strong className={isFine ? "nowrap" : "nowrap error"}>
       {isFine ? "✓" : "✕"} {level}
     </strong>
   );

@@ -53,7 +53,7 @@ export default function Workers() {
                 <tr key={worker.id}>
                   <td>
                     <strong>{worker.host}</strong>
-                    <div className="sub">
+                    <div className="sub nowrap">
                       {worker.id} · {plural(worker.num_slots, "slot")}
                     </div>
                   </td>
@@ -67,7 +67,7 @@ export default function Workers() {
                     {worker.devices.length === 0 && "CPU"}
                     {(worker.devices as Device[]).map((device, index) => (
                       // biome-ignore lint/suspicious/noArrayIndexKey: a worker's devices are numbered
-                      <div key={index}>
+                      <div key={index} className="nowrap">
                         {device.name ?? device.kind} {device.memory_bytes ? formatBytes(device.memory_bytes) : ""}
                       </div>
                     ))}

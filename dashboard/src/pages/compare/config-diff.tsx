@@ -32,7 +32,7 @@ export function ConfigDiff({ jobs, base, names }: { jobs: Job[]; base: Job; name
                     <code>{pointer}</code>
                   </td>
                   <td>{value}</td>
-                  <td>
+                  <td className="wide">
                     {others.map((other) => (
                       <div key={other.value}>
                         <ins>≠ {other.value}</ins> <span className="sub">{runsText(other.ids, names)}</span>

@@ -170,7 +170,7 @@ function Row({ result }: { result: ModelResult }) {
         <Time at={result.finished_at} />
         {result.sha && <div className="sub">commit {result.sha.slice(0, 7)}</div>}
       </td>
-      <td className="wrap">
+      <td className="wrap wide">
         {publication && (publication.url ? <PublishedAt address={publication.url} /> : publicationText(publication))}
       </td>
       <td>

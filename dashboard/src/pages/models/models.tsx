@@ -64,7 +64,7 @@ function ModelTable({ models }: { models: UsedModel[] }) {
         <tbody>
           {models.map((model) => (
             <tr key={model.name}>
-              <td>
+              <td className="wide">
                 <Link to="/models" search={{ model: model.name }}>
                   {modelText(model.name)}
                 </Link>

@@ -54,7 +54,7 @@ function Files({ job, files }: { job: Job; files: ArtifactFile[] }) {
                 </a>
               </td>
               <td className="number">{formatBytes(file.bytes)}</td>
-              <td>
+              <td className="nowrap">
                 <code title={file.sha256}>{file.sha256.slice(0, 16)}…</code> <CopyButton text={file.sha256} />
               </td>
             </tr>

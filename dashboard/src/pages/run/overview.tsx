@@ -162,7 +162,7 @@ function Proof({ report }: { report: Report }) {
                 <td className="number">{proof.num_tensors_equal}</td>
                 <td className="number">{formatNumber(proof.max_logit_difference, 3)}</td>
                 <td className="number">{formatNumber(proof.perplexity, 5)}</td>
-                <td>{proof.consumer_check?.consumer ?? proof.consumer_check?.not_checked ?? "–"}</td>
+                <td className="wide">{proof.consumer_check?.consumer ?? proof.consumer_check?.not_checked ?? "–"}</td>
               </tr>
             ))}
           </tbody>
@@ -279,7 +279,7 @@ function Fallbacks({ kept, warnings }: { kept: { name: string; reason: string }[
               {kept.map((each) => (
                 <tr key={each.name}>
                   <td>
-                    <code>{each.name}</code>
+                    <code className="nowrap">{each.name}</code>
                   </td>
                   <td>{each.reason}</td>
                 </tr>

@@ -147,7 +147,7 @@ function Events({ eventLog }: { eventLog: EventLog }) {
                 <Time at={event.at} />
               </td>
               <td className="nowrap">{event.kind.replaceAll("_", " ")}</td>
-              <td>
+              <td className="wide">
                 <code className="wrap">{JSON.stringify(event.data).slice(0, 600)}</code>
               </td>
             </tr>
