@@ -28,7 +28,7 @@ from api.store.tables.jobs import Job
 from bitfoundry.local.stack import LocalStack
 from quantcore.config import presets
 from quantcore.config.job_spec import JobSpec
-from tests.browser.chromium import open_browser
+from tests.browser.chromium import DRAWN, open_browser
 
 RESULTS = Path(__file__).parent / "results"
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "router")
@@ -63,7 +63,6 @@ SCROLL = """([selector, ms]) => new Promise(done => {
 """Script that scrolls a box by 60 px a frame, up and down; returns the mean and the longest time of a frame, in ms."""
 SCROLL_MS = 5000
 NUM_COMPARED_LAYERS = 224
-DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 def fill(database_url: str, num_jobs: int, num_layers: int, num_results: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import io
 import os
@@ -11,9 +12,10 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
-from playwright.sync_api import Browser, Error, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "dashboard"
@@ -31,6 +33,15 @@ FONTS = """<?xml version="1.0"?>
 FONT_ARCHIVE = DASHBOARD / "node_modules" / "@sparticuz" / "chromium" / "bin" / "fonts.tar.br"
 FONT = "OpenSans-Regular.ttf"
 UNPACK_FONTS = "process.stdout.write(zlib.brotliDecompressSync(fs.readFileSync(process.argv[1])))"
+SET_FONT = """async font => {
+  const bytes = Uint8Array.from(atob(font), letter => letter.charCodeAt(0));
+  document.fonts.add(await new FontFace("Layout", bytes, {weight: "1 1000"}).load());
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync("* { font-family: Layout !important; text-rendering: geometricPrecision !important; }");
+  document.adoptedStyleSheets = [sheet];
+}"""
+DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Script that ends when the page has drawn what it had to draw."""
 HOW = "Run the tests with `make test`, which fetches one, or install one: `apt-get install -y chromium`."
 
 
@@ -75,8 +86,13 @@ def _unpack_alone() -> tuple[str, dict[str, str]]:
     return done.stdout.strip(), os.environ | ours
 
 
-def read_font() -> bytes:
-    """Return the font that comes with the pinned npm package: the same one on every machine, whichever its browser."""
+def set_font(page: Page) -> None:
+    """Set the page in the font that comes with the pinned npm package, unhinted: as wide on every machine."""
+    page.evaluate(SET_FONT, base64.b64encode(_read_font()).decode())
+
+
+@cache
+def _read_font() -> bytes:
     command = [_node(), "-e", UNPACK_FONTS, str(FONT_ARCHIVE)]
     archive = subprocess.run(command, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:

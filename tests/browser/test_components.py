@@ -7,7 +7,6 @@ names the part. The page is set in one font that comes with the pinned npm packa
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.chromium import read_font
+from tests.browser.chromium import DRAWN, set_font
 
 BASELINE = Path(__file__).with_name("components.json")
 WIDTHS = (390, 1280)
@@ -25,14 +24,6 @@ TOLERANCE_PX = 2
 """Boxes are whole pixels, and a sign from another fallback font is a little wider. Paddings are 5 px or more."""
 NOW = "2026-11-26T08:00:00Z"
 TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-SET_FONT = """async font => {
-  const bytes = Uint8Array.from(atob(font), letter => letter.charCodeAt(0));
-  document.fonts.add(await new FontFace("Layout", bytes, {weight: "1 1000"}).load());
-  const sheet = new CSSStyleSheet();
-  sheet.replaceSync("* { font-family: Layout !important; }");
-  document.adoptedStyleSheets = [sheet];
-}"""
-DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 OVERFLOWING = """() => {
   const found = [];
   for (const part of document.querySelectorAll("[data-part]")) {
@@ -79,7 +70,7 @@ def parts(signed_in: Page) -> Iterator[Page]:
     page.emulate_media(color_scheme="light", reduced_motion="reduce")
     page.goto("/ui/components")
     expect(page.get_by_role("heading", level=1, name="Components", exact=True)).to_be_visible()
-    page.evaluate(SET_FONT, base64.b64encode(read_font()).decode())
+    set_font(page)
     yield page
     assert page.title() == "Components · Bitfoundry"  # hostile text is only text
     assert page.locator("img[src=x]").count() == 0
