@@ -116,7 +116,7 @@ def filled(stack: LocalStack) -> LocalStack:
     worker.drain()
     worker.wait(60)
     assert worker.poll() is not None
-    rows.fill(stack._programs["api"]._environment["DATABASE_URL"], stack.home)
+    rows.fill(stack.database_url, stack.home)
     return stack
 
 
