@@ -3,6 +3,7 @@
 ``bitfoundry compare NEW OLD --against ORIGINAL`` says whether a result is worse. Here the results of one recipe differ
 by the seed of their calibration alone: what is found between two of them is a false alarm. Then all errors of the
 weights of each are enlarged, so that its divergence grows by about ``--change``, and it is compared with the others.
+The same is done for groups: every half of the results against the other half.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Results:
 
     def row(self) -> dict[str, Any]:
         """Return the spread between seeds, and the shares of pairs in which a change is found, by tolerance."""
-        pairs = [self._compared(*pair) for pair in combinations(self.plain, 2)]
+        pairs = [self._compared([new], [old]) for new, old in combinations(self.plain, 2)]
         numbers = permutations(range(len(self.plain)), 2)
-        enlarged = [self._compared(self.worse[new], self.plain[old]) for new, old in numbers]
+        enlarged = [self._compared([self.worse[new]], [self.plain[old]]) for new, old in numbers]
         alarms, found = {}, {}
         for tolerance in TOLERANCES:
             verdicts = [judge(pair["kl_change"], tolerance) for pair in pairs]
@@ -64,10 +65,25 @@ class Results:
             "kl": mean(map(kl_of, self.plain)), "seed_deviation": stdev(math.log(kl_of(one)) for one in self.plain),
             "enlarged_by": mean(kl_of(new) / kl_of(old) - 1 for new, old in zip(self.worse, self.plain, strict=True)),
             "smallest_kl_change": mean(pair["smallest_kl_change"] for pair in pairs),
-            "false_alarms": alarms, "found": found,
+            "false_alarms": alarms, "found": found, "halves": self._halves(),
         }  # fmt: skip
 
-    def _compared(self, new: Measured, old: Measured) -> dict[str, Any]:
+    def _halves(self) -> dict[str, float]:
+        """Compare each half of the results with the other one; the shares in which a change is found."""
+        numbers = frozenset(range(len(self.plain)))
+        plain, enlarged = [], []
+        for half in combinations(sorted(numbers), len(numbers) // 2):
+            old = [self.plain[number] for number in numbers - {*half}]
+            plain.append(self._compared([self.plain[number] for number in half], old))
+            enlarged.append(self._compared([self.worse[number] for number in half], old))
+        return {
+            "results_a_side": len(numbers) // 2,
+            "false_alarms": mean(each["verdict"] != "no difference found" for each in plain),
+            "found": mean(each["verdict"] == "worse" for each in enlarged),
+            "smallest_kl_change": mean(each["smallest_kl_change"] for each in plain),
+        }
+
+    def _compared(self, new: list[Measured], old: list[Measured]) -> dict[str, Any]:
         return compare_measured(new, old, self.text.scored_NP, strata_N=self.text.strata_N)
 
 

@@ -185,6 +185,10 @@ def show_change(pair: PairedQuality) -> None:
         f" {100 * pair.smallest_kl_change:.2g} % or more is found 19 times in 20.",
         style="dim", highlight=False, soft_wrap=True,
     )  # fmt: skip
+    spread = "The interval does not cover what another seed would change: give several results of each recipe for that."
+    if pair.seed_deviation is not None:
+        spread = f"The KL of results of one recipe deviates by {100 * pair.seed_deviation:.2g} % from seed to seed."
+    out.print(spread, style="dim", highlight=False, soft_wrap=True)
 
 
 def _percent(change: Interval) -> str:

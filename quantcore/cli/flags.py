@@ -291,7 +291,8 @@ def comparing() -> Flags:
     flags = Flags(
         prog="bitfoundry compare",
         description="Compare several results for one model by size and quality, from their reports. With --against,"
-        " measure whether the first of two results is worse than the second one: exit status 3 if it is.",
+        " measure whether the first of two results is worse than the second one: exit status 3 if it is. Either may be"
+        " several results of one recipe with other seeds, as OUT1,OUT2,OUT3: then the recipes are compared.",
     )
     add = flags.add_argument
     add("folders", nargs="+", help="artifact folders, each with a report.json; with --against the models NEW and OLD")

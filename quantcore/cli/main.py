@@ -190,7 +190,7 @@ def _compare(arguments: list[str]) -> int:
     options = flags.parse_args(arguments)
     if options.against is not None:
         if len(options.folders) != 2:
-            flags.error(f"--against measures two results, NEW and OLD, and {len(options.folders)} are given")
+            flags.error(f"--against measures NEW and OLD, and {len(options.folders)} are given (several: A,B,C)")
         return _measure_change(options)
     if of_measuring := sorted(flags.given(arguments) - {"folders", "json"}):
         flags.error(f"--{of_measuring[0]} needs --against ORIGINAL")
@@ -209,7 +209,7 @@ def _measure_change(options: argparse.Namespace) -> int:
         from quantcore.runtime.devices import limit_threads
 
         limit_threads()
-        (new, old), text = options.folders, compared_text_of(options)
+        (new, old), text = (side.split(",") for side in options.folders), compared_text_of(options)
         return measure_change(new, old, options.against, text, emit, tolerance=options.tolerance)
 
     from quantcore.cli.console import show_change

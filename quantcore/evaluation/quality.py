@@ -134,17 +134,21 @@ Change = Literal["better", "worse", "no difference found"]
 
 
 class PairedQuality(Record):
-    """Whether a new result is worse than an old one, measured on the same tokens.
+    """Whether a new result is worse than an old one, or several than several, measured on the same tokens.
 
     ``kl_change`` is the relative change of the mean KL divergence from the original, new / old - 1, and decides
     ``verdict``: its interval lies above ``tolerance`` (worse), below ``-tolerance`` (better), or neither.
     ``smallest_kl_change`` is the relative rise of KL that this text shows 19 times in 20 to be above the tolerance.
-    ``perplexity_ratio`` is new / old, and ``top1_difference`` that of the shares of tokens, new - old.
+    ``perplexity_ratio`` is new / old, and ``top1_difference`` that of the shares of tokens, new - old. Several results
+    of one recipe are compared by their means: ``num_results`` has the numbers of both sides, and ``seed_deviation`` is
+    the relative standard deviation of KL among the results of one side (None: one result each).
     """
 
     new: str
     old: str
     against: str
+    num_results: tuple[int, int]
+    seed_deviation: Number | None
     verdict: Change
     tolerance: Number
     kl_change: Interval

@@ -16,7 +16,7 @@ from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.command import block_progress, find_model, held_out_text, states_of_original
 from quantcore.evaluation.divergence import Measured, measure, summarize_both
 from quantcore.evaluation.model import EvaluatedModel, open_model
-from quantcore.evaluation.paired import compare_measured
+from quantcore.evaluation.paired import compare_measured, mean_of
 from quantcore.evaluation.perplexity import Logits
 from quantcore.evaluation.provenance import environment, identity_of
 from quantcore.evaluation.quality import PairedQuality
@@ -30,15 +30,18 @@ SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
 
 
 def measure_change(
-    new: str, old: str, against: str, evaluation: EvaluationConfig, emit: Emit, *, tolerance: float = 0.0
-) -> PairedQuality:
+    new: Sequence[str], old: Sequence[str], against: str, evaluation: EvaluationConfig, emit: Emit, *,
+    tolerance: float = 0.0,
+) -> PairedQuality:  # fmt: skip
     """Measure two results of one model on the same tokens, as many as ``evaluation`` requests or the text has.
 
-    Models are folders, GGUF files or ids on the Hub. The original is run once, or not at all if the cache has its
-    states; all are run block by block. Raises ModelError, CalibrationError, and ConfigError as ``compare_measured``
-    does, or ``not_comparable`` for a result of another model.
+    ``new`` and ``old`` have one result each, or several of one recipe. Models are folders, GGUF files or ids on the
+    Hub. The original is run once, or not at all if the cache has its states; all are run block by block. Raises
+    ModelError, CalibrationError, and ConfigError as ``compare_measured`` does, or ``not_comparable`` for a result of
+    another model.
     """
-    original_path, *paths = (find_model(name, emit) for name in (against, new, old))
+    names = (*new, *old)
+    original_path, *paths = (find_model(name, emit) for name in (against, *names))
     emit(PhaseStarted("verify"))
     described, identity = read_model(original_path), identity_of(original_path)
     original, models = open_model(described), [open_model(read_model(path)) for path in paths]
@@ -49,16 +52,17 @@ def measure_change(
             code="not_comparable",
             hint="Compare the reports of such results: bitfoundry compare NEW OLD.",
         )
-    for name, path, model in zip((new, old), paths, models, strict=True):
+    for name, path, model in zip(names, paths, models, strict=True):
         _check_origin(name, path, model, original, identity, against)
     prove_twin(described, emit)
     text = for_kind(held_out_text(original_path, evaluation, fewer=True), kind, load_tokenizer(original_path))
     states = states_of_original(original, BaselineCache(identity), text, emit)
     with original.head() as head:
-        of_new, of_old = (_measured(model, (head, states), text, emit) for model in models)
+        measured = [_measured(model, (head, states), text, emit) for model in models]
+    of_new, of_old = measured[: len(new)], measured[len(new) :]
     return PairedQuality(
-        new=new, old=old, against=against, environment=environment(), new_quality=summarize_both(of_new, text),
-        old_quality=summarize_both(of_old, text),
+        new=", ".join(new), old=", ".join(old), against=against, environment=environment(),
+        new_quality=summarize_both(mean_of(of_new), text), old_quality=summarize_both(mean_of(of_old), text),
         **compare_measured(of_new, of_old, text.scored_NP, tolerance, text.strata_N),
     )  # fmt: skip
 

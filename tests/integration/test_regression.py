@@ -79,6 +79,18 @@ def test_a_person_reads_the_verdict_and_what_the_text_could_have_shown(compare):
     assert status == 0 and "no difference found: int8 against int8" in out
 
 
+def test_several_results_of_a_recipe_are_compared_by_their_means(compare, folders):
+    status, out, _ = compare("w4a16,int8,w4a16", "int8,w4a16,int8", "--json")
+    found = json.loads(out)
+    one, other = (found[f"{side}_quality"]["divergence"]["kl_mean"]["value"] for side in ("new", "old"))
+    assert one / other - 1 == pytest.approx(found["kl_change"]["value"])
+    assert (status, found["verdict"], found["num_results"]) == (0, "no difference found", [3, 3])
+    assert found["seed_deviation"] > 0.5 and found["new"].count("w4a16") == 2
+    assert "from seed to seed" in compare("w4a16,int8,w4a16", "int8,w4a16,int8")[1]
+    status, _, err = compare("w4a16,int8", "w4a16")
+    assert status == 1 and "too few" in err and "six in all" in err
+
+
 def test_the_original_is_run_once(compare, tmp_path, monkeypatch):
     """Without the cache, too; and what the cache has of it is used."""
     seen, embed = [], StreamedModel.embed
@@ -154,8 +166,9 @@ def test_masked_tokens_are_compared_and_embeddings_refused(tmp_path):
             asked = config | {"architectures": [name]}
             build_twin(asked, seed, declared_class(asked)).save_pretrained(tmp_path / f"{name}{seed}")
             save_byte_tokenizer(tmp_path / f"{name}{seed}", of_encoder=True)
-    names = [str(tmp_path / f"BertForMaskedLM{seed}") for seed in (1, 2, 0)]
-    found = measure_change(*names, SHORT, lambda event: None)
+    new, old, original = (str(tmp_path / f"BertForMaskedLM{seed}") for seed in (1, 2, 0))
+    found = measure_change([new], [old], original, SHORT, lambda event: None)
     assert 0.05 < found.new_quality.num_tokens / (NUM_WINDOWS * SEQ_LEN) < 0.3, "those that are masked"
+    new, old, original = (str(tmp_path / f"BertModel{seed}") for seed in (1, 2, 0))
     with pytest.raises(ConfigError, match="predicts no tokens"):
-        measure_change(*(str(tmp_path / f"BertModel{seed}") for seed in (1, 2, 0)), SHORT, lambda event: None)
+        measure_change([new], [old], original, SHORT, lambda event: None)

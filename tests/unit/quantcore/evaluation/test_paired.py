@@ -46,7 +46,9 @@ def draw_kl(generator: torch.Generator, num_windows: int = NUM_WINDOWS) -> tuple
 
 
 def compared(new_NP: torch.Tensor, old_NP: torch.Tensor, tolerance: float = 0.0) -> dict[str, Any]:
-    return compare_measured(measured(new_NP), measured(old_NP), torch.ones_like(new_NP, dtype=torch.bool), tolerance)
+    return compare_measured(
+        [measured(new_NP)], [measured(old_NP)], torch.ones_like(new_NP, dtype=torch.bool), tolerance
+    )
 
 
 def verdicts(ratio: float, *, tolerance: float = 0.0, by_window: bool = True) -> Counter[str]:
@@ -145,9 +147,67 @@ def test_what_cannot_be_compared_is_said() -> None:
         compared(kl_NP, torch.zeros_like(kl_NP))
     assert (few.value.code, exact.value.code) == ("too_few_windows", "not_comparable")
     huge = compare_measured(
-        measured(kl_NP, kl_NP + 900), measured(kl_NP, kl_NP), torch.ones_like(kl_NP, dtype=torch.bool)
+        [measured(kl_NP, kl_NP + 900)], [measured(kl_NP, kl_NP)], torch.ones_like(kl_NP, dtype=torch.bool)
     )
     assert math.isfinite(huge["perplexity_ratio"].value)
+
+
+SEED_DEVIATION = 0.035
+"""Deviation of the logarithm of KL from seed to seed: see the benchmarks."""
+
+
+def draw_recipe(generator: torch.Generator, num_results: int) -> list[torch.Tensor]:
+    """Draw the divergences [N, P] of results that differ by their seed."""
+    shared_NP = torch.randn(32, 40, generator=generator, dtype=torch.float64)
+
+    def draw() -> torch.Tensor:
+        own_NP = 0.3 * torch.randn(32, 40, generator=generator, dtype=torch.float64)
+        seed = SEED_DEVIATION * torch.randn(1, generator=generator, dtype=torch.float64)
+        return (shared_NP + own_NP + seed - 2.5).exp()
+
+    return [draw() for _ in range(num_results)]
+
+
+def recipes_compared(num_new: int, num_old: int, ratio: float = 1.0) -> list[dict[str, Any]]:
+    generator, scored_NP = torch.Generator().manual_seed(6), torch.ones(32, 40, dtype=torch.bool)
+    found = []
+    for _ in range(NUM_PAIRS):
+        results = draw_recipe(generator, num_new + num_old)
+        new = [measured(ratio * kl_NP) for kl_NP in results[:num_new]]
+        found.append(compare_measured(new, [measured(kl_NP) for kl_NP in results[num_new:]], scored_NP))
+    return found
+
+
+def num_found(compared: list[dict[str, Any]]) -> int:
+    return sum(each["verdict"] != "no difference found" for each in compared)
+
+
+@pytest.mark.parametrize(("num_new", "num_old"), [(3, 3), (1, 5), (8, 2)])
+def test_recipes_that_differ_by_their_seed_alone_are_told_apart_1_time_in_20(num_new: int, num_old: int) -> None:
+    found = recipes_compared(num_new, num_old)
+    assert 0 < num_found(found) <= most(0.05)
+    deviations = [each["seed_deviation"] for each in found]
+    assert sum(deviations) / NUM_PAIRS == pytest.approx(SEED_DEVIATION, rel=0.15)
+    assert all(each["num_results"] == (num_new, num_old) for each in found)
+
+
+def test_two_results_are_told_apart_more_often() -> None:
+    """The test above can fail: one result each says nothing about their recipes."""
+    assert num_found(recipes_compared(1, 1)) > 2 * most(0.05)
+
+
+def test_a_change_of_the_recipe_is_found_19_times_in_20() -> None:
+    smallest = sum(each["smallest_kl_change"] for each in recipes_compared(5, 5)) / NUM_PAIRS
+    assert 0.06 < smallest < 0.12
+    missed = NUM_PAIRS - num_found(recipes_compared(5, 5, 1 + smallest))
+    assert stats.binom.ppf(0.001, NUM_PAIRS, 0.04) <= missed <= most(0.06)  # the deviation is estimated each time
+
+
+@pytest.mark.parametrize(("num_new", "num_old"), [(2, 1), (1, 2), (2, 2), (4, 1)])
+def test_a_few_results_say_nothing_about_their_spread(num_new: int, num_old: int) -> None:
+    with pytest.raises(ConfigError) as error:
+        recipes_compared(num_new, num_old)
+    assert error.value.code == "too_few_results"
 
 
 @pytest.mark.parametrize("num_degrees", [MIN_WINDOWS - 4, MIN_WINDOWS - 1, 54, 127])
