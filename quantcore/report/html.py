@@ -35,7 +35,7 @@ td.n,th.n{text-align:right}caption{text-align:left;color:var(--faint)}pre{overfl
 border:1px solid var(--line);border-radius:6px;padding:.8rem;white-space:pre-wrap;overflow-wrap:anywhere}
 mark{background:var(--warn-ground);color:inherit;font-weight:600;text-decoration:underline}
 .pass{color:var(--pass)}.warn{color:var(--warn)}.fail{color:var(--fail)}.skipped{color:var(--faint)}
-svg{width:100%;height:auto}svg text{fill:var(--faint);font-size:12px}svg line{stroke:var(--line)}
+svg{width:100%;height:auto;min-width:32rem}svg text{fill:var(--faint);font-size:12px}svg line{stroke:var(--line)}
 svg circle{fill:var(--mark)}svg circle.chosen{fill:var(--fail)}details{margin:.5rem 0}
 """
 """Colours and cards of the dashboard's page of a run (``dashboard/src/styles``)."""

@@ -35,6 +35,7 @@ it("keeps the block at which a stopped or failed run continues, until it ends ot
     event("state_changed", { state: "failed" }),
   ]);
   expect(log.saved).toEqual({ next_block: 2, num_blocks: 30 });
+  expect(log.events.map((each) => each.kind)).toEqual(["state_changed", "state_changed"]); // one a block would hide them
   expect(append(log, [event("state_changed", { state: "cancelled" })]).saved).toBeNull();
 });
 

@@ -15,7 +15,7 @@ export interface EventLog {
   warnings: string[];
   /** The progress that was saved last; null if there is none, or it was deleted because the run ended well. */
   saved: Saved | null;
-  /** All events but progress and the metrics of layers. */
+  /** All events but progress, saved blocks and the metrics of layers. */
   events: JobEvent[];
   memory: { at: number; bytes: number }[];
   lastSeq: number;
@@ -55,13 +55,16 @@ export function append(log: EventLog, events: JobEvent[]): EventLog {
         next.memory.push({ at: Date.parse(event.at), bytes: data.memory_bytes });
       continue;
     }
+    if (event.kind === "saved") {
+      next.saved = data as unknown as Saved;
+      continue;
+    }
     if (event.kind === "state_changed") {
       next.state = data.state as State;
       if (data.state !== "running") next.progress = null;
       if (["succeeded", "cancelled"].includes(next.state)) next.saved = null;
     }
     if (event.kind === "phase_started") next.progress = null;
-    if (event.kind === "saved") next.saved = data as unknown as Saved;
     if (event.kind === "warning") next.warnings.push(String(data.message));
     next.events.push(event);
   }

@@ -128,7 +128,7 @@ function Events({ eventLog }: { eventLog: EventLog }) {
     <div className="table" ref={scrollable}>
       <table>
         <caption>
-          {plural(eventLog.events.length, "event")}. Progress and layer metrics are not listed;{" "}
+          {plural(eventLog.events.length, "event")}. Progress, saved blocks and layer metrics are not listed;{" "}
           <code>GET /v1/jobs/…/events</code> returns all events.
         </caption>
         <thead>
