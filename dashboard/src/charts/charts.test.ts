@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { formatBytes } from "../format";
+import { formatBytes, formatLoss } from "../format";
 import { placeLabels } from "./labels";
 import { byBadness, kindOf, METRICS, outliers, seriesByKind } from "./layers";
 import { marksPath } from "./marks";
@@ -35,6 +35,14 @@ it("no two ticks have the same text", () => {
     expect(new Set(texts(low, high)).size).toBe(texts(low, high).length);
   }
   expect(texts(0, 826e6)).toEqual(["0 B", "200 MB", "400 MB", "600 MB", "800 MB"]);
+});
+
+it("ticks have no decimals if all of theirs are zeros", () => {
+  const texts = (high: number, format: (value: number) => string) =>
+    distinctTicks(0, high, { format, numTicks: 4 }).map(({ text }) => text);
+  expect(texts(1.6, formatLoss)).toEqual(["±0 %", "+50 %", "+100 %", "+150 %"]);
+  expect(texts(0.016, formatLoss)).toEqual(["±0.00 %", "+0.50 %", "+1.00 %", "+1.50 %"]);
+  expect(texts(3000, (value) => value.toLocaleString("de"))).toEqual(["0", "1.000", "2.000", "3.000"]);
 });
 
 it("an axis does not magnify noise", () => {

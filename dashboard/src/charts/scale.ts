@@ -45,8 +45,14 @@ export function niceTicks(low: number, high: number, count = 5, minStep = 0): nu
 export function distinctTicks(low: number, high: number, { format, numTicks = 5, counted = false }: Axis): Tick[] {
   for (let count = numTicks; ; count /= 2) {
     const ticks = niceTicks(low, high, count, counted ? 1 : 0).map((value) => ({ value, text: format(value) }));
-    if (new Set(ticks.map(({ text }) => text)).size === ticks.length) return ticks;
+    if (new Set(ticks.map(({ text }) => text)).size === ticks.length) return withoutZeros(ticks);
   }
+}
+
+/** The ticks without decimals if all of theirs are zeros: 50 % beside 150 %, not 50.00 %. */
+function withoutZeros(ticks: Tick[]): Tick[] {
+  const bare = ticks.map(({ value, text }) => ({ value, text: text.replace(/[.,]0{1,2}(?=\D*$)/, "") }));
+  return bare.some(({ text }) => /[.,]\d{1,2}\D*$/.test(text)) ? ticks : bare;
 }
 
 /** The range of an axis that shows `values`. */

@@ -19,6 +19,7 @@ it("gives a factor where a percentage would be absurd", () => {
 });
 
 it("is silent about noise, and judges neither memory nor time", () => {
+  expect(changeOf(row("Size"), 163.4, 163.1)).toBeNull();
   expect(changeOf(row("Peak"), 1001.2, 1000)).toBeNull();
   expect(changeOf(row("Peak"), 1200, 1000)).toEqual({ text: "+20 %", tone: "" });
   expect(changeOf(row("Duration"), 200, 100)).toEqual({ text: "2 times", tone: "" });

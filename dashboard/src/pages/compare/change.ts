@@ -36,7 +36,7 @@ export const ROWS: Row[] = [
     format: formatBytes,
     scale: "ratio",
     better: "less",
-    noise: 0.001,
+    noise: 0.005,
   },
   {
     id: "perplexity_change",
