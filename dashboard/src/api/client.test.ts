@@ -64,3 +64,19 @@ it("knows when the service is away, and when it is back", async () => {
   await get("/v1/jobs");
   expect(connection.isLost()).toBe(false);
 });
+
+it("never takes an answer that breaks off for an empty one, nor remembers it", async () => {
+  const cut = () => {
+    const body = new ReadableStream({
+      start: (controller) => controller.enqueue(new TextEncoder().encode('{"id": ')),
+      pull: (controller) => controller.error(new TypeError("network error")),
+    });
+    return new Response(body, { headers: { ETag: '"1"' } });
+  };
+  answers.push(cut(), cut(), new Response('{"id": 1}'));
+  await expect(get("/v1/jobs/a")).rejects.toBeInstanceOf(Unreachable);
+  const aborted = AbortSignal.abort();
+  await expect(get("/v1/jobs/a", {}, aborted)).rejects.toBeInstanceOf(TypeError); // nobody waits for it any more
+  expect(await get("/v1/jobs/a")).toEqual({ id: 1 });
+  expect(headersOf(2)["If-None-Match"]).toBeUndefined();
+});

@@ -93,8 +93,8 @@ export async function request<T>(method: string, path: string, options: Options 
   const response = await send(url, { method, headers, body, signal: options.signal, cache: "no-store" });
   if (response.status === 304 && cached) return cached.body as T;
   if (response.status === 204) return undefined as T;
-  const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw problem(response.status, answer);
+  if (!response.ok) throw problem(response.status, await response.json().catch(() => ({})));
+  const answer = await read(response, options.signal);
   const etag = response.headers.get("ETag");
   if (method === "GET" && etag) remember(url, etag, answer);
   return answer as T;
@@ -111,6 +111,18 @@ async function send(url: string, init: RequestInit): Promise<Response> {
   }
   connection.report(response.status >= 502 && response.status <= 504);
   return response;
+}
+
+/** The content of a response. One that breaks off is an error, not an empty answer: it would be remembered. */
+async function read(response: Response, signal: AbortSignal | undefined): Promise<unknown> {
+  let text: string;
+  try {
+    text = await response.text();
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new Unreachable();
+  }
+  return text ? JSON.parse(text) : {};
 }
 
 function problem(status: number, body: Record<string, unknown>): Problem {
