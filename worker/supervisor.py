@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, load_only
 
 from api import disk
 from api.settings import Settings
@@ -245,7 +245,8 @@ def remove_stale_attempts(session: Session, settings: Settings, *, has_room: boo
     ids = {job_id for job_id, _ in attempts.values()} | set(between.values())
     if not ids:
         return
-    jobs = session.scalars(select(Job).where(Job.id.in_(ids))).all()
+    needed = load_only(Job.fence, Job.state, Job.attempt, Job.error, Job.finished_at)  # this runs every few seconds
+    jobs = session.scalars(select(Job).options(needed).where(Job.id.in_(ids))).all()
     may_go_on = {job.id for job in jobs if job.state not in FINAL or (has_room and keeps_progress(job))}
     held = {(job.id, job.fence) for job in jobs if job.state in HELD}
     for folder, attempt in attempts.items():

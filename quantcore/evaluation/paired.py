@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from statistics import NormalDist, mean
+from statistics import NormalDist, variance
 from typing import Any
 
 import torch
@@ -97,7 +97,7 @@ class _Error:
         if not self._spread_degrees:
             return None
         groups = [[value_of(result, self.scored_NP) for result in side] for side in (self.new, self.old)]
-        squares = ((value - mean(values)) ** 2 for values in groups for value in values)
+        squares = ((len(values) - 1) * variance(values) for values in groups if len(values) > 1)
         return math.fsum(squares) / self._spread_degrees
 
     @property
