@@ -125,10 +125,16 @@ def test_a_run_that_may_succeed_elsewhere_is_retried_there(signed_in: Page, ende
     retryable = FAILED | {"error": FAILED["error"] | {"code": "disk_full", "retryable": True}}
     change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(retryable))
     page.route(f"**/v1/jobs/{ended.id}/retry*", lambda route: (posted.append(route.request.url), route.abort())[1])
-    page.goto(f"/ui/jobs/{ended.id}")
+    with page.expect_response("**/v1/workers"):
+        page.goto(f"/ui/jobs/{ended.id}")
     failure = page.get_by_role("region", name="Failure")
     expect(failure.get_by_role("button", name="Retry", exact=True)).to_have_class("primary")
-    failure.get_by_role("button", name="Retry on another machine").click()
+    elsewhere = failure.get_by_role("button", name="Retry on another machine")
+    expect(elsewhere).to_have_count(0)  # the only worker is on the machine where it failed
+
+    change(page, "**/v1/workers", lambda workers: workers["data"].append(workers["data"][0] | {"host": "two"}))
+    page.reload()
+    elsewhere.click()
     expect(failure.get_by_role("alert")).to_be_visible()
     assert [url.rpartition("/")[2] for url in posted] == ["retry?elsewhere=true"]
 

@@ -1,6 +1,7 @@
 import { useState } from "react";
-import { post } from "../../api/client";
-import { failureOf, type Job } from "../../api/types";
+import { get, post } from "../../api/client";
+import { useQuery } from "../../api/query";
+import { failureOf, type Job, type List, type Worker } from "../../api/types";
 import { Link } from "../../link";
 import { useSession } from "../../sign-in";
 import { Failure } from "../../ui/basics";
@@ -13,6 +14,7 @@ export function JobFailure({ job, saved, onChange }: { job: Job; saved: Saved | 
   const mayWrite = useSession().can("jobs:write");
   const [error, setError] = useState<Error>();
   const failure = failureOf(job);
+  const mayGoElsewhere = useMayGoElsewhere(failure?.retryable === true);
   if (!failure) return null;
   const isFinal = job.state === "failed";
   const retry = (query = "") => post(`/v1/jobs/${job.id}/retry${query}`).then(onChange, setError);
@@ -38,7 +40,7 @@ export function JobFailure({ job, saved, onChange }: { job: Job; saved: Saved | 
             <button type="button" className={failure.retryable ? "primary" : undefined} onClick={() => retry()}>
               {resumesText(job, saved, Date.now()) || "Retry"}
             </button>
-            {failure.retryable && (
+            {failure.retryable && mayGoElsewhere && (
               <button
                 type="button"
                 title="No worker on the machine of the last attempt takes the run"
@@ -61,6 +63,15 @@ export function JobFailure({ job, saved, onChange }: { job: Job; saved: Saved | 
       {error && <Failure error={error} />}
     </section>
   );
+}
+
+/** Whether there may be another machine: an operator sees the list of the workers, other people can only try. */
+function useMayGoElsewhere(asks: boolean): boolean {
+  const isOperator = useSession().can("operator");
+  const { data } = useQuery(asks && isOperator ? "workers" : null, (signal) =>
+    get<List<Worker>>("/v1/workers", {}, signal),
+  );
+  return !isOperator || new Set(data?.data.map((worker) => worker.host)).size > 1;
 }
 
 function adviceText(state: Job["state"], isRetryable: boolean | undefined): string {
