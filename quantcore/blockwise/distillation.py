@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from quantcore.blockwise.backward import BackwardPass, Gradients
 from quantcore.blockwise.results import Solved
+from quantcore.blockwise.savepoint import SavePoint
 from quantcore.config.algorithms import DistillConfig
 from quantcore.config.grouping import weight_grouping
 from quantcore.config.layer_plan import LayerPlan
@@ -33,10 +34,11 @@ from quantcore.runtime.streamed_model import ReadTensor, StreamedModel
 from quantcore.runtime.workload import LOGIT_ROWS, WINDOWS_PER_STEP
 
 PARTS = ("codes", "scale", "zero_point")
+TUNING = "tuning"
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 Tell = Callable[[int, int], None]
-"""Callback that gets the number of steps done, and the number of all."""
+"""Callback that gets the number of steps done, before the first step too, and the number of all."""
 
 
 @dataclass(frozen=True)
@@ -182,24 +184,38 @@ def divergence_and_gradient(logits: Logits, state: torch.Tensor, teacher: torch.
 
 def tune(
     student: Student, options: DistillConfig, ids_NT: torch.Tensor, teacher: Sequence[torch.Tensor], folder: Path,
-    tell: Tell,
+    savepoint: SavePoint, tell: Tell,
 ) -> None:  # fmt: skip
-    """Tune the factors of the student's scales on windows of token ids; the learning rate falls to 0 (cosine)."""
-    names = list(student.log_factors)
-    optimizer = torch.optim.Adam([student.log_factors[name] for name in names], lr=options.lr)
+    """Tune the factors of the student's scales on windows of token ids; the learning rate falls to 0 (cosine).
+
+    The factors and their moments are kept in the ``savepoint``, from which a job that resumes goes on.
+    """
+    factors = list(student.log_factors.values())
+    optimizer = torch.optim.Adam(factors, lr=options.lr)
+    states = [
+        {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(log), "exp_avg_sq": torch.zeros_like(log)}
+        for log in factors
+    ]
+    optimizer.state.update(zip(factors, states, strict=True))
+    tuned = factors + [state[moment] for state in states for moment in ("exp_avg", "exp_avg_sq")]
     generator = torch.Generator().manual_seed(options.seed)
     batches = [
         batch for _ in range(options.epochs)
         for batch in torch.split(torch.randperm(len(ids_NT), generator=generator), WINDOWS_PER_STEP)
     ]  # fmt: skip
-    for step, batch in enumerate(batches):
+    first = savepoint.kept(TUNING, tuned)
+    for state in states:
+        state["step"].fill_(first)
+    tell(first, len(batches))
+    for step, batch in enumerate(batches[first:], first):
         for group in optimizer.param_groups:
             group["lr"] = options.lr * 0.5 * (1 + math.cos(math.pi * step / len(batches)))
         _, gradients = student.gradients(ids_NT[batch], [teacher[window] for window in batch.tolist()], folder)
-        for name in names:
-            student.log_factors[name].grad = gradients[name]
+        for log, gradient in zip(factors, gradients.values(), strict=True):
+            log.grad = gradient
         optimizer.step()
         tell(step + 1, len(batches))
+        savepoint.keep(TUNING, step + 1, tuned)
 
 
 def _rows(state: torch.Tensor) -> list[slice]:

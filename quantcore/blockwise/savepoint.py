@@ -5,7 +5,7 @@ the time), the hidden states of all streams and the notes of the writer. ``state
 replaced last, so a kill at any moment leaves the previous one. A job continues only if its fingerprint is the same
 (task, model files and versions) and no file of states has changed since: each ends in the SHA-256 of the rest. The
 names of files of states say which windows they hold, so that another number of ranks can read them. The folder also
-holds results from before the first block (``SavePoint.once``).
+holds results that are found once (``SavePoint.once``), and the state of what comes in steps (``SavePoint.keep``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -112,7 +112,7 @@ class SavePoint:
         would take too much of the time.
         """
         began = time.monotonic()
-        if self.folder is None or not self.ranks.share(began - self._saved_at >= MIN_WORK_PER_SAVE * self._took_s):
+        if self.folder is None or not self.ranks.share(self._pays(began)):
             return False
         states = f"states-{next_block}"
         if self.ranks.is_first:
@@ -131,9 +131,41 @@ class SavePoint:
             for old in self.folder.glob("states-*"):
                 if old.name != states:
                     shutil.rmtree(old)
+        self._note_save(began)
+        return True
+
+    def keep(self, name: str, step: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the state of ``name`` after its ``step``, unless that would take too much of the time. For one rank."""
+        began = time.monotonic()
+        if self.folder is None or not self._pays(began):
+            return
+        new = self.folder / f"{name}.new"
+        _write_states(new, tensors)
+        new.replace(self.folder / f"{name}.{step}")
+        sync(self.folder)
+        for old, path in self._steps(name).items():
+            if old != step:
+                path.unlink()
+        self._note_save(began)
+
+    def kept(self, name: str, tensors: Sequence[torch.Tensor]) -> int:
+        """Read what ``keep`` kept of ``name`` into ``tensors``; return its step, 0 if there is nothing undamaged."""
+        for step, path in sorted(self._steps(name).items(), reverse=True):
+            if _is_whole(path):
+                _read_into(tensors, path)
+                return step
+        return 0
+
+    def _steps(self, name: str) -> dict[int, Path]:
+        files = () if self.folder is None else self.folder.glob(f"{name}.*")
+        return {int(step): path for path in files if (step := path.suffix[1:]).isdecimal()}
+
+    def _pays(self, now: float) -> bool:
+        return now - self._saved_at >= MIN_WORK_PER_SAVE * self._took_s
+
+    def _note_save(self, began: float) -> None:
         self._saved_at = time.monotonic()
         self._took_s = self._saved_at - began
-        return True
 
     def _read(self) -> dict[str, Any] | None:
         assert self.folder is not None
@@ -177,7 +209,7 @@ def fingerprint(task: Task) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _write_states(path: Path, states: States) -> None:
+def _write_states(path: Path, states: Sequence[torch.Tensor]) -> None:
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for state in states:
@@ -203,13 +235,20 @@ def _is_whole(path: Path) -> bool:
 def _read_state(path: Path, number: int, like: torch.Tensor) -> torch.Tensor:
     """Read state ``number`` of a file, with the shape of ``like`` and the dtype in the file's name."""
     dtype: torch.dtype = getattr(torch, path.suffixes[-2][1:])
-    num_bytes = like.numel() * dtype.itemsize
-    content = torch.empty(num_bytes, dtype=torch.uint8)
+    content = torch.empty(like.shape, dtype=dtype)
+    _read_into([content], path, number * content.nbytes)
+    return content.to(like.device)
+
+
+def _read_into(tensors: Sequence[torch.Tensor], path: Path, start: int = 0) -> None:
+    """Read what follows byte ``start`` of a file into ``tensors``, one after the other."""
     with path.open("rb") as file:
-        file.seek(number * num_bytes)
-        if file.readinto(content.numpy().data) != num_bytes:
-            raise OSError(f"{path} ends early")
-    return content.view(dtype).view(like.shape).to(like.device)
+        file.seek(start)
+        for tensor in tensors:
+            content = torch.empty(tensor.shape, dtype=tensor.dtype)
+            if file.readinto(content.reshape(-1).view(torch.uint8).numpy().data) != content.nbytes:
+                raise OSError(f"{path} ends early")
+            tensor.copy_(content)
 
 
 def _replace(path: Path, text: str) -> None:

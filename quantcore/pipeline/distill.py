@@ -56,12 +56,13 @@ def code_files(task: Task, savepoint: SavePoint) -> Iterator[CodeFiles | None]:
 
 def distill(
     task: Task, model: StreamedModel, weights: Weights, writer: ResultWriter, codes: CodeFiles, ids_NT: torch.Tensor,
-    probes: Hidden, folder: Path, emit: Emit,
+    probes: Hidden, folder: Path, savepoint: SavePoint, emit: Emit,
 ) -> tuple[Hidden, Distilled]:  # fmt: skip
     """Tune the scales on token ids [N, T], of which the last windows are held back; write them if that gained.
 
-    Returns the hidden states of the ``probes`` after the last block of the result. A job that resumes does it again,
-    with the same result. Raises ConfigError for a model whose blocks pass values on beside their states.
+    Returns the hidden states of the ``probes`` after the last block of the result. A job that resumes goes on after the
+    last step in ``savepoint``, with the same result. Raises ConfigError for a model whose blocks pass values on beside
+    their states.
     """
     options = task.config.distills
     assert options is not None
@@ -84,15 +85,16 @@ def distill(
         with student.running():
             return divergence(model, last_states(model, model.embed(held_back_NT)), held_back)
 
-    eta: list[Eta] = []
+    began: list[tuple[int, Eta]] = []
 
     def tell(done: int, total: int) -> None:
-        if not eta:
-            eta.append(Eta(total))
-        emit(Progress("distill", done, total, "step", eta[0].after(done), held_memory_bytes()))
+        if not began:
+            began.append((done, Eta(total - done)))
+        first, eta = began[0]
+        emit(Progress("distill", done, total, "step", eta.after(done - first), held_memory_bytes()))
 
-    before = loss()
-    tune(student, options, ids_NT[:num_tuned], teacher[:num_tuned], folder, tell)
+    before = savepoint.once("before_tuning", loss)
+    tune(student, options, ids_NT[:num_tuned], teacher[:num_tuned], folder, savepoint, tell)
     result = Distilled(before, loss())
     if not result.is_kept:
         message = (

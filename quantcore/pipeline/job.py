@@ -233,7 +233,7 @@ def quantize(
                 emit(Saved(index + 1, plan.num_blocks))
         if codes is not None:
             streams.logit_probes, distilled = distill(
-                task, model, weights, writer, codes, distilled_NT, streams.logit_probes, folder, emit
+                task, model, weights, writer, codes, distilled_NT, streams.logit_probes, folder, savepoint, emit
             )
         quantize_head(model, plan, algorithms, streams, writer)
         round_layers(plan.layers_beside, weights, writer)

@@ -19,7 +19,7 @@ from quantcore.checkpoint.layers import is_linear
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
-from quantcore.plan.distillation import bytes_of_scales, num_passes
+from quantcore.plan.distillation import BYTES_PER_SCALE, SAVED_BYTES_PER_SCALE, bytes_of_scales, num_passes
 from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Input, Parts, by_block, input_of
 from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
 from quantcore.plan.planner import FILE_TO_FILE, STREAMED, Plan, make_plan
@@ -171,8 +171,8 @@ def capacity(
     if footprint.goes_back:
         disk["gradients"] = footprint.all_states
     if config.distills is not None:
-        disk["codes"] = work.num_values
-        disk["distilled_states"] = footprint.all_stepped
+        disk |= {"codes": work.num_values, "distilled_states": footprint.all_stepped}
+        disk["saved_tuning"] = footprint.tuned // BYTES_PER_SCALE * SAVED_BYTES_PER_SCALE
     host = _host(footprint, hardware, chosen)
     verify = _verify(footprint, hardware, chosen)
     faults, advice = _verdict(plan, footprint, hardware, chosen, verify, host, disk)

@@ -17,6 +17,8 @@ NUM_HELD_BACK = 8
 """Number of calibration windows that neither rounding nor tuning sees: they decide if tuning gained."""
 BYTES_PER_SCALE = 5 * 4
 """A factor, its gradient and sum of gradients, and Adam's two moments, in float32."""
+SAVED_BYTES_PER_SCALE = 2 * 3 * 4
+"""The factor and both moments in the savepoint, twice while the state of a step replaces that of the one before."""
 TUNABLE = (ScaleType.float, ScaleType.float32, ScaleType.float16, ScaleType.bfloat16)
 
 

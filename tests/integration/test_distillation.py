@@ -1,5 +1,6 @@
 """Scale-only distillation: its gradients beside autograd's, what a job keeps of it, and what it refuses."""
 
+import json
 import signal
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from quantcore.pipeline import writer as writing
 from quantcore.pipeline.job import run
 from quantcore.plan.planner import make_plan
 from quantcore.reading.model import read_model
+from quantcore.runtime.ranks import ALONE
 from quantcore.solvers.rtn import round_to_nearest
 from tests.support.forks import config, events_of, forked, killed, seen_of, task_file
 from tests.support.models import MIXTURES, tiny_model
@@ -130,26 +132,55 @@ def test_what_gains_nothing_is_not_kept(tmp_path: Path) -> None:
     assert all(torch.equal(files[name], untuned[name]) for name in files)
 
 
-def test_a_killed_job_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+KILLS = {
+    "in a step": (Student, "gradients", 2, 1),
+    "while files are rewritten": (writing.ResultWriter, "rewrite", 5, 2),
+}
+"""What is called for which time at the kill, and how many of the two steps are done then."""
+
+
+@pytest.mark.parametrize("place", KILLS)
+def test_a_killed_job_goes_on_and_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    owner, name, count, num_done = KILLS[place]
     model_dir = tiny_model(tmp_path / "model", num_hidden_layers=3)
     given = config("w2a16", {"name": "gptaq"}, DISTILL)
     windows = {"num_samples": 8, "seq_len": 32}
     file = task_file(model_dir, tmp_path / "whole", given, EXPORTS, calibration=windows)
     assert forked(lambda _: main(["run", str(file)]), 1, tmp_path) == [0]
     expected = seen_of(tmp_path, tmp_path / "whole")
+    whole = json.loads((tmp_path / "whole" / "report.json").read_text())
     monkeypatch.setattr(savepoint, "MIN_WORK_PER_SAVE", 0)
     file = task_file(
         model_dir, tmp_path / "out", given, EXPORTS, calibration=windows, resume_dir=str(tmp_path / "resume")
     )
 
     def first(_: int) -> int:
-        monkeypatch.setattr(writing.ResultWriter, "rewrite", killed(writing.ResultWriter, "rewrite", 5))
+        monkeypatch.setattr(owner, name, killed(owner, name, count))
         return main(["run", str(file)])
 
     assert forked(first, 1, tmp_path) == [-signal.SIGKILL]
     assert forked(lambda _: main(["run", str(file)]), 1, tmp_path) == [0], (tmp_path / "err.0").read_text()
+    steps = [event for event in events_of(tmp_path) if event["kind"] == "progress" and event["phase"] == "distill"]
+    assert [event["done"] for event in steps] == list(range(num_done, 3))
     assert seen_of(tmp_path, tmp_path / "out")[0] == expected[0]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["distillation"] == whole["distillation"]
     assert not (tmp_path / "resume").exists()
+
+
+def test_a_damaged_state_of_the_tuning_is_not_used(tmp_path: Path) -> None:
+    point = savepoint.SavePoint(tmp_path, "fingerprint", ALONE)
+    kept, found = [torch.arange(6.0).reshape(2, 3), torch.ones(1)], [torch.zeros(2, 3), torch.zeros(1)]
+    assert point.kept("tuning", found) == 0
+    point.keep("tuning", 9, kept)
+    point.keep("tuning", 10, kept)  # too soon
+    assert point.kept("tuning", found) == 9 and all(map(torch.equal, kept, found))
+    [file] = tmp_path.iterdir()
+    content = bytearray(file.read_bytes())
+    content[3] ^= 1
+    file.write_bytes(content)
+    assert point.kept("tuning", [torch.zeros(2, 3), torch.zeros(1)]) == 0
 
 
 REFUSED = {

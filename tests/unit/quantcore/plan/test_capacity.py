@@ -287,5 +287,6 @@ def test_distillation_takes_time_memory_and_disk():
     grown = found.chosen.parts["distillation"]
     assert grown == 2 * 72 * 2048 * 16384 * 2 + 20 * num_scales + 2**28 and "distillation" not in without.chosen.parts
     assert found.disk["distilled_states"] == 127 * 2 * 2048 * 16384 * 2
+    assert found.disk["saved_tuning"] == 24 * num_scales
     assert found.disk["codes"] == 64 * num_scales and "codes" not in without.disk
     assert "distill" not in without.seconds
