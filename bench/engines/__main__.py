@@ -26,13 +26,17 @@ from bench.engines.cells import ENGINES, FLOAT, USUAL, Cell, chosen
 from bench.engines.inputs import cut_model, cut_windows
 from bench.engines.results import FOLDER, Results
 from bench.engines.runner import Job
+from quantcore.config.algorithms import DistillConfig
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig
+from quantcore.plan.distillation import NUM_HELD_BACK
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = {"quark": "peers", "llmcompressor": "llmc", "gptqmodel": "gptqmodel"}
 START_S = 120  # CPU seconds that any process may take, whatever its cell costs
 STARVED = 20  # times as many wall seconds: a process that waits forever is ended, too
+NUM_MORE = DistillConfig().num_windows + NUM_HELD_BACK
+"""Number of calibration windows that distillation gets beside those of the algorithm."""
 LOG_LINES = 25  # of a process that failed, kept in its row
 SMALL = {"num_samples": 4, "num_windows": 2, "seq_len": 128, "num_blocks": 2}
 
@@ -50,7 +54,8 @@ def main() -> None:
     if options.text != "builtin":
         options.text = str(Path(options.text).resolve())
     with tempfile.TemporaryDirectory(prefix="bf-engines-") as scratch:
-        inputs = Inputs(options, Path(scratch))
+        num_more = NUM_MORE if any(cell.algorithm.endswith("distill") for cell in cells) else 0
+        inputs = Inputs(options, Path(scratch), num_more)
         if options.smoke:
             for cell in cells:
                 show(cell, measure(cell, inputs.small, Path(scratch), options.patience))
@@ -71,7 +76,8 @@ def main() -> None:
 class Inputs:
     """The model and the windows that every engine gets; ``small`` is a cut of both for a trial of an environment."""
 
-    def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
+    def __init__(self, options: argparse.Namespace, scratch: Path, num_more: int) -> None:
+        self._num_more = num_more
         model_dir = options.model_dir or _demo_model()
         sizes = {"num_samples": options.num_samples, "num_windows": options.num_windows, "seq_len": options.seq_len}
         self.full, tokens = self._cut(model_dir, scratch / "windows.safetensors", options.text, **sizes)
@@ -86,12 +92,12 @@ class Inputs:
             **sizes,
         }
 
-    @staticmethod
     def _cut(
-        model_dir: Path, file: Path, text: str, num_samples: int, num_windows: int, seq_len: int
+        self, model_dir: Path, file: Path, text: str, num_samples: int, num_windows: int, seq_len: int
     ) -> tuple[dict[str, Path], str]:
         calibration = CalibrationConfig(source=text, num_samples=num_samples, seq_len=seq_len)
-        tokens = cut_windows(model_dir, file, calibration, EvaluationConfig(num_windows=num_windows, seq_len=seq_len))
+        evaluation = EvaluationConfig(num_windows=num_windows, seq_len=seq_len)
+        tokens = cut_windows(model_dir, file, calibration, evaluation, self._num_more)
         return {"model_dir": model_dir, "windows": file, "float_logits": file.with_suffix(".logits")}, tokens
 
 

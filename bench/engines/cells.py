@@ -33,6 +33,8 @@ ALGORITHMS = {
     "gptaq": "GPTAQ: GPTQ that also corrects what the layers before changed",
     "rotation+gptaq": "rotation, then GPTAQ",
     "yaqa": "YAQA: GPTAQ that rounds for the predictions, with gradients",
+    "gptaq+distill": "GPTAQ, then the scales tuned for the predictions on more windows of the text",
+    "yaqa+distill": "YAQA, then the scales tuned for the predictions on more windows of the text",
 }
 FLOAT = "float"  # the row that the others are compared with: no engine at all
 ENGINES = {
@@ -51,7 +53,8 @@ USUAL = (
     "fp8_kv:rtn", "int8:smoothquant+gptq", "int8_dynamic:smoothquant+gptq",
     "uint4:range_search", "uint4:awq+gptq", "uint4:gptaq", "uint4:rotation+gptaq",
     "uint4:yaqa", "int4:yaqa",
-    *(f"{scheme}:{algorithm}" for scheme in ("uint3", "uint2") for algorithm in ("gptq", "gptaq", "yaqa")),
+    *(f"{scheme}:{algorithm}" for scheme in ("uint3", "uint2")
+      for algorithm in ("gptq", "gptaq", "yaqa", "yaqa+distill")),
 )  # fmt: skip
 # engine, scheme, algorithm, reason: the first row that matches a cell explains why it does not exist.
 MISSING = (
@@ -68,6 +71,11 @@ MISSING = (
     ("quark", "*", "yaqa", "it has no YAQA"),
     ("llmcompressor", "*", "yaqa", "it has no YAQA"),
     ("gptqmodel", "*", "yaqa", "it has no YAQA"),
+    ("quark", "*", "*distill", "it tunes no scales for the predictions alone"),
+    ("llmcompressor", "*", "*distill", "it tunes no scales for the predictions alone"),
+    ("gptqmodel", "*", "*distill", "it tunes no scales for the predictions alone"),
+    ("ours", "*8*", "*distill", "only scales of weights alone can be tuned"),
+    ("ours", "mxfp4", "*distill", "only scales of weights alone can be tuned"),
     ("quark", "int8_dynamic", "*", "it has no such scheme"),
     ("quark", "uint[23]", "*", "it has no such scheme"),
     ("quark", "*", "range_search", "its range searches have one scale a tensor"),
@@ -81,6 +89,7 @@ ESTIMATES_S = {
     ("llmcompressor", "*"): 70,
     ("gptqmodel", "awq"): 2600, ("gptqmodel", "gptq"): 190, ("gptqmodel", "gptaq"): 400, ("gptqmodel", "*"): 10,
     ("ours", "awq"): 120, ("ours", "*gptq"): 120, ("ours", "*gptaq"): 220, ("ours", "yaqa"): 700,
+    ("ours", "*distill"): 1200,
     ("ours", "*"): 70, (FLOAT, "*"): 0,
 }  # fmt: skip
 AROUND_S = 90  # starting, loading, and the perplexity of 40 x 512 tokens

@@ -18,13 +18,28 @@ from quantcore.data.chat import chat_renderer
 from quantcore.data.windows import TokenWindows, token_windows
 
 
-def cut_windows(model_dir: Path, file: Path, calibration: CalibrationConfig, evaluation: EvaluationConfig) -> str:
+def cut_windows(
+    model_dir: Path, file: Path, calibration: CalibrationConfig, evaluation: EvaluationConfig, num_more: int = 0
+) -> str:
     """Cut the windows of a text as our engine does, write them to ``file``, and return the sha256 of the tokens.
 
-    Calibration windows come from the first three quarters of the text, held-out ones from the last.
+    Calibration windows come from the first three quarters of the text, held-out ones from the last. ``num_more`` more
+    calibration windows are for what tunes after an algorithm that had the others.
     """
+    windows = _cut(model_dir, calibration, evaluation)
+    tensors = {"calibration": windows.calibration_NT, "held_out": windows.held_out_NT}
+    if num_more:
+        count = calibration.num_samples + num_more
+        seen = set(map(tuple, windows.calibration_NT.tolist()))
+        drawn_NT = _cut(model_dir, calibration.model_copy(update={"num_samples": count}), evaluation).calibration_NT
+        tensors["more"] = torch.stack([ids_T for ids_T in drawn_NT if tuple(ids_T.tolist()) not in seen][:num_more])
+    save_file(tensors, file)
+    return digest(windows)
+
+
+def _cut(model_dir: Path, calibration: CalibrationConfig, evaluation: EvaluationConfig) -> TokenWindows:
     tokenizer = load_tokenizer(model_dir)
-    windows = token_windows(
+    return token_windows(
         calibration,
         lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
         num_held_out=evaluation.num_windows,
@@ -32,8 +47,6 @@ def cut_windows(model_dir: Path, file: Path, calibration: CalibrationConfig, eva
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer, calibration.chat_template_kwargs),
     )
-    save_file({"calibration": windows.calibration_NT, "held_out": windows.held_out_NT}, file)
-    return digest(windows)
 
 
 def digest(windows: TokenWindows) -> str:

@@ -42,6 +42,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "gptaq": {"name": "gptaq"},
     "yaqa": {"name": "yaqa"},
     "rotation": {"name": "rotation"},
+    "distill": {"name": "distill"},
 }
 EXPORT = "quark"
 OTHER_EXPORTS = {"uint3": "gptq_v2", "uint2": "gptq_v2"}
@@ -51,7 +52,7 @@ NOTES = {"int8_dynamic": "inputs are asymmetric"}
 
 def config_for(job: Job) -> Config:
     """Return the preset of the scheme with the algorithm's steps. Raises RuntimeError for a missing step."""
-    available = {*SOLVERS, *SMOOTHINGS, "rotation"}
+    available = {*SOLVERS, *SMOOTHINGS, "rotation", "distill"}
     if lacking := {STEPS[step]["name"] for step in job.algorithms} - available:
         raise RuntimeError(f"the engine has no {', '.join(lacking)} yet")
     config = presets.resolve(PRESETS[job.scheme], kv_cache="fp8" if job.scheme == "fp8_kv" else None).to_dict()
@@ -107,6 +108,10 @@ def main() -> None:
         evaluation=EvaluationConfig(num_windows=0),
     )  # fmt: skip
     # The tokens that the peers get. Like them, the engine needs no time and memory for a tokenizer.
+    note = NOTES.get(job.scheme, "")
+    if task.config.distills is not None:
+        note = f"{len(job.more_windows())} more windows, to tune scales and to see whether that gained"
+        calibration_NT = torch.cat([calibration_NT, job.more_windows()])
     pipeline.read_windows = lambda _: TokenWindows(calibration_NT, held_out_NT[: pipeline.NUM_PROBES])
     clock = Clock()
 
@@ -124,7 +129,7 @@ def main() -> None:
     more = {"fake_quantized_differs": fake_quantized_differs(task, model)} if len(exports) > 1 else {}
     finish(
         job, quantize=clock, evaluate=evaluate, quality=found, packages=["bitfoundry"],
-        note=NOTES.get(job.scheme, ""),
+        note=note,
         settings={"preset": PRESETS[job.scheme], "algo_config": [STEPS[step] for step in job.algorithms]},
         total=everything.seen, warnings=report.warnings, **more,
     )  # fmt: skip

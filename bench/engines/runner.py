@@ -58,6 +58,10 @@ class Job:
         tensors = load_file(self.windows)
         return tensors["calibration"], tensors["held_out"]
 
+    def more_windows(self) -> torch.Tensor:
+        """Return further calibration windows [N, T], of which no engine gets any but to tune what it has rounded."""
+        return load_file(self.windows)["more"]
+
 
 PATHS = ("model_dir", "windows", "float_logits", "scratch", "result")
 

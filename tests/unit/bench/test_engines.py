@@ -106,6 +106,12 @@ def test_the_windows_are_those_that_the_engine_cuts(model_dir: Path, tmp_path: P
     assert torch.equal(read_windows(task).calibration_NT, windows["calibration"])
     assert torch.equal(read_windows(task).held_out_NT, windows["held_out"])
 
+    assert cut_windows(model_dir, file, calibration, evaluation, num_more=3) == first
+    cut = load_file(file)
+    more = set(map(tuple, cut["more"].tolist()))
+    assert len(more) == 3 and not more & set(map(tuple, cut["calibration"].tolist()))
+    assert torch.equal(cut["calibration"], windows["calibration"])
+
     other = calibration.model_copy(update={"seed": 1})
     assert cut_windows(model_dir, file, other, EvaluationConfig(num_windows=5, seq_len=32)) != first
 
