@@ -21,6 +21,7 @@ from quantcore.calibration.collector import StatsCollector
 from quantcore.calibration.experts import lent_tokens, share_ranges, too_few_tokens
 from quantcore.calibration.lending import MIN_TOKENS
 from quantcore.calibration.ranges import Watched, collect_ranges, learned, ranges_of_all
+from quantcore.calibration.reduction import Span
 from quantcore.calibration.stats import Stats
 from quantcore.config.algorithms import (
     AlgoConfig,
@@ -63,7 +64,6 @@ class BlockAlgorithms:
             if isinstance(algorithm, RotationConfig):
                 self._rotation_config = algorithm
             elif algorithm.name in TUNERS:
-                _check_alone(algorithm.name, ranks)
                 self._tuner = TUNERS.get(algorithm.name)(algorithm)
                 self._solver_config = GPTAQConfig(inside_layer_modules=getattr(algorithm, "inside_layer_modules", ()))
             elif isinstance(algorithm, DistillConfig):
@@ -168,7 +168,9 @@ class BlockAlgorithms:
         if self._tuner is not None and at is not None and at.streams.reference is not None:
             untuned = list(chosen)
             start = {solved.layer: solved.quantized for solved in untuned if solved.stats is not None}
-            tuned = self._tuner.tune(layers, start, at.output, at.streams.reference.states)
+            targets = at.streams.reference.states
+            span = Span(len(targets)) if self._ranks.size == 1 else at.streams.span  # a state may have several windows
+            tuned = self._tuner.tune(layers, start, at.output, targets, span)
             prepared.warnings += [Warned("tuner", note) for note in self._tuner.notes]
             self._tuner.notes.clear()
             chosen = (replace(solved, quantized=tuned.get(solved.layer, solved.quantized)) for solved in untuned)

@@ -39,7 +39,7 @@ class StatsCollector:
         self._sample_a_window = ceil(needs.sample / self._num_windows)
         self._same_as: dict[str, str] = {}  # module -> the first that reads the same tensor, in the order of the run
         self._open: dict[int, dict[str, Sums]] = {}  # sums of chunks that may get more windows
-        self._tree = Tree()
+        self._tree = Tree[Sums]()
         self._next_chunk = span.chunks.start
         self._window = self._next_window = span.windows.start
         self._seen: dict[int, tuple[ReferenceType[torch.Tensor], str]] = {}
@@ -208,7 +208,7 @@ class StatsCollector:
             sums[name] = Sums(x.shape[-1], self._needs, x.device, self._span.first_window(chunk))
         return sums[name]
 
-    def _nodes(self) -> list[Node]:
+    def _nodes(self) -> list[Node[Sums]]:
         """Return the nodes of this rank's chunks."""
         self._close(self._span.chunks.stop)
         return self._tree.nodes
@@ -220,7 +220,7 @@ class StatsCollector:
         self._next_chunk = max(self._next_chunk, chunk)
 
 
-def _widths(nodes: Sequence[Node]) -> dict[str, int]:
+def _widths(nodes: Sequence[Node[Sums]]) -> dict[str, int]:
     return {name: sums.num_inputs for node in nodes for name, sums in node.sums.items()}
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -53,23 +54,33 @@ class Span:
         return min(window * self.num_chunks // max(1, self.num_windows), self.num_chunks - 1)
 
 
+class Mergeable(Protocol):
+    """Sums over some windows."""
+
+    def merge(self, later: Any, /) -> None:
+        """Take in the sums of later windows."""
+
+
+S = TypeVar("S", bound=Mergeable)
+
+
 @dataclass(frozen=True)
-class Node:
+class Node(Generic[S]):
     """The sums of 2^level neighbouring chunks, by input; ``index`` counts the nodes of its level."""
 
     level: int
     index: int
-    sums: dict[str, Sums]
+    sums: dict[str, S]
 
-    def taken(self, names: Collection[str]) -> Node:
+    def taken(self, names: Collection[str]) -> Node[S]:
         """Take these inputs out of the node, as a node of their own."""
         return Node(self.level, self.index, {name: self.sums.pop(name) for name in names if name in self.sums})
 
-    def is_left_of(self, other: Node) -> bool:
+    def is_left_of(self, other: Node[S]) -> bool:
         """Return whether the two are the halves of one node."""
         return self.level == other.level and self.index % 2 == 0 and self.index + 1 == other.index
 
-    def merged(self, other: Node) -> Node:
+    def merged(self, other: Node[S]) -> Node[S]:
         """Merge this node with its right neighbour; the result takes the memory of both."""
         for name, sums in other.sums.items():
             if name in self.sums:
@@ -80,18 +91,18 @@ class Node:
 
 
 @dataclass
-class Tree:
+class Tree(Generic[S]):
     """Tree whose nodes are added from left to right; two halves are merged as soon as both are present."""
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[Node[S]] = field(default_factory=list)
 
-    def add(self, node: Node) -> None:
+    def add(self, node: Node[S]) -> None:
         while self.nodes and self.nodes[-1].is_left_of(node):
             node = self.nodes.pop().merged(node)
         self.nodes.append(node)
 
 
-def root_at(owner: int, nodes: Sequence[Node], span: Span) -> Node | None:
+def root_at(owner: int, nodes: Sequence[Node[S]], span: Span) -> Node[S] | None:
     """Return the root of the tree on the rank ``owner``; None on the others. ``nodes`` are those of this rank's chunks.
 
     Two halves on different ranks are merged on one of these ranks, on the owner if it is one of them. So a rank holds

@@ -70,7 +70,7 @@ class SolverConfig(Value):
     gradients of the float model's predictions. ``num_grams`` and ``on_one_process``: as for transforms.
     ``num_factors``: the number of further matrices of that size in memory while it solves the layers of one input.
     ``row_copies``: that of copies of the rows that it solves at a time, in float32; GPTQ holds targets, two pairs of
-    values and errors, the better values, and work space.
+    values and errors, the better values, and work space. ``needs_whole_blocks``: it runs on no shards of blocks.
     """
 
     compares: ClassVar[bool] = False
@@ -79,6 +79,7 @@ class SolverConfig(Value):
     num_factors: ClassVar[int] = 2
     row_copies: ClassVar[int] = 7
     on_one_process: ClassVar[bool] = False
+    needs_whole_blocks: ClassVar[bool] = False
     inside_layer_modules: tuple[str, ...] = ()
     model_decoder_layers: str | None = None
     embedding_layers: tuple[str, ...] | None = None
@@ -258,7 +259,7 @@ class AutoRoundConfig(SolverConfig):
     compares: ClassVar[bool] = True
     num_grams: ClassVar[int] = 2
     num_factors: ClassVar[int] = 3
-    on_one_process: ClassVar[bool] = True
+    needs_whole_blocks: ClassVar[bool] = True
     name: Literal["autoround"] = "autoround"
     iters: Annotated[int, Field(ge=1)] = 200
     """Number of steps."""

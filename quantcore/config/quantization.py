@@ -171,6 +171,12 @@ class Config(Value):
         return next((algorithm.name for algorithm in self.algo_config if algorithm.on_one_process), None)
 
     @property
+    def needs_whole_blocks(self) -> str | None:
+        """The name of an algorithm that cannot work on shards of blocks, if there is one."""
+        whole = (entry.name for entry in self.algo_config if getattr(entry, "needs_whole_blocks", False))
+        return self.runs_alone or next(whole, None)
+
+    @property
     def goes_back(self) -> bool:
         """True if an algorithm uses gradients of the float model's predictions."""
         return any(getattr(algorithm, "goes_back", False) for algorithm in self.algo_config)

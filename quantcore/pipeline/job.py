@@ -333,7 +333,9 @@ def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks:
     ``ranks`` share each block if the task or the memory requires it.
     """
     headers, device = original.headers, default_device()
-    sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
+    sharing = None
+    if task.config.needs_whole_blocks is None:
+        sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
     reads_ahead = device.type != "cpu" and sharing is None  # a rank reads its own rows of shared blocks
     reader = ReadAhead(source) if reads_ahead else source
     return StreamedModel(

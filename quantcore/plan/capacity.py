@@ -157,7 +157,7 @@ def capacity(
     footprint = replace(footprint, whole=before, num_values=num_parameters, num_blocks=sum(counts))
     if footprint.tuned:
         footprint = replace(footprint, tuned=_in_all(plan, counts, bytes_of_scales(plan.layers)))
-    candidates = _candidates(plan, footprint, hardware, can_shard=config.runs_alone is None)
+    candidates = _candidates(plan, footprint, hardware, can_shard=config.needs_whole_blocks is None)
     able = [
         entry for entry in candidates if entry.executor != RESIDENT_FSDP
     ]  # that one runs models, but cannot calibrate
@@ -440,11 +440,11 @@ def _seconds(
 
 
 def _tuning(plan: Plan, config: Config, work: Work, hardware: Hardware) -> dict[str, float]:
-    """Estimate the seconds of AutoRound and of scale-only distillation, which run in one process, without the head."""
-    windows = {}
+    """Estimate the seconds of AutoRound, which ranks share, and of distillation; both without the head."""
+    windows, text = {}, plan.calibration
     if (rounds := config.autorounds) is not None:
-        windows["tune"] = PASSES_BACK * rounds.iters * min(rounds.batch_size, plan.calibration.num_samples)
+        windows["tune"] = PASSES_BACK * rounds.iters * min(rounds.batch_size, text.num_samples) / hardware.num_ranks
     if config.distills is not None:
         windows["distill"] = num_passes(config.distills, PASSES_BACK)
-    flops = 2 * work.active * plan.calibration.seq_len
+    flops = 2 * work.active * text.seq_len
     return {step: flops * num_windows / _speeds(hardware).products for step, num_windows in windows.items()}

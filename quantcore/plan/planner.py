@@ -327,10 +327,10 @@ def _check_possible(config: Config) -> None:
 
 
 def _check_shards(config: Config, file2file: bool) -> None:
-    """Raise ConfigError for shards if no block is run, or if an algorithm needs a single process."""
-    algorithm = config.runs_alone
+    """Raise ConfigError for shards if no block is run, or if an algorithm needs whole blocks."""
+    algorithm = config.needs_whole_blocks
     if file2file or algorithm is not None:
-        why = "file2file takes weight after weight" if file2file else f"{algorithm} runs in one process"
+        why = "file2file takes weight after weight" if file2file else f"{algorithm} needs whole blocks"
         raise ConfigError(
             f"shard_blocks divides every block into shards on several processes, and {why}.",
             code="unsupported_config",

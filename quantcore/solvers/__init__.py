@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from quantcore.calibration.reduction import Span
     from quantcore.calibration.stats import Needs, Stats
     from quantcore.config.layer_plan import LayerPlan
     from quantcore.numerics.qtensor import QTensor
@@ -80,12 +81,13 @@ class Tuner(Protocol):
 
     def tune(
         self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor],
-        run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor],
+        run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor], span: Span,
     ) -> dict[LayerPlan, QTensor]:  # fmt: skip
         """Return codes and scales at least as good as ``start`` on windows that the search does not see.
 
         ``run`` returns the block's output for a window with the weights that the modules hold, with gradients;
-        ``targets`` are the outputs of the float block. The modules are unchanged at the end.
+        ``targets`` are the outputs of the float block; both have this rank's windows of ``span``. The modules are
+        unchanged at the end. All ranks call it, and get the same.
         """
 
 

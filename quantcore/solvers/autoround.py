@@ -4,6 +4,9 @@ Every weight may move by half a step of its grid before it is rounded, every sca
 signed gradient descent on the squared difference between the outputs of the float block and of the quantized one. The
 start is the result of GPTAQ, from which it gets further than from rounding to nearest (docs/benchmarks.md). The best
 parameters by windows that the descent does not see are taken, and only if they beat the start there.
+
+Ranks share the windows, and each has all weights. The gradients of a step's windows are added as the sums over windows
+are everywhere (``calibration.reduction``), so the result has the same bits on any number of ranks.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 
 import torch
 from torch import nn
 
+from quantcore.calibration.reduction import Node, Span, Tree, root_at
 from quantcore.calibration.stats import Needs
 from quantcore.config.algorithms import AutoRoundConfig
 from quantcore.config.grouping import weight_grouping
@@ -25,6 +30,7 @@ from quantcore.errors import CalibrationError
 from quantcore.numerics.affine import QParams, as_stored, with_stored_minimum
 from quantcore.numerics.qtensor import QTensor, quantize_weight
 from quantcore.numerics.weight_layout import canonical, stored
+from quantcore.runtime.ranks import Ranks
 from quantcore.solvers import TUNERS
 
 SCALE_RANGE = (0.5, 1.5)  # of the scale at the start
@@ -39,6 +45,8 @@ START_REACH = 0.25
 
 With all of those at the border of their code the first steps undid its work, and nothing was gained.
 """
+
+SUM = "gradients"
 
 Run = Callable[[int], torch.Tensor]
 
@@ -55,7 +63,7 @@ class AutoRound:
 
     def tune(
         self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor], run: Run,
-        targets: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor], span: Span,
     ) -> dict[LayerPlan, QTensor]:  # fmt: skip
         """Return the codes that are best on the held-back windows, which are those of ``start`` if nothing gained.
 
@@ -63,17 +71,22 @@ class AutoRound:
         """
         if not start:
             return {}
-        held_back = _held_back(len(targets))
+        held_back = _held_back(span.num_windows)
+        first = span.windows.start
+
+        def error(window: int) -> torch.Tensor:
+            return _error(run(window - first), targets[window - first])
+
         weights = [_TunedWeight(layer, modules[layer], first) for layer, first in start.items()]
         with torch.enable_grad(), _weights_replaced(weights):
 
             def loss() -> float:
                 with torch.no_grad():
-                    return _sum([_error(run(window), targets[window]) for window in held_back])
+                    return _sum([error(window) for window in held_back if window in span.windows], span.ranks)
 
             _put(weights)
             at_start = loss()
-            self._descend(weights, run, targets, held_back.start, loss)
+            self._descend(weights, error, held_back.start, loss, span)
             _put(weights)
             at_end = loss()
         if at_end < at_start:
@@ -85,9 +98,8 @@ class AutoRound:
         return dict(start)
 
     def _descend(
-        self, weights: list[_TunedWeight], run: Run, targets: Sequence[torch.Tensor], num_learning: int,
-        loss: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self, weights: list[_TunedWeight], error: Run, num_learning: int, loss: Callable[[], float], span: Span
+    ) -> None:
         """Descend on the first ``num_learning`` windows, and leave the parameters with the least ``loss``."""
         config = self._config
         lr = config.lr or 1 / config.iters
@@ -95,13 +107,10 @@ class AutoRound:
         generator = torch.Generator().manual_seed(config.seed)
         best, interval = float("inf"), math.ceil(config.iters / NUM_CHECKS)
         for step in range(config.iters):
-            chosen = torch.randperm(num_learning, generator=generator)[: config.batch_size].tolist()
-            leaves = _put(weights)
-            for window in chosen:
-                _error(run(window), targets[window]).backward()  # type: ignore[no-untyped-call]
+            chosen = _spread(num_learning, config.batch_size, generator)
             left = 1 - step / config.iters
-            for weight, leaf in zip(weights, leaves, strict=True):
-                weight.backward(leaf)
+            for weight, gradient in zip(weights, _gradients(weights, error, chosen, span), strict=True):
+                weight.backward(gradient)
                 weight.step(lr * left, scale_lr * left)
             if (step + 1) % interval == 0 or step + 1 == config.iters:
                 _put(weights)
@@ -146,10 +155,10 @@ class _TunedWeight:
         self._value = stored(whole.to(self.parameter.dtype), self.layer.kind)
         return self._value.detach().requires_grad_()
 
-    def backward(self, leaf: torch.Tensor) -> None:
-        """Propagate the gradient of the weight to the parameters."""
-        if leaf.grad is not None and self._value is not None:
-            self._value.backward(leaf.grad)  # type: ignore[no-untyped-call]
+    def backward(self, gradient: torch.Tensor | None) -> None:
+        """Propagate the gradient of the weight to the parameters; None if no window needed the weight."""
+        if gradient is not None and self._value is not None:
+            self._value.backward(gradient)  # type: ignore[no-untyped-call]
 
     def step(self, lr: float, scale_lr: float) -> None:
         """Take one step of signed gradient descent."""
@@ -187,6 +196,42 @@ class _TunedWeight:
         if zero_point is not None:
             zero_point = with_stored_minimum(zero_point, scale, spec, dtype)
         return replace(params, scale=scale, zero_point=zero_point)
+
+
+@dataclass
+class _Gradients:
+    """The sums of the gradients of all weights over some windows; None where there is none."""
+
+    of_weights: list[torch.Tensor | None]
+
+    def merge(self, later: _Gradients) -> None:
+        """Take in the sums over later windows."""
+        pairs = zip(self.of_weights, later.of_weights, strict=True)
+        self.of_weights = [own if other is None else other if own is None else own.add_(other) for own, other in pairs]
+
+
+def _gradients(
+    weights: list[_TunedWeight], error: Run, chosen: Sequence[int], span: Span
+) -> Sequence[torch.Tensor | None]:
+    """Return the gradients of the sum of the windows' errors by the values of all weights, on every rank."""
+    leaves, tree = _put(weights), Tree[_Gradients]()
+    for chunk in span.chunks:
+        for window in chosen:
+            if span.chunk_of(window) == chunk:
+                error(window).backward()  # type: ignore[no-untyped-call]
+        tree.add(Node(0, chunk, {SUM: _Gradients([leaf.grad for leaf in leaves])}))
+        for leaf in leaves:
+            leaf.grad = None
+    root = root_at(0, tree.nodes, span)
+    return span.ranks.share(root and root.sums[SUM].of_weights) or []
+
+
+def _spread(num_windows: int, count: int, generator: torch.Generator) -> list[int]:
+    """Draw a window from each of ``count`` equal parts of the text, which ranks share evenly."""
+    count = min(count, num_windows)
+    borders = [part * num_windows // count for part in range(count + 1)]
+    places = torch.rand(count, generator=generator).tolist()
+    return [first + int(place * (end - first)) for place, (first, end) in zip(places, pairwise(borders), strict=True)]
 
 
 def _held_back(num_windows: int) -> range:
@@ -251,6 +296,6 @@ def _error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output.float() - target.float()).square().mean()
 
 
-def _sum(errors: list[torch.Tensor]) -> float:
-    """Return the sum in float64; an accelerator is waited for once."""
-    return float(sum(torch.stack(errors).tolist()))
+def _sum(errors: list[torch.Tensor], ranks: Ranks) -> float:
+    """Return the sum of the errors of all ranks in float64; an accelerator is waited for once."""
+    return float(sum(chain(*ranks.gather(torch.stack(errors).tolist() if errors else []))))

@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "needs_calibration",
         "#/file2file",
     ),
-    "shards with an algorithm of one process": (
+    "shards with an algorithm that needs whole blocks": (
         {"config": {**FULL, "algo_config": [{"name": "autoround"}]}, "shard_blocks": True},
         "unsupported_config",
         "#/shard_blocks",

@@ -45,6 +45,7 @@ CASES = {
     "gptq": ("dense", config("w4a16", {"name": "awq"}, GPTQ)),
     "compared": ("dense", config("mxfp4", {"name": "rotation"}, {"name": "gptaq"})),
     "gradients": ("mixture", config("w4a16", {"name": "awq"}, {"name": "yaqa"})),
+    "tuned": ("mixture", config("w4a16", {"name": "autoround", "iters": 6, "batch_size": 5, "lr": 0.02})),
     "experts": ("mixture", config("fp8", {**GPTQ, "true_sequential": True})),
     "borrowed tokens": ("many experts", config("w4a16", GPTQ)),
 }
@@ -76,6 +77,8 @@ def test_as_many_ranks_as_you_like_give_the_same_bytes(tmp_path, case, sizes):
     assert "ranks" not in alone and [row["rank"] for row in together["ranks"]] == [*range(num_ranks)]
     borrow = [line for line in reports[1]["warnings"] if "chosen for tokens of the other experts" in line]
     assert bool(borrow) == (case == "borrowed tokens")
+    in_vain = [line for line in reports[1]["warnings"] if "gained nothing" in line]
+    assert len(in_vain) < len(reports[1]["layers"]) // 7 or case != "tuned"
     planned = alone["planned_peak_memory_bytes"]
     assert all(row["planned_peak_memory_bytes"] <= planned < 10 * row["peak_memory_bytes"] for row in together["ranks"])
     assert "process 1" in (tmp_path / f"on_{num_ranks}" / "report.html").read_text()

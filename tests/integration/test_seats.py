@@ -302,7 +302,7 @@ def test_a_job_for_two_workers_over_http(client: TestClient, make_model: MakeMod
     assert job["nodes"] == 2
     assert client.post(f"/v1/jobs/{job['id']}/clone", json={}).json()["nodes"] == 2
     assert client.post(f"/v1/jobs/{job['id']}/clone", json={"nodes": 3}).json()["nodes"] == 3
-    tuned = {**presets.resolve("w4a16").to_dict(), "algo_config": [{"name": "autoround"}]}
+    tuned = {**presets.resolve("w4a16").to_dict(), "algo_config": [{"name": "gptq"}, {"name": "distill"}]}
     answer = client.post("/v1/jobs", json={**asked, "config": tuned, "nodes": 2})
     assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "#/nodes"), answer.text
     for wrong in (0, 65, "2", 1.5):

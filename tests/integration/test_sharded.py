@@ -151,7 +151,7 @@ def test_a_rank_that_dies_in_a_layer_ends_the_job(tmp_path, monkeypatch):
     "size, steps, words",
     [
         (1, [], "one process"),
-        (2, [{"name": "autoround"}], "autoround runs in one"),
+        (2, [{"name": "autoround"}], "autoround needs whole blocks"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(tmp_path, size, steps, words):

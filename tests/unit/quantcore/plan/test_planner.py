@@ -411,6 +411,6 @@ def test_plans_count_the_matrices_that_algorithms_ask_for(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_plans_know_which_algorithms_run_in_one_process(name):
-    tunes_at_the_end = name == "distill"
-    assert config_of(name).on_one_process == (name in TUNERS or tunes_at_the_end)
+def test_plans_know_which_algorithms_run_in_one_process_or_on_whole_blocks(name):
+    assert config_of(name).on_one_process == (name == "distill")
+    assert getattr(config_of(name), "needs_whole_blocks", False) == (name in TUNERS)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from quantcore.calibration.reduction import Span
 from quantcore.config.algorithms import AutoRoundConfig
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import QuantizationConfig
@@ -49,7 +50,7 @@ class Case:
 
     def tune_and_notes(self, **options):
         tuner = AutoRound(AutoRoundConfig(**{"iters": 60, "batch_size": 4, **options}))
-        return tuner.tune(self.modules, self.start, self.run, self.targets), tuner.notes
+        return tuner.tune(self.modules, self.start, self.run, self.targets, Span(len(self.targets))), tuner.notes
 
     def loss(self, codes):
         """Mean squared error of the block with these codes."""
@@ -133,7 +134,7 @@ def test_no_gradient_is_taken_on_the_windows_that_decide(monkeypatch):
 def test_the_best_step_by_windows_that_it_did_not_see_is_kept(monkeypatch):
     """Of five checks the second has the least error."""
     errors = iter([1.0, 0.9, 0.5, 0.7, 0.6, 0.8, 0.5])
-    monkeypatch.setattr(autoround, "_sum", lambda windows: next(errors))
+    monkeypatch.setattr(autoround, "_sum", lambda windows, ranks: next(errors))
     monkeypatch.setattr(autoround, "NUM_CHECKS", 5)
     step, at_steps = autoround._TunedWeight.step, {}
 
