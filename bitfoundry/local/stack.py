@@ -243,7 +243,7 @@ class LocalStack:
 
     def _accepts(self, key: str) -> bool:
         headers = {"Authorization": f"Bearer {key}"}
-        with httpx2.Client(base_url=self.url, trust_env=False, headers=headers) as session:
+        with httpx2.Client(base_url=self.url, trust_env=False, headers=headers, timeout=READY_LIMIT_S) as session:
             answer = session.get("/v1/keys/self")
         return answer.status_code == 200 and {"jobs:chat", "admin", "operator"} <= set(answer.json()["scopes"])
 
