@@ -107,11 +107,12 @@ def main() -> None:
         calibration=CalibrationConfig(num_samples=num_samples, seq_len=seq_len),
         evaluation=EvaluationConfig(num_windows=0),
     )  # fmt: skip
-    # The tokens that the peers get. Like them, the engine needs no time and memory for a tokenizer.
     note = NOTES.get(job.scheme, "")
     if task.config.distills is not None:
-        note = f"{len(job.more_windows())} more windows, to tune scales and to see whether that gained"
-        calibration_NT = torch.cat([calibration_NT, job.more_windows()])
+        more_NT = job.more_windows()
+        note = f"{len(more_NT)} more windows, to tune scales and to see whether that gained"
+        calibration_NT = torch.cat([calibration_NT, more_NT])
+    # The tokens that the peers get. Like them, the engine needs no time and memory for a tokenizer.
     pipeline.read_windows = lambda _: TokenWindows(calibration_NT, held_out_NT[: pipeline.NUM_PROBES])
     clock = Clock()
 
