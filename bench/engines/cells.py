@@ -35,6 +35,7 @@ ALGORITHMS = {
     "yaqa": "YAQA: GPTAQ that rounds for the predictions, with gradients",
     "gptaq+distill": "GPTAQ, then the scales tuned for the predictions on more windows of the text",
     "yaqa+distill": "YAQA, then the scales tuned for the predictions on more windows of the text",
+    "autoround": "AutoRound: codes and scales tuned by signed gradients, 200 steps of 8 windows a block",
 }
 FLOAT = "float"  # the row that the others are compared with: no engine at all
 ENGINES = {
@@ -43,7 +44,9 @@ ENGINES = {
     "quark": "AMD Quark",
     "llmcompressor": "llm-compressor",
     "gptqmodel": "GPTQModel",
+    "autoround": "AutoRound",
 }
+AUTOROUND_HAS = ("rtn", "range_search", "autoround")
 # The cells of `make bench-engines`; --cells '*' runs the others, too.
 USUAL = (
     *(f"{scheme}:{algorithm}" for scheme in ("uint4", "int4") for algorithm in ("rtn", "awq", "gptq", "rotation+gptq")),
@@ -61,6 +64,8 @@ MISSING = (
     ("*", "*int[234]", "smoothquant*", "the inputs stay as they are: there is nothing to smooth"),
     ("*", "*8*", "awq*", "AWQ is for weights of few bits"),
     ("*", "*8*", "range_search", "at 8 bits ranges decide little"),
+    ("*", "*8*", "autoround", "AutoRound is for weights of few bits"),
+    ("*", "mxfp4", "autoround", "it is compared for weights alone"),
     ("gptqmodel", "int8*", "*", "it quantizes no inputs to int8"),
     ("gptqmodel", "fp8*", "*", "its fp8 leaves the inputs as they are"),
     ("gptqmodel", "mxfp4", "*", "it has no MXFP4"),
@@ -76,6 +81,15 @@ MISSING = (
     ("gptqmodel", "*", "*distill", "it tunes no scales for the predictions alone"),
     ("ours", "*8*", "*distill", "only scales of weights alone can be tuned"),
     ("ours", "mxfp4", "*distill", "only scales of weights alone can be tuned"),
+    ("llmcompressor", "*", "autoround", "it calls the package AutoRound, which has a row of its own"),
+    ("gptqmodel", "*", "autoround", "it has no AutoRound"),
+    ("autoround", "*8*", "*", "only its rounding of weights alone is compared"),
+    ("autoround", "mxfp4", "*", "only its rounding of weights alone is compared"),
+    *(
+        ("autoround", "*", algorithm, "only its own algorithm is compared")
+        for algorithm in ALGORITHMS
+        if algorithm not in AUTOROUND_HAS
+    ),
     ("quark", "int8_dynamic", "*", "it has no such scheme"),
     ("quark", "uint[23]", "*", "it has no such scheme"),
     ("quark", "*", "range_search", "its range searches have one scale a tensor"),
@@ -84,12 +98,12 @@ MISSING = (
 # from runs with fewer tokens. Only --list and the time limits use them.
 ESTIMATES_S = {
     ("quark", "awq"): 2000, ("quark", "awq+gptq"): 2400, ("quark", "smoothquant"): 100, ("quark", "*gptq"): 360,
-    ("quark", "*gptaq"): 700, ("quark", "*"): 50,
+    ("quark", "*gptaq"): 700, ("quark", "autoround"): 10000, ("quark", "*"): 50,
     ("llmcompressor", "awq"): 850, ("llmcompressor", "awq+gptq"): 1050, ("llmcompressor", "*gptq"): 170,
     ("llmcompressor", "*"): 70,
     ("gptqmodel", "awq"): 2600, ("gptqmodel", "gptq"): 190, ("gptqmodel", "gptaq"): 400, ("gptqmodel", "*"): 10,
     ("ours", "awq"): 120, ("ours", "*gptq"): 120, ("ours", "*gptaq"): 220, ("ours", "yaqa"): 700,
-    ("ours", "*distill"): 1200,
+    ("ours", "*distill"): 1200, ("ours", "autoround"): 10000, ("autoround", "autoround"): 10000, ("autoround", "*"): 30,
     ("ours", "*"): 70, (FLOAT, "*"): 0,
 }  # fmt: skip
 AROUND_S = 90  # starting, loading, and the perplexity of 40 x 512 tokens

@@ -27,7 +27,7 @@ from quantcore.export import EXPORTERS
 from quantcore.pipeline import job as pipeline
 from quantcore.plan.planner import export_dir, make_plan
 from quantcore.proof.verify import WrittenCheckpoint
-from quantcore.solvers import SOLVERS
+from quantcore.solvers import SOLVERS, TUNERS
 from quantcore.transforms import SMOOTHINGS
 
 PRESETS = {
@@ -43,6 +43,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "yaqa": {"name": "yaqa"},
     "rotation": {"name": "rotation"},
     "distill": {"name": "distill"},
+    "autoround": {"name": "autoround"},
 }
 EXPORT = "quark"
 OTHER_EXPORTS = {"uint3": "gptq_v2", "uint2": "gptq_v2"}
@@ -52,7 +53,7 @@ NOTES = {"int8_dynamic": "inputs are asymmetric"}
 
 def config_for(job: Job) -> Config:
     """Return the preset of the scheme with the algorithm's steps. Raises RuntimeError for a missing step."""
-    available = {*SOLVERS, *SMOOTHINGS, "rotation", "distill"}
+    available = {*SOLVERS, *TUNERS, *SMOOTHINGS, "rotation", "distill"}
     if lacking := {STEPS[step]["name"] for step in job.algorithms} - available:
         raise RuntimeError(f"the engine has no {', '.join(lacking)} yet")
     config = presets.resolve(PRESETS[job.scheme], kv_cache="fp8" if job.scheme == "fp8_kv" else None).to_dict()
