@@ -81,6 +81,7 @@ MISSING = (
     ("gptqmodel", "*", "*distill", "it tunes no scales for the predictions alone"),
     ("ours", "*8*", "*distill", "only scales of weights alone can be tuned"),
     ("ours", "mxfp4", "*distill", "only scales of weights alone can be tuned"),
+    ("quark", "*", "autoround", "its AutoRound is experimental: quantize_model does not know it (0.13)"),
     ("llmcompressor", "*", "autoround", "it calls the package AutoRound, which has a row of its own"),
     ("gptqmodel", "*", "autoround", "it has no AutoRound"),
     ("autoround", "*8*", "*", "only its rounding of weights alone is compared"),
@@ -98,7 +99,7 @@ MISSING = (
 # from runs with fewer tokens. Only --list and the time limits use them.
 ESTIMATES_S = {
     ("quark", "awq"): 2000, ("quark", "awq+gptq"): 2400, ("quark", "smoothquant"): 100, ("quark", "*gptq"): 360,
-    ("quark", "*gptaq"): 700, ("quark", "autoround"): 10000, ("quark", "*"): 50,
+    ("quark", "*gptaq"): 700, ("quark", "*"): 50,
     ("llmcompressor", "awq"): 850, ("llmcompressor", "awq+gptq"): 1050, ("llmcompressor", "*gptq"): 170,
     ("llmcompressor", "*"): 70,
     ("gptqmodel", "awq"): 2600, ("gptqmodel", "gptq"): 190, ("gptqmodel", "gptaq"): 400, ("gptqmodel", "*"): 10,
