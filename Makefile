@@ -153,6 +153,14 @@ GPTQMODEL_STAMP := $(CONSUMERS)/gptqmodel/.stamp-$(shell cksum < bench/engines/g
 
 consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP) $(LLAMACPP_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel, llama.cpp and others, for test-all
 
+# $(call environment,NAME,REQUIREMENTS): install the requirements into the environment NAME, and stamp it.
+define environment
+	@test -x $(CONSUMERS)/$(1)/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/$(1)
+	@$(CONSUMERS)/$(1)/bin/python $(PIP) -r $(2)
+	@rm -f $(CONSUMERS)/$(1)/.stamp-*
+	@touch $@
+endef
+
 # torchvision is on PyPI for CUDA alone. Beside another torch its import fails, and with it that of much of Transformers:
 # only the checks that need it put it on the path (tests/consumers/vision.py).
 $(VLLM_STAMP):
@@ -166,10 +174,7 @@ $(VLLM_STAMP):
 
 $(PEERS_STAMP):
 	@echo "installing AMD Quark, torchao, compressed-tensors, bitsandbytes and gguf into $(CONSUMERS)/peers (minutes)"
-	@test -x $(CONSUMERS)/peers/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/peers
-	@$(CONSUMERS)/peers/bin/python $(PIP) -r tests/consumers/peers-requirements.txt
-	@rm -f $(CONSUMERS)/peers/.stamp-*
-	@touch $@
+	$(call environment,peers,tests/consumers/peers-requirements.txt)
 
 # Without what only this machine has: AMX, which virtual machines promise and do not always let programs use.
 $(LLAMACPP_STAMP):
@@ -184,17 +189,11 @@ bench-formats: $(PEERS_STAMP)  ## quantize and dequantize a large weight, agains
 
 $(LLMC_STAMP):
 	@echo "installing llm-compressor into $(CONSUMERS)/llmc (minutes)"
-	@test -x $(CONSUMERS)/llmc/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/llmc
-	@$(CONSUMERS)/llmc/bin/python $(PIP) -r bench/engines/llmcompressor-requirements.txt
-	@rm -f $(CONSUMERS)/llmc/.stamp-*
-	@touch $@
+	$(call environment,llmc,bench/engines/llmcompressor-requirements.txt)
 
 $(AUTOROUND_STAMP):
 	@echo "installing AutoRound into $(CONSUMERS)/autoround (minutes)"
-	@test -x $(CONSUMERS)/autoround/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/autoround
-	@$(CONSUMERS)/autoround/bin/python $(PIP) -r bench/engines/autoround-requirements.txt
-	@rm -f $(CONSUMERS)/autoround/.stamp-*
-	@touch $@
+	$(call environment,autoround,bench/engines/autoround-requirements.txt)
 
 $(GPTQMODEL_STAMP):
 	@echo "installing GPTQModel into $(CONSUMERS)/gptqmodel (minutes)"

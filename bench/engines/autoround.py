@@ -12,9 +12,8 @@ from auto_round import AutoRound
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bench.engines.runner import Clock, finish, quality, start
+from bench.engines.runner import Clock, finish, quality, start, weight_settings
 
-BITS = {"uint3": 3, "uint2": 2}
 TUNED_BATCH = 8  # its default, and that of ours
 OPTIONS: dict[str, dict[str, Any]] = {
     "rtn": {"iters": 0, "disable_opt_rtn": True},
@@ -26,9 +25,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def main() -> None:
     job = start()
     calibration_NT, _ = job.token_windows()
-    settings = {"bits": BITS.get(job.scheme, 4), "group_size": 64, "sym": job.scheme == "int4"}
-    settings |= OPTIONS[job.algorithm]
-    if job.algorithm == "autoround" and job.scheme in BITS:
+    settings = weight_settings(job.scheme) | OPTIONS[job.algorithm]
+    if job.algorithm == "autoround" and settings["bits"] < 4:
         settings["enable_alg_ext"] = True  # SignRoundV2, which its documentation advises for few bits
     with Clock() as load:
         model = AutoModelForCausalLM.from_pretrained(job.model_dir, dtype=torch.bfloat16).eval()

@@ -16,11 +16,9 @@ from gptqmodel.nn_modules.qlinear.torch import TorchLinear
 from gptqmodel.quantization.config import AWQConfig, GPTQConfig, RTNConfig
 from torch import nn
 
-from bench.engines.runner import Clock, finish, quality, start
+from bench.engines.runner import Clock, finish, quality, start, weight_settings
 
 CONFIGS = {"rtn": RTNConfig, "gptq": GPTQConfig, "awq": AWQConfig, "rotation+gptq": GPTQConfig, "gptaq": GPTQConfig}
-
-BITS = {"uint3": 3, "uint2": 2}
 
 
 def dequantize(model: nn.Module) -> None:
@@ -40,7 +38,7 @@ def dequantize(model: nn.Module) -> None:
 def main() -> None:
     job = start()
     calibration_NT, _ = job.token_windows()
-    settings = {"bits": BITS.get(job.scheme, 4), "group_size": 64, "sym": job.scheme == "int4"}
+    settings = weight_settings(job.scheme)
     if "rotation" in job.algorithms:
         settings["rotation"] = "hadamard"
     if "gptaq" in job.algorithms:

@@ -63,6 +63,14 @@ class Job:
         return load_file(self.windows)["more"]
 
 
+BITS = {"uint4": 4, "int4": 4, "uint3": 3, "uint2": 2}
+
+
+def weight_settings(scheme: str) -> dict[str, Any]:
+    """Return the options of a scheme of weights alone, as GPTQModel and AutoRound both name them."""
+    return {"bits": BITS[scheme], "group_size": 64, "sym": scheme == "int4"}
+
+
 PATHS = ("model_dir", "windows", "float_logits", "scratch", "result")
 
 
