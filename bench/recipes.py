@@ -24,6 +24,7 @@ from typing import Any
 from bench.engines.results import FOLDER, machine
 from quantcore.config import presets
 from quantcore.config.recipes import EFFORTS, recipe
+from quantcore.export import default_format
 
 PRESETS = (
     "w4a16", "w4a16_sym", "uint4_wo_32", "uint4_wo_128", "gguf_q4_k", "gguf_q4_0", "gguf_q5_k", "gguf_q6_k",
@@ -31,7 +32,6 @@ PRESETS = (
     "fp8_dynamic", "fp8_block", "int8_static", "int8_dynamic", "int8_weight_only",
 )  # fmt: skip
 """Presets of 4 bits or more. Variants of these, such as other group sizes, are left out."""
-EXPORTS = {"nf4": "bitsandbytes", **{name: "gguf" for name in presets.PRESETS if name.startswith("gguf")}}
 
 
 def recipes_of(preset: str) -> dict[str, str]:
@@ -46,9 +46,10 @@ def recipes_of(preset: str) -> dict[str, str]:
 def measure(model: Path, preset: str, chain: str, text: Path) -> dict[str, Any]:
     """Run one job, and return what it measured. Raises RuntimeError with its last lines if it fails."""
     algorithms = [{"name": name} for name in chain.split(",") if name]
-    config = presets.resolve(preset).to_dict() | {"algo_config": algorithms}
+    scheme = presets.resolve(preset)
+    config = scheme.to_dict() | {"algo_config": algorithms}
     task = {
-        "model_dir": str(model), "config": config, "gate": "off", "export": [EXPORTS.get(preset, "quark")],
+        "model_dir": str(model), "config": config, "gate": "off", "export": [default_format(scheme)],
         "calibration": {"num_samples": 32, "seq_len": 512},
         "evaluation": {"source": str(text), "num_windows": 16, "seq_len": 512, "num_prompts": 0},
     }  # fmt: skip
