@@ -24,7 +24,6 @@ from typing import Any
 from bench.engines.results import FOLDER, machine
 from quantcore.config import presets
 from quantcore.config.recipes import EFFORTS, recipe
-from quantcore.export import default_format
 
 PRESETS = (
     "w4a16", "w4a16_sym", "uint4_wo_32", "uint4_wo_128", "gguf_q4_k", "gguf_q4_0", "gguf_q5_k", "gguf_q6_k",
@@ -46,10 +45,9 @@ def recipes_of(preset: str) -> dict[str, str]:
 def measure(model: Path, preset: str, chain: str, text: Path) -> dict[str, Any]:
     """Run one job, and return what it measured. Raises RuntimeError with its last lines if it fails."""
     algorithms = [{"name": name} for name in chain.split(",") if name]
-    scheme = presets.resolve(preset)
-    config = scheme.to_dict() | {"algo_config": algorithms}
+    config = presets.resolve(preset).to_dict() | {"algo_config": algorithms}
     task = {
-        "model_dir": str(model), "config": config, "gate": "off", "export": [default_format(scheme)],
+        "model_dir": str(model), "config": config, "gate": "off",
         "calibration": {"num_samples": 32, "seq_len": 512},
         "evaluation": {"source": str(text), "num_windows": 16, "seq_len": 512, "num_prompts": 0},
     }  # fmt: skip

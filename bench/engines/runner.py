@@ -134,15 +134,15 @@ def float_logits(job: Job) -> Iterator[torch.Tensor]:
 
 
 def _write_float_logits(job: Job) -> None:
+    """Write the logits of every window. ``quality`` calls it where it has set how products are computed."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(job.model_dir, dtype=torch.bfloat16).eval()
     scratch = job.float_logits.with_suffix(f".{os.getpid()}")
     scratch.mkdir()
-    with torch.inference_mode(), matmul_precision(torch.device("cpu")):
-        for window, ids_T in enumerate(job.token_windows()[1]):
-            logits_TV = model(input_ids=ids_T[None], use_cache=False).logits[0, :-1].contiguous()
-            save_file({"logits": logits_TV}, scratch / f"{window}.safetensors")
+    for window, ids_T in enumerate(job.token_windows()[1]):
+        logits_TV = model(input_ids=ids_T[None], use_cache=False).logits[0, :-1].contiguous()
+        save_file({"logits": logits_TV}, scratch / f"{window}.safetensors")
     scratch.rename(job.float_logits)
 
 
