@@ -25,9 +25,9 @@ from quantcore.calibration.reduction import Span
 from quantcore.calibration.stats import Stats
 from quantcore.config.algorithms import (
     AlgoConfig,
+    AutoRoundConfig,
     BiasCorrectionConfig,
     DistillConfig,
-    GPTAQConfig,
     RotationConfig,
     RTNConfig,
 )
@@ -63,9 +63,9 @@ class BlockAlgorithms:
         for algorithm in config.algo_config:
             if isinstance(algorithm, RotationConfig):
                 self._rotation_config = algorithm
-            elif algorithm.name in TUNERS:
+            elif isinstance(algorithm, AutoRoundConfig):
                 self._tuner = TUNERS.get(algorithm.name)(algorithm)
-                self._solver_config = GPTAQConfig(inside_layer_modules=getattr(algorithm, "inside_layer_modules", ()))
+                self._solver_config = algorithm.start(inside_layer_modules=algorithm.inside_layer_modules)
             elif isinstance(algorithm, DistillConfig):
                 _check_alone(algorithm.name, ranks)  # it runs after all blocks
             elif isinstance(algorithm, BiasCorrectionConfig):

@@ -252,14 +252,16 @@ class RotationConfig(TransformConfig):
 class AutoRoundConfig(SolverConfig):
     """AutoRound (Cheng et al. 2023): tunes rounding and scales of a block's weights together by signed gradients.
 
-    It starts from the codes of GPTAQ, and keeps them in blocks where tuning gains nothing on windows that it did not
+    It starts from the codes of YAQA, and keeps them in blocks where tuning gains nothing on windows that it did not
     see. Every step runs the block forward and backward: the slowest of the algorithms by far.
     """
 
     compares: ClassVar[bool] = True
+    goes_back: ClassVar[bool] = True
     num_grams: ClassVar[int] = 2
     num_factors: ClassVar[int] = 3
     needs_whole_blocks: ClassVar[bool] = True
+    start: ClassVar[type[YAQAConfig]] = YAQAConfig
     name: Literal["autoround"] = "autoround"
     iters: Annotated[int, Field(ge=1)] = 200
     """Number of steps."""

@@ -208,7 +208,7 @@ def quantize(
     gradients = None
     if task.config.goes_back:
         if (reason := no_gradients(model)) is not None:
-            emit(Warned("no_gradients", f"{reason}: yaqa rounds as gptaq does."))
+            emit(Warned("no_gradients", f"{reason}: gptaq takes the place of yaqa."))
         else:
             gradients = find_gradients(model, calibration, task.calibration.seed, folder, emit, ranks)
         emit(PhaseStarted("quantize"))

@@ -254,7 +254,8 @@ class Footprint:
             moments += (self._measuring(),)
         if self.autorounded:
             window = {"one_window": WINDOW_COPIES_BACK * self.window}
-            moments += ({"one_block": block, "statistics": self.grams, "tuned_block": self.autorounded} | window,)
+            statistics = {"statistics": self.grams + self.outputs}
+            moments += ({"one_block": block, "tuned_block": self.autorounded} | statistics | window,)
         if self.distilled:
             logits = {"logits": DISTILLED_LOGITS * self.logits, "products": PRODUCT_TILES * TILE_BYTES}
             moments += ({"embedding_and_head": self.outside} | logits,)

@@ -73,7 +73,6 @@ class Solver(Protocol):
 class Tuner(Protocol):
     """Improves the codes of all layers of a block together, by the output of the block."""
 
-    needs: Needs
     notes: list[str]
     """Messages about the result, in words for people; the reader of the list empties it."""
 

@@ -2,7 +2,7 @@
 
 Every weight may move by half a step of its grid before it is rounded, every scale may grow or shrink. Both are found by
 signed gradient descent on the squared difference between the outputs of the float block and of the quantized one. The
-start is the result of GPTAQ, from which it gets further than from rounding to nearest (docs/benchmarks.md). The best
+start is the result of YAQA, from which it gets further than from that of GPTAQ (docs/benchmarks.md). The best
 parameters by windows that the descent does not see are taken, and only if they beat the start there.
 
 Ranks share the windows, and each has all weights. The gradients of a step's windows are added as the sums over windows
@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from quantcore.calibration.reduction import Node, Span, Tree, root_at
-from quantcore.calibration.stats import Needs
 from quantcore.config.algorithms import AutoRoundConfig
 from quantcore.config.grouping import weight_grouping
 from quantcore.config.layer_plan import LayerPlan
@@ -41,7 +40,7 @@ SCALE_LR = 0.2
 NUM_CHECKS = 10
 """How often the held-back windows are run during the descent."""
 START_REACH = 0.25
-"""Distance from the code at the start, in steps of the grid, of weights that GPTAQ moved by more than half a step.
+"""Distance from the code at the start, in steps of the grid, of weights that YAQA moved by more than half a step.
 
 With all of those at the border of their code the first steps undid its work, and nothing was gained.
 """
@@ -54,8 +53,6 @@ Run = Callable[[int], torch.Tensor]
 @TUNERS.add("autoround")
 class AutoRound:
     """Tunes all weights of a block together."""
-
-    needs = Needs(gram=True, shift=True)  # of GPTAQ, for the start
 
     def __init__(self, config: AutoRoundConfig) -> None:
         self._config = config
@@ -93,7 +90,7 @@ class AutoRound:
             return {weight.layer: weight.codes() for weight in weights}
         self.notes.append(
             f"autoround gained nothing in block {weights[0].layer.block}, by {len(held_back)} held-back windows: its"
-            " layers have the codes of gptaq."
+            " layers have the codes of yaqa."
         )
         return dict(start)
 

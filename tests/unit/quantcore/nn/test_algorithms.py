@@ -25,6 +25,7 @@ from quantcore.config.spec import QuantizationSpec
 from quantcore.errors import CalibrationError, ModelError
 from quantcore.nn.layers import QuantizedLayer
 from quantcore.rotation.fold import rotates_input
+from quantcore.solvers.autoround import AutoRound
 from tests.support.models import MIXTURES, SHAPE, correlate
 from tests.support.params import with_rare
 
@@ -159,6 +160,17 @@ def test_only_the_layers_inside_are_solved(kind):
     plain, solved = weights(), weights(kind(inside_layer_modules=("mlp.up_proj",), **options))
     differing = {name for name in plain if not torch.equal(plain[name], solved[name])}
     assert differing and all(".mlp.up_proj." in name for name in differing)
+
+
+def test_autoround_tunes_the_codes_of_yaqa(monkeypatch):
+    def weights(algorithm):
+        quantized = ModelQuantizer(config(algorithm)).quantize_model(tiny(), batches())
+        return ModelQuantizer.freeze(quantized).state_dict()
+
+    monkeypatch.setattr(AutoRound, "tune", lambda tuner, modules, start, *_: dict(start))
+    start, yaqa, gptaq = map(weights, (AutoRoundConfig(), YAQAConfig(), GPTAQConfig()))
+    assert all(map(torch.equal, start.values(), yaqa.values()))
+    assert not all(map(torch.equal, start.values(), gptaq.values()))
 
 
 @pytest.mark.parametrize("algorithm", [GPTQConfig(), AWQConfig()])

@@ -405,9 +405,12 @@ def test_masks_in_the_checkpoint_are_no_weights():
 @pytest.mark.parametrize("name", NAMES)
 def test_plans_count_the_matrices_that_algorithms_ask_for(name):
     config = config_of(name)
-    made = next((kind.get(name)(config) for kind in (SMOOTHINGS, SOLVERS, TUNERS) if name in kind), None)
+    asking = config.start() if name in TUNERS else config
+    made = next((kind.get(asking.name)(asking) for kind in (SMOOTHINGS, SOLVERS) if asking.name in kind), None)
     needs = Needs() if made is None else made.needs
     assert config.num_grams == needs.gram + needs.shift
+    assert getattr(config, "goes_back", False) == needs.outputs
+    assert all(getattr(config, cost, None) == getattr(asking, cost, None) for cost in ("compares", "num_factors"))
 
 
 @pytest.mark.parametrize("name", NAMES)
