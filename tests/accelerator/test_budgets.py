@@ -1,7 +1,8 @@
 """Waits and copies of a block are constants: none lies in a loop over columns, groups, rows, experts or tokens.
 
 They do not grow when all of these grow, and a job's second block has at most ``MOST`` of them. What grows with the
-number of windows is listed: a window is embedded once, and a router decides for each window.
+number of windows is listed: a window is embedded once, its tokens are drawn once from the float model's predictions,
+and a router decides for each window.
 
 Counted on 2026-11-26 for one more block of the tiny models, 64 wide, before and after the loops were mended:
 
@@ -27,8 +28,8 @@ from tests.support.params import with_usual
 
 LARGER = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
 """Twice as many columns, groups, rows and heads."""
-BY_WINDOW = ("runtime/streamed_model.py", "runtime/relay.py", "runtime/arguments.py")
-"""Files whose waits and copies may grow with the number of windows: they embed them, and run the head."""
+BY_WINDOW = ("runtime/streamed_model.py", "runtime/relay.py", "runtime/arguments.py", "blockwise/backward.py")
+"""Files whose waits and copies may grow with the number of windows: they embed them, run the head, and draw tokens."""
 BY_DIGITS = ("edges/tracing.py", "rotation/hadamard.py")
 """Files whose waits and copies may grow with the number of digits of a width: they find edges, and factor an order."""
 MOST = {"wait": 74, "to device": 45, "to host": 28}
@@ -37,7 +38,8 @@ LAUNCHES = {
     ("w4a16", "rounded"): 1300,
     ("w4a16", "gptq"): 5200,
     ("w4a16", "awq"): 13300,
-    ("w4a16", "autoround"): 8800,
+    ("w4a16", "yaqa"): 6800,
+    ("w4a16", "autoround"): 10200,
     ("int8_dynamic", "smoothquant gptq"): 3800,
     ("fp8", "gptaq"): 3600,
     ("mxfp4", "gptq"): 3400,
