@@ -102,7 +102,7 @@ def _line(engine: str, row: dict[str, Any], ours: dict[str, Any], baseline: dict
     ratios = ["" if engine == "ours" else _number(ratio(ours, row, *path), 3) for path in MEASURES]
     values = (
         ENGINES[engine], _number(row["perplexity"], 3), "" if over is None else f"{100 * (over - 1):+.1f} %",
-        _number(row.get("kl"), 4), _number(row.get("top1"), 3),
+        _number(row.get("kl"), 5), _number(row.get("top1"), 3),
         _number(_at(row, "quantize", "cpu_s"), 1), _number(_at(row, "quantize", "wall_s"), 1),
         _number(_at(row, "quantize", "peak_bytes") / 1e6, 0), *ratios, _number(row["load_average"], 1),
     )  # fmt: skip
