@@ -261,7 +261,7 @@ def test_the_table_holds_ours_against_each_peer(tmp_path: Path) -> None:
     results.add(Cell("ours", "int8", "rtn"), row(21.0))
     results.add(Cell("quark", "int8", "rtn"), {"status": "failed", "load_average": 1.0, "error": "no\nsuch luck"})
     lines = markdown(results.data).splitlines()
-    assert "| quantcore | 22.000 | +10.0 % | 0.1250 | 0.750 | 5.0 | 10.0 | 500 |  |  |  | 0.5 | A |" in lines
+    assert "| quantcore | 22.000 | +10.0 % | 0.12500 | 0.750 | 5.0 | 10.0 | 500 |  |  |  | 0.5 | A |" in lines
     assert "| AMD Quark | 25.000 | +25.0 % |  |  | 20.0 | 40.0 | 500 | 0.880 | 0.250 | 1.000 | 0.5 | A |" in lines
     assert "- AMD Quark: in a hurry." in lines
     assert "- AMD Quark, int8:rtn: failed. `such luck`" in lines
