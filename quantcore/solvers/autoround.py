@@ -90,7 +90,7 @@ class AutoRound:
             return {weight.layer: weight.codes() for weight in weights}
         self.notes.append(
             f"autoround gained nothing in block {weights[0].layer.block}, by {len(held_back)} held-back windows: its"
-            " layers have the codes of yaqa."
+            " layers keep the codes from before tuning."
         )
         return dict(start)
 
