@@ -52,10 +52,10 @@ def _introduction(results: dict[str, Any]) -> Iterator[str]:
     )
     yield ""
     yield (
-        "CPU and wall seconds are those of the quantize step: without imports, loading and saving for the peers, with "
-        "reading and writing the files for ours. KL is the mean divergence of the float model's predictions in nats, "
-        "top-1 the share of tokens for which both models predict the same. Peak memory is that of the whole process up "
-        "to the end of that step. "
+        "CPU and wall seconds are those of the quantize step. For ours they include reading and writing the files; for "
+        "the peers they leave out imports, loading and saving. KL is the mean divergence of the float model's "
+        "predictions in nats, top-1 the share of tokens for which both models predict the same. Peak memory is that of "
+        "the whole process up to the end of that step. "
         "Each engine has its own defaults, except what its row in the JSON file names under `settings`. A ratio below "
         "1 is better for ours. `load` is the machine's load average when the row began: wall seconds mean little where "
         "it exceeds the cores. Only rows of one machine are held against each other."

@@ -256,12 +256,12 @@ class AutoRoundConfig(SolverConfig):
     see. Every step runs the block forward and backward: the slowest of the algorithms by far.
     """
 
-    compares: ClassVar[bool] = True
-    goes_back: ClassVar[bool] = True
-    num_grams: ClassVar[int] = 2
-    num_factors: ClassVar[int] = 3
-    needs_whole_blocks: ClassVar[bool] = True
     start: ClassVar[type[YAQAConfig]] = YAQAConfig
+    compares: ClassVar[bool] = start.compares
+    goes_back: ClassVar[bool] = start.goes_back
+    num_grams: ClassVar[int] = start.num_grams
+    num_factors: ClassVar[int] = start.num_factors
+    needs_whole_blocks: ClassVar[bool] = True
     name: Literal["autoround"] = "autoround"
     iters: Annotated[int, Field(ge=1)] = 200
     """Number of steps."""
