@@ -17,7 +17,7 @@ import torch
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.checkpoint.sink import OpenFiles, open_for_writing, write_at
 from quantcore.checkpoint.source import TORCH_DTYPES, Source, interleaved
-from quantcore.errors import ModelError
+from quantcore.export.gguf.header import read_gguf_header
 from quantcore.export.gguf.metadata import add_model, add_tokenizer, rope_tensors, warn_of_window
 from quantcore.export.gguf.names import FILE_NAME, Place, Places, stored_part
 from quantcore.export.gguf.tokenizer import describe_tokenizer
@@ -119,7 +119,7 @@ class GgufSource:
     ) -> None:  # fmt: skip
         self._floats = floats
         self._places = _places(layouts, model_config)
-        headers = _read_headers(folder / FILE_NAME)
+        headers = read_gguf_header(folder / FILE_NAME).tensors
         computed = rope_tensors(clean_config(dict(model_config)).to_dict())
         used = {place.name for place in self._places.values()} | set(computed)
         self.tensors = {name: header for name, header in headers.items() if name not in used}
@@ -145,27 +145,6 @@ def _places(layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any]
 
 def _stored(layout: TensorLayout, num_experts: int | None) -> TensorLayout:
     return layout if num_experts is None else TensorLayout(layout.dtype, (num_experts, *layout.shape))
-
-
-def _read_headers(path: Path) -> dict[str, TensorHeader]:
-    """Return the header of every tensor of the file, by its name there; rows of blocks as bytes."""
-    from gguf import GGUFReader
-    from gguf.quants import quant_shape_to_byte_shape
-
-    try:
-        tensors = GGUFReader(path).tensors
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise ModelError(f"{path.name} cannot be read: {error}.", code="invalid_gguf") from error
-    headers = {}
-    for tensor in tensors:
-        shape: tuple[int, ...] = tuple(map(int, reversed(tensor.shape)))
-        if tensor.tensor_type.name in GGUF_BLOCKS:
-            shape = quant_shape_to_byte_shape(shape, tensor.tensor_type)
-        begin = int(tensor.data_offset)
-        headers[tensor.name] = TensorHeader(
-            tensor.tensor_type.name, shape, path.name, begin, begin + int(tensor.n_bytes)
-        )
-    return headers
 
 
 def _writer(path: Path, architecture: str) -> Any:
