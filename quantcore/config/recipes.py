@@ -24,6 +24,9 @@ DEFAULT_EFFORT: Effort = "balanced"
 POOR = ("degraded", "broken")
 """Verdicts that call for a better recipe. Such results are only published if somebody insists."""
 
+TUNED_BITS = 3
+"""Most bits of a weight at which ``distill`` gains: see docs/benchmarks.md."""
+
 _CHAINS: dict[str, dict[Effort, str]] = {
     "static integers": {"fast": "", "balanced": "smoothquant,gptq", "best": "smoothquant,gptaq"},
     "weights of few bits": {"fast": "", "balanced": "gptq", "best": "yaqa"},
@@ -63,12 +66,19 @@ def with_recipe(
 
 
 def advice_on(config: Config) -> str:
-    """Return what would bring the result of a scheme closer to the original: a better chain, and a goal."""
+    """Return what would bring the result of a scheme closer to the original: a better chain, and a goal.
+
+    No effort has ``distill``, since it is refused in some jobs (several processes, other kinds of models), but at
+    2 and 3 bits it gains on top of the best one.
+    """
     used = set(_names(config.algo_config))
     chains = {effort: _names(recipe([config], effort)) for effort in EFFORTS}
     goal = "a goal, which gives more bits to the layers that need them (bitfoundry auto, or a job's goal)"
     if used.issuperset(chains["best"]):
-        return f"Choose {goal}."
+        if "distill" in used or not _has_few_bits(config):
+            return f"Choose {goal}."
+        chain = ", ".join([*_names(config.algo_config), "distill"])
+        return f"Tune the scales for the predictions as well (algorithms {chain}), or choose {goal}."
     better: Effort = "best" if used.issuperset(chains[DEFAULT_EFFORT]) else DEFAULT_EFFORT
     return f"Use effort {better} ({', '.join(chains[better])}), or choose {goal}."
 
@@ -109,6 +119,14 @@ def _kind(configs: Iterable[Config]) -> str | None:
     if static or any(spec.format.bits < 8 for spec in (*inputs, *weights)):
         return "few bits"
     return "eight bits" if layers else None
+
+
+def _has_few_bits(config: Config) -> bool:
+    """Return whether weights alone are rounded, and some to integers of at most 3 bits."""
+    weights = [layer.weight for layer in _layers(config) if layer.weight is not None]
+    return _kind([config]) == "weights of few bits" and any(
+        isinstance(spec.format, IntFormat) and spec.format.bits <= TUNED_BITS for spec in weights
+    )
 
 
 def _layers(config: Config) -> Iterator[QuantizationConfig]:

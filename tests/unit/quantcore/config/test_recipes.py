@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quantcore.config import presets
-from quantcore.config.algorithms import GPTQConfig
+from quantcore.config.algorithms import GPTQConfig, config_of
 from quantcore.config.quantization import Config, QuantizationConfig, QuantizationSpec
 from quantcore.config.recipes import EFFORTS, Effort, advice_on, algorithms_text, recipe, with_recipe
 from quantcore.errors import ConfigError
@@ -54,6 +54,9 @@ def test_in_words() -> None:
         ("w4a16", "balanced", "Use effort best (yaqa), or choose a goal"),
         ("mxfp4", "balanced", "Use effort best (gptaq), or choose a goal"),
         ("w4a16", "best", "Choose a goal"),
+        ("w2a16", "balanced", "Use effort best (yaqa), or choose a goal"),
+        ("w2a16", "best", "Tune the scales for the predictions as well (algorithms yaqa, distill), or choose a goal"),
+        ("w3a16_sym", "best", "Tune the scales"),
         ("int8_static", "balanced", "Use effort best (smoothquant, gptaq)"),
         ("int8_dynamic", None, "Use effort best (gptaq)"),
     ],
@@ -63,3 +66,8 @@ def test_advice_names_the_next_better_chain(preset: str, used: Effort | None, ad
     if used is not None:
         config = replace(config, algo_config=recipe([config], used))
     assert advice_on(config).startswith(advised)
+
+
+def test_advice_leaves_out_what_was_done() -> None:
+    chain = (config_of("yaqa"), config_of("distill"))
+    assert advice_on(replace(presets.resolve("w2a16"), algo_config=chain)).startswith("Choose a goal")
