@@ -31,7 +31,7 @@ def configure(settings: Settings, service: str) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SimpleSpanProcessor
     except ImportError as error:
         raise ConfigError(
-            "Traces are wanted, and OpenTelemetry is not installed.",
+            "Tracing is configured, but OpenTelemetry is not installed.",
             code="tracing_not_installed",
             hint="pip install 'bitfoundry[tracing]', or unset OTEL_EXPORTER_OTLP_ENDPOINT and BITFOUNDRY_TRACE_FILE.",
         ) from error

@@ -33,7 +33,7 @@ def read_format(filename: str) -> str:
         raise Problem(
             422,
             "unsafe_path",
-            "The file's name is more than a name.",
+            "The file's name is not a plain name.",
             hint="Give the name alone, without folders: chats.jsonl.gz.",
         )
     try:
@@ -104,7 +104,7 @@ def remove(dataset_id: str, caller: Caller, context: Context) -> None:
                 409,
                 "dataset_in_use",
                 f"Jobs that have not ended need the dataset, first {error.job_ids[0]}.",
-                hint="Cancel them, or wait for their end.",
+                hint="Cancel them, or wait for them to end.",
                 errors=[{"parameter": "dataset_id", "detail": f"{job_id} needs it", "code": "dataset_in_use"}
                         for job_id in error.job_ids],
             ) from error  # fmt: skip

@@ -174,7 +174,7 @@ def _check_size(parts: Sequence[UploadPart], new: UploadPart, context: Context) 
         raise Problem(
             413,
             "dataset_too_large",
-            f"With this part the file has {others + new.num_bytes} bytes; {most} are let through.",
+            f"With this part the file has {others + new.num_bytes} bytes; at most {most} are allowed.",
             hint="Calibration needs some megabytes at most: send a part of the data.",
         )
 

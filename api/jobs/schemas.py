@@ -143,7 +143,7 @@ class PlanCreate(JobRequest):
 
 
 class Limits(RequestBody):
-    """The time limits of a job, after which the service gives it up. Null is no limit; a paused job uses up neither."""
+    """A job's time limits, after which the service gives it up. Null means no limit; a paused job uses up neither."""
 
     max_runtime_s: Seconds | None = Field(default=None, description="For all attempts together; a retry starts anew.")
     max_pending_s: Seconds | None = Field(default=None, description="Until a worker takes it, each time it is queued.")

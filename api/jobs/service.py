@@ -209,8 +209,8 @@ def _parse_config(data: dict[str, Any], presets_by_name: Mapping[str, Preset]) -
         raise QuantError(
             f"The config is not valid at {first['loc'][0]}: {first['msg']}.",
             code="invalid_config",
-            hint="With a preset go only group_size, exclude, include, towers, drafts, kv_cache and algo_config; or give"
-            " a whole config without a preset.",
+            hint="Beside a preset, only group_size, exclude, include, towers, drafts, kv_cache and algo_config are"
+            " allowed; or give a whole config without a preset.",
             field="/config/" + "/".join(map(str, first["loc"])),
         ) from error
     changes = chosen.model_dump(exclude={"preset", "algo_config"})

@@ -42,7 +42,7 @@ def check(asked: PublishTo, context: Context, caller: Caller) -> Checked:
     name = asked.hub_token
     if name is None:
         raise PublishError(
-            "To publish to the Hub takes a token of the project that may write there.",
+            "Publishing to the Hub needs one of the project's tokens that may write there.",
             code="hub_token_required",
             hint="Keep one, `bitfoundry hub-tokens put NAME`, and name it as hub_token.",
             field="/publish/hub_token",

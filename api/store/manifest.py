@@ -85,7 +85,7 @@ def check_file(folder: Path, file: ManifestFile) -> None:
         raise corrupt(f"'{file.path}' is absent or has another size")
     with path.open("rb") as stream:
         if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
-            raise corrupt(f"'{file.path}' has another content than when it was written")
+            raise corrupt(f"'{file.path}' has changed since it was written")
 
 
 def _is_safe(name: str) -> bool:

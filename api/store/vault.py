@@ -64,7 +64,7 @@ class Vault:
                 mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)  # of the file that is read, not of a path
                 text = stream.read(1024)
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is no text"
+            why = getattr(error, "strerror", None) or "it is not text"
             raise _unsafe(f"The file of the secret key {path} cannot be read: {why}.") from error
         if mode & 0o077:
             raise _unsafe(f"Others may read the file of the secret key {path}: its mode is {mode:04o}.")

@@ -96,7 +96,7 @@ def combinations(matrix: Mapping[str, list[Any]]) -> Iterator[Values]:
 def fill_in(job: Mapping[str, Any], values: Values) -> dict[str, Any]:
     """Return ``job`` with every value put where its JSON pointer (RFC 6901) says; objects on the way are made.
 
-    Raises Problem 422 ``invalid_pointer`` for a way that leads through something else than objects and lists.
+    Raises Problem 422 ``invalid_pointer`` for a way that leads through something other than objects and lists.
     """
     filled = copy.deepcopy(dict(job))
     for pointer, value in values.items():

@@ -70,7 +70,7 @@ class Project(Answer):
 
 
 class QuotaUse(Answer):
-    """The project's usage of a quota, in `unit`; a `limit` of None is no limit."""
+    """The project's usage of a quota, in `unit`; a `limit` of None means no limit."""
 
     quota: str
     unit: str

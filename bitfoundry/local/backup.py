@@ -175,7 +175,7 @@ def _unpack(source: Path, fresh: Path) -> dict[str, Any]:
             for info in tar:
                 file = tar.extractfile(info)
                 if file is None or not info.isreg():
-                    raise _damaged(source, f"'{info.name}' is no file")
+                    raise _damaged(source, f"'{info.name}' is not a file")
                 if info.name == MANIFEST:
                     manifest = json.loads(file.read())
                 else:
@@ -240,7 +240,7 @@ def _clear(folder: Path) -> None:
 
 
 def _damaged(source: Path, why: str) -> StackError:
-    return StackError(f"{source} is no whole backup: {why}", hint="nothing was restored; take another backup")
+    return StackError(f"{source} is not a complete backup: {why}", hint="nothing was restored; take another backup")
 
 
 def _sync(path: Path) -> None:

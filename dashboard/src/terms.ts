@@ -3,7 +3,7 @@
 export const TERMS: Record<string, string> = {
   Perplexity: "How surprised the model is by text that calibration has not seen, per token. Lower is better.",
   "Perplexity vs. original":
-    "Perplexity of the quantized model over that of the original on the same tokens. 0 % is no loss.",
+    "Perplexity of the quantized model over that of the original on the same tokens. 0 % means no loss.",
   "KL divergence (mean)":
     "How far the predicted probabilities are from the original's, in nats per token. 0 is the same model.",
   "KL divergence (99th percentile)": "99 % of the tokens have a smaller KL divergence than this.",

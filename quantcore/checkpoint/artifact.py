@@ -99,7 +99,7 @@ def module_files(folder: Path) -> list[str]:
     try:
         modules = [(str(module["path"]), str(module["type"])) for module in json.loads(read_bytes(folder / MODULES))]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _unreadable("it is no list of modules with a path and a type") from error
+        raise _unreadable("it is not a list of modules with a path and a type") from error
     found = []
     for path, kind in modules:
         if not path:

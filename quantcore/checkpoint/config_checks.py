@@ -70,7 +70,7 @@ def _check_shapes(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]
 
 def _implausible(what: str) -> ModelError:
     return ModelError(
-        f"config.json cannot be meant: {what}.",
+        f"config.json is implausible: {what}.",
         code="config_implausible",
         hint="The weights and config.json do not belong together, or one of them is damaged.",
     )

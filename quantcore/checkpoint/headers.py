@@ -167,7 +167,7 @@ def read_safetensors_header(path: Path) -> dict[str, TensorHeader]:
                 raise ModelError(f"The header of {path.name} is {length} bytes.", code="header_too_large")
             header = json.loads(file.read(length), object_pairs_hook=_unique_keys)
             if not isinstance(header, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
     except FileNotFoundError as error:
         raise ModelError(f"{path.name} is listed in the index but is not there.", code="missing_shard") from error
     except (ValueError, RecursionError) as error:

@@ -47,7 +47,7 @@ def why_not_linear(name: str, tensor: TensorHeader) -> str:
         return "norm"
     if is_convolution(name, tensor.shape):
         return "kernel of a convolution"
-    return "weight of three axes" if len(tensor.shape) == 3 else "parameter that is no layer's weight by its name"
+    return "weight of three axes" if len(tensor.shape) == 3 else "parameter that is not a layer's weight by its name"
 
 
 def find_conv1d(tensors: Mapping[str, TensorHeader], prefix: str) -> set[str]:

@@ -342,7 +342,7 @@ BUILT_IN_NAMES = frozenset((*NAMES, "smooth"))
 def _check(name: str, entry: Any) -> None:
     """Raise ValueError unless ``entry`` is a usable class of options for the algorithm ``name``."""
     if not (isinstance(entry, type) and issubclass(entry, TransformConfig | SolverConfig) and is_dataclass(entry)):
-        raise ValueError("it is no dataclass derived from TransformConfig or SolverConfig")
+        raise ValueError("it is not a dataclass derived from TransformConfig or SolverConfig")
     if not callable(getattr(entry, "create", None)):
         raise ValueError(f"{entry.__name__} has no method create")
     made = TypeAdapter(entry).validate_python({})

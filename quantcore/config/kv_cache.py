@@ -55,7 +55,7 @@ def check_kv_cache(
     else:
         parts = dict.fromkeys(name.rpartition(".")[2] for name in names)
         similar = [part for part in parts if _ATTENTION.search(part)]
-        why = f"its keys and values are no outputs of layers of their own ({' and '.join(CACHED_LAYERS)})"
+        why = f"its keys and values are not outputs of layers of their own ({' and '.join(CACHED_LAYERS)})"
         why += f": there is {', '.join(similar)}" if similar else ""
     raise ConfigError(
         f"The KV cache of this model cannot be quantized: {why}.",
@@ -73,7 +73,7 @@ def check_whole_cache(layers: Sequence[LayerPlan], names: Collection[str], tenso
         raise ConfigError(
             f"The KV cache is quantized in {len(done)} layer(s), and not in {len(left)}, first {left[0]}.",
             code="kv_cache_in_part",
-            hint="Files say it once for the whole cache: let kv_cache_quant_config name all keys and values, and"
+            hint="Files state it once for the whole cache: let kv_cache_quant_config name all keys and values, and"
             " `exclude` none of them.",
             field="/kv_cache_quant_config",
         )

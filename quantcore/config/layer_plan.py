@@ -134,12 +134,13 @@ def check_groups(layers: Sequence[LayerPlan]) -> None:
 
 
 def check_super_blocks(layers: Sequence[LayerPlan]) -> None:
-    """Raise ConfigError for scales that share a float16 number per 256 inputs where rows are no multiple of 256."""
+    """Raise ConfigError for scales that share a float16 number per 256 inputs where rows are not a multiple of 256."""
     bad = [layer for layer in layers if layer.weight.scale_type.is_whole and layer.in_features % SUPER_BLOCK]
     if bad:
         raise ConfigError(
-            f"Scales of type {bad[0].weight.scale_type.value} lie under one for {SUPER_BLOCK} inputs, and {len(bad)}"
-            f" layer(s) have no multiple of that, first {bad[0].name} ({bad[0].in_features} inputs).",
+            f"Scales of type {bad[0].weight.scale_type.value} lie under one for {SUPER_BLOCK} inputs, and"
+            f" {len(bad)} layer(s) have inputs that are not a multiple of that, first {bad[0].name}"
+            f" ({bad[0].in_features} inputs).",
             code="group_size_not_dividing",
             hint="Give them another scheme, as gguf_q5_0 or gguf_q8_0, in layer_quant_config.",
             field="/global_quant_config/weight/scale_type",

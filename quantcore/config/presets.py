@@ -214,7 +214,7 @@ def with_kv_cache(config: Config, scheme: str, layers: tuple[str, ...] = KV_CACH
         )
     if config.kv_cache_quant_config:
         raise ConfigError(
-            f"The config says its own KV cache (kv_cache_quant_config), and {scheme} was asked for besides.",
+            f"The config has its own KV cache (kv_cache_quant_config), and {scheme} was asked for besides.",
             code="conflicting_schemes",
             hint="Leave one of them out.",
             field="/config/kv_cache",

@@ -310,7 +310,7 @@ def parse_size(text: str, what: str = "max_shard_size") -> int:
     num_bytes = int(float(match[1]) * SIZE_UNITS[match[2]]) if match else 0
     if num_bytes < 1:
         raise ConfigError(
-            f"'{text[:40]}' is no size of files.",
+            f"'{text[:40]}' is not a file size.",
             code=f"invalid_{what}",
             hint=f"A number and a unit: 5GB, 500MB; units are {', '.join(SIZE_UNITS)}, of a thousand each.",
             field=f"/{what}",

@@ -142,7 +142,7 @@ def sentence_of(problem: Mapping[str, Any]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a short text of a value for a message: its class if it is no plain JSON value."""
+    """Return a short text of a value for a message: its class if it is not a plain JSON value."""
     text = repr(str(value)) if isinstance(value, str) else repr(value)
     if not isinstance(value, str | int | float | bool | list | tuple | dict | type(None)):
         text = f"a {type(value).__name__}"

@@ -116,7 +116,7 @@ def text_of(row: Row, column: str, render: Render | None) -> str:
         text = value or ""
     else:
         raise CalibrationError(
-            f"{row.place}: the column '{column}' is no text, but of type {type(value).__name__}.",
+            f"{row.place}: the column '{column}' is not text, but of type {type(value).__name__}.",
             code="no_text_column",
             hint='A text, or a chat: a list of {"role": ..., "content": ...}. Name another column?',
             field="/calibration/column",
@@ -125,7 +125,7 @@ def text_of(row: Row, column: str, render: Render | None) -> str:
     if len(text) > MAX_ROW_BYTES:
         raise CalibrationError(f"{row.place} is longer than {MAX_ROW_BYTES >> 20} MiB.", code="row_too_large")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise CalibrationError(f"{row.place} has half a surrogate pair, which is no text.", code="bad_row")
+        raise CalibrationError(f"{row.place} has half a surrogate pair, which is not text.", code="bad_row")
     return "" if text.isspace() else text
 
 

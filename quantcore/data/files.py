@@ -106,7 +106,7 @@ class _Unpacked(io.RawIOBase):
             piece = self._stream.read(len(buffer))
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise CalibrationError(
-                f"The .gz file cannot be unpacked: {error}.", code="bad_archive", hint="It is damaged, or no gzip file."
+                f"The .gz file cannot be unpacked: {error}.", code="bad_archive", hint="It is damaged or not gzip."
             ) from error
         self._num_bytes += len(piece)
         _check_size(self._num_bytes, self._packed_bytes)
@@ -121,7 +121,7 @@ def _check_size(num_bytes: int, packed_bytes: int | None = None) -> None:
         most = min(most, max(RATIO_COUNTS_FROM_BYTES, MAX_RATIO * packed_bytes))
     if num_bytes > most:
         raise CalibrationError(
-            f"The file unpacks to more than the {most >> 20} MiB that are let through.",
+            f"The file unpacks to more than the {most >> 20} MiB that are allowed.",
             code="archive_too_large",
             hint=f"At most {MAX_UNPACKED_BYTES >> 30} GiB, and {MAX_RATIO} times the size of the .gz or .parquet.",
         )

@@ -53,7 +53,7 @@ def resolve(text: TextPart) -> TextPart:
     text = TextPart(**{**alias, **options, **({"source": alias["source"]} if alias else {})})
     if not is_hub_name(text.source):
         raise CalibrationError(
-            f"'{text.source[:100]}' is no source of calibration text.",
+            f"'{text.source[:100]}' is not a source of calibration text.",
             code="invalid_dataset_name",
             hint="Give builtin, the absolute path of a file, or a dataset on the Hub: org/name.",
             field="/calibration/source",
@@ -106,7 +106,7 @@ def _open(text: TextPart, others: frozenset[str]) -> Iterator[dict[str, Any]]:
         import datasets
     except ImportError as error:
         raise CalibrationError(
-            f"'{text.source}' is no file, and reading it as a Hub dataset needs the datasets library.",
+            f"'{text.source}' is not a file, and reading it as a Hub dataset needs the datasets library.",
             code="datasets_not_installed",
             hint="pip install 'bitfoundry[engine]', or give 'builtin' or a file.",
         ) from error

@@ -290,7 +290,7 @@ def _check(config: dict[str, Any], measured: Sequence[float], dtype: torch.dtype
     if worst <= MAX_DIFFERENCE[dtype]:
         return
     raise ModelError(
-        f"Run block by block, this '{config.get('model_type')}' model computes something else than Transformers does:"
+        f"Run block by block, this '{config.get('model_type')}' model computes something other than Transformers does:"
         f" hidden states or logits differ by {worst:.2g} of their norm, where {MAX_DIFFERENCE[dtype]:.0e} is allowed.",
         code="architecture_misread",
         hint=f"Bitfoundry does not read this architecture correctly yet; please report it. {FROM_FILE_TO_FILE}",

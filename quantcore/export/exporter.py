@@ -203,7 +203,7 @@ def _check(name: str, entry: Any) -> None:
     """Raise ValueError unless ``entry`` is an exporter with that name."""
     missing = [part for part in _PARTS if not hasattr(entry, part)]
     if missing or isinstance(entry, type):
-        raise ValueError(f"it is no exporter, an object with {', '.join(missing or _PARTS)}")
+        raise ValueError(f"it is not an exporter, an object with {', '.join(missing or _PARTS)}")
     if entry.name != name:
         raise ValueError(f"the name of the exporter is '{entry.name}'")
 

@@ -21,7 +21,7 @@ BUILT_IN: Mapping[str, Format] = {fmt.name: fmt for fmt in (*INTS, *FLOATS, *COD
 def _check(name: str, entry: object) -> None:
     """Raises ValueError unless ``entry`` is a format of that name."""
     if not isinstance(entry, Format):
-        raise ValueError(f"it is a {type(entry).__name__}, and no IntFormat, FloatFormat or CodebookFormat")
+        raise ValueError(f"it is a {type(entry).__name__}, not an IntFormat, FloatFormat or CodebookFormat")
     if entry.name != name:
         raise ValueError(f"the name of the format is '{entry.name}'")
 

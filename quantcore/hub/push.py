@@ -66,7 +66,7 @@ def push(task: PublishTask, token: str, emit: Emit) -> Published:
     repo_id = task.target.repo_id
     assert repo_id is not None
     if not token:  # the library would look for its own token
-        raise PublishError("To publish to the Hub takes a token.", code="hub_token_required")
+        raise PublishError("Publishing to the Hub needs a token.", code="hub_token_required")
     emit(PhaseStarted("publish"))
     work = _Push(HfApi(token=token), task, repo_id, task.manifest())
     task.check_files()
@@ -115,7 +115,7 @@ def _ensure_branch(work: _Push) -> str:
         except RepositoryNotFoundError:
             _patiently(lambda: _create(work))
     raise PublishError(
-        f"The repository '{work.repo_id}' was made and is not there.", code="hub_unreachable", retryable=True
+        f"The repository '{work.repo_id}' was created, but cannot be found.", code="hub_unreachable", retryable=True
     )
 
 

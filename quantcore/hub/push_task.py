@@ -62,7 +62,7 @@ class PublishTask(BaseModel):
             if path.is_symlink() or not path.is_file() or path.stat().st_size != file.size:
                 raise _corrupt(f"'{file.path}' is absent or has another size")
             if sha256(path) != file.sha256:
-                raise _corrupt(f"'{file.path}' has another content than when it was written")
+                raise _corrupt(f"'{file.path}' has changed since it was written")
 
 
 def listed(manifest: bytes) -> dict[str, tuple[int, str]]:

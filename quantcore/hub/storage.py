@@ -40,7 +40,7 @@ def store(task: PublishTask, emit: Emit) -> Published:
             return Published(digest(manifest), url, is_new=False, num_bytes=0)
         if present and not listed(before) and NOTE not in present:
             raise PublishError(
-                f"{url} is not empty, and what it holds is no artifact.",
+                f"{url} is not empty, and what it holds is not an artifact.",
                 code="target_occupied",
                 hint="Give a folder that is new or empty, or one that an artifact was published to.",
             )
@@ -86,7 +86,7 @@ def _copy(files: Any, folder: str, file: ManifestFile, task: PublishTask, progre
             progress.reach(file.path, source.tell())
     if hashed.hexdigest() != file.sha256:
         raise ProofError(
-            f"The artifact is damaged: '{file.path}' has another content than when it was written.",
+            f"The artifact is damaged: '{file.path}' has changed since it was written.",
             code="artifact_corrupt",
             hint="Do not use it; run the job again.",
         )

@@ -42,7 +42,7 @@ class Target(BaseModel):
             raise _invalid("give either `repo_id` (a repository on the Hub) or `to` (a URL)")
         if self.to is not None:
             if self.model_fields_set - {"to", "hub_token", "force"}:
-                raise _invalid("with `to` goes nothing else: the other fields are for the Hub")
+                raise _invalid("`to` is given alone: the other fields are for the Hub")
             check_url(self.to)
             return self
         if not is_model_id(self.repo_id or ""):

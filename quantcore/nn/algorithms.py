@@ -54,8 +54,8 @@ def apply_algorithms(
     """Quantize the layers inside the decoder blocks of ``model`` in place, as ``config.algo_config`` says.
 
     The weights then are their dequantized codes. Layers outside the blocks, and those whose weights stay float, do not
-    change. Raises ModelError for a model that is no chain of blocks, CalibrationError for no batches, and any error of
-    ``BlockAlgorithms``.
+    change. Raises ModelError for a model that is not a chain of blocks, CalibrationError for no batches, and any error
+    of ``BlockAlgorithms``.
     """
     if not batches:
         raise CalibrationError(
@@ -171,7 +171,7 @@ def _rotate_outside(
     assert streams.probe is not None
     if not isinstance(model, PreTrainedModel):
         raise ModelError(
-            "A rotated stream needs to know the model's embedding and head, and this is no Transformers model.",
+            "A rotated stream needs to know the model's embedding and head, and this is not a Transformers model.",
             code="cannot_rotate",
             hint="Leave out r1.",
         )

@@ -63,7 +63,7 @@ def run(model: nn.Module, batch: Any) -> Any:
         raise CalibrationError(
             f"The model cannot be called with a batch of the dataloader: {error}.",
             code="batch_does_not_fit",
-            hint="A dict is given as named arguments, a tuple as positional ones: give the model's inputs, no labels.",
+            hint="A dict is passed as named arguments, a tuple as positional ones: give inputs without labels.",
         ) from error
     with matmul_precision(next(model.parameters()).device):
         return model(*args, **kwargs)

@@ -165,7 +165,7 @@ class ModelExporter:
         layers = _frozen_layers(model)
         if not isinstance(model, PreTrainedModel):
             raise ConfigError(
-                f"GGUF describes language models of Transformers, and {type(model).__name__} is none.",
+                f"GGUF describes language models of Transformers, and {type(model).__name__} is not one.",
                 code="incompatible_export",
                 hint="Export ONNX: export_onnx_model.",
             )
@@ -237,7 +237,7 @@ def attention_scales(
     plain = spec.dtype is Dtype.fp8_e4m3 and spec.is_static and spec.qscheme is QSchemeType.per_tensor
     if export != "quark" or not plain:
         raise ConfigError(
-            f"The {export} format cannot say softmax_quant_spec: AMD Quark's can, for one static fp8_e4m3 scale.",
+            f"The {export} format cannot express softmax_quant_spec: AMD Quark's can, for one static fp8_e4m3 scale.",
             code="incompatible_export",
             hint="Export with custom_mode quark, or quantize without softmax_quant_spec: the weights are the same.",
             field="/softmax_quant_spec",
@@ -276,7 +276,7 @@ def _check_running(model: nn.Module) -> None:
 def _refuse_attention(model: nn.Module) -> None:
     if any("softmax_quantizer" in module._modules for module in model.modules()):
         raise ConfigError(
-            "GGUF cannot say that attention is quantized, so the file would compute something else than the model.",
+            "GGUF cannot express quantized attention, so the file would compute something other than the model.",
             code="incompatible_export",
             hint="Quantize without softmax_quant_spec: the weights are the same.",
             field="/softmax_quant_spec",
@@ -289,7 +289,7 @@ def _check_plans(plans: list[LayerPlan], config: Config) -> None:
     ]
     if odd:
         raise ConfigError(
-            f"{len(odd)} layer(s) were quantized otherwise than quant_config says, first '{odd[0]}'.",
+            f"{len(odd)} layer(s) were quantized differently from what quant_config says, first '{odd[0]}'.",
             code="other_config",
             hint="Give the config that ModelQuantizer was given.",
             field="/quant_config",

@@ -151,7 +151,7 @@ class ModelQuantizer:
             )
         if self.config.softmax_quant_spec is not None and self.config.quant_mode is QuantizationMode.fx_graph_mode:
             raise ConfigError(
-                "softmax_quant_spec works on attention modules, which a graph has no more.",
+                "softmax_quant_spec works on attention modules, which a graph no longer has.",
                 code="invalid_config",
                 hint="Leave it out, or take eager mode.",
                 field="/softmax_quant_spec",

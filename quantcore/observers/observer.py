@@ -17,7 +17,7 @@ from quantcore.registry import Registry
 def _check(name: str, entry: object) -> None:
     """Raise ValueError unless ``entry`` is a class of observers."""
     if not (isinstance(entry, type) and issubclass(entry, Observer)):
-        raise ValueError("it is no subclass of quantcore.observers.Observer")
+        raise ValueError("it is not a subclass of quantcore.observers.Observer")
 
 
 OBSERVERS: Registry[type[Observer]] = Registry("observer", "quantcore.observers", OBSERVERS_GROUP, check=_check)

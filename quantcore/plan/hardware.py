@@ -102,7 +102,7 @@ def _size(field: str, text: str) -> int:
 
 def _invalid(field: str, text: str, hint: str) -> ConfigError:
     return ConfigError(
-        f"{field} is '{text[:40]}', which says no hardware.",
+        f"{field} is '{text[:40]}', which does not describe hardware.",
         code="invalid_hardware",
         hint=hint,
         field=f"/hardware/{field}",

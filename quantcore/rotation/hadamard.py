@@ -250,7 +250,7 @@ def _powers_of_generator(p: int, degree: int) -> list[int]:
             power = tuple((below - power[-1] * c) % p for below, c in zip((0, *power[:-1]), low, strict=True))
         if power == one and len(powers) == p**degree - 1:
             return powers
-    raise AssertionError(f"{p} is no prime")
+    raise AssertionError(f"{p} is not a prime")
 
 
 @cache

@@ -125,7 +125,7 @@ def _find_writers(
     if not close(silent.output, torch.zeros_like(silent.output) if x is None else scale * x):
         raise _refusal(
             "it does not pass through untouched",
-            "A norm stands on it, or something else than linear layers and experts writes to it",
+            "A norm stands on it, or something other than linear layers and experts writes to it",
         )
     writers: list[str] = []
     for name in units:

@@ -203,6 +203,6 @@ def _lost(error: RuntimeError) -> RankError:
     return RankError(
         "Another process of this job ended, or does not answer.",
         code="rank_lost",
-        hint=f"What it said itself says more. Start the job again. (torch.distributed: {str(error)[:200]})",
+        hint=f"Its own messages say more. Start the job again. (torch.distributed: {str(error)[:200]})",
         retryable=True,
     )

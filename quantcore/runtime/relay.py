@@ -58,7 +58,7 @@ class Relay:
         """Call ``model``; returns the hidden states that reach its first block.
 
         The number of values that its code takes from a block, and whether it passes them on to later blocks unseen,
-        shows only when that code runs: they are tried in turn. Raises ModelError for a model that is no such chain.
+        shows only when that code runs: they are tried in turn. Raises ModelError for a model that is not such a chain.
         """
         failures: list[Exception] = []
         numbers = sorted(range(MAX_RETURNED + 1), key=lambda count: count != self.num_returned)
@@ -105,7 +105,7 @@ class Relay:
 
 
 def no_chain(what: str) -> ModelError:
-    """Return the error for a model that is no plain chain of decoder blocks; ``what`` is the evidence."""
+    """Return the error for a model that is not a plain chain of decoder blocks; ``what`` is the evidence."""
     return ModelError(
         f"This model cannot be run decoder block by decoder block: {what}.",
         code="unsupported_architecture",

@@ -208,7 +208,7 @@ class StreamedModel:
                 return axes
         raise ModelError(
             f"The blocks of this model take hidden states of shape {list(state.shape)} for {num_tokens} tokens, which"
-            " are no list of states, one for each token.",
+            " are not a list of states, one for each token.",
             code="unsupported_architecture",
             hint=FROM_FILE_TO_FILE,
         )

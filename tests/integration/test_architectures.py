@@ -48,7 +48,7 @@ USUAL = {
 BUILT = [name for name in CLASSES if name not in NOT_BUILT]
 TOWER_DEPTHS = {"a longer tower": 7, "a tower as long": 6}
 KEPT_LINEAR = {
-    DRAFT, ROUTER, GATE, INDEXER, LATENT, TINY, "parameter that is no layer's weight by its name",
+    DRAFT, ROUTER, GATE, INDEXER, LATENT, TINY, "parameter that is not a layer's weight by its name",
 }  # fmt: skip
 
 

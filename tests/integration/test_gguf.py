@@ -158,11 +158,11 @@ def test_rows_that_hold_no_super_blocks_get_another_type(tmp_path, preset, other
     assert (types["blk.0.ffn_down.weight"], types["blk.0.ffn_up.weight"]) == (other, wanted)
     [line] = report["warnings"]
     assert line == (
-        "The rows of 2 layer(s) are no multiple of 256, first model.layers.0.mlp.down_proj: they are stored as"
+        "The rows of 2 layer(s) are not a multiple of 256, first model.layers.0.mlp.down_proj: they are stored as"
         f" {other} in place of {wanted}."
     )
     headers = read_local(model_dir)
-    with pytest.raises(ConfigError, match=r"2 layer\(s\) have no multiple of that.*320 inputs"):
+    with pytest.raises(ConfigError, match=r"2 layer\(s\) have inputs that are not a multiple of that.*320 inputs"):
         make_plan(presets.resolve(preset), headers.config, headers.tensors, calibration=CALIBRATION,
                 exports=("fake_quantized",))  # fmt: skip
 

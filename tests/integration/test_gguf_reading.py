@@ -239,7 +239,7 @@ def test_types_and_architectures_that_are_not_known_are_named(written, tmp_path)
         read_model(tmp_path / "q2k.gguf")
     assert caught.value.code == "unsupported_quantization" and "Q6_K" in caught.value.hint
     (tmp_path / "norm.gguf").write_bytes(data.replace(*norm_in_blocks(data)))
-    with pytest.raises(ModelError, match=r"rows of 'output_norm\.weight' are no whole blocks"):
+    with pytest.raises(ModelError, match=r"rows of 'output_norm\.weight' are not whole blocks"):
         read_model(tmp_path / "norm.gguf")
     (tmp_path / "arch.gguf").write_bytes(data.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0falco", 1))
     with pytest.raises(ModelError, match="architecture 'falco'"):
@@ -252,7 +252,7 @@ def test_types_and_architectures_that_are_not_known_are_named(written, tmp_path)
 def test_frequencies_that_are_none_of_llama3s_are_refused(tmp_path):
     model_dir = tiny_model(tmp_path / "model", head_dim=32, rope_parameters=LLAMA3)
     quantize(model_dir, tmp_path / "out", presets.resolve("gguf_q8_0"), "gguf")
-    with pytest.raises(ModelError, match=r"otherwise than Llama 3\.1 to 3\.3 do"):
+    with pytest.raises(ModelError, match=r"differently from Llama 3\.1 to 3\.3"):
         read_model(tmp_path / "out")
 
 

@@ -221,7 +221,7 @@ def test_refusals_teach(tmp_path):
         exporter.export_safetensors_model(ModelQuantizer(INT8).quantize_model(net()), INT8)
     with pytest.raises(ConfigError, match="not frozen"):
         exporter.export_safetensors_model(net(), INT8)
-    with pytest.raises(ConfigError, match="otherwise than quant_config says, first '0'"):
+    with pytest.raises(ConfigError, match="differently from what quant_config says, first '0'"):
         exporter.export_safetensors_model(in_memory(net(), INT8), INT16)
     with pytest.raises(ConfigError, match=r"'marlin'\..*Available: awq"):
         exporter.export_safetensors_model(in_memory(net(), INT8), INT8, custom_mode="marlin")
@@ -331,7 +331,7 @@ def test_fp8_attention_goes_into_files_of_the_quark_format(model_dir, tmp_path):
 @pytest.mark.parametrize("export", ["compressed_tensors", "fp8"])
 def test_other_formats_cannot_say_fp8_attention(export, model_dir, tmp_path):
     model = in_memory(float_model(model_dir), FP8_ATTENTION, BATCHES)
-    with pytest.raises(ConfigError, match=f"The {export} format cannot say softmax_quant_spec"):
+    with pytest.raises(ConfigError, match=f"The {export} format cannot express softmax_quant_spec"):
         ModelExporter(tmp_path / "out").export_safetensors_model(model, FP8_ATTENTION, custom_mode=export)
 
 

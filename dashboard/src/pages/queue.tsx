@@ -26,7 +26,7 @@ export default function Queue() {
   );
 }
 
-/** Running jobs have no position; jobs that wait for something else than a worker have none either. */
+/** Running jobs have no position; jobs that wait for something other than a worker have none either. */
 const rank = (job: Job) => (job.phase && job.state === "running" ? 0 : (job.queue_position ?? LIMIT + 1));
 
 function QueueTable({ jobs }: { jobs: Job[] }) {

@@ -70,7 +70,7 @@ class GgufExporter:
         if short:
             kinds = sorted({f"{_name(new)} in place of {_name(old)}" for old, new in pairs if old in short})
             warnings.append(
-                f"The rows of {len(short)} layer(s) are no multiple of {SUPER_BLOCK}, first {short[0].name}:"
+                f"The rows of {len(short)} layer(s) are not a multiple of {SUPER_BLOCK}, first {short[0].name}:"
                 f" they are stored as {', '.join(kinds)}."
             )
         return fitted, tuple(warnings)
@@ -150,7 +150,7 @@ SPECS = {kind.name: _spec(kind) for kind in (*BLOCK_TYPES.values(), *K_TYPES.val
 """Specs of GGUF's types."""
 
 SHORT_ROWS = {Dtype.uint4: Dtype.int5, Dtype.uint5: Dtype.uint5, Dtype.int6: Dtype.int8}
-"""Replacements of K-types where rows are no multiple of 256, as in llama.cpp's own tool."""
+"""Replacements of K-types where rows are not a multiple of 256, as in llama.cpp's own tool."""
 
 
 def _fitted(layer: LayerPlan) -> LayerPlan:

@@ -136,7 +136,7 @@ class _Reader:
         if dtype in GGUF_BLOCKS:
             width, num_bytes = GGUF_BLOCKS[dtype]
             if len(shape) < 2 or shape[-1] % width:
-                raise ValueError(f"rows of '{name}' are no whole blocks")
+                raise ValueError(f"rows of '{name}' are not whole blocks")
             shape = (*shape[:-1], shape[-1] // width * num_bytes)
         begin = start + offset
         end = begin + math.prod(shape) * DTYPE_BYTES[dtype]

@@ -151,7 +151,7 @@ def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, Any]:
         share = min(max((turns - low) / (high - low), 0.0), 1.0)
         if not math.isclose(divisor, 1 / ((1 - share) / factor + share), rel_tol=1e-4):
             raise ModelError(
-                f"{header.path.name} divides the frequencies of RoPE otherwise than Llama 3.1 to 3.3 do.",
+                f"{header.path.name} divides the frequencies of RoPE differently from Llama 3.1 to 3.3.",
                 code="unsupported_architecture",
                 hint="Give the model as a folder with config.json, which says how.",
             )

@@ -64,7 +64,7 @@ def test_who_leaves_the_line_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(turns, "MAX_WAIT_S", 0.05)
         async with taken.take("a"):
-            with pytest.raises(Problem, match="wait to be read"):
+            with pytest.raises(Problem, match="waiting to be read"):
                 async with taken.take("a"):
                     raise AssertionError("a turn while another one is under way")
             monkeypatch.setattr(turns, "MAX_WAITING", 0)

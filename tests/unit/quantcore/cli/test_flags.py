@@ -57,7 +57,7 @@ def test_a_size_is_written_as_for_transformers(tmp_path):
     sizes = {"500MB": 500_000_000, "1.5GB": 1_500_000_000, "20 kb": 20_000, "1TB": 10**12}
     assert {text: parse_size(text) for text in sizes} == sizes
     for text in ("5", "5GiB", "-5GB", "0KB", "GB", "5GB5", "", "9" * 50 + "GB"):
-        with pytest.raises(ConfigError, match="is no size of files") as refusal:
+        with pytest.raises(ConfigError, match="is not a file size") as refusal:
             task(tmp_path, f"--max_shard_size={text}")
         assert refusal.value.code == "invalid_max_shard_size" and "5GB, 500MB" in refusal.value.hint
 

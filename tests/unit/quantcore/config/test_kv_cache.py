@@ -155,6 +155,6 @@ def test_a_kv_cache_beside_a_float_weight_is_refused_for_files(tmp_path):
 def test_a_config_that_says_its_own_cache_takes_no_second_one(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(FP8_KV.to_dict()))
-    with pytest.raises(ConfigError, match="says its own KV cache") as caught:
+    with pytest.raises(ConfigError, match="has its own KV cache") as caught:
         task(tmp_path, "--quant_scheme", str(path), "--kv_cache_dtype", "fp8")
     assert caught.value.code == "conflicting_schemes"

@@ -84,7 +84,7 @@ def test_arguments_of_another_window_are_noticed(deepseek, monkeypatch, mutant):
     prove_twin(deepseek, lambda event: None)
     architecture._compare_twin.cache_clear()
     monkeypatch.setattr(WindowArguments, "of", mutant)
-    with pytest.raises(ModelError, match=r"'deepseek_v4' model computes something else than") as caught:
+    with pytest.raises(ModelError, match=r"'deepseek_v4' model computes something other than") as caught:
         prove_twin(deepseek, lambda event: None)
     assert caught.value.code == "architecture_misread"
     architecture._compare_twin.cache_clear()
@@ -111,7 +111,7 @@ def test_one_window_of_the_model_itself_is_compared(tmp_path, monkeypatch):
     model = read_model(folder)
     model.headers.config["rms_norm_eps"] = 30.0  # the files and what we make of them no longer agree
     monkeypatch.setattr(architecture, "clean_config", lambda config: AutoConfig.from_pretrained(folder))
-    with pytest.raises(ModelError, match="something else"):
+    with pytest.raises(ModelError, match="something other"):
         prove_window(model, BaselineCache("this"), lambda event: None)
 
 

@@ -122,7 +122,7 @@ REFUSED = {
         Config(
             global_quant_config=WEIGHT_ONLY, softmax_quant_spec=FP8, quant_mode=QuantizationMode.fx_graph_mode
         ),
-        [IDS], ConfigError, "which a graph has no more",
+        [IDS], ConfigError, "which a graph no longer has",
     ),
     "no attention to turn": (
         lambda: nn.Sequential(nn.Linear(4, 4)), Config(global_quant_config=WEIGHT_ONLY, algo_config=R3), [IDS],

@@ -312,8 +312,8 @@ def test_layers_outside_the_blocks_are_kept_and_said():
 
 
 NOT_LINEAR = {
-    "mixer.A_log": ((64, 16), "parameter that is no layer's weight by its name"),
-    "attn.rel_logits_proj.proj": ((16, 64), "parameter that is no layer's weight by its name"),
+    "mixer.A_log": ((64, 16), "parameter that is not a layer's weight by its name"),
+    "attn.rel_logits_proj.proj": ((16, 64), "parameter that is not a layer's weight by its name"),
     "mixer.conv1d.weight": ((64, 1, 4), "kernel of a convolution"),
     "attn.conv_qk_grouped.weight": ((64, 16, 2), "kernel of a convolution"),
     "attn.q_norm.weight": ((4, 16), "norm"),
