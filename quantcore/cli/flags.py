@@ -32,6 +32,18 @@ WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 QUANT_ALGOS = (*algorithm_names(), "smooth")  # AMD Quark's config files say smooth, its flags smoothquant
 COMPARED_TOKENS = 1 << 16
 """Number of tokens on which ``compare --against`` measures two results by default."""
+ELSEWHERE = {
+    "--model_dir": ("--model", "--model_path", "--model_name_or_path", "--pyt_ckpt_path"),
+    "--output_dir": ("--out", "--output", "--export_path", "--save_path"),
+    "--quant_scheme": ("--scheme", "--preset", "--bits", "--w_bit", "--qformat", "--recipe"),
+    "--quant_algo": ("--algo", "--algorithm", "--algorithms", "--method"),
+    "--model_export": ("--format", "--formats", "--export_format", "--export_fmt"),
+    "--exclude_layers": ("--ignore", "--ignore_layers", "--exclude"),
+    "--num_calib_data": ("--nsamples", "--num_samples", "--num_calibration_samples", "--calib_size"),
+    "--seq_len": ("--seqlen", "--max_seq_length", "--max_length", "--calib_seq"),
+    "--kv_cache_dtype": ("--kv_cache_qformat", "--kv_cache", "--kv_dtype"),
+}
+"""Flags by the names that other programs, and newcomers, have for them. The error for one of these suggests ours."""
 NODES = "nodes"
 """The option that only the service has: on one machine torchrun sets the number of processes."""
 
@@ -40,7 +52,7 @@ class Flags(argparse.ArgumentParser):
     """Parser of flags spelled as AMD Quark spells them, with underscores; dashes work as well.
 
     ``aliases`` are older names of flags, which work but are not shown. The error for an unknown flag suggests the
-    nearest one.
+    one that was probably meant.
     """
 
     def __init__(self, *, aliases: Mapping[str, str] | None = None, **settings: Any) -> None:
@@ -56,8 +68,8 @@ class Flags(argparse.ArgumentParser):
         kind, _, unknown = message.partition(": ")
         if kind == "unrecognized arguments" and unknown.startswith("--"):
             name = unknown.split()[0].partition("=")[0]
-            near = difflib.get_close_matches(_underscored(name), self._names(), n=1)
-            message = f"there is no flag {name}." + (f" Did you mean {self._names()[near[0]]}?" if near else "")
+            near = self._meant(_underscored(name))
+            message = f"there is no flag {name}." + (f" Did you mean {near}?" if near else "")
         self.exit(2, f"{self.prog}: error: {message}\nUsage: `{self.prog} --help` lists all flags.\n")
 
     def given(self, args: Sequence[str]) -> set[str]:
@@ -77,6 +89,13 @@ class Flags(argparse.ArgumentParser):
         name, sign, value = text.partition("=")
         name = self._aliases.get(_underscored(name), name)
         return self._names().get(_underscored(name), name) + sign + value
+
+    def _meant(self, name: str) -> str | None:
+        """Return the flag that was probably meant: by its name elsewhere, or else the one with the nearest name."""
+        names = self._names()
+        elsewhere = [ours for ours, others in ELSEWHERE.items() if name in others and ours in names]
+        near = elsewhere or difflib.get_close_matches(name, names, n=1)
+        return names[near[0]] if near else None
 
     def _names(self) -> dict[str, str]:
         return {_underscored(name): name for name in self._option_string_actions}

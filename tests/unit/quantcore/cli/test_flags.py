@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quantcore.checkpoint.sink import MAX_SHARD_BYTES
-from quantcore.cli.flags import parser
+from quantcore.cli.flags import ELSEWHERE, parser
 from quantcore.cli.from_flags import task_of
 from quantcore.config import presets
 from quantcore.config.algorithms import AWQConfig, GPTQConfig, RotationConfig, SmoothQuantConfig
@@ -49,6 +49,18 @@ def test_the_two_commands_of_the_document_of_vllm(tmp_path):
     assert (cache.output_tensors.dtype, cache.output_tensors.qscheme, cache.output_tensors.is_static) == (
         "int8", "per_tensor", True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [(given, ours) for ours, others in ELSEWHERE.items() for given in others]
+    + [("--quant-schema", "--quant_scheme"), ("--seq_lens", "--seq_len")],
+)
+def test_an_unknown_flag_gets_the_one_that_was_meant(given, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args(["--model_dir", "m", "--output_dir", "out", given, "x"])
+    assert ended.value.code == 2
+    assert f"there is no flag {given}. Did you mean {meant}?" in capsys.readouterr().err
 
 
 def test_a_size_is_written_as_for_transformers(tmp_path):
