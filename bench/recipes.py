@@ -65,7 +65,7 @@ def measure(model: Path, preset: str, chain: str, text: Path) -> dict[str, Any]:
 
 def row_of(model: Path, preset: str, chain: str, text: Path) -> dict[str, Any]:
     """Return what one job measured, or why it ``failed``."""
-    row: dict[str, Any] = {"model": model.name, "preset": preset, "chain": chain}
+    row: dict[str, Any] = {"model": model.name, "preset": preset, "chain": chain, "machine": machine()}
     try:
         return row | measure(model, preset, chain, text)
     except RuntimeError as error:
@@ -141,7 +141,7 @@ def main() -> None:
         for model, preset, chain in cells(options.models, options.presets, options.chains, options.efforts)
         if (model.name, preset, chain) not in known
     ]
-    settings = {"date": str(date.today()), "machine": machine(), "text": options.text.name, "jobs": options.jobs}
+    settings = {"date": str(date.today()), "text": options.text.name, "jobs": options.jobs}
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(row_of, *cell, options.text) for cell in left]):
             rows.append(row := done.result())
