@@ -41,7 +41,7 @@ def test_a_broken_package_is_named_and_stops_no_other(tmp_path: Path) -> None:
     assert int7 == "int7"
     assert int9.startswith("broken_plug_in: 'int9' of the installed package a-bad-one 1.0 cannot be used: No module")
     assert "pip uninstall a-bad-one" in int9
-    assert "b-odd-one 1.0 cannot be used: it is a int, and no IntFormat" in int11
+    assert "b-odd-one 1.0 cannot be used: it is a int, not an IntFormat" in int11
     assert "b-odd-one 1.0 cannot be used: the name of the format is 'int7'" in int12
     assert "Traceback" not in ran.stderr and ran.stderr.count("a-bad-one 1.0") == 1  # and the log says it once
 

@@ -68,7 +68,7 @@ def test_steps_that_cannot_be_carried_over_are_refused(model_dir, tmp_path):
     (model_dir / "2_Dense" / "model.safetensors").rename(model_dir / "2_Dense" / "pytorch_model.bin")
     modules = json.loads((model_dir / "modules.json").read_text())
     outside = [{**module, "path": "../bert" if module["path"] == "1_Pooling" else module["path"]} for module in modules]
-    cases = {"as safetensors": modules, "not the name of a folder": outside, "no list of modules": {"1_Pooling": 2}}
+    cases = {"as safetensors": modules, "not the name of a folder": outside, "not a list of modules": {"1_Pooling": 2}}
     for why, content in cases.items():
         (model_dir / "modules.json").write_text(json.dumps(content))
         for use in (read_model, lambda folder: copy_side_files(folder, tmp_path / "artifact")):
