@@ -80,7 +80,7 @@ def test_a_damaged_backup_is_refused(filled: Path, tmp_path: Path) -> None:
     with pytest.raises(StackError, match="has changed"):
         restore(file, there, say)
     file.write_bytes(whole[: at + 100_000])
-    with pytest.raises(StackError, match="no whole backup"):
+    with pytest.raises(StackError, match="not a complete backup"):
         restore(file, there, say)
     assert not there.exists()
     file.write_bytes(whole)
