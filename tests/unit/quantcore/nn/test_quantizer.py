@@ -195,7 +195,9 @@ REFUSED = {
     "no batch": (net, STATIC, [], CalibrationError, "no_calibration_data", "need some .3 layer.*is_dynamic=True"),
     "no dataloader": (net, STATIC, None, CalibrationError, "no_calibration_data", "few batches"),
     "a layer unseen": (net, STATIC, [(IDS, False)], CalibrationError, "layers_without_data", "saw no data: b. Exclude"),
-    "labels": (net, STATIC, [(IDS, True, 3)], CalibrationError, "batch_does_not_fit", "too many .*without labels"),
+    "labels": (
+        net, STATIC, [(IDS, True, 3)], CalibrationError, "batch_does_not_fit", "too many positional.*without labels",
+    ),
     "unknown names": (net, STATIC, [{"x": IDS}], CalibrationError, "batch_does_not_fit", "missing a required"),
     "overflow": (Huge, STATIC, [torch.ones(1, 4)], NumericsError, "nonfinite_activations", "input of second became"),
     "bad weight": (lambda: nan_in(net(), "b"), STATIC, [IDS], NumericsError, "nonfinite_weights", "weight of b has 1"),
