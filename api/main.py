@@ -125,7 +125,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     for router in (*work, *accounts, workers.router):
         app.include_router(router, prefix="/v1", **guarded)
-    docs.install(app)
+    app.include_router(docs.router)
     dashboard.install(app)
     return app
 

@@ -6,7 +6,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
 STYLE = """:root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto}
@@ -24,12 +24,12 @@ Postman and Swagger UI read it. Send an API key as <code>Authorization: Bearer b
 """
 
 
-def install(app: FastAPI) -> None:
-    """Serve the page at /docs."""
+router = APIRouter()
 
-    @app.get("/docs", include_in_schema=False)
-    async def show_docs(request: Request) -> HTMLResponse:
-        return HTMLResponse(_page(app.openapi()), headers=HEADERS)
+
+@router.get("/docs", include_in_schema=False)
+async def show_docs(request: Request) -> HTMLResponse:
+    return HTMLResponse(_page(request.app.openapi()), headers=HEADERS)
 
 
 def _page(document: dict[str, Any]) -> str:
