@@ -18,7 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from api import json_log
 from api.settings import Settings
-from api.store.engine import Sessions
+from api.store.engine import Sessions, reason_of
 from api.store.queue import leases
 from api.store.queue.chat_leases import ChatLease
 from api.store.queue.leases import Lease, LeaseLost, Order
@@ -89,7 +89,7 @@ class HeldLease:
                 with self._sessions.begin() as session:
                     order = change(session, self.lease, **arguments)
             except DATABASE_AWAY as error:
-                logger.warning("%s: the database is away (%s), trying again", self.lease.job_id, type(error).__name__)
+                logger.warning("%s: the database is away (%s), trying again", self.lease.job_id, reason_of(error))
                 self._lost.wait(min(self._heartbeat_s, 1.0))
             else:
                 if order:

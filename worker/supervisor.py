@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session, load_only
 
 from api import disk
 from api.settings import Settings
-from api.store.engine import Sessions, connect, dispose
+from api.store.engine import Sessions, connect, dispose, reason_of
 from api.store.queue import chat_leases, leases, publication_leases, seats, workers
 from api.store.queue.outbox import Send
 from api.store.queue.upkeep import Upkeep
@@ -209,7 +209,7 @@ class Slot(threading.Thread):
         try:
             work = self._take(self._sessions, self._settings, self._worker)
         except SQLAlchemyError as error:
-            logger.warning("cannot look for work, the database is away (%s)", type(error).__name__)
+            logger.warning("cannot look for work, the database is away (%s)", reason_of(error))
             return False
         if work is None:
             return False

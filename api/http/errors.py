@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 
 from api.disk import DISK_FULL, DISK_READ_ONLY
 from api.store.accounts.projects import QUOTAS, QuotaExceeded
+from api.store.engine import reason_of
 from api.store.states import FINAL, State, WrongState
 from quantcore.config.values import allowed_words
 from quantcore.errors import ProofError, QuantError
@@ -177,7 +178,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(InterfaceError)
     @app.exception_handler(OperationalError)
     def database_away(request: Request, error: Exception) -> JSONResponse:
-        logger.warning("the database is away: %s", type(error).__name__)
+        logger.warning("the database is away (%s)", reason_of(error))
         return _answer(request, _unavailable("database_unavailable", "The database cannot be reached."))
 
     @app.exception_handler(OSError)

@@ -22,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from api.http.stream_permits import RENEW_S, StreamPermits
 from api.store.accounts import projects, signins
 from api.store.accounts.audit import Caller, Shown
-from api.store.engine import Sessions
+from api.store.engine import Sessions, reason_of
 from api.store.queue import chats, events
 from api.store.tables.jobs import Project
 
@@ -121,7 +121,7 @@ class Feed:
             try:
                 heads, scopes = await run_in_threadpool(self._poll, list(self._watchers), self._credentials_due())
             except SQLAlchemyError as error:
-                logger.warning("streams wait: the database is away (%s)", type(error).__name__)
+                logger.warning("streams wait: the database is away (%s)", reason_of(error))
             else:
                 self._end_without_scope(scopes)
                 self._tell(heads)

@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.integrity import check
 from api.settings import Settings
-from api.store.engine import Sessions
+from api.store.engine import Sessions, reason_of
 from api.store.queue import integrity
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Watch:
             except _Stopped:
                 return
             except SQLAlchemyError as error:
-                logger.warning("integrity: the database is away (%s)", type(error).__name__)
+                logger.warning("integrity: the database is away (%s)", reason_of(error))
             except Exception:
                 logger.exception("integrity: a check failed")
             if not did:

@@ -20,7 +20,7 @@ from api.http.feed import Feed, Ticket
 from api.http.security import READ
 from api.jobs.event_log import EventOut, LogLineOut
 from api.store.accounts.audit import Caller
-from api.store.engine import Sessions, reading
+from api.store.engine import Sessions, reading, reason_of
 from api.store.queue import events, jobs, logs, publications
 from api.store.states import FINAL
 from api.store.tables.jobs import Event, LogLine
@@ -77,7 +77,7 @@ async def tell(
             try:
                 news = await feed.read(job_id, (what, after), partial(read, after))
             except SQLAlchemyError as error:  # the client reconnects with the number of the last one it has
-                logger.warning("a stream ends, the database is away (%s)", type(error).__name__)
+                logger.warning("a stream ends, the database is away (%s)", reason_of(error))
                 return
             if news.text:
                 yield news.text

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy.exc import InterfaceError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 CONNECT_TIMEOUT_S = 5
@@ -76,6 +76,17 @@ def dispose(sessions: Sessions) -> None:
     sessions.kw["bind"].dispose()
 
 
+def reason_of(error: Exception) -> str:
+    """Return the kind of a database error and, if the connection is at fault, what the driver says about it.
+
+    The messages of other errors may quote values.
+    """
+    kind, cause = type(error).__name__, getattr(error, "orig", None)
+    if cause is None or not isinstance(error, OperationalError | InterfaceError):
+        return kind
+    return f"{kind}: {str(cause).partition(chr(10))[0]}"
+
+
 def _ask_whether_alive(engine: Engine) -> None:
     """Ping an idle connection of the pool before its use. If it is dead, replace all connections."""
 
@@ -93,8 +104,30 @@ def _ask_whether_alive(engine: Engine) -> None:
                 raise InvalidatePoolError from error
 
 
+class _SilenceError(psycopg.OperationalError):
+    pass
+
+
+def _end_in_silence(gen: Any, patience_s: float, tick_s: float) -> Generator[Any, Any, Any]:
+    """Drive ``gen``, a wait of psycopg's, which looks every ``tick_s`` whether something came.
+
+    Raise _SilenceError if nothing came for ``patience_s``, counted in ticks. No clock is read: it would count the time
+    in which this process or the whole machine stood still, too.
+    """
+    num_ticks, max_ticks = 0, round(patience_s / tick_s)
+    try:
+        wanted = next(gen)
+        while num_ticks < max_ticks:
+            ready = yield wanted
+            num_ticks = 0 if ready else num_ticks + 1
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return end.value
+    raise _SilenceError(f"the server sent nothing for {patience_s:g} s")
+
+
 def _hang_up_on_silence(engine: Engine, patience_s: float) -> None:
-    """Limit every wait for the server to ``patience_s``.
+    """End a wait in which the server sends nothing for ``patience_s``.
 
     While a server is silent one thread at a time tries to reach it, and all others learn at once that it is away.
     """
@@ -107,13 +140,13 @@ def _hang_up_on_silence(engine: Engine, patience_s: float) -> None:
 
     class ImpatientConnection(psycopg.Connection[Any]):
         def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-            began = time.monotonic()
+            if timeout is not None:
+                return super().wait(gen, interval, timeout)
             try:
-                return super().wait(gen, interval, patience_s if timeout is None else timeout)
-            except psycopg.OperationalError:
-                if timeout is None and time.monotonic() - began >= patience_s:
-                    self.pgconn.finish()  # so that nobody waits for it again; SQLAlchemy then drops the whole pool
-                    note_silence()
+                return super().wait(_end_in_silence(gen, patience_s, interval), interval)
+            except _SilenceError:
+                self.pgconn.finish()  # so that nobody waits for it again; SQLAlchemy then drops the whole pool
+                note_silence()
                 raise
 
     @event.listens_for(engine, "do_connect")

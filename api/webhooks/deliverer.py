@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from api.settings import Settings
 from api.store.accounts import webhooks
 from api.store.accounts.webhooks import Message, Try
-from api.store.engine import Sessions
+from api.store.engine import Sessions, reason_of
 from api.store.vault import CannotOpen
 from api.webhooks import addresses, signing
 from api.webhooks.addresses import NotAllowed
@@ -81,7 +81,7 @@ class Deliverer:
             try:
                 message = await run_in_threadpool(self._claim)
             except SQLAlchemyError as error:
-                logger.warning("webhooks wait: the database is away (%s)", type(error).__name__)
+                logger.warning("webhooks wait: the database is away (%s)", reason_of(error))
                 return
             if message is None:
                 return
@@ -98,7 +98,7 @@ class Deliverer:
             result = await self._try(client, message)
             await run_in_threadpool(self._record, message, result)
         except SQLAlchemyError as error:  # its lease runs out, and it is sent again
-            logger.warning("%s: the database is away (%s)", message.id, type(error).__name__)
+            logger.warning("%s: the database is away (%s)", message.id, reason_of(error))
         except Exception:
             logger.exception("%s: a delivery broke", message.id)
 

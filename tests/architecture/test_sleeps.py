@@ -21,7 +21,7 @@ KNOWN = {
     "what is sent or done slowly, that being the case in hand": {
         "integration/test_api_stream": 2,
         "integration/test_faults_api": 2,
-        "integration/test_faults_database": 5,
+        "integration/test_faults_database": 8,
         "integration/test_front": 2,
         "integration/test_killed_upload": 1,
         "unit/bitfoundry/local/test_backup": 2,

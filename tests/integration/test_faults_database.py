@@ -1,6 +1,8 @@
 """Faults of the database: nothing accepted is lost, nothing succeeds twice, and clients hear 503, never 500."""
 
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -20,13 +22,13 @@ from api.http.security import create_key
 from api.main import create_app
 from api.settings import Settings
 from api.store import migrate
-from api.store.engine import Sessions, connect, dispose
+from api.store.engine import SILENT_S, Sessions, connect, dispose
 from api.store.queue import jobs, leases
 from api.store.tables.jobs import Attempt, Job
 from bitfoundry.local.stack import Postgres
 from tests.support.attempts import outcomes
 from tests.support.faults import ApiProcess, Line
-from tests.support.service import Server, WorkerProcess, job_columns
+from tests.support.service import ROOT, Server, WorkerProcess, job_columns
 from tests.support.waiting import wait_until
 from worker.lease import HeldLease
 
@@ -142,6 +144,36 @@ def test_a_server_that_is_stopped(own_postgres: Postgres, settings: Settings, tm
         wait_until(lambda: ask("/v1/jobs")[0] == 200)
         assert {status for status, _ in threads.map(ask, ["/v1/jobs"] * 30)} == {200}
         assert ask("/healthz/ready")[0] == 200
+
+
+ASKS_LATER = """
+import sys
+from sqlalchemy import text
+from api.store.engine import connect
+
+with connect(sys.argv[1], answer_s=1).begin() as session:
+    session.execute(text("SELECT 1"))
+    print("connected", flush=True)
+    sys.stdin.readline()
+    print(session.scalar(text("SELECT 'answered'")))
+"""
+
+
+def test_a_machine_that_was_suspended_does_not_blame_the_server(own_postgres: Postgres) -> None:
+    """While both are stopped the clock goes on, for longer than we wait for a silent server."""
+    command = [sys.executable, "-c", ASKS_LATER, own_postgres.url]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+        assert client.stdin is not None and client.stdout is not None
+        assert client.stdout.readline() == "connected\n"
+        with stopped(own_postgres):
+            client.stdin.write("ask\n")
+            client.stdin.flush()
+            time.sleep(0.5)
+            client.send_signal(signal.SIGSTOP)
+            time.sleep(1 + SILENT_S + 1)
+            client.send_signal(signal.SIGCONT)
+            time.sleep(0.3)
+        assert client.stdout.readline() == "answered\n"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from api.store.accounts import idempotency, webhooks
-from api.store.engine import Sessions
+from api.store.engine import Sessions, reason_of
 from api.store.queue import chat_leases, leases, outbox, publication_leases, workers
 
 logger = logging.getLogger(__name__)
@@ -95,6 +95,6 @@ class Upkeep:
                 with self._sessions.begin() as session:
                     num_done = task(session)
         except SQLAlchemyError as error:
-            logger.warning("upkeep: the database is away (%s)", type(error).__name__)
+            logger.warning("upkeep: the database is away (%s)", reason_of(error))
         except Exception:
             logger.exception("upkeep: a round failed")
