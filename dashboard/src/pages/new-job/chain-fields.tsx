@@ -27,35 +27,37 @@ export function ChainFields({ recommended, ...props }: Props & { recommended: Al
   );
 }
 
+/** The button that gets the focus after a change: that of the algorithm that was moved, or, without one, what adds. */
+type Focused = { name?: string; step?: -1 | 1 };
+
 function Chain({ recommended, root, ...props }: Props & { recommended: Algorithm[]; root: Schema }) {
   const { body, onChange, errorAt } = props;
   const own = chainOf(body);
   const chain = own ?? withoutDefaults(recommended, root);
   const list = useRef<HTMLDivElement>(null);
-  const [focused, setFocused] = useState("");
+  const [focused, setFocused] = useState<Focused>(); // a new object each time, so that its effect never misses one
   useEffect(() => {
     if (!focused) return;
+    const { name, step } = focused;
     // at an end of the chain, the button of that direction is disabled: the other one of the same algorithm is not
-    const [name] = focused.split(" ");
     const buttons = [...(list.current?.querySelectorAll<HTMLElement>("[data-moves]") ?? [])];
     const usable = buttons.filter((each) => !each.matches(":disabled"));
     const target =
-      usable.find((each) => each.dataset.moves === focused) ??
+      usable.find((each) => each.dataset.moves === `${name} ${step}`) ??
       usable.find((each) => each.dataset.moves?.startsWith(`${name} `));
     (target ?? list.current?.querySelector<HTMLElement>("select.adds"))?.focus();
-    setFocused("");
   }, [focused]);
   const change = (next: Algorithm[]) => onChange(withChain(body, next));
   const move = (index: number, step: -1 | 1) => {
     const next = withMoved(chain, index, step);
     change(next);
     const name = chain[index]?.name ?? "";
-    setFocused(`${name} ${step}`);
+    setFocused({ name, step });
     announce(`${name} is number ${index + step + 1} of ${next.length}.`);
   };
   const remove = (index: number) => {
     change(chain.filter((_, place) => place !== index));
-    setFocused(" ");
+    setFocused({});
     announce(`${chain[index]?.name} was removed.`);
   };
   const error = errorAt("/config/algo_config");
