@@ -161,7 +161,7 @@ class PublishTo(Target):
 
     hub_token: Annotated[str, Field(pattern=TOKEN_NAME)] | None = None
     force: Annotated[
-        StrictBool, Field(description="Publish also a result whose verdict is `degraded` or `broken`.")
+        StrictBool, Field(description="Publish also a result that is degraded or broken, or that missed its goal.")
     ] = False
 
 

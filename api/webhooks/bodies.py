@@ -98,6 +98,7 @@ def _text_of(message: Message, public_url: str | None) -> _Text:
     lines = {
         "Model": model,
         "Verdict": verdict,
+        "Goal missed": str(data.get("goal_missed") or ""),
         "Error": str(error.get("message") or ""),
         "What to do": str(error.get("hint") or ""),
     }

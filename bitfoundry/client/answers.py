@@ -134,6 +134,13 @@ class MixSummary(Answer):
     kl_mean: float
 
 
+class GoalSummary(Answer):
+    """Whether the goal was met, and why this result was chosen."""
+
+    is_met: bool
+    why: str
+
+
 class ExportSummary(Answer):
     """A checkpoint of the artifact: its folder, its size in bytes, and the Python lines that load it.
 
@@ -173,6 +180,7 @@ class JobSummary(Mapped):
     num_layers_quantized: int = 0
     num_layers_kept: int = 0
     mix: MixSummary | None = None
+    goal: GoalSummary | None = None
     quantize_s: float = 0.0
     total_s: float
     seconds_by_phase: dict[str, float] = {}

@@ -47,7 +47,8 @@ def push(
         str | None, typer.Option("--path_in_repo", "--path-in-repo", help="Folder in the repository.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Publish also a result whose verdict is degraded or broken.")
+        bool,
+        typer.Option("--force", help="Publish also a result that is degraded or broken, or that missed its goal."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry_run", "--dry-run", help="Check everything and show what would be pushed.")

@@ -153,7 +153,8 @@ def progress_text(job: Job) -> str:
     if job.waiting_reason:
         return job.waiting_reason
     if job.summary is not None and job.summary.verdict is not None:
-        return job.summary.verdict.level
+        goal = job.summary.goal
+        return job.summary.verdict.level + (", goal missed" if goal and not goal.is_met else "")
     if job.is_final or progress is None or progress.phase != job.phase:
         return "" if job.is_final else job.phase or ""
     left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
@@ -345,7 +346,9 @@ def summary_rows(summary: JobSummary) -> dict[str, str]:
     if before and after:
         perplexity = f"{before:.2f} → {after:.2f}\n{100 * (after / before - 1):+.1f} %"
     worst = summary.worst_layer
+    goal = summary.goal
     return {
+        **({"goal": f"{'' if goal.is_met else 'missed: '}{goal.why}"} if goal else {}),
         **({"verdict": summary.verdict.level} if summary.verdict else {}),
         "size": f"{megabytes(summary.size_before_bytes)} → {megabytes(summary.size_after_bytes)}",
         "perplexity": perplexity,

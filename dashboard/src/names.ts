@@ -18,6 +18,12 @@ export function recipeText({ preset, mix, goal, algorithms }: Recipe): string {
   return [schemes ? `mix of ${schemes.join(", ")}` : (preset ?? "custom"), ...(algorithms ?? [])].join(" + ");
 }
 
+/** "16 w4a16, 5 int8_weight_only": the number of layers in each scheme. */
+export const layersText = (layers: Record<string, number>) =>
+  Object.entries(layers)
+    .map(([scheme, number]) => `${number} ${scheme}`)
+    .join(", ");
+
 export function recipeOf({ preset, mix, goal, config }: Job): Recipe {
   const algorithms = (config.algo_config as { name: string }[] | undefined)?.map(({ name }) => name) ?? [];
   return { preset, mix, goal: (goal as Recipe["goal"] | undefined) ?? null, algorithms };

@@ -40,6 +40,10 @@ beforeEach(() => {
 
 it("says the verdict with its reason, or the error", () => {
   expect(noticeText(GOOD)).toEqual({ title: "nightly: Succeeded", body: "good: KL divergence 0.01" });
+  const goal = { is_met: false, why: "nothing that fits keeps 97 %" };
+  const missed = run({ summary: { ...GOOD.summary, goal } });
+  expect(noticeText(missed).body).toBe("goal missed: nothing that fits keeps 97 %. good: KL divergence 0.01");
+  expect(noticeText(run({ summary: { ...GOOD.summary, goal: { ...goal, is_met: true } } })).body).toMatch(/^good/);
   const failed = run({ state: "failed", error: { code: "x", message: "The model is gated." } });
   expect(noticeText(failed)).toEqual({ title: "nightly: Failed", body: "The model is gated." });
   expect(noticeText(run({ state: "cancelled" })).body).toBe("");

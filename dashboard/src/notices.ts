@@ -22,10 +22,11 @@ export async function chooseNotices(on: boolean): Promise<NoticeState> {
   return noticeState();
 }
 
-/** "nightly: Succeeded", and below it the verdict with its reason, or the error. */
+/** "nightly: Succeeded", and below it the goal if it was missed, the verdict with its reason, or the error. */
 export function noticeText(job: Job): { title: string; body: string } {
-  const verdict = job.summary?.verdict;
-  const body = verdict ? `${verdict.level}: ${verdict.reason}` : (failureOf(job)?.message ?? "");
+  const { verdict, goal } = job.summary ?? {};
+  const missed = goal && !goal.is_met ? `goal missed: ${goal.why}. ` : "";
+  const body = verdict ? `${missed}${verdict.level}: ${verdict.reason}` : (failureOf(job)?.message ?? "");
   return { title: `${nameOf(job)}: ${STATES[job.state].text}`, body };
 }
 

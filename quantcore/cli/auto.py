@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from quantcore.cli.flags import Flags, add_calibration, add_evaluation
+from quantcore.cli.flags import Flags, add_calibration, add_evaluation, add_options, plain_options
 from quantcore.cli.from_flags import calibration_of, evaluation_of, model_of
 from quantcore.cli.goal_flags import add_goal, goal_of
 from quantcore.config.job_spec import NO_SCHEME
@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     add_goal(flags, is_alone=True)
     add_calibration(flags)
     add_evaluation(flags)
+    add_options(flags, without=[name for name in plain_options() if name != "gate"])
     flags.add_argument(
         "--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar"
     )
@@ -37,5 +38,5 @@ def task_of(options: argparse.Namespace) -> Task:
     return Task(
         **model_of(options), output_dir=Path(options.output_dir).absolute(),
         config=Config(global_quant_config=NO_SCHEME), goal=goal_of(options), calibration=calibration_of(options),
-        evaluation=evaluation_of(options),
+        evaluation=evaluation_of(options), gate=options.gate,
     )  # fmt: skip

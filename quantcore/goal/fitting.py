@@ -30,7 +30,7 @@ class Fit:
     """The plan of each scheme alone, in the format ``export``; the KV cache; and the limit of all weights.
 
     ``kv_cache`` is the scheme of the cache (None: 16 bits), ``cache_bytes`` its size. ``max_bytes`` is None if any size
-    fits.
+    fits; ``other_bytes``, for headers, a tokenizer or a graph in the files, are taken off it already.
     """
 
     export: str
@@ -38,6 +38,7 @@ class Fit:
     kv_cache: str | None
     cache_bytes: int
     max_bytes: int | None
+    other_bytes: int = 0
 
     @property
     def smallest_bytes(self) -> int:
@@ -57,15 +58,19 @@ def fit(goal: Goal, headers: ModelHeaders, calibration: CalibrationConfig, expor
     scheme = kv_cache_scheme(goal)
     if not _fits(found) and scheme is not None:
         found = _fit(goal, headers, calibration, scheme, cache_bytes // 2)
-    if not _fits(found):
-        raise ConfigError(
-            f"The smallest result for {goal.runtime} has {megabytes(found.smallest_bytes)}, and the limit of "
-            f"{goal.max_size or goal.device} is {megabytes(max(0, found.max_bytes or 0))}, beside a KV cache of "
-            f"{megabytes(found.cache_bytes)} for {goal.context} tokens.",
-            code="goal_too_small",
-            hint="Allow more (max_size, device), a shorter context, or another runtime.",
-            field="/goal",
-        )
+    _check_fits(goal, found)
+    return found
+
+
+def within_files(goal: Goal, found: Fit, other_bytes: int) -> Fit:
+    """Return ``found`` with a limit by which the files, which hold ``other_bytes`` beside weights, keep to max_size.
+
+    Raises ConfigError ``goal_too_small`` if nothing fits.
+    """
+    assert goal.max_bytes is not None and found.max_bytes is not None
+    limit = min(found.max_bytes, goal.max_bytes - other_bytes)
+    found = replace(found, max_bytes=limit, other_bytes=other_bytes)
+    _check_fits(goal, found)
     return found
 
 
@@ -122,6 +127,20 @@ def _worth_it(plans: Plans, menu: Sequence[Scheme]) -> Plans:
     sizes = {name: plan.size_after_bytes for name, (_, plan) in plans.items()}
     bounds = {scheme.preset: sizes[scheme.if_smaller_than] for scheme in menu if scheme.if_smaller_than}
     return {name: plan for name, plan in plans.items() if name not in bounds or sizes[name] < bounds[name]}
+
+
+def _check_fits(goal: Goal, found: Fit) -> None:
+    if _fits(found):
+        return
+    others = f", and the files hold {megabytes(found.other_bytes)} beside the weights" if found.other_bytes else ""
+    raise ConfigError(
+        f"The smallest result for {goal.runtime} has {megabytes(found.smallest_bytes)}, and the limit of "
+        f"{goal.max_size or goal.device} is {megabytes(max(0, found.max_bytes or 0))}, beside a KV cache of "
+        f"{megabytes(found.cache_bytes)} for {goal.context} tokens{others}.",
+        code="goal_too_small",
+        hint="Allow more (max_size, device), a shorter context, or another runtime.",
+        field="/goal",
+    )
 
 
 def _fits(found: Fit) -> bool:

@@ -30,7 +30,7 @@ from quantcore.numerics.weight_layout import stored
 from quantcore.plan.planner import Plan, export_dir
 from quantcore.proof.expectation import Expectation
 from quantcore.runtime.devices import default_device
-from quantcore.runtime.ranks import Ranks
+from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.shards import put, whole
 from quantcore.solvers.rtn import round_to_nearest
 
@@ -259,6 +259,18 @@ def open_sink(
     if ranks.is_first:
         ranks.wait()
     return sink
+
+
+def other_bytes(export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> int:
+    """Return the bytes in the files of one format that are no tensors: headers, padding, a tokenizer, a graph.
+
+    ``folder``, which is empty, gets the files without their tensors.
+    """
+    sink = open_sink(export, task, headers, plan, folder, ALONE, creates=True)
+    assert sink is not None
+    sink.close()
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in files) - sum(each.num_bytes for each in plan.layouts[export].values())
 
 
 def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:

@@ -55,5 +55,6 @@ _TITLES = {
     "overlap": "Overlap of calibration and evaluation text",
     "provenance": "Number of missing provenance fields",
     "size": "Difference from the planned size",
+    "recovery": "Recovery",
 }
-_SHARES = {"top1_agreement", "fallbacks", "clipping", "generation", "overlap", "size"}
+_SHARES = {"top1_agreement", "fallbacks", "clipping", "generation", "overlap", "size", "recovery"}

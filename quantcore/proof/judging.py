@@ -21,6 +21,8 @@ from quantcore.proof.gate_result import GateResult
 from quantcore.proof.gates import Evidence, failed, judge
 from quantcore.proof.verify import Proof
 
+_REMEDY = "--quant_algo gptq, a scheme with more bits or more calibration text"
+
 
 @dataclass
 class Outcome:
@@ -81,11 +83,11 @@ def tell_gates(task: Task, results: list[GateResult], emit: Emit) -> None:
     emit(GatesJudged(task.gate, [row.to_dict() for row in results]))
     missed = [gate.sentence for gate in failed(results)]
     if missed and task.gate == "fail":
+        remedy = "a larger size, a lower recovery or more time" if task.goal else _REMEDY
         raise GateError(
             " ".join(missed),
             code="gate_failed",
-            hint="The artifact is kept in a folder whose name ends in '.rejected'. Try --quant_algo gptq, a scheme with"
-            " more bits or more calibration text; or --gate warn.",
+            hint=f"The artifact is kept in a folder whose name ends in '.rejected'. Try {remedy}; or --gate warn.",
         )
     for sentence in missed:
         emit(Warned("gate_failed", sentence))

@@ -88,6 +88,13 @@ class MixSummary(Record):
     kl_mean: Number
 
 
+class GoalSummary(Record):
+    """Whether a goal was met, and why this result was chosen."""
+
+    is_met: bool
+    why: str
+
+
 class Summary(Record):
     """The figures of a finished job that a table shows."""
 
@@ -104,6 +111,7 @@ class Summary(Record):
     num_layers_quantized: int
     num_layers_kept: int
     mix: MixSummary | None = None
+    goal: GoalSummary | None = None
     quantize_s: Number
     total_s: Number
     seconds_by_phase: Annotated[

@@ -178,6 +178,44 @@ def test_a_running_job_says_what_is_left_of_all_phases(signed_in: Page, ended: J
     expect(progress).to_have_text("quantize · block 3 of 30 · 40 s left in quantize")
 
 
+def test_a_run_for_a_goal_shows_whether_it_was_met_and_what_was_tried(
+    signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    why = "nothing that fits was measured to keep 97 %; this is the best: 92.55 % in 118.0 MB"
+    trial = {
+        "kl": MEASURE, "algorithms": "gptq", "verdict": {"level": "good", "reason": "r"}, "seconds": 9.0,
+        "layers": {"gguf_q4_0": 7, "gguf_q4_k": 14},
+    }  # fmt: skip
+    goal = {
+        "asked": {"min_recovery": 0.97}, "max_bytes": None, "kv_cache": None, "cache_bytes": 0, "is_met": False,
+        "why": why, "advice": ["124.0 MB (+5 %): expect 98.1 %"],
+        "trials": [
+            trial | {"size_bytes": 118 * MB, "recovery": 0.9255, "is_chosen": True},
+            trial | {"size_bytes": 110 * MB, "recovery": 0.9, "is_chosen": False},
+        ],
+        "frontier": [{"size_bytes": 124 * MB, "recovery": 0.981}],
+    }  # fmt: skip
+    missed = SUMMARY | {"goal": {"is_met": False, "why": why}}
+    change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(SUCCEEDED | {"summary": missed}))
+    page.route("**/artifacts/report.json", lambda route: route.fulfill(json=REPORT | {"goal": goal}))
+    page.goto(f"/ui/jobs/{ended.id}")
+    expect(page.get_by_role("region", name="Result").get_by_text("✕ missed")).to_be_visible()
+    card = page.get_by_role("region", name="Goal")
+    expect(card).to_contain_text(f"✕ missed: {why}.")
+    rows = card.get_by_role("row")
+    expect(rows.nth(1)).to_contain_text("1, chosen118 MB7 gguf_q4_0, 14 gguf_q4_kgptq")
+    expect(rows.nth(1)).to_contain_text("92.55 %✓ good")
+    expect(rows.nth(2)).to_contain_text("90.00 %")
+    expect(card.get_by_text("97.0 % asked for")).to_be_visible()
+    card.get_by_role("group").press("ArrowRight")
+    expect(card).to_contain_text("110 MB, candidate 2")
+    expect(card.get_by_role("listitem")).to_have_text("124.0 MB (+5 %): expect 98.1 %")
+    check_accessible(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate(TOO_WIDE) <= 0
+
+
 def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
 ) -> None:
@@ -388,6 +426,17 @@ def layers_box(page: Page, name: str) -> Locator:
             break
         scroll_to(page, top_px)
     return box
+
+
+def test_runs_that_were_not_read_yet_are_not_called_missing(signed_in: Page) -> None:
+    page = signed_in
+    page.route("**/v1/jobs?*", lambda _: None)
+    page.goto("/ui/compare")
+    expect(page.get_by_text("Choose runs here")).to_be_visible()
+    expect(page.get_by_text("Loading…")).to_be_visible()
+    expect(page.get_by_text("No other finished runs")).to_have_count(0)
+    page.unroute("**/v1/jobs?*")  # lets the requests go on
+    expect(page.get_by_label("Add a finished run")).to_be_visible()
 
 
 def test_all_results_of_a_filter_are_compared_by_a_short_link(signed_in: Page, ended: Job) -> None:

@@ -16,13 +16,13 @@ from quantcore.config.job_spec import NO_SCHEME
 from quantcore.config.quantization import Config
 from quantcore.config.target_devices import DEVICES, Device
 from quantcore.config.task import Task
-from quantcore.errors import ConfigError
+from quantcore.errors import ConfigError, GateError
 from quantcore.evaluation.baseline_cache import VARIABLE
-from quantcore.events import Completed, Event, PhaseStarted
+from quantcore.events import Completed, Event, PhaseStarted, Warned
 from quantcore.goal import run as search
 from quantcore.goal.runtimes import USABLE_SHARE, kv_cache_bytes
 from quantcore.pipeline import job
-from quantcore.report.values import GoalResult, Report
+from quantcore.report.values import GoalResult, GoalSummary, Report
 from tests.support.models import tiny_model
 from tests.support.proofs import proving_here
 
@@ -59,6 +59,7 @@ def test_the_smallest_that_is_good_enough_is_kept_and_others_are_not(model: Path
     result, report, events = find(task_for(model, out, min_recovery=wanted))
 
     assert result.is_met and f"{100 * wanted:g} %" in result.why
+    assert report.summary.goal == GoalSummary(is_met=True, why=result.why)
     [chosen] = [trial for trial in result.trials if trial.is_chosen]
     assert chosen.recovery >= wanted and chosen.size_bytes < only.size_bytes
     assert all(t.size_bytes > chosen.size_bytes for t in result.trials if t is not chosen and t.recovery >= wanted)
@@ -91,9 +92,49 @@ def test_transformers_loads_what_was_chosen_for_it(model: Path, tmp_path: Path) 
 
 
 def test_if_nothing_is_good_enough_the_best_is_kept_and_said_so(model: Path, tmp_path: Path) -> None:
-    result, _, _ = find(task_for(model, tmp_path / "out", min_recovery=0.999999))
+    result, report, events = find(task_for(model, tmp_path / "out", min_recovery=0.999999))
     assert not result.is_met and "nothing that fits" in result.why
     assert [trial.algorithms for trial in result.trials] == ["none (rounds to nearest)", "gptaq"]
+    gate = report.summary.gates[-1]
+    assert (gate.name, gate.status, gate.limit) == ("recovery", "fail", 0.999999)
+    assert gate.value == max(trial.recovery for trial in result.trials)
+    assert gate.sentence in [event.message for event in events if isinstance(event, Warned)]
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "llama_cpp"])
+def test_the_files_keep_to_the_size(model: Path, tmp_path: Path, runtime: str) -> None:
+    device = "24GB" if runtime == "vllm" else "cpu"
+    goal = {"runtime": runtime, "device": device, "min_recovery": "best"}
+    _, largest, _ = find(task_for(model, tmp_path / "largest", **goal))
+    weights = largest.summary.size_after_bytes
+    result, report, _ = find(task_for(model, tmp_path / "out", **goal, max_size=weights))
+    files = [path for path in (tmp_path / "out").iterdir() if path.suffix in (".safetensors", ".gguf")]
+    assert files and sum(path.stat().st_size for path in files) <= weights
+    assert report.summary.size_after_bytes < weights and (result.max_bytes or weights) < weights
+    smallest = min(point.size_bytes for point in result.frontier)
+    with pytest.raises(ConfigError, match="beside the weights") as refused:
+        find(task_for(model, tmp_path / "none", **goal, max_size=smallest))
+    assert refused.value.code == "goal_too_small" and not list(tmp_path.glob("*none*"))
+
+
+def test_a_missed_goal_fails_the_job_if_gates_do(model: Path, tmp_path: Path) -> None:
+    task = task_for(model, tmp_path / "out", min_recovery=0.999999).model_copy(update={"gate": "fail"})
+    with proving_here(), pytest.raises(GateError, match=r"Recovery .* is below the 100 % limit") as refused:
+        search.run_goal(task, lambda event: None)
+    assert refused.value.code == "gate_failed" and "a lower recovery" in refused.value.hint
+    report = Report.model_validate_json((tmp_path / "out.rejected" / "report.json").read_text())
+    assert report.summary.gate == "fail" and report.summary.goal is not None and not report.summary.goal.is_met
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.rejected"]
+
+
+def test_a_search_without_time_says_so(model: Path, tmp_path: Path) -> None:
+    wanted = 0.999999
+    whole, *_ = find(task_for(model, tmp_path / "whole", min_recovery=wanted))
+    result, *_ = find(task_for(model, tmp_path / "out", min_recovery=wanted, max_time_s=1))
+    assert len(result.trials) == 1 < len(whole.trials)
+    assert not result.is_met and "to keep 99.9999 % within 1 s" in result.why
+    assert any(advice.startswith("more time") for advice in result.advice)
+    assert not any(advice.startswith("more time") for advice in whole.advice)
 
 
 def test_it_goes_on_where_it_was_stopped(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,8 @@ def test_metrics(client: TestClient, make_model: MakeModel, sessions: Sessions) 
         lease = leases.claim(session, worker="w", lease_s=60)
         done = leases.claim(session, worker="w", lease_s=90)
         assert lease and done
-        summary = {"verdict": {"level": "good", "reason": "r"}}
+        goal = {"is_met": False, "why": "nothing that fits keeps 97 %"}
+        summary = {"verdict": {"level": "good", "reason": "r"}, "goal": goal}
         leases.succeed(session, done, manifest_sha256="m", path="/p", num_bytes=1, summary=summary)
     phase = '{"name": "quantize", "state": "done", "started_at": "2026-01-01T00:00:00Z"}'
     with sessions.begin() as session:
@@ -126,7 +127,8 @@ def test_metrics(client: TestClient, make_model: MakeModel, sessions: Sessions) 
         'bitfoundry_verdicts{verdict="good"}': 1
     }
     events = client.get(f"/v1/jobs/{done.job_id}/events").json()["data"]
-    assert events[-1]["data"]["verdict"] == "good"  # as in the message of its webhook
+    told = events[-1]["data"]  # as in the message of its webhook
+    assert (told["verdict"], told["goal_missed"]) == ("good", goal["why"])
     assert found['bitfoundry_workers{state="ready"}'] == 0
 
 

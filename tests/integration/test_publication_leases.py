@@ -240,6 +240,9 @@ def verdict(level: str) -> dict[str, Any]:
     return {"verdict": {"level": level, "reason": "the KL divergence is large"}}
 
 
+MET = {"verdict": None, "goal": {"is_met": True, "why": "the best result that fits"}}
+
+
 @pytest.mark.parametrize("level", ["degraded", "broken"])
 def test_a_poor_result_is_published_on_request_alone(
     level: str, sessions: Sessions, succeed: Callable[..., str]
@@ -252,6 +255,20 @@ def test_a_poor_result_is_published_on_request_alone(
     publication_id = ask(sessions, job_id, TARGET | {"force": True})
     lease = must_claim(sessions)
     assert lease.publication_id == publication_id and find(sessions, publication_id).target == {"repo_id": "org/name"}
+
+
+def test_a_result_that_missed_its_goal_is_published_on_request_alone(
+    sessions: Sessions, succeed: Callable[..., str]
+) -> None:
+    missed = {"goal": {"is_met": False, "why": "nothing that fits was measured to keep 99 %"}}
+    job_id = succeed(TARGET, verdict("faithful") | missed)
+    with sessions.begin() as session:
+        held = publications.find_last(session, [job_id])[job_id]
+    assert (held.state, held.error["code"]) == ("failed", "poor_result")
+    assert held.error["message"] == "The result missed its goal: nothing that fits was measured to keep 99 %."
+    assert "a lower recovery" in held.error["hint"] and claim(sessions) is None
+    ask(sessions, job_id, TARGET | {"force": True})
+    assert claim(sessions) is not None
 
 
 def test_a_poor_result_that_was_to_be_published_says_why_it_was_not(
@@ -269,7 +286,7 @@ def test_a_poor_result_that_was_to_be_published_says_why_it_was_not(
     assert claim(sessions) is not None
 
 
-@pytest.mark.parametrize("summary", [verdict("good"), verdict("faithful"), {"verdict": None}, {}])
+@pytest.mark.parametrize("summary", [verdict("good"), verdict("faithful"), {"verdict": None}, {}, MET])
 def test_other_results_are_published(summary: dict[str, Any], sessions: Sessions, succeed: Callable[..., str]) -> None:
     succeed(TARGET, summary)
     assert claim(sessions) is not None

@@ -321,8 +321,8 @@ def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[
     ended = update(Attempt).where(Attempt.job_id == job.id, Attempt.ended_at.is_(None))
     session.execute(ended.values(ended_at=func.clock_timestamp(), outcome=outcome, error=error))
     more: dict[str, Any] = {"error": error} if error else {}
-    if state == State.SUCCEEDED and (verdict := (job.summary or {}).get("verdict")):
-        more |= {"verdict": verdict["level"], "verdict_reason": verdict["reason"]}
+    if state == State.SUCCEEDED:
+        more |= _judged(job.summary or {})
     events.announce(session, job, state, attempt=job.attempt, outcome=outcome, **more)
     job.used_runtime_s = Job.used_runtime_s + _running_s()
     job.phases = phases.leave(job.phases, phases.DONE if state == State.SUCCEEDED else phases.STOPPED, _now(session))
@@ -331,6 +331,16 @@ def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[
     if state in FINAL:
         job.finished_at = func.clock_timestamp()
     session.flush()
+
+
+def _judged(summary: dict[str, Any]) -> dict[str, str]:
+    """Return what the event of a job's success says of the result: its verdict, and whether it missed its goal."""
+    told: dict[str, str] = {}
+    if verdict := summary.get("verdict"):
+        told |= {"verdict": verdict["level"], "verdict_reason": verdict["reason"]}
+    if (goal := summary.get("goal")) and not goal["is_met"]:
+        told["goal_missed"] = goal["why"]
+    return told
 
 
 def _entered(state: State) -> ColumnElement[Any]:

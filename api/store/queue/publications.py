@@ -48,10 +48,10 @@ def ask(session: Session, job: Job, asked: dict[str, Any] | None) -> Publication
     if last is not None and last.state in OPEN:
         raise CannotPublish("publication_in_progress", f"The artifact is on its way already: {last.id}.")
     if asked is not None:
-        _check_verdict(job, asked)
+        _check_result(job, asked)
         return _add(session, job, asked)
     if last is not None and (last.error or {}).get("code") == "poor_result":
-        _check_verdict(job, {})
+        _check_result(job, {})
     if last is None or last.state != PublicationState.FAILED:
         raise CannotPublish("nothing_to_retry", "No publication of this job has failed: say where it is to go.")
     last.failure_count = last.lost_count = 0
@@ -65,28 +65,32 @@ def ask(session: Session, job: Job, asked: dict[str, Any] | None) -> Publication
 def ask_with_success(session: Session, job: Job) -> None:
     """Add the publication that the job was submitted with, in the transaction of its success.
 
-    That of a result with a poor verdict has failed at once, unless it was to be published in any case.
+    That of a result with a poor verdict or a missed goal has failed at once, unless it was to be published in any case.
     """
     if job.publish is None:
         return
     publication = _add(session, job, job.publish)
     try:
-        _check_verdict(job, job.publish)
+        _check_result(job, job.publish)
     except CannotPublish as error:
         reason = {"code": error.code, "message": error.message, "hint": error.hint, "retryable": False}
         give_up(session, job, publication, reason)
 
 
-def _check_verdict(job: Job, asked: dict[str, Any]) -> None:
-    """Raise CannotPublish ``poor_result`` for a result that is much worse than its original, unless forced."""
-    verdict = (job.summary or {}).get("verdict") or {}
-    if verdict.get("level") in POOR and not asked.get("force"):
-        raise CannotPublish(
-            "poor_result",
-            f"The result is {verdict['level']}: {verdict['reason']}.",
-            f"{verdict.get('advice') or 'Use a scheme with more bits.'} Or publish it as it is with --force"
-            " (force: true).",
-        )
+def _check_result(job: Job, asked: dict[str, Any]) -> None:
+    """Raise CannotPublish ``poor_result`` for a result much worse than its original or its goal, unless forced."""
+    summary = job.summary or {}
+    verdict, goal = summary.get("verdict") or {}, summary.get("goal")
+    if goal and not goal["is_met"]:
+        reason, advice = f"missed its goal: {goal['why']}", "Allow a larger size, a lower recovery or more time."
+    elif verdict.get("level") in POOR:
+        reason = f"is {verdict['level']}: {verdict['reason']}"
+        advice = verdict.get("advice") or "Use a scheme with more bits."
+    else:
+        return
+    if not asked.get("force"):
+        hint = f"{advice} Or publish it as it is with --force (force: true)."
+        raise CannotPublish("poor_result", f"The result {reason}.", hint)
 
 
 def find_last(session: Session, job_ids: Sequence[str]) -> dict[str, Publication]:

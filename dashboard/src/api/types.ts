@@ -36,6 +36,7 @@ export type SignIn = Schemas["SignInOut"];
 export type ProjectUsage = Schemas["ProjectUsage"];
 export type Report = Schemas["Report"];
 export type Summary = Schemas["Summary"];
+export type GoalResult = Schemas["GoalResult"];
 export type Quality = Schemas["Quality"];
 export type Drafts = Schemas["DraftQuality"];
 export type Measured = Schemas["Measure"];

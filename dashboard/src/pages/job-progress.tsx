@@ -129,6 +129,7 @@ export function PerplexityChange({ job }: { job: Job }) {
             <>
               {" · "}
               <VerdictLevel level={summary.verdict.level} />
+              {summary.goal && !summary.goal.is_met && <span className="error nowrap"> · goal missed</span>}
             </>
           )}
         </div>

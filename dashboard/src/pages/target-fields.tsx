@@ -119,7 +119,7 @@ export function TargetFields({ target, onChange, errorAt = () => undefined }: Pr
             checked={target.force ?? false}
             onChange={(event) => set("force", event.target.checked)}
           />{" "}
-          Publish also if the verdict is degraded or broken
+          Publish also if the verdict is degraded or broken, or the goal was missed
         </label>
       </div>
     </>

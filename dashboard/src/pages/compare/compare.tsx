@@ -133,8 +133,9 @@ function AddRun({ ids }: { ids: string[] }) {
   const others = useQuery("runs to compare", (signal) =>
     get<JobPage>("/v1/jobs", { state: ["succeeded"], limit: 100 }, signal),
   );
-  const free = others.data?.data.filter((job) => !ids.includes(job.id)) ?? [];
   if (ids.length >= MAX_NAMED) return null;
+  if (!others.data) return <Pending query={others} />;
+  const free = others.data.data.filter((job) => !ids.includes(job.id));
   const add = (id: string) => changeView({ job: [...ids, id] });
   return (
     <Field label="Add a finished run">

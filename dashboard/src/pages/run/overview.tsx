@@ -22,11 +22,13 @@ import {
 } from "../../format";
 import { LABELS } from "../../labels";
 import { Link } from "../../link";
+import { layersText } from "../../names";
 import { Empty, Facts, scrollable } from "../../ui/basics";
 import { halfInterval } from "../compare/change";
 import { VerdictLevel } from "../job-progress";
 import { ByPosition, Clipping } from "./differences";
 import { type EventLog, latestLayers } from "./event-log";
+import { GoalCard } from "./goal";
 import { LayersCard } from "./layers-card";
 import { MemoryCard } from "./memory";
 import { memoryText } from "./memory-text";
@@ -45,6 +47,7 @@ export function Overview({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   return (
     <>
       {summary && <Result job={job} summary={summary} quality={report.data?.quality} />}
+      {report.data?.goal && <GoalCard goal={report.data.goal} />}
       {hasReport && <Phases job={job} eventLog={eventLog} />}
       {hasReport && <UseIt job={job} />}
       <LayersCard layers={latestLayers(eventLog.layers)} isRunning={!summary} />
@@ -68,12 +71,13 @@ function Result({
   summary: Summary;
   quality: Quality | null | undefined;
 }) {
-  const { perplexity_before: before, perplexity_after: after, perplexity_ratio: ratio } = summary;
+  const { perplexity_before: before, perplexity_after: after, perplexity_ratio: ratio, goal } = summary;
   return (
     <section className="card" aria-label="Result">
       {summary.verdict && <Verdict verdict={summary.verdict} summary={summary} ratio={quality?.ratio} />}
       <Facts
         facts={[
+          ...(goal ? [[LABELS.goal, goal.is_met ? "met" : "✕ missed"] as [string, string]] : []),
           [
             "Size",
             `${formatBytes(summary.size_before_bytes)} → ${formatBytes(summary.size_after_bytes)} (${formatPercent(summary.size_after_bytes / summary.size_before_bytes - 1, 0)})`,
@@ -135,8 +139,7 @@ function Verdict({
 
 /** "16 w4a16, 5 int8_weight_only; 4.9 bits per weight, KL 0.12 without GPTQ" */
 function mixText({ layers, bits, kl_mean: divergence }: NonNullable<Summary["mix"]>) {
-  const counts = Object.entries(layers).map(([scheme, number]) => `${number} ${scheme}`);
-  return `${counts.join(", ")}; ${formatNumber(bits, 3)} bits per weight, KL ${formatNumber(divergence, 3)} without GPTQ`;
+  return `${layersText(layers)}; ${formatNumber(bits, 3)} bits per weight, KL ${formatNumber(divergence, 3)} without GPTQ`;
 }
 
 function Proof({ report }: { report: Report }) {

@@ -56,6 +56,11 @@ def test_slack_gets_text_and_blocks() -> None:
     assert (content["unfurl_links"], content["unfurl_media"]) == (False, False)
 
 
+def test_a_missed_goal_stands_beside_the_verdict() -> None:
+    texts = [block["text"]["text"] for block in sent("slack", **GOOD, goal_missed="nothing keeps 97 %")["blocks"]]
+    assert texts[2:4] == ["Verdict: good: KL divergence 0.01, 0.05 is allowed", "Goal missed: nothing keeps 97 %"]
+
+
 def test_teams_gets_an_adaptive_card() -> None:
     card = card_of(sent("teams", **GOOD))
     assert lines_of(card) == [

@@ -1,5 +1,6 @@
 """What people see: tables that fit a plain terminal, progress in words, and lines that can be pasted."""
 
+import re
 from io import StringIO
 from typing import Any
 
@@ -44,6 +45,18 @@ def test_three_results_fit_80_characters() -> None:
     assert max(map(len, text.splitlines())) <= 80
     for whole in ("269.0 MB → 163.3 MB", "11.51 → 11.71", "+1.7 %", "self_attn.o_proj", "0.0116", "728.5 MB", "61"):
         assert text.count(whole) == 3, whole
+
+
+@pytest.mark.parametrize(
+    ("is_met", "beside", "row"),
+    [(True, "good", "it keeps 97 %"), (False, "good, goal missed", "missed: it keeps 97 %")],
+)
+def test_a_goal_stands_above_the_verdict(is_met: bool, beside: str, row: str) -> None:
+    judged = {"goal": {"is_met": is_met, "why": "it keeps 97 %"}, "verdict": {"level": "good", "reason": "small"}}
+    job = job_with(state="succeeded", summary=SUMMARY | judged)
+    assert terminal.progress_text(job) == beside
+    for table in (terminal.results_table([job]), terminal.job_details(job)):
+        assert re.search(rf"goal +{row} *\n *verdict +good", shown(table))
 
 
 def test_a_failed_job_has_its_reason_in_the_table() -> None:

@@ -1,0 +1,102 @@
+import { useMemo, useState } from "react";
+import type { GoalResult } from "../../api/types";
+import type { Axis } from "../../charts/scale";
+import { Scatter } from "../../charts/scatter";
+import { formatBytes, formatShare } from "../../format";
+import { LABELS } from "../../labels";
+import { layersText } from "../../names";
+import { Empty, scrollable } from "../../ui/basics";
+import { VerdictLevel } from "../job-progress";
+import { measuredText } from "./verdict";
+
+const SIZES: Axis = { format: formatBytes };
+const SHARES: Axis = { format: (share) => formatShare(share, 1) };
+
+/** Why a goal's result was chosen, the candidates that were measured, and what to expect of other sizes. */
+export function GoalCard({ goal }: { goal: GoalResult }) {
+  const [picked, setPicked] = useState<string | null>(null);
+  const series = useMemo(() => seriesOf(goal), [goal]);
+  const wanted = goal.asked.min_recovery;
+  const limit = typeof wanted === "number" ? { y: wanted, text: `${formatShare(wanted, 1)} asked for` } : undefined;
+  return (
+    <section className="card" aria-label={LABELS.goal}>
+      <h2>{LABELS.goal}</h2>
+      <p className={goal.is_met ? undefined : "error"}>
+        {goal.is_met ? "✓ met" : "✕ missed"}: {goal.why}.
+      </p>
+      <Scatter
+        label="Size and recovery of the candidates; higher is better"
+        series={series}
+        xLabel="size"
+        yLabel="recovery"
+        xAxis={SIZES}
+        yAxis={SHARES}
+        radius={5}
+        limit={limit}
+        onPick={setPicked}
+        picked={picked}
+      />
+      <Candidates trials={goal.trials} />
+      <ul>
+        {goal.advice.map((line) => (
+          <li key={line}>{line}</li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+function seriesOf(goal: GoalResult) {
+  const expected = goal.frontier.map(({ size_bytes: x, recovery: y }) => ({
+    x,
+    y,
+    name: `${formatBytes(x)}, expected`,
+  }));
+  const measured = goal.trials.map(({ size_bytes: x, recovery: y }, index) => ({
+    x,
+    y,
+    name: `${formatBytes(x)}, candidate ${index + 1}`,
+  }));
+  return [
+    { name: "measured", look: 0, points: measured },
+    { name: "expected", look: 1, points: expected },
+  ];
+}
+
+function Candidates({ trials }: { trials: GoalResult["trials"] }) {
+  return (
+    <div className="table" ref={scrollable}>
+      <table>
+        <caption>Recovery is that at the unfavourable end of the 95 % interval. ± is half an interval.</caption>
+        <thead>
+          <tr>
+            <th>Candidate</th>
+            <th className="number">Size</th>
+            <th>Layers</th>
+            <th>Algorithms</th>
+            <th className="number">{LABELS.klMean}</th>
+            <th className="number">Recovery</th>
+            <th>Verdict</th>
+          </tr>
+        </thead>
+        <tbody>
+          {trials.map((trial, index) => (
+            // biome-ignore lint/suspicious/noArrayIndexKey: candidates have a number and no other name
+            <tr key={index}>
+              <td className="nowrap">
+                {index + 1}
+                {trial.is_chosen && ", chosen"}
+              </td>
+              <td className="number">{formatBytes(trial.size_bytes)}</td>
+              <td>{layersText(trial.layers)}</td>
+              <td>{trial.algorithms}</td>
+              <td className="number">{measuredText(trial.kl, 3)}</td>
+              <td className="number">{formatShare(trial.recovery)}</td>
+              <td>{trial.verdict ? <VerdictLevel level={trial.verdict.level} /> : <Empty>not measured</Empty>}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
