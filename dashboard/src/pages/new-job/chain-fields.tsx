@@ -27,7 +27,7 @@ export function ChainFields({ recommended, ...props }: Props & { recommended: Al
   );
 }
 
-/** The button that gets the focus after a change: that of the algorithm that was moved, or, without one, what adds. */
+/** What gets the focus: the button that moved an algorithm, or, without its name, the list of those to add. */
 type Focused = { name?: string; step?: -1 | 1 };
 
 function Chain({ recommended, root, ...props }: Props & { recommended: Algorithm[]; root: Schema }) {
@@ -41,10 +41,8 @@ function Chain({ recommended, root, ...props }: Props & { recommended: Algorithm
     const { name, step } = focused;
     // at an end of the chain, the button of that direction is disabled: the other one of the same algorithm is not
     const buttons = [...(list.current?.querySelectorAll<HTMLElement>("[data-moves]") ?? [])];
-    const usable = buttons.filter((each) => !each.matches(":disabled"));
-    const target =
-      usable.find((each) => each.dataset.moves === `${name} ${step}`) ??
-      usable.find((each) => each.dataset.moves?.startsWith(`${name} `));
+    const usable = buttons.filter((each) => !each.matches(":disabled") && each.dataset.moves?.startsWith(`${name} `));
+    const target = usable.find((each) => each.dataset.moves === `${name} ${step}`) ?? usable[0];
     (target ?? list.current?.querySelector<HTMLElement>("select.adds"))?.focus();
   }, [focused]);
   const change = (next: Algorithm[]) => onChange(withChain(body, next));
