@@ -24,13 +24,6 @@ from typing import Any
 RECORD = Path(__file__).with_suffix(".json")
 MAKER = "intel" if "GenuineIntel" in Path("/proc/cpuinfo").read_text() else "other"
 """Which of the records holds on this machine."""
-OUTDATED = {
-    # GPTAQ and Qronos compare the tokens of an expert with themselves since 2026-11-25, and a mix draws the tokens of
-    # each window by a seed of its own since 2026-11-26. Both were recorded on an AMD processor.
-    "intel": {f"mixture {cell}" for cell in ("int8_dynamic_gptaq", "mxfp4_rotation_gptaq", "nvfp4_qronos")}
-    | {f"{family} mixed" for family in ("dense", "mixture", "tied", "fused")}
-}
-"""Cells that have changed since the record of a maker's processors was made: write them there, and remove them."""
 SAME_KERNELS = {
     "ATEN_CPU_CAPABILITY": "default",
     "MKL_CBWR": "COMPATIBLE",
