@@ -113,6 +113,9 @@ def proof_standing_by() -> Iterator[None]:
         return
     for name in ENGINE:
         importlib.import_module(name)
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("")  # it compiles the patterns of all models, and keeps them
     from quantcore.proof.standby import standing_by
 
     with standing_by(verify):

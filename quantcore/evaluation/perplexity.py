@@ -11,7 +11,7 @@ from torch.nn import functional
 from quantcore.errors import NumericsError
 from quantcore.evaluation.quality import Measure, Perplexities
 from quantcore.evaluation.text import EvaluationText
-from quantcore.runtime.workload import LOGIT_ROWS, TILE_BYTES
+from quantcore.runtime.workload import CACHED_TILE_BYTES, LOGIT_ROWS, TILE_BYTES
 
 LARGEST_EXPONENT = 700.0  # exp of more overflows float64
 MIN_OF_STRATUM = 5
@@ -43,7 +43,8 @@ def rows_at_a_time(num_rows: int) -> list[slice]:
 def tiles_of(logits_TV: torch.Tensor) -> list[slice]:
     """Return the slices of rows of logits that are converted to float32 together."""
     num_rows, vocab_size = logits_TV.shape
-    return _slices(num_rows, max(1, TILE_BYTES // (4 * vocab_size)))
+    num_bytes = CACHED_TILE_BYTES if logits_TV.device.type == "cpu" else TILE_BYTES
+    return _slices(num_rows, max(1, num_bytes // (4 * vocab_size)))
 
 
 def _slices(num_rows: int, size: int) -> list[slice]:

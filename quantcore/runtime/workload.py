@@ -23,7 +23,9 @@ PROBE_POSITIONS = 16
 LOGIT_ROWS = 128
 """Number of positions of a window whose logits are computed at a time."""
 TILE_BYTES = 8 << 20
-"""Size in float32 of the tiles into which large matrices and logits are divided."""
+"""Size in float32 of the tiles into which large matrices, and logits on an accelerator, are divided."""
+CACHED_TILE_BYTES = 2 << 20
+"""Size in float32 of the tiles of logits on a CPU, whose caches hold it: a dozen operations read each tile again."""
 
 
 def solving_flops(width: int, num_outputs: int) -> tuple[float, float]:
