@@ -115,7 +115,7 @@ def proof_standing_by() -> Iterator[None]:
         importlib.import_module(name)
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    get_checkpoint_conversion_mapping("")  # it compiles the patterns of all models, and keeps them
+    get_checkpoint_conversion_mapping("")  # type: ignore[no-untyped-call]  # compiles all patterns, and keeps them
     from quantcore.proof.standby import standing_by
 
     with standing_by(verify):

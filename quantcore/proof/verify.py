@@ -121,10 +121,11 @@ def prove_all(
     plan = plan_job(task, headers)
     expected = Expectation.load(scratch)
     for export in plan.exports:
-        written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export, headers)
-        proof = Proof(export, written.check(expected, emit), tuple(written.odd_numbers))
+        written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export, headers, expected)
         if export == plan.main_export and plan.executor != FILE_TO_FILE:
-            proof = run_model(task, plan, original, written, expected, proof, emit)
+            proof = run_model(task, plan, original, written, expected, emit)
+        else:
+            proof = compare_tensors(written, emit)
         too_large = why_too_large(plan, export, headers)
         if too_large is None:
             check = check_in_consumer(plan, export_dir(folder, plan, export), export, original, written, emit)
@@ -135,15 +136,21 @@ def prove_all(
         yield replace(proof, consumer_check=check)
 
 
+def compare_tensors(written: WrittenCheckpoint, emit: Emit) -> Proof:
+    """Return the proof that every tensor is what was computed. Raises ProofError that names one that is not."""
+    return Proof(written.export, written.check(emit), tuple(written.odd_numbers))
+
+
 def run_model(
-    task: Task, plan: Plan, original: Model, written: WrittenCheckpoint, expected: Expectation, proof: Proof, emit: Emit
+    task: Task, plan: Plan, original: Model, written: WrittenCheckpoint, expected: Expectation, emit: Emit
 ) -> Proof:
-    """Run the model in the files, and add the results to ``proof``. Raises ProofError if its logits differ."""
+    """Run the model in the files, and compare its tensors and logits. Raises ProofError that names what differs."""
     headers, text = original.headers, expected.held_out
     model, clipping = open_written(plan, headers, written, TORCH_DTYPES[headers.main_dtype]), Clipping()
     streamed = model.streamed
     hidden = model.embed(text)
     model.run(hidden, progress(emit, plan.num_blocks, "block"), clipping)
+    proof = compare_tensors(written, emit)  # those of the blocks were hashed as they ran
     with model.head() as logits:
         probes = probe_logits(logits, hidden.states[: expected.probe_logits.shape[0]])
         difference = ((probes - expected.probe_logits).abs().max() / expected.probe_logits.abs().max()).item()
@@ -293,15 +300,20 @@ def progress(emit: Emit, total: int, unit: str) -> Callable[[int], None]:
 
 
 class WrittenCheckpoint:
-    """A written export: reads floats out of it, through the exporter's decoder if it holds codes."""
+    """A written export: reads floats out of it, through the exporter's decoder if it holds codes.
 
-    def __init__(self, plan: Plan, folder: Path, export: str, headers: ModelHeaders) -> None:
+    What is ``expected`` of a tensor is compared by ``check``. The digest is that of the first time it was read.
+    """
+
+    def __init__(
+        self, plan: Plan, folder: Path, export: str, headers: ModelHeaders, expected: Expectation | None = None
+    ) -> None:
         exporter = EXPORTERS.get(export)
         self._exporter = exporter
         self._decoder = exporter if isinstance(exporter, Decoder) else None
         self._layers = {f"{layer.name}.weight": layer for layer in plan.layers}
         self._layouts = plan.layouts[export]
-        self._export = export
+        self.export = export
         self._is_own = isinstance(exporter, Container)
         self._source: TensorSource
         if isinstance(exporter, Container):
@@ -315,9 +327,20 @@ class WrittenCheckpoint:
             self._source = Source(folder, unstack_experts(tensors))
         self.activations: dict[LayerPlan, Activations] = {}
         self.odd_numbers: list[str] = []
+        self._expected = expected
+        self._read: set[str] = set()
+        self._found: dict[str, str] = {}
+        self._hashing = Hashing(torch.get_num_threads())
 
     def read_float(self, name: str) -> torch.Tensor:
         """Return the tensor that Transformers calls ``name``: dequantized float32 if the files hold its codes."""
+        is_first, value = name not in self._read, self._decode(name)
+        self._read.add(name)
+        if is_first and self._expected is not None:
+            self._hashing.add(self._found, name, value)
+        return value
+
+    def _decode(self, name: str) -> torch.Tensor:
         if self._decoder is None or name not in self._layers:
             return self._source.read(name)
         layer = self._layers[name]
@@ -327,32 +350,33 @@ class WrittenCheckpoint:
         quantized = self._decoder.decode(layer, stored)
         self.activations[layer] = Activations(quantized.inputs, quantized.outputs)
         restored_OI = quantized.weight.dequantize()
-        self.odd_numbers += odd_numbers(layer, quantized, restored_OI)
+        problems = odd_numbers(layer, quantized, restored_OI)
+        if name not in self._read:
+            self.odd_numbers += problems
         return restored_OI
 
-    def check(self, expected: Expectation, emit: Emit) -> int:
-        """Compare every tensor with its digest. Returns the number of tensors."""
-        found: dict[str, str] = {}
-        hashing = Hashing(torch.get_num_threads())
-        stored = [name for name in expected.tensors if name in self._source]  # all of the plan: see _check_layout
-        report = progress(emit, len(self._layers) + len(stored), "tensor")
-        for number, (name, layer) in enumerate(self._layers.items(), start=1):
-            hashing.add(found, name, self.read_float(name))
-            if self._decoder is not None and self.activations[layer].as_floats() != expected.activations[layer.name]:
-                self._differs(f"{layer.name}.input_scale or output_scale")
-            release_freed_memory()
-            report(number)
+    def check(self, emit: Emit) -> int:
+        """Compare every tensor with its digest; those that were not read yet are read. Returns their number."""
+        expected = self._expected
+        assert expected is not None
         digests = {**expected.tensors, **expected.kept} if self._is_own else {**expected.tensors}
         for name, layer in self._layers.items():
             digests[name] = expected.plain_weights[name] if self._decoder is None else expected.weights[layer.name]
-        for number, name in enumerate(stored, start=len(self._layers) + 1):
-            hashing.add(found, name, self._source.read(name))
+        names = [*self._layers, *(name for name in expected.tensors if name in self._source)]  # see _check_layout
+        report = progress(emit, len(names), "tensor")
+        for number, name in enumerate(names, start=1):
+            if name not in self._read:
+                self.read_float(name)
+                release_freed_memory()
             report(number)
-        hashing.settle()
-        for name, one in found.items():
-            if one != digests[name]:
+        self._hashing.settle()
+        for name in names:
+            if self._found[name] != digests[name]:
                 self._differs(name)
-        return len(found)
+        for layer in self._layers.values() if self._decoder is not None else ():
+            if self.activations[layer].as_floats() != expected.activations[layer.name]:
+                self._differs(f"{layer.name}.input_scale or output_scale")
+        return len(names)
 
     def _check_layout(self, tensors: Mapping[str, TensorHeader], export: str) -> None:
         written = {name: (header.dtype, header.shape) for name, header in tensors.items()}
@@ -365,7 +389,7 @@ class WrittenCheckpoint:
 
     def _differs(self, name: str) -> None:
         raise ProofError(
-            f"'{name}' read back from the {self._export} files is not what was computed.",
+            f"'{name}' read back from the {self.export} files is not what was computed.",
             code="proof_tensor_differs",
             hint="Please report this: the artifact is not handed out.",
         )

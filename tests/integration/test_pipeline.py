@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from quantcore.config.quantization import CalibrationConfig, Config, Quantizatio
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ModelError, NumericsError, ProofError, QuantError
 from quantcore.events import Completed, LayerQuantized, Progress
+from quantcore.export.quark import QuarkExporter
 from quantcore.pipeline.job import read_windows, run
 from quantcore.plan.planner import make_plan
 from quantcore.proof import verify as proof
@@ -267,6 +269,19 @@ def test_the_proof_sees_one_changed_byte(model_dir, tmp_path, monkeypatch, proof
         run(task(model_dir, tmp_path / "out", export=BOTH), lambda event: None)
     assert caught.value.code == code and name.rpartition(".")[0] in caught.value.message
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_runs_is_what_was_compared(model_dir, tmp_path, monkeypatch, proof_in_this_process):
+    """Each weight of the main export is decoded once: the run hashes what it reads."""
+    decoded, decode = Counter(), QuarkExporter.decode
+
+    def counted(self, layer, stored):
+        decoded[layer.name] += 1
+        return decode(self, layer, stored)
+
+    monkeypatch.setattr(QuarkExporter, "decode", counted)
+    report = run(task(model_dir, tmp_path / "out", "w4a16", num_prompts=0), lambda event: None)
+    assert report.quality is not None and decoded == {layer.name: 1 for layer in report.layers}
 
 
 @pytest.mark.slow
