@@ -30,13 +30,14 @@ def unpack_from_zero(words: torch.Tensor, fmt: Format, order: Order = None) -> t
     """Return the inverse of ``pack_from_zero``, as int32."""
     import torch
 
-    from quantcore.formats.packing import unpack
-
-    return unpack(words, IntFormat("word", fmt.bits, signed=False), order).to(torch.int32) + int(fmt.min)
+    return codes_of(words, fmt, order).to(torch.int32)
 
 
 def codes_of(words: torch.Tensor, fmt: Format, order: Order = None) -> torch.Tensor:
-    """Codes in the format's storage dtype from what ``pack_from_zero`` made of them."""
+    """Codes in the format's storage dtype, of a byte, from what ``pack_from_zero`` made of them."""
     import torch
 
-    return unpack_from_zero(words, fmt, order).to(getattr(torch, fmt.storage))
+    from quantcore.formats.packing import unpack
+
+    from_zero = unpack(words, IntFormat("word", fmt.bits, signed=False), order)
+    return (from_zero + int(fmt.min) % 256).view(getattr(torch, fmt.storage))  # modulo 256, as two's complement is
