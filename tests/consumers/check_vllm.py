@@ -20,8 +20,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def main() -> None:
+    import torch
     from vllm import LLM, SamplingParams
 
+    # vLLM 0.32 computes with AMX tiles without asking the system for them: it then stops with "Illegal instruction",
+    # unless a layer was large enough for oneDNN to ask.
+    torch.cpu._init_amx()
     model_dir, windows = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     kv_cache_dtype = sys.argv[3] if len(sys.argv) > 3 else "auto"
     longest = max(map(len, windows))
