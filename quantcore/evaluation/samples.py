@@ -141,7 +141,8 @@ def generate(
     """
     ids_NT = ids_NT.to(model.device)
     mask_NT = torch.ones_like(ids_NT) if mask_NT is None else mask_NT.to(model.device)
-    with matmul_precision(model.device):  # in tiles: otherwise the whole head is held in float32, twice
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    with matmul_precision(model.device, dtypes):  # in tiles: otherwise the whole head is held in float32, twice
         ids: torch.Tensor = model.generate(  # type: ignore[operator]
             ids_NT, attention_mask=mask_NT, generation_config=settings, streamer=streamer
         )

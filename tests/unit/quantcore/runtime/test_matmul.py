@@ -22,8 +22,8 @@ class Watched(TorchDispatchMode):
         self.dtypes = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
-            self.dtypes.add(args[-1].dtype)
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.linear.default):
+            self.dtypes.add(args[1].dtype)
         return func(*args, **(kwargs or {}))
 
 
@@ -67,6 +67,26 @@ def test_a_large_weight_is_widened_in_pieces(monkeypatch, piece, has_bias):
         found = layer(x)
     torch.testing.assert_close(found.double(), wide, rtol=torch.finfo(torch.bfloat16).eps, atol=1e-6)
     assert max(largest) <= max(piece, x.numel()) < layer.weight.numel()
+
+
+@pytest.mark.parametrize(("num_rows", "piece"), [(8, 200), (8, 1 << 22), (9, 200), (9, 1 << 22)])
+def test_products_of_few_rows_stay_narrow_where_a_model_is_evaluated(monkeypatch, num_rows, piece):
+    monkeypatch.setattr(products, "MAX_WIDE_VALUES", piece)
+    x, weight = random(1, num_rows, 64), random(32, 64)
+    for mode, dtype in (
+        (torch.inference_mode, torch.bfloat16 if num_rows <= 8 else torch.float32),
+        (torch.no_grad, torch.float32),
+    ):
+        with mode(), WideMatmul(), Watched() as watched:
+            functional.linear(x, weight)
+        assert watched.dtypes == {dtype}
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_mode_is_entered_for_dtypes_that_are_computed_and_widened(monkeypatch, dtype):
+    monkeypatch.setattr(products, "_faster_when_wide", lambda: frozenset({torch.float16}))
+    found = matmul_precision(torch.device("cpu"), {dtype, torch.float32})
+    assert isinstance(found, WideMatmul) == (dtype == torch.float16)
 
 
 def test_named_operands_are_widened_too():
