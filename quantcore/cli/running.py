@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -118,6 +119,7 @@ def proof_standing_by() -> Iterator[None]:
     get_checkpoint_conversion_mapping("")  # type: ignore[no-untyped-call]  # compiles all patterns, and keeps them
     from quantcore.proof.standby import standing_by
 
+    gc.freeze()  # neither process frees what was imported, so it need not be scanned again
     with standing_by(verify):
         yield
 
