@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from bitfoundry.client.answers import Job
 from bitfoundry.client.service import Client
@@ -184,6 +184,16 @@ def test_a_result_is_tried_beside_its_original(
     expect(page.get_by_text("differs from token")).to_be_visible()
     expect(prompt).to_have_value("")
     check_accessible(page)
+    held: list[Route] = []
+    page.route("**/turns", lambda route: held.append(route))
+    prompt.fill("and then")
+    with page.expect_request("**/turns"):
+        page.get_by_role("button", name="Send").click()
+    prompt.fill("what comes next")  # while the one before it is being sent
+    with page.expect_response("**/turns"):
+        held[0].continue_()
+    expect(page.locator(".prompt")).to_have_text(["for example", "and then"])
+    expect(prompt).to_have_value("what comes next")
     page.set_viewport_size({"width": 360, "height": 740})
     original, quantized = (page.get_by_role("heading", name=name).bounding_box() for name in ("Original", "Quantized"))
     assert original and quantized and original["y"] < quantized["y"], "one above the other"

@@ -129,7 +129,7 @@ function Prompt({ log: { chat, turns }, send }: { log: ChatLog; send: (prompt: s
     return <p className="faint">This chat has had its {chat.max_turns} turns. Start a new one to go on.</p>;
   const submit = async (event: FormEvent) => {
     event.preventDefault();
-    if (await send(prompt)) setPrompt("");
+    if (await send(prompt)) setPrompt((current) => (current === prompt ? "" : current)); // it may be the next one
   };
   return (
     <form onSubmit={submit}>
