@@ -8,7 +8,7 @@ import torch
 
 from quantcore.cli.main import main
 from quantcore.formats.floats import FloatFormat
-from quantcore.selftest import job, run
+from quantcore.selftest import job, run, speeds
 from quantcore.selftest.parts import parts
 from tests.support.accelerator import SimTensor, on_accelerator
 from tests.support.accelerator_jobs import as_on_accelerators, proofs_in_forks
@@ -20,6 +20,12 @@ LONG = ("range search", "gptaq")
 def reported(file):
     report = json.loads(file.read_text("utf-8"))
     return report, {f"{check['group']} {check['name']}": check for check in report["checks"]}
+
+
+@pytest.fixture(autouse=True)
+def sizes_of_the_cpu(monkeypatch):
+    """Speeds are measured on what a CPU can compute: without instructions for bfloat16, a GPU's share takes minutes."""
+    monkeypatch.setattr(speeds, "ON_DEVICE", speeds.ON_CPU)
 
 
 @pytest.fixture
