@@ -80,7 +80,7 @@ test: $(UI)  ## the tests, with real PostgreSQL and Valkey (eight minutes on two
 
 test-all: $(UI) consumers  ## all the tests, the slow ones and vLLM included
 	@$(NPM) test
-	@$(PYTEST) --timeout 1800 $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 lint: $(STAMP) $(NODE_STAMP)  ## check the Python code (ruff, mypy) and the dashboard (Biome, TypeScript)
 	@$(BIN)/ruff check .
