@@ -193,9 +193,12 @@ def test_a_result_is_tried_beside_its_original(
     with page.expect_response("**/turns"):
         held[0].continue_()
     expect(page.locator(".prompt")).to_have_text(["for example", "and then"])
+    expect(page.get_by_role("heading", name="Quantized")).to_have_count(2)  # both prompts are answered
     expect(prompt).to_have_value("what comes next")
     page.set_viewport_size({"width": 360, "height": 740})
-    original, quantized = (page.get_by_role("heading", name=name).bounding_box() for name in ("Original", "Quantized"))
+    original, quantized = (
+        page.get_by_role("heading", name=name).first.bounding_box() for name in ("Original", "Quantized")
+    )
     assert original and quantized and original["y"] < quantized["y"], "one above the other"
     page.reload()  # the chat goes on
     expect(page.get_by_text("for example")).to_be_visible()
