@@ -24,7 +24,8 @@ MAX_WIDE_VALUES = TILE_BYTES // 4
 """Number of a weight's values that are widened at a time."""
 FEW_ROWS = 8
 """To widen a weight for no more rows than these takes longer than their narrow product: a token takes 3 to 17 times as
-long with AVX2. In inference mode, which evaluation uses, it stays narrow; calibration sums up any number of rows alike."""
+long with AVX2. In inference mode, which evaluation uses, the product stays narrow. Calibration sums up any number of
+rows alike."""
 
 
 def matmul_precision(
