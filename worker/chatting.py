@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from api import confinement
 from api.settings import Settings
 from api.store import manifest
 from api.store.engine import Sessions
@@ -25,7 +26,6 @@ from api.store.queue.chat_leases import Asked, ChatLease, Limits
 from api.store.queue.leases import LeaseLost, Order
 from api.store.tables.chats import EndReason
 from quantcore.errors import QuantError
-from worker import confinement
 from worker.engine import Child, Stop, StopSwitch, engine_environment
 from worker.hub_token import find_hub_token
 from worker.lease import HeldLease

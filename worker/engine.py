@@ -17,8 +17,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from api import confinement
 from api.settings import Settings
-from worker import confinement
 from worker.launcher import Node, engine_argv
 
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -219,7 +219,10 @@ class Engine(Child):
         environment = engine_environment(settings, with_hub=with_hub)
         if settings.confine_engine:
             task = json.loads(task_file.read_text())
-            reach = confinement.reach_of(settings, task_file.parent, task, with_hub=with_hub)
+            num_processes = settings.engine_ranks * (1 if node is None else node.count)
+            reach = confinement.reach_of(
+                settings, task_file.parent, task, with_hub=with_hub, num_processes=num_processes
+            )
             argv, environment = reach.command(argv), environment | reach.environment()
         super().__init__(
             settings,

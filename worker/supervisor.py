@@ -21,7 +21,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, load_only
 
-from api import disk
+from api import confinement, disk
 from api.settings import Settings
 from api.store.engine import Sessions, connect, dispose, reason_of
 from api.store.queue import chat_leases, leases, publication_leases, seats, workers
@@ -29,7 +29,7 @@ from api.store.queue.outbox import Send
 from api.store.queue.upkeep import Upkeep
 from api.store.states import FINAL, HELD
 from api.store.tables.jobs import Job
-from worker import confinement, workspace
+from worker import workspace
 from worker.chatting import Conversation
 from worker.devices import find_devices
 from worker.engine import Stop

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
+from types import MappingProxyType
 
 from quantcore.errors import ModelError
 
@@ -22,7 +23,11 @@ MAX_SIDE_FILE_BYTES = 256 << 20
 """Size limit of a tokenizer's file, a template or a license. The largest tokenizers have some 30 MB."""
 
 VARIABLE = "BITFOUNDRY_READS"
-"""Environment variable of a worker's engine: the files and folders that its job may read, as JSON."""
+"""Environment variable of a confined process: the files and folders that its job may read, as JSON.
+
+"files": path -> its ``Identity`` when the job began; null for a folder of the process's own, which may be made later.
+"hidden": paths that are not read for lying in one of these folders, unless the folder itself lies there.
+"""
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _FILE = (
@@ -30,6 +35,8 @@ _FILE = (
     | getattr(os, "O_BINARY", 0)
 )  # fmt: skip
 
+Identity = tuple[int, int]
+"""Device and inode of a file or a folder: what replaces it under its name has another."""
 Stamp = tuple[int, ...]
 """Device, inode, size and time of a file. They differ for another file, and change when a file is written."""
 
@@ -62,20 +69,35 @@ def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = N
         raise _not_a_path(path) from error
     if not any(real.is_relative_to(allowed) for allowed in (folder, *folders_beside(folder))):
         raise _unsafe(path, "is a link that leaves its folder", "Put the file itself in its place.")
-    file = _open(real, path, max_bytes)
-    is_own = real == Path(os.path.realpath(path.parent)) / path.name
-    if is_own and os.fstat(file.fileno()).st_nlink > 1:
-        file.close()
-        raise _unsafe(
-            path, "is a hard link: the file has another name elsewhere",
-            "Copy the file (cp --reflink=auto) so that it is the folder's own.",
-        )  # fmt: skip
-    return file
+    return _open(real, path, max_bytes, may_be_linked=False)
 
 
 def open_named(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
-    """Open a file named by a person or the service, as ``open_file`` does. The name may be a link to anywhere."""
-    return _open(resolved(path), path, max_bytes)
+    """Open a file named by a person or the service, as ``open_file`` does. The name may be a link to anywhere.
+
+    In a process whose files are given by ``VARIABLE`` it is no hard link either: a stranger may have made it.
+    """
+    return _open(resolved(path), path, max_bytes, may_be_linked=VARIABLE not in os.environ)
+
+
+def identify(path: Path) -> Identity:
+    """Return the identity of the file or folder at ``path``, which is no link and lies below none.
+
+    Raises FileNotFoundError, and ModelError ``unsafe_path`` for links in the path.
+    """
+    try:
+        at = _walk_folders(path.parent)
+        try:
+            status = os.stat(path.name, dir_fd=at, follow_symlinks=False)
+        finally:
+            os.close(at)
+    except (FileNotFoundError, PermissionError):
+        raise
+    except OSError as error:
+        raise _unsafe(path, "is reached through a link") from error
+    if stat.S_ISLNK(status.st_mode):
+        raise _unsafe(path, "is a link")
+    return status.st_dev, status.st_ino
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_SIDE_FILE_BYTES, *, root: Path | None = None) -> bytes:
@@ -151,14 +173,18 @@ def seen_so_far() -> dict[str, Stamp]:
     return {} if _seen is None else dict(_seen.stamps)
 
 
-def _open(real: Path, named: Path, max_bytes: int | None) -> BufferedReader:
+def _open(real: Path, named: Path, max_bytes: int | None, *, may_be_linked: bool) -> BufferedReader:
     """Open ``real``, a path without links; errors show the path that was ``named``."""
-    readable = os.environ.get(VARIABLE)
-    if readable is not None and not any(real.is_relative_to(allowed) for allowed in _parse_paths(readable)):
-        raise _unsafe(named, "is none of the files that this job may read")
+    readable, known = os.environ.get(VARIABLE), {}
+    if readable is not None:
+        files, hidden = _parse_readable(readable)
+        areas = [area for area in hidden if real.is_relative_to(area)]
+        known = {path: who for path, who in files.items() if real.is_relative_to(path)}
+        if not known or not all(any(path.is_relative_to(area) for path in known) for area in areas):
+            raise _unsafe(named, "is none of the files that this job may read")
     seen = _seen if _seen is not None and _seen.holds(named) else None
     try:
-        descriptor = _walk(real)
+        descriptor = _walk(real, known)
     except FileNotFoundError as error:
         if seen is not None and named.name in seen.stamps:
             raise _changed(named, "is gone") from error
@@ -172,6 +198,11 @@ def _open(real: Path, named: Path, max_bytes: int | None) -> BufferedReader:
     file = os.fdopen(descriptor, "rb")
     try:
         status = os.fstat(descriptor)
+        if status.st_nlink > 1 and not may_be_linked:
+            raise _unsafe(
+                named, "is a hard link: the file has another name elsewhere",
+                "Copy the file (cp --reflink=auto) so that it is the folder's own.",
+            )  # fmt: skip
         if max_bytes is not None and status.st_size > max_bytes:
             raise ModelError(
                 f"{named.name} has {status.st_size >> 20} MiB; at most {max_bytes >> 20} are read.",
@@ -187,40 +218,69 @@ def _open(real: Path, named: Path, max_bytes: int | None) -> BufferedReader:
 
 
 @lru_cache(maxsize=1)  # called for every tensor, as each read opens the file
-def _parse_paths(readable: str) -> tuple[Path, ...]:
-    return tuple(map(Path, json.loads(readable)))
+def _parse_readable(readable: str) -> tuple[dict[Path, Identity | None], tuple[Path, ...]]:
+    given = json.loads(readable)
+    files = {Path(path): who and (who[0], who[1]) for path, who in given["files"].items()}
+    return files, tuple(map(Path, given["hidden"]))
 
 
-def _walk(real: Path) -> int:
-    """Open the plain file ``real`` and return its descriptor. Raises OSError for a link in it, or no plain file."""
+def _walk(real: Path, known: Mapping[Path, Identity | None]) -> int:
+    """Open the plain file ``real`` and return its descriptor. Raises OSError for a link in it, or no plain file.
+
+    It is what is known under its path, or lies in one of the folders that are ``known``, unless another has their name.
+    """
     if os.open not in os.supports_dir_fd:  # Windows, where no untrusted user shares the machine
         if not real.is_file():
             raise FileNotFoundError(real) if not real.exists() else OSError("no plain file")
         return os.open(real, _FILE)
-    at = os.open(real.anchor, _FOLDER)
+    at = _walk_folders(real.parent, known)
     try:
-        for name in real.parts[1:-1]:
-            above, at = at, os.open(name, _FOLDER, dir_fd=at)
-            os.close(above)
         if not stat.S_ISREG(os.stat(real.name, dir_fd=at, follow_symlinks=False).st_mode):
             raise OSError("no plain file")  # checked first, because opening a device may have an effect
         descriptor = os.open(real.name, _FILE, dir_fd=at)
     finally:
         os.close(at)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("no plain file")
+        _check_same(descriptor, known.get(real))
+    except OSError:
         os.close(descriptor)
-        raise OSError("no plain file")
+        raise
     return descriptor
+
+
+def _walk_folders(folder: Path, known: Mapping[Path, Identity | None] = MappingProxyType({})) -> int:
+    """Open ``folder`` without following a link, and return its descriptor. Raises OSError."""
+    at, path = os.open(folder.anchor, _FOLDER), Path(folder.anchor)
+    try:
+        for name in folder.parts[1:]:
+            above, at = at, os.open(name, _FOLDER, dir_fd=at)
+            os.close(above)
+            path /= name
+            _check_same(at, known.get(path))
+    except OSError:
+        os.close(at)
+        raise
+    return at
+
+
+def _check_same(descriptor: int, who: Identity | None) -> None:
+    status = os.fstat(descriptor)
+    if who is not None and who != (status.st_dev, status.st_ino):
+        raise OSError("another file or folder has taken its place")
 
 
 def folders_beside(folder: Path) -> tuple[Path, ...]:
     """Return the folders that links of a snapshot in the Hub's cache may lead to.
 
-    <cache>/models--x--y/snapshots/<sha>/file -> ../../blobs/<hash>, which may be a link to <cache>/blobs.
+    <cache>/models--x--y/snapshots/<sha>/file -> ../../blobs/<hash>, which may be a link to <cache>/blobs. These folders
+    are no links themselves, unlike ``blobs`` of a folder that only looks like a snapshot.
     """
     for snapshots in folder.parents:
         if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
-            return snapshots.parent / "blobs", snapshots.parent.parent / "blobs"
+            blobs = (snapshots.parent / "blobs", snapshots.parent.parent / "blobs")
+            return tuple(each for each in blobs if Path(os.path.realpath(each)) == each)
     return ()
 
 

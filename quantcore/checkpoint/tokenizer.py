@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from quantcore.checkpoint.folder import find_gguf
+from quantcore.checkpoint.harmless import KeyPath
 from quantcore.checkpoint.libraries import lend, tokenizer_files
 from quantcore.errors import ModelError, QuantError, is_failure, reason_of
 
@@ -25,12 +27,14 @@ def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
     scratch = model_dir
     try:
         with ExitStack() as stack:
-            scratch = stack.enter_context(tokenizer_files(model_dir))
+            files = stack.enter_context(tokenizer_files(model_dir))
+            scratch = files.folder
             if gguf_file is not None and inside:
                 lend(gguf_file, scratch, stack)
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 str(scratch), local_files_only=True, trust_remote_code=False, **inside
             )
+        check_left_out(type(tokenizer), "tokenizer_config.json", files.left_out.get("tokenizer_config.json", ()))
         tokenizer.name_or_path = str(model_dir)
     except QuantError:
         raise
@@ -44,6 +48,26 @@ def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
             " tokenizer that needs code of its own is not run.",
         ) from error
     return tokenizer
+
+
+def check_left_out(kind: type, file: str, left_out: Iterable[KeyPath]) -> None:
+    """Raise ModelError ``unsafe_setting`` if a key that was left out of ``file`` is one that the class ``kind`` reads.
+
+    Files of its vocabulary are found by their usual names, whatever the settings call them.
+    """
+    read = {name for part in kind.__mro__ if "__init__" in vars(part) for name in _parameters(part)}
+    names = [".".join(path) for path in left_out if path[0] in read and not path[0].endswith("_file")]
+    if names:
+        raise ModelError(
+            f"{file} has a value for '{names[0]}' that could name a file of this machine, so it is not given to"
+            f" {kind.__name__}.",
+            code="unsafe_setting",
+            hint=f"Remove '{names[0]}' from {file} if the model works without it.",
+        )
+
+
+def _parameters(kind: type) -> Iterable[str]:
+    return inspect.signature(vars(kind)["__init__"]).parameters
 
 
 def tokenize_with(

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from quantcore.checkpoint.libraries import tokenizer_files
+from quantcore.checkpoint.tokenizer import check_left_out
 from quantcore.config.texts import TextPart
 from quantcore.data.chat import MediaFound, chat_renderer
 from quantcore.data.documents import Document, at_row, has_sound
@@ -213,8 +214,11 @@ def processing() -> Iterator[None]:
 def load_processor(folder: Path, auto_class: Any) -> Any:
     """Load a processor from the folder of its model with a class such as ``AutoProcessor``. Raises ModelError."""
     try:
-        with tokenizer_files(folder) as scratch:
-            return auto_class.from_pretrained(str(scratch), local_files_only=True, trust_remote_code=False)
+        with tokenizer_files(folder) as files:
+            processor = auto_class.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=False)
+        for name in ("processor_config.json", "preprocessor_config.json"):
+            check_left_out(type(processor), name, files.left_out.get(name, ()))
+        return processor
     except QuantError:
         raise
     except BaseException as error:  # as for tokenizers

@@ -41,7 +41,7 @@ from quantcore.export import TRANSFORMERS_PACKAGES
 from quantcore.export.exporter import is_plain
 from quantcore.model.kinds import declared_class, inputs_of, language_model, outputs_of
 from quantcore.model.names import stores_single_experts
-from quantcore.model.skeleton import build_declared, clean_config, kind_of, without_untrusted
+from quantcore.model.skeleton import build_declared, clean_config, harmless_config, kind_of
 from quantcore.reading.model import Model
 from quantcore.runtime.devices import release_freed_memory
 
@@ -222,7 +222,7 @@ def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedMode
         if gguf_file is None:
             raw = read_json(folder / "config.json", "no_config")
             quantization = {key: raw[key] for key in ("quantization_config",) if key in raw}
-            (scratch / "config.json").write_text(json.dumps(without_untrusted(raw) | quantization), "utf-8")
+            (scratch / "config.json").write_text(json.dumps(harmless_config(raw)[0] | quantization), "utf-8")
             kind = declared_class(raw)
         else:
             kind = declared_class(original.headers.config)

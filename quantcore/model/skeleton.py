@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quantcore.checkpoint.blocks import Blocks
+from quantcore.checkpoint.harmless import CONFIG, KeyPath
 from quantcore.errors import ModelError, reason_of
 from quantcore.model.kinds import Kind, declared_class, model_class
 from quantcore.model.stacks import restack
@@ -20,6 +22,8 @@ from quantcore.model.stacks import restack
 UNTRUSTED_KEYS = ("auto_map", "trust_remote_code", "quantization_config")
 OUTPUT_KEYS = ("return_dict", "torchscript", "use_cache")
 """Keys that select the form in which a model returns its results, without an effect on the results."""
+NOT_READ = frozenset(("transformers_version", "_name_or_path"))
+"""Fields of every config class that change nothing."""
 UNTRUSTED_PREFIXES = (
     "attn_implementation",
     "_attn_implementation",
@@ -29,10 +33,11 @@ UNTRUSTED_PREFIXES = (
 
 
 def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
-    """Return the Transformers config of config.json, without the keys that can make loading run foreign code.
+    """Return the Transformers config of config.json, of which only what is known to be harmless is used.
 
-    Raises ModelError ``unsupported_architecture`` for a model type that this Transformers does not know, and
-    ``config_implausible`` for values that it rejects.
+    Raises ModelError ``unsupported_architecture`` for a model type that this Transformers does not know,
+    ``config_implausible`` for values that it rejects, and ``unsafe_setting`` for text in a field that it reads and that
+    is not known to be harmless.
     """
     model_type = str(raw.get("model_type"))
     if model_type not in CONFIG_MAPPING:
@@ -42,7 +47,8 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
             hint="Models that bring their own code are not run. Update Transformers if the type is new; or give"
             " --file2file_quantization, with a scheme that needs no data.",
         )
-    kept = {key: value for key, value in without_untrusted(raw).items() if key not in OUTPUT_KEYS}
+    harmless, left_out = harmless_config(raw)
+    kept = {key: value for key, value in harmless.items() if key not in OUTPUT_KEYS}
     try:
         config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(PretrainedConfig._decode_special_floats(kept))
         config.to_dict()  # fails on an invalid nested config
@@ -52,13 +58,37 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
             code="config_implausible",
             hint="Correct config.json, or take the one that the model was published with.",
         ) from error
+    for path in left_out:
+        if _is_read(config, path):
+            raise ModelError(
+                f"config.json has text in '{'.'.join(path)}', where no text is known. It could name a file of this"
+                " machine, so Transformers is not given it.",
+                code="unsafe_setting",
+                hint=f"Correct '{path[-1]}', or remove it if the model works without it.",
+            )
     return config
 
 
-def without_untrusted(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _is_read(config: Any, path: Sequence[str]) -> bool:
+    """Return True if ``path`` leads to a field of the config's class, or into an object that such a field holds."""
+    for name in path:
+        if not isinstance(config, PretrainedConfig):
+            return config is not None
+        if name not in {each.name for each in fields(config)} - NOT_READ:
+            return False
+        config = getattr(config, name, None)
+    return True
+
+
+def harmless_config(raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[KeyPath, ...]]:
+    """Return what of config.json Transformers may read, and the keys of text that is not known to be harmless."""
+    return CONFIG.keep(_without_untrusted(raw))
+
+
+def _without_untrusted(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``raw``, nested configs included, without the keys that can make loading run foreign code."""
     return {
-        key: without_untrusted(value) if isinstance(value, dict) else value
+        key: _without_untrusted(value) if isinstance(value, dict) else value
         for key, value in raw.items()
         if key not in UNTRUSTED_KEYS and not str(key).startswith(UNTRUSTED_PREFIXES)
     }

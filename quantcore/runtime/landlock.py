@@ -1,21 +1,28 @@
-"""Runs a command that can reach only the given files: Landlock, Linux 5.19 and later. No torch.
+"""Runs a command that can reach only the given files and hosts: Landlock, Linux 5.19 and later. No torch.
 
     python -I -S landlock.py RULES_FILE COMMAND [ARGUMENT ...]
 
-The rules are JSON, ``{"list": [...], "read": [...], "write": [...]}``, each with a list of paths; their file is deleted
-once it is read. The command and all that it starts may list folders, read (and run) and write files at and below these
-paths, and nothing else of any file system, even if their user may; nor can they look into other processes
-(/proc/<pid>/environ, ptrace). Missing paths are skipped. Uses only the standard library, because it is run by its path.
-See landlock(7).
+The rules are JSON (see ``confine``), and their file is deleted once it is read. The command and all that it starts may
+list, read (and run) and write what they name, and nothing else of any file system, even if their user may; nor can they
+look into other processes (ptrace, /proc/<pid>/environ) or send them signals. Missing paths are skipped.
+
+They can make sockets of the given families alone (seccomp), and connect to the given TCP ports. Older kernels enforce
+less: ports need Linux 6.7, signals 6.12. See landlock(7), seccomp(2).
+
+Uses only the standard library, because it is run by its path.
 """
 
 import ctypes
 import json
 import os
+import platform
 import stat
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # of all architectures
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
@@ -29,11 +36,36 @@ LIST = READ_DIR
 READ = EXECUTE | READ_FILE | READ_DIR
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 NUM_RIGHTS = {2: 14, 3: 15, 4: 15, 5: 16}
-"""Number of rights that an ABI knows; later ones add no rights for files."""
+"""Number of rights that an ABI knows; later ones add no rights for files that are used here."""
+TCP_ABI, SCOPE_ABI = 4, 6
+CONNECT_TCP = 1 << 1
+SCOPES = 1 << 0 | 1 << 1  # abstract sockets and signals, to processes outside
+
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # of BPF, see linux/bpf_common.h
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | 13, 0x80000000  # 13 is EACCES
+SYSTEM_CALLS = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+"""Machine -> (its number in seccomp, the number of socket(2)); io_uring_setup(2) is 425 of all machines."""
+IO_URING_SETUP = 425
+OTHER_ABI = 0x40000000  # the system calls of x32, whose numbers begin there
 
 
 class _Ruleset(ctypes.Structure):
-    _fields_ = (("handled_access_fs", ctypes.c_uint64),)
+    _fields_ = (
+        ("handled_access_fs", ctypes.c_uint64), ("handled_access_net", ctypes.c_uint64), ("scoped", ctypes.c_uint64)
+    )  # fmt: skip
+
+
+class _Port(ctypes.Structure):
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("port", ctypes.c_uint64))
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("k", ctypes.c_uint32))
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(_Instruction)))
 
 
 class _Below(ctypes.Structure):
@@ -49,28 +81,54 @@ def abi() -> int:
     return int(version) if version >= MIN_ABI else 0
 
 
-def confine(rules: Mapping[str, Sequence[str]]) -> None:
-    """Restrict this thread and all that it starts. Raises OSError; then nothing is restricted."""
-    all_rights = (1 << NUM_RIGHTS[min(abi(), max(NUM_RIGHTS))]) - 1
+def confine(rules: Mapping[str, Any]) -> None:
+    """Restrict this thread and all that it starts. Raises OSError; then it may be restricted in part.
+
+    ``rules``: "list", "read" and "write" with paths, "same" with [path, device, inode] of what may be read if it still
+    is the same file or folder; "families" of sockets, and "tcp" with [first, last] ports, or null for all of them.
+    """
+    all_rights, version = (1 << NUM_RIGHTS[min(abi(), max(NUM_RIGHTS))]) - 1, abi()
     rights = {"list": LIST, "read": READ, "write": all_rights}
-    ruleset = _call(CREATE_RULESET, ctypes.byref(_Ruleset(all_rights)), ctypes.c_size_t(ctypes.sizeof(_Ruleset)), 0)
-    for kind, paths in rules.items():
-        for path in paths:
-            _allow(ruleset, path, rights[kind] & all_rights)
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    ports = rules["tcp"] if version >= TCP_ABI else None
+    made = _Ruleset(all_rights, 0 if ports is None else CONNECT_TCP, SCOPES if version >= SCOPE_ABI else 0)
+    size = 8 if version < TCP_ABI else 16 if version < SCOPE_ABI else 24  # as the kernel knows it
+    ruleset = _call(CREATE_RULESET, ctypes.byref(made), ctypes.c_size_t(size), 0)
+    for kind in rights:
+        for path in rules[kind]:
+            with suppress(OSError):  # missing, or not accessible to us: then there is nothing to allow
+                _allow(ruleset, os.open(path, os.O_PATH | os.O_CLOEXEC), rights[kind] & all_rights)
+    for path, device, inode in rules["same"]:
+        _allow(ruleset, _open_same(path, (device, inode)), READ & all_rights)
+    for first, last in ports or ():
+        rule = _Port(CONNECT_TCP)
+        for rule.port in range(first, last + 1):
+            _call(ADD_RULE, ruleset, 2, ctypes.byref(rule), 0)
+    prctl = _libc().prctl
     for capability in set(range(64)) - KEPT_CAPABILITIES:
         prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for users other than root, who do not have them
     if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
     _call(RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
+    if platform.machine() in SYSTEM_CALLS:
+        _close_sockets(*SYSTEM_CALLS[platform.machine()], rules["families"])
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
-    try:
-        at = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # missing, or not accessible to us: then there is nothing to allow
-        return
+def _open_same(path: str, identity: tuple[int, int]) -> int:
+    """Open ``path`` without following any link. Raises OSError if it is not the file or folder of ``identity``."""
+    names = Path(path).parts
+    at = os.open(names[0], os.O_PATH | os.O_CLOEXEC)
+    for name in names[1:]:
+        above, at = at, os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=at)
+        os.close(above)
+    status = os.fstat(at)
+    if (status.st_dev, status.st_ino) != identity:
+        raise OSError(f"{path} is another file than when it was checked")
+    return at
+
+
+def _allow(ruleset: int, at: int, rights: int) -> None:
+    """Allow the open file or folder ``at`` and all below it, and close it."""
     try:
         if not stat.S_ISDIR(os.fstat(at).st_mode):
             rights &= OF_FILES
@@ -80,12 +138,37 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         os.close(at)
 
 
+def _close_sockets(machine: int, socket_call: int, families: Sequence[int]) -> None:
+    """Refuse socket(2) for all but ``families``, and io_uring, which could make one past this filter.
+
+    socketpair(2) stays: its two ends are of one process.
+    """
+    program = [  # offsets in struct seccomp_data: number 0, machine 4, first argument 16
+        (LOAD, 0, 0, 4), (JUMP_IF_EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, 0), (JUMP_IF_AT_LEAST, 0, 1, OTHER_ABI), (RETURN, 0, 0, REFUSE),
+        (JUMP_IF_EQUAL, 0, 1, IO_URING_SETUP), (RETURN, 0, 0, REFUSE),
+        (JUMP_IF_EQUAL, 1, 0, socket_call), (RETURN, 0, 0, ALLOW), (LOAD, 0, 0, 16),
+    ]  # fmt: skip
+    for family in families:
+        program += [(JUMP_IF_EQUAL, 0, 1, family), (RETURN, 0, 0, ALLOW)]
+    program.append((RETURN, 0, 0, REFUSE))
+    instructions = (_Instruction * len(program))(*(_Instruction(*each) for each in program))
+    filter_ = _Program(len(program), instructions)
+    if _libc().prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filter_), 0, 0):
+        raise OSError(ctypes.get_errno(), "seccomp")
+
+
 def _call(number: int, *arguments: object) -> int:
-    result = ctypes.CDLL(None, use_errno=True).syscall(number, *arguments)
+    result = _libc().syscall(number, *arguments)
     if result < 0:
         error = ctypes.get_errno()
-        raise OSError(error, f"Landlock (system call {number}): {os.strerror(error)}")
+        raise OSError(error, f"system call {number} of Landlock: {os.strerror(error)}")
     return int(result)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ ALLOWED = {
         "quantcore.export.loading": 1,
         "quantcore.evaluation.baseline_cache": 2,
         "quantcore.serving.inside_env": 1,
-        "quantcore.runtime.landlock": 2,
+        "quantcore.runtime.landlock": 4,
         "quantcore.data.builtin_text": 1,
         "quantcore.config.task": 1,
         "quantcore.cli.running": 1,

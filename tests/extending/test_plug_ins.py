@@ -74,7 +74,7 @@ def test_the_confined_engine_finds_packages(tmp_path: Path) -> None:
 import subprocess, sys
 from pathlib import Path
 from api.settings import Settings
-from worker.confinement import reach_of
+from api.confinement import reach_of
 from worker.engine import engine_environment
 settings = Settings(database_url="postgresql+psycopg://x@/x", broker_url="memory://", data_dir={str(job.parent)!r})
 reach = reach_of(settings, Path({str(job)!r}), {{}}, with_hub=False)

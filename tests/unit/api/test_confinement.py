@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from api import confinement
+from api.confinement import reach_of
 from api.settings import Settings
 from quantcore.checkpoint.opening import open_named
 from quantcore.errors import ModelError
 from quantcore.runtime import landlock
-from worker import confinement
-from worker.confinement import reach_of
 from worker.engine import Engine
 
 HAS_LANDLOCK = landlock.abi() > 0
@@ -69,7 +69,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     script.write_text(TRY)
     return Settings(
         database_url="x", broker_url="x", data_dir=data, engine_command=f"{sys.executable} -S {script}",
-        secret_key_file=tmp_path / "models" / "key",
+        secret_key_file=tmp_path / "models" / "key", model_roots=(tmp_path,),
     )  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -80,7 +80,8 @@ def task_of(settings: Settings, tmp_path: Path, model: Path | None = None) -> di
 
 def run(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path | None = None) -> Any:
     """What the engine of a job could open, by path."""
-    asked = [tmp_path / "models/m/config.json", tmp_path / "models/key", tmp_path / "elsewhere", Path("/etc/passwd"),
+    asked = [tmp_path / "models/m/config.json", tmp_path / "models/key", tmp_path / "elsewhere",
+             Path("/etc/passwd"), Path("/etc/shadow"), Path("/etc/hosts"), Path(f"/proc/{os.getpid()}/cmdline"),
              Path(f"/proc/{os.getpid()}/environ"), Path("/proc/self/status"), settings.data_dir / "secret.key",
              *(settings.data_dir / name for name in ("connection.json", "artifacts/job_2/report.json")),
              *(settings.datasets_dir / name for name in ("a.jsonl", "b.txt"))]  # fmt: skip
@@ -103,7 +104,7 @@ def run(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mod
 
 def test_an_engine_cannot_read_the_secrets(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run(settings, tmp_path, monkeypatch)
-    mine = {"models/m/config.json", "/etc/passwd", "/proc/self/status", "data/datasets/a.jsonl"}
+    mine = {"models/m/config.json", "/etc/hosts", "/proc/self/status", "data/datasets/a.jsonl"}
     others = set(found) - mine - {"model"}
     assert {found[path] for path in mine} == {"read"}
     if HAS_LANDLOCK:
@@ -117,16 +118,17 @@ def test_every_source_of_the_text_can_be_read(settings: Settings, tmp_path: Path
     files = [settings.datasets_dir / name for name in ("a.jsonl", "b.txt")]
     sources = [{"source": str(file)} for file in files] + [{"source": "builtin"}]
     task = task_of(settings, tmp_path) | {"calibration": {"sources": sources}}
-    assert set(files) <= set(reach_of(settings, settings.work_dir / "job_1.1", task, with_hub=False).files)
+    assert set(files) <= reach_of(settings, settings.work_dir / "job_1.1", task, with_hub=False).files.keys()
 
 
 def test_a_model_beside_the_data_folder(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of models that holds the data folder is read all around that."""
     (tmp_path / "config.json").write_text("{}")
     reach = reach_of(settings, settings.work_dir / "job_1.1", task_of(settings, tmp_path, tmp_path), with_hub=False)
-    assert not any(settings.data_dir.is_relative_to(path) for path in (*reach.read, *reach.written))
-    assert tmp_path in reach.listed and tmp_path / "config.json" in reach.read
-    assert tmp_path / "models" / "key" not in reach.read and tmp_path / "models" / "m" in reach.read
+    reached = (*reach.read, *reach.written, *reach.parts)
+    assert not any(settings.data_dir.is_relative_to(path) for path in reached)
+    assert tmp_path in reach.listed and tmp_path / "config.json" in reach.parts
+    assert tmp_path / "models" / "key" not in reach.parts and tmp_path / "models" / "m" in reach.parts
     found = run(settings, tmp_path, monkeypatch, tmp_path)
     assert found["elsewhere"] == "read"  # it lies in the folder of the model
     if HAS_LANDLOCK:
@@ -144,7 +146,7 @@ def test_thousands_of_files_beside_the_data_folder(
         (tmp_path / f"model-{number:05}-of-02000.safetensors.of.a.folder.with.long.names").touch()
     (tmp_path / "config.json").write_text("{}")
     reach = reach_of(settings, settings.work_dir / "job_1.1", task_of(settings, tmp_path, tmp_path), with_hub=False)
-    assert len(reach.read) > 2000
+    assert len(reach.parts) > 2000
     rules = tmp_path / "rules"
     rules.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(rules))
@@ -159,7 +161,7 @@ def test_what_a_snapshot_and_a_gguf_file_need(settings: Settings, tmp_path: Path
         folder.mkdir(parents=True)
     folder = settings.work_dir / "job_1.1"
     reach = reach_of(settings, folder, task_of(settings, tmp_path, snapshot), with_hub=False)
-    assert {snapshot, cache / "blobs"} <= {*reach.read} and tmp_path / "hub" not in reach.read
+    assert {snapshot, cache / "blobs"} <= reach.files.keys() and tmp_path / "hub" not in reach.files
     shelf = tmp_path / "shelf"
     shelf.mkdir()
     for name in ("a.gguf", "b.gguf", "tokenizer.json", "diary.txt"):

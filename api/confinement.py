@@ -1,0 +1,311 @@
+"""What a process that reads a stranger's files can reach: those files, and the programs that it runs.
+
+Such processes are the engines of jobs and chats, and the API's readers. Where the kernel has Landlock, it enforces
+these rules, even on a compromised process. Elsewhere the process itself checks the rules about its files
+(``quantcore.checkpoint.opening``): no link in a model gets around that check, but code smuggled into it would.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+from urllib.parse import urlsplit
+
+from api.settings import Settings
+from quantcore.checkpoint.artifact import side_files
+from quantcore.checkpoint.opening import VARIABLE, Identity, folders_beside, identify
+from quantcore.errors import ModelError
+from quantcore.runtime import landlock
+
+logger = logging.getLogger(__name__)
+
+PROGRAM = landlock.__file__
+SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/sys",
+    # Addresses of name servers, and the drivers' daemons; not all of /run, where containers have their secrets.
+    "/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/nvidia-persistenced",
+    "/run/nvidia-topologyd", "/run/opengl-driver",
+    # No files of accounts: /etc also has hashes of passwords, keys of hosts and settings of services.
+    *(f"/etc/{name}" for name in (
+        "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "locale.alias",
+        "os-release", "hosts", "host.conf", "resolv.conf", "nsswitch.conf", "gai.conf", "protocols", "services",
+        "mime.types", "ssl/certs", "ssl/openssl.cnf", "pki/tls/certs", "pki/tls/openssl.cnf", "pki/ca-trust",
+        "ca-certificates", "OpenCL", "vulkan", "glvnd", "nvidia", "rocm", "libibverbs.d", "nccl.conf", "fonts",
+    )),
+    # Of /proc what the kernel says of itself, and what it says of this process; nothing of others.
+    *(f"/proc/{name}" for name in (
+        "meminfo", "cpuinfo", "stat", "version", "uptime", "loadavg", "vmstat", "filesystems", "devices", "modules",
+        "misc", "swaps", "sys", "driver",
+    )),
+    *(f"/proc/self/{name}" for name in (
+        "status", "statm", "stat", "maps", "cgroup", "mounts", "mountinfo", "limits", "fd", "task", "comm", "cmdline",
+        "auxv",
+    )),
+)  # fmt: skip
+"""What programs need of the system. Landlock resolves /proc/self when it takes hold: to the engine's first process."""
+DEVICES = (
+    "null", "zero", "full", "random", "urandom", "tty", "shm", "pts", "nvidia*", "kfd", "dri", "dxg", "infiniband",
+    "accel",
+)  # fmt: skip
+CACHES = {
+    "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda",
+    "MIOPEN_USER_DB_PATH": "miopen", "MIOPEN_CUSTOM_CACHE_DIR": "miopen",
+}  # fmt: skip
+"""Cache folders of compiled kernels.
+
+Kernels are code: each attempt has its own folders, so that no engine runs what another job left.
+"""
+ORIGINALS = "BITFOUNDRY_ORIGINALS_DIR"
+
+
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
+LAST_PORT = 65535
+HUB_PORTS = (53, 80, 443)
+"""Name servers that answer over TCP, and the Hub's servers; its addresses in the environment may add others."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Rules for a process, as real paths.
+
+    ``files`` are the job's own, with their identities, None for folders that the process writes; ``parts`` is what the
+    kernel lets it read of them, without what is ``hidden``. ``listed`` folders only show the names in them.
+    ``families`` are those of its sockets, ``tcp`` the [first, last] ports that it may connect to.
+    """
+
+    files: Mapping[Path, Identity | None]
+    parts: Mapping[Path, Identity]
+    hidden: tuple[Path, ...]
+    listed: tuple[Path, ...]
+    read: tuple[Path, ...]
+    written: tuple[Path, ...]
+    variables: Mapping[str, str]
+    families: tuple[int, ...]
+    tcp: tuple[tuple[int, int], ...]
+
+    def command(self, argv: Iterable[str]) -> list[str]:
+        """Return ``argv``, wrapped in Landlock where the kernel has it.
+
+        The rules lie in a file, which the wrapper deletes: thousands of them would be too long for an argument. It is
+        a file of this start alone, where no engine can write: the nodes of a job may share the attempt's folder.
+        """
+        if not landlock.abi():
+            return list(argv)
+        rules = {
+            "list": _texts_of(self.listed),
+            "read": _texts_of(self.read),
+            "write": _texts_of(self.written),
+            "same": [[str(path), *who] for path, who in self.parts.items()],
+            "families": self.families,
+            "tcp": self.tcp,
+        }
+        with NamedTemporaryFile("w", prefix="bitfoundry-rules-", suffix=".json", delete=False) as file:
+            json.dump(rules, file)
+        return [sys.executable, "-I", "-S", PROGRAM, file.name, *argv]
+
+    def environment(self) -> dict[str, str]:
+        files = {str(path): who for path, who in self.files.items()}
+        return {**self.variables, VARIABLE: json.dumps({"files": files, "hidden": _texts_of(self.hidden)})}
+
+
+def _texts_of(paths: Iterable[Path]) -> list[str]:
+    return [str(path) for path in paths]
+
+
+def describe(settings: Settings) -> str | None:
+    """Return the protection that engines have here, or None if the kernel gives none."""
+    if not settings.confine_engine:
+        return "switched off (BITFOUNDRY_CONFINE_ENGINE)"
+    return f"Landlock, ABI {landlock.abi()}" if landlock.abi() else None
+
+
+def tell(settings: Settings) -> None:
+    """Log the protection that engines have."""
+    protection = describe(settings)
+    if protection is None:
+        logger.warning(
+            "this kernel has no Landlock: engines check what they open, and are not held to it; "
+            "see docs/concepts/confinement.md"
+        )
+    else:
+        logger.info("engines are confined: %s", protection)
+
+
+def reach_of(
+    settings: Settings, folder: Path, task: Mapping[str, Any], *, with_hub: bool, num_processes: int = 1
+) -> Reach:
+    """Return the rules for a process whose ``folder`` holds its ``task``: the attempt of an engine, a chat, a reader.
+
+    Makes the folders that the process needs. Raises ModelError ``path_not_allowed`` for a file that no such process may
+    read, and ``unsafe_path`` if a link has taken the place of one since its path was resolved.
+    """
+    scratch, originals = folder / "tmp", _originals()
+    written = [folder, *_hub_caches()] if with_hub else [folder]
+    written += [originals] if originals is not None else []
+    for path in (scratch, *written):
+        with suppress(OSError):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    hidden = hidden_areas(settings)
+    files: dict[Path, Identity | None] = {}
+    parts: dict[Path, Identity] = {}
+    listed = [Path(task["model_dir"]).parent] if Path(task.get("model_dir") or "").is_file() else []
+    read: list[Path] = []
+    for path in [*_model_files(task), *_texts(task)]:
+        _check_input(settings, path)
+        with suppress(FileNotFoundError, PermissionError):  # the process says which of its files is missing
+            files[path] = parts[path] = identify(path)
+    for path in [path for path in parts if any(area.is_relative_to(path) for area in hidden)]:
+        del parts[path]  # a folder around the service's own: what lies beside that
+        around = dict(_around(path, hidden))
+        parts |= {part: identify(part) for part, is_whole in around.items() if is_whole}
+        listed += [part for part, is_whole in around.items() if not is_whole]
+    for path in [*map(Path, SYSTEM), *_programs(settings)]:
+        for shown, is_whole in _around(path if path.is_relative_to("/proc/self") else path.resolve(), hidden):
+            (read if is_whole else listed).append(shown)
+    devices = [path for name in DEVICES for path in sorted(Path("/dev").glob(name))]
+    variables = {
+        "TMPDIR": str(scratch),
+        ORIGINALS: "" if originals is None else str(originals),
+        "HF_TOKEN_PATH": os.devnull,  # the token comes by its standard input
+        **{name: str(scratch / kind) for name, kind in CACHES.items()},
+    }
+    files |= {path.resolve(): None for path in written}
+    families, tcp = _network(settings, with_hub, num_processes)
+    return Reach(files, parts, hidden, tuple(listed), tuple(read), (*written, *devices), variables, families, tcp)
+
+
+def hidden_areas(settings: Settings) -> tuple[Path, ...]:
+    """Return the real paths that no such process reads, but for its own part of the data folder."""
+    key = settings.secret_key_file
+    return (settings.data_dir, *([key.resolve()] if key is not None else []))
+
+
+def _check_input(settings: Settings, path: Path) -> None:
+    """Raise ModelError ``path_not_allowed`` unless jobs may read ``path``, a real path.
+
+    It lies below a folder of models or in a cache of the Hub. In the data folder it is an artifact or a dataset, or
+    below a folder of models that the operator has put there.
+    """
+    roots = [*settings.model_roots, *_hub_caches()]
+    roots += [settings.lm_eval_tasks_dir] if settings.lm_eval_tasks_dir is not None else []
+    if path.is_relative_to(settings.data_dir):
+        roots = [root for root in roots if root != settings.data_dir and root.is_relative_to(settings.data_dir)]
+        roots += [settings.datasets_dir, settings.artifacts_dir]
+    if any(path.is_relative_to(root) for root in roots) and path not in (settings.datasets_dir, settings.artifacts_dir):
+        return
+    raise ModelError(
+        f"The path '{path}' is not in a folder that this service may read from.",
+        code="path_not_allowed",
+        hint="Give a path below one of the allowed folders (the service's BITFOUNDRY_MODEL_ROOTS).",
+        allowed=settings.model_roots,
+    )
+
+
+def _network(
+    settings: Settings, with_hub: bool, num_processes: int
+) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Return the families of sockets and the TCP ports of a process: none without the Hub or other processes.
+
+    Processes of one job find each other under any port, but for those of the database and the broker. On GPUs their
+    libraries share memory through AF_UNIX.
+    """
+    if num_processes > 1:
+        urls = (settings.database_url, settings.broker_url)
+        closed = sorted({port for url in urls if (port := _port(url.get_secret_value()))})
+        starts, ends = [1, *(port + 1 for port in closed)], [*(port - 1 for port in closed), LAST_PORT]
+        families = (AF_INET, AF_INET6, AF_NETLINK, *([AF_UNIX] if Path("/dev/nvidia0").exists() else []))
+        return families, tuple((first, last) for first, last in zip(starts, ends, strict=True) if first <= last)
+    if with_hub:
+        addresses = (os.environ.get(name, "") for name in ("HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY"))
+        ports = {*HUB_PORTS, *filter(None, map(_port, addresses))}
+        return (AF_INET, AF_INET6, AF_NETLINK), tuple((port, port) for port in sorted(ports))
+    return (), ()
+
+
+def _port(url: str) -> int | None:
+    """Return the port of a URL; that of its scheme if it names none, and None for a socket in the file system."""
+    usual = {"postgresql": 5432, "redis": 6379, "rediss": 6379, "http": 80, "https": 443}
+    try:
+        parts = urlsplit(url)
+        return (parts.port or usual.get(parts.scheme.partition("+")[0])) if parts.hostname else None
+    except ValueError:
+        return None
+
+
+def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the model's folder with the blobs that a snapshot links to; for a GGUF file also its side files.
+
+    The task of a chat also names a result.
+    """
+    if task.get("artifact_dir") is not None:
+        yield Path(task["artifact_dir"])
+    if task.get("model_dir") is None:
+        return
+    model = Path(task["model_dir"])
+    yield model
+    yield from folders_beside(model)
+    if model.is_file():
+        yield from (path for name in side_files(model.parent) if not (path := model.parent / name).is_symlink())
+
+
+def _texts(task: Mapping[str, Any]) -> Iterator[Path]:
+    for part in ("calibration", "evaluation"):
+        for text in (task.get(part) or {}, *(task.get(part) or {}).get("sources", ())):
+            yield from (Path(text[name]) for name in ("source", "include_path") if str(text.get(name)).startswith("/"))
+
+
+def _programs(settings: Settings) -> Iterator[Path]:
+    """Yield Python, its packages, and the paths in the engine's command."""
+    yield from map(Path, (sys.prefix, sys.base_prefix, sys.exec_prefix))
+    yield Path(PROGRAM).parents[2]
+    yield from (Path(entry) for entry in sys.path if entry and Path(entry) != Path.cwd())
+    for variable in ("LD_LIBRARY_PATH", "SSL_CERT_FILE"):
+        yield from (Path(entry) for entry in os.environ.get(variable, "").split(os.pathsep) if entry)
+    yield from (Path(part) for part in settings.engine_command.split() if part.startswith("/"))
+
+
+def _hub_caches() -> list[Path]:
+    """Return the caches of huggingface_hub and datasets; not their parent folder, which may hold a token."""
+    home = Path(os.environ.get("HF_HOME") or Path(_cache(), "huggingface")).expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    return [hub, home / "xet", home / "datasets", home / "modules"]
+
+
+def _originals() -> Path | None:
+    """Return the folder where engines cache results of original models.
+
+    See ``quantcore.evaluation.baseline_cache``.
+    """
+    folder = os.environ.get(ORIGINALS)
+    if folder is not None:
+        return Path(folder) if folder else None
+    return _cache() / "bitfoundry" / "originals"
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+
+
+def _around(real: Path, hidden: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
+    """Yield the parts of ``real`` without the ``hidden`` paths. Links in it are left out.
+
+    A part is (path, True), or (path, False) for a folder that contains a hidden path.
+    """
+    if real == Path("/") or any(real.is_relative_to(area) for area in hidden):
+        return
+    if not any(area.is_relative_to(real) for area in hidden):
+        yield real, True
+        return
+    yield real, False
+    with suppress(OSError):
+        for child in sorted(real.iterdir()):
+            if not child.is_symlink():
+                yield from _around(child, hidden)
