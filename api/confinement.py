@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,14 +76,12 @@ HUB_PORTS = (53, 80, 443)
 class Reach:
     """Rules for a process, as real paths.
 
-    ``files`` are the job's own, with their identities, None for folders that the process writes; ``parts`` is what the
-    kernel lets it read of them, without what is ``hidden``. ``listed`` folders only show the names in them.
-    ``families`` are those of its sockets, ``tcp`` the [first, last] ports that it may connect to.
+    ``files`` are the job's own, with their identities, None for folders that the process writes. ``listed`` folders
+    only show the names in them. ``families`` are those of its sockets, ``tcp`` the [first, last] ports that it may
+    connect to.
     """
 
     files: Mapping[Path, Identity | None]
-    parts: Mapping[Path, Identity]
-    hidden: tuple[Path, ...]
     listed: tuple[Path, ...]
     read: tuple[Path, ...]
     written: tuple[Path, ...]
@@ -103,7 +101,7 @@ class Reach:
             "list": _texts_of(self.listed),
             "read": _texts_of(self.read),
             "write": _texts_of(self.written),
-            "same": [[str(path), *who] for path, who in self.parts.items()],
+            "same": [[str(path), *who] for path, who in self.files.items() if who is not None],
             "families": self.families,
             "tcp": self.tcp,
         }
@@ -112,8 +110,7 @@ class Reach:
         return [sys.executable, "-I", "-S", PROGRAM, file.name, *argv]
 
     def environment(self) -> dict[str, str]:
-        files = {str(path): who for path, who in self.files.items()}
-        return {**self.variables, VARIABLE: json.dumps({"files": files, "hidden": _texts_of(self.hidden)})}
+        return {**self.variables, VARIABLE: json.dumps({str(path): who for path, who in self.files.items()})}
 
 
 def _texts_of(paths: Iterable[Path]) -> list[str]:
@@ -153,20 +150,16 @@ def reach_of(
     for path in (scratch, *written):
         with suppress(OSError):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    hidden = hidden_areas(settings)
+    key = settings.secret_key_file
+    hidden = (settings.data_dir, *([key.resolve()] if key is not None else []))
     files: dict[Path, Identity | None] = {}
-    parts: dict[Path, Identity] = {}
-    listed = [Path(task["model_dir"]).parent] if Path(task.get("model_dir") or "").is_file() else []
-    read: list[Path] = []
     for path in [*_model_files(task), *_texts(task)]:
-        _check_input(settings, path)
+        _check_input(settings, path, hidden)
         with suppress(FileNotFoundError, PermissionError):  # the process says which of its files is missing
-            files[path] = parts[path] = identify(path)
-    for path in [path for path in parts if any(area.is_relative_to(path) for area in hidden)]:
-        del parts[path]  # a folder around the service's own: what lies beside that
-        around = dict(_around(path, hidden))
-        parts |= {part: identify(part) for part, is_whole in around.items() if is_whole}
-        listed += [part for part, is_whole in around.items() if not is_whole]
+            files[path] = identify(path)
+    beside = [Path(task["model_dir"]).parent] if Path(task.get("model_dir") or "").is_file() else []
+    listed = [folder for folder in beside if not any(area.is_relative_to(folder) for area in hidden)]
+    read: list[Path] = []
     for path in [*map(Path, SYSTEM), *_programs(settings)]:
         for shown, is_whole in _around(path if path.is_relative_to("/proc/self") else path.resolve(), hidden):
             (read if is_whole else listed).append(shown)
@@ -179,21 +172,22 @@ def reach_of(
     }
     files |= {path.resolve(): None for path in written}
     families, tcp = _network(settings, with_hub, num_processes)
-    return Reach(files, parts, hidden, tuple(listed), tuple(read), (*written, *devices), variables, families, tcp)
+    return Reach(files, tuple(listed), tuple(read), (*written, *devices), variables, families, tcp)
 
 
-def hidden_areas(settings: Settings) -> tuple[Path, ...]:
-    """Return the real paths that no such process reads, but for its own part of the data folder."""
-    key = settings.secret_key_file
-    return (settings.data_dir, *([key.resolve()] if key is not None else []))
-
-
-def _check_input(settings: Settings, path: Path) -> None:
+def _check_input(settings: Settings, path: Path, hidden: Sequence[Path]) -> None:
     """Raise ModelError ``path_not_allowed`` unless jobs may read ``path``, a real path.
 
-    It lies below a folder of models or in a cache of the Hub. In the data folder it is an artifact or a dataset, or
-    below a folder of models that the operator has put there.
+    It lies below a folder of models or in a cache of the Hub, and holds nothing that is ``hidden``. In the data folder
+    it is an artifact or a dataset, or below a folder of models that the operator has put there.
     """
+    inside = next((area for area in hidden if area.is_relative_to(path)), None)
+    if inside is not None:
+        raise ModelError(
+            f"The folder '{path}' holds files of the service, so no job may read it.",
+            code="path_not_allowed",
+            hint="Move the model into a folder of its own.",
+        )
     roots = [*settings.model_roots, *_hub_caches()]
     roots += [settings.lm_eval_tasks_dir] if settings.lm_eval_tasks_dir is not None else []
     if path.is_relative_to(settings.data_dir):

@@ -25,8 +25,7 @@ MAX_SIDE_FILE_BYTES = 256 << 20
 VARIABLE = "BITFOUNDRY_READS"
 """Environment variable of a confined process: the files and folders that its job may read, as JSON.
 
-"files": path -> its ``Identity`` when the job began; null for a folder of the process's own, which may be made later.
-"hidden": paths that are not read for lying in one of these folders, unless the folder itself lies there.
+Path -> its ``Identity`` when the job began; null for a folder of the process's own, which may be made later.
 """
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -177,14 +176,17 @@ def _open(real: Path, named: Path, max_bytes: int | None, *, may_be_linked: bool
     """Open ``real``, a path without links; errors show the path that was ``named``."""
     readable, known = os.environ.get(VARIABLE), {}
     if readable is not None:
-        files, hidden = _parse_readable(readable)
-        areas = [area for area in hidden if real.is_relative_to(area)]
-        known = {path: who for path, who in files.items() if real.is_relative_to(path)}
-        if not known or not all(any(path.is_relative_to(area) for path in known) for area in areas):
+        known = {path: who for path, who in _parse_readable(readable).items() if real.is_relative_to(path)}
+        if not known:
             raise _unsafe(named, "is none of the files that this job may read")
     seen = _seen if _seen is not None and _seen.holds(named) else None
     try:
-        descriptor = _walk(real, known)
+        descriptor = _walk(real, known, may_be_linked=may_be_linked)
+    except _HardLink as error:
+        raise _unsafe(
+            named, "is a hard link: the file has another name elsewhere",
+            "Copy the file (cp --reflink=auto) so that it is the folder's own.",
+        ) from error  # fmt: skip
     except FileNotFoundError as error:
         if seen is not None and named.name in seen.stamps:
             raise _changed(named, "is gone") from error
@@ -198,11 +200,6 @@ def _open(real: Path, named: Path, max_bytes: int | None, *, may_be_linked: bool
     file = os.fdopen(descriptor, "rb")
     try:
         status = os.fstat(descriptor)
-        if status.st_nlink > 1 and not may_be_linked:
-            raise _unsafe(
-                named, "is a hard link: the file has another name elsewhere",
-                "Copy the file (cp --reflink=auto) so that it is the folder's own.",
-            )  # fmt: skip
         if max_bytes is not None and status.st_size > max_bytes:
             raise ModelError(
                 f"{named.name} has {status.st_size >> 20} MiB; at most {max_bytes >> 20} are read.",
@@ -218,13 +215,15 @@ def _open(real: Path, named: Path, max_bytes: int | None, *, may_be_linked: bool
 
 
 @lru_cache(maxsize=1)  # called for every tensor, as each read opens the file
-def _parse_readable(readable: str) -> tuple[dict[Path, Identity | None], tuple[Path, ...]]:
-    given = json.loads(readable)
-    files = {Path(path): who and (who[0], who[1]) for path, who in given["files"].items()}
-    return files, tuple(map(Path, given["hidden"]))
+def _parse_readable(readable: str) -> dict[Path, Identity | None]:
+    return {Path(path): who and (who[0], who[1]) for path, who in json.loads(readable).items()}
 
 
-def _walk(real: Path, known: Mapping[Path, Identity | None]) -> int:
+class _HardLink(OSError):
+    """The file has a second name."""
+
+
+def _walk(real: Path, known: Mapping[Path, Identity | None], *, may_be_linked: bool) -> int:
     """Open the plain file ``real`` and return its descriptor. Raises OSError for a link in it, or no plain file.
 
     It is what is known under its path, or lies in one of the folders that are ``known``, unless another has their name.
@@ -235,14 +234,13 @@ def _walk(real: Path, known: Mapping[Path, Identity | None]) -> int:
         return os.open(real, _FILE)
     at = _walk_folders(real.parent, known)
     try:
-        if not stat.S_ISREG(os.stat(real.name, dir_fd=at, follow_symlinks=False).st_mode):
-            raise OSError("no plain file")  # checked first, because opening a device may have an effect
+        # checked first, because opening a device may have an effect
+        _check_plain(os.stat(real.name, dir_fd=at, follow_symlinks=False), may_be_linked)
         descriptor = os.open(real.name, _FILE, dir_fd=at)
     finally:
         os.close(at)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("no plain file")
+        _check_plain(os.fstat(descriptor), may_be_linked)
         _check_same(descriptor, known.get(real))
     except OSError:
         os.close(descriptor)
@@ -263,6 +261,13 @@ def _walk_folders(folder: Path, known: Mapping[Path, Identity | None] = MappingP
         os.close(at)
         raise
     return at
+
+
+def _check_plain(status: os.stat_result, may_be_linked: bool) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("no plain file")
+    if status.st_nlink > 1 and not may_be_linked:
+        raise _HardLink
 
 
 def _check_same(descriptor: int, who: Identity | None) -> None:

@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -119,39 +118,6 @@ def test_every_source_of_the_text_can_be_read(settings: Settings, tmp_path: Path
     sources = [{"source": str(file)} for file in files] + [{"source": "builtin"}]
     task = task_of(settings, tmp_path) | {"calibration": {"sources": sources}}
     assert set(files) <= reach_of(settings, settings.work_dir / "job_1.1", task, with_hub=False).files.keys()
-
-
-def test_a_model_beside_the_data_folder(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of models that holds the data folder is read all around that."""
-    (tmp_path / "config.json").write_text("{}")
-    reach = reach_of(settings, settings.work_dir / "job_1.1", task_of(settings, tmp_path, tmp_path), with_hub=False)
-    reached = (*reach.read, *reach.written, *reach.parts)
-    assert not any(settings.data_dir.is_relative_to(path) for path in reached)
-    assert tmp_path in reach.listed and tmp_path / "config.json" in reach.parts
-    assert tmp_path / "models" / "key" not in reach.parts and tmp_path / "models" / "m" in reach.parts
-    found = run(settings, tmp_path, monkeypatch, tmp_path)
-    assert found["elsewhere"] == "read"  # it lies in the folder of the model
-    if HAS_LANDLOCK:
-        secrets = ("data/secret.key", "data/connection.json", "data/artifacts/job_2/report.json", "models/key")
-        assert {found[path] for path in secrets} == {"PermissionError"}
-    else:
-        assert landlock.abi() == 0
-
-
-def test_thousands_of_files_beside_the_data_folder(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each is a rule, and an argument of a command has at most 128 KiB."""
-    for number in range(2000):
-        (tmp_path / f"model-{number:05}-of-02000.safetensors.of.a.folder.with.long.names").touch()
-    (tmp_path / "config.json").write_text("{}")
-    reach = reach_of(settings, settings.work_dir / "job_1.1", task_of(settings, tmp_path, tmp_path), with_hub=False)
-    assert len(reach.parts) > 2000
-    rules = tmp_path / "rules"
-    rules.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(rules))
-    assert run(settings, tmp_path, monkeypatch, tmp_path)["models/m/config.json"] == "read"
-    assert not any(rules.iterdir()), "they are deleted once they are read"
 
 
 def test_what_a_snapshot_and_a_gguf_file_need(settings: Settings, tmp_path: Path) -> None:
