@@ -89,15 +89,11 @@ class Reach:
     families: tuple[int, ...]
     tcp: tuple[tuple[int, int], ...]
 
-    def command(self, argv: Iterable[str]) -> list[str]:
-        """Return ``argv``, wrapped in Landlock where the kernel has it.
-
-        The rules lie in a file, which the wrapper deletes: thousands of them would be too long for an argument. It is
-        a file of this start alone, where no engine can write: the nodes of a job may share the attempt's folder.
-        """
+    def rules(self) -> dict[str, Any] | None:
+        """Return the rules for ``landlock.confine``; None where the kernel has no Landlock."""
         if not landlock.abi():
-            return list(argv)
-        rules = {
+            return None
+        return {
             "list": _texts_of(self.listed),
             "read": _texts_of(self.read),
             "write": _texts_of(self.written),
@@ -105,6 +101,16 @@ class Reach:
             "families": self.families,
             "tcp": self.tcp,
         }
+
+    def command(self, argv: Iterable[str]) -> list[str]:
+        """Return ``argv``, wrapped in Landlock where the kernel has it.
+
+        The rules lie in a file, which the wrapper deletes: thousands of them would be too long for an argument. It is
+        a file of this start alone, where no engine can write: the nodes of a job may share the attempt's folder.
+        """
+        rules = self.rules()
+        if rules is None:
+            return list(argv)
         with NamedTemporaryFile("w", prefix="bitfoundry-rules-", suffix=".json", delete=False) as file:
             json.dump(rules, file)
         return [sys.executable, "-I", "-S", PROGRAM, file.name, *argv]
@@ -137,12 +143,14 @@ def tell(settings: Settings) -> None:
 
 
 def reach_of(
-    settings: Settings, folder: Path, task: Mapping[str, Any], *, with_hub: bool, num_processes: int = 1
-) -> Reach:
+    settings: Settings, folder: Path, task: Mapping[str, Any], *, with_hub: bool, num_processes: int = 1,
+    own: Sequence[Path] = (),
+) -> Reach:  # fmt: skip
     """Return the rules for a process whose ``folder`` holds its ``task``: the attempt of an engine, a chat, a reader.
 
-    Makes the folders that the process needs. Raises ModelError ``path_not_allowed`` for a file that no such process may
-    read, and ``unsafe_path`` if a link has taken the place of one since its path was resolved.
+    ``own`` are files of the service that it may read as well. Makes the folders that the process needs. Raises
+    ModelError ``path_not_allowed`` for a file that no such process may read, and ``unsafe_path`` if a link has taken
+    the place of one since its path was resolved.
     """
     scratch, originals = folder / "tmp", _originals()
     written = [folder, *_hub_caches()] if with_hub else [folder]
@@ -152,7 +160,7 @@ def reach_of(
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = settings.secret_key_file
     hidden = (settings.data_dir, *([key.resolve()] if key is not None else []))
-    files: dict[Path, Identity | None] = {}
+    files: dict[Path, Identity | None] = {path: identify(path) for path in own}
     for path in [*_model_files(task), *_texts(task)]:
         _check_input(settings, path, hidden)
         with suppress(FileNotFoundError, PermissionError):  # the process says which of its files is missing

@@ -41,6 +41,7 @@ from api.http.trace_requests import TraceRequests
 from api.integrity.watch import Watch
 from api.jobs.retention_task import RetentionTask
 from api.json_log import request_id as current_request_id
+from api.readers import Readers
 from api.settings import Settings, read_settings
 from api.store.engine import connect, dispose
 from api.store.queue.upkeep import Upkeep
@@ -71,6 +72,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, extra_task=extra_task)
 
     watch = Watch(settings, sessions)
+    readers = Readers(settings)
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
@@ -85,6 +87,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         await feed.stop()
         upkeep.stop()
         readiness.close()
+        readers.close()
         celery.close()
         rates.close()
         dispose(sessions)
@@ -99,7 +102,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         responses=errors.RESPONSES,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.context = Context(settings, sessions, celery, upkeep, feed, rates)
+    app.state.context = Context(settings, sessions, celery, upkeep, feed, rates, readers)
     app.state.readiness = readiness
     app.add_middleware(TraceRequests)
     app.add_middleware(RequestId)  # outermost: the span has the request's id

@@ -159,6 +159,8 @@ class Settings(BaseSettings):
     # For jobs that several workers do together: the address of this one, and how long it waits for the others.
     node_address: str = Field(default_factory=socket.gethostname, min_length=1)
     gather_s: PositiveFloat = 60
+    # Memory of a process that reads a model's headers for the API. Those of the largest models need some 300 MiB.
+    reader_memory_bytes: PositiveInt = 1 << 30
     confine_engine: bool = True  # an engine reaches its job's files and no others, as far as the kernel can enforce it
     engine_command: str = "{python} {launcher} -m quantcore run"
 

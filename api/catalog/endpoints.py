@@ -106,7 +106,7 @@ class InspectionOut(BaseModel):
 def inspect_model(model: Annotated[ModelRef, Query()], caller: Reader, context: ContextDep) -> InspectionOut:
     """Describe a model, and estimate the usual presets for it. Reads the headers only, no weight."""
     reference, inspection = models.inspect(model, context, caller)
-    return InspectionOut.model_validate({"model": reference, **inspection.to_dict()})
+    return InspectionOut.model_validate({"model": reference, **inspection})
 
 
 class FolderOut(BaseModel):
@@ -147,8 +147,4 @@ def make_plan(body: PlanCreate, caller: Reader, context: ContextDep) -> dict[str
     ``time_s``: the median seconds of the project's last jobs with the same model, algorithms, texts, formats and goal;
     null if there is none. ``possible_chains``: the algorithms that the first candidate of a goal can have.
     """
-    planned = service.make_plan(body, context, caller)
-    answer = service.show(planned, context, caller)
-    if body.hardware is None:
-        return answer
-    return answer | {"capacity": service.make_capacity(planned, body.hardware).to_dict()}
+    return service.show(service.make_plan(body, context, caller, body.hardware), context, caller)

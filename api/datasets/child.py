@@ -1,7 +1,7 @@
 """Runs the process that reads uploaded files: the API itself never parses a stranger's file.
 
-``python -m quantcore examine`` has an environment of ours, without keys and addresses, and limits on memory and time.
-It ends with the process that waits for it.
+``python -m quantcore examine`` has an environment of ours, without keys, reaches no other files of the service, and has
+limits on memory and time. It ends with the process that waits for it.
 """
 
 from __future__ import annotations
@@ -11,33 +11,58 @@ import json
 import os
 import signal
 import sys
+import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
+
+from api import confinement
 from api.http.errors import Problem
+from api.readers import KEPT_VARIABLES
+from api.settings import Settings
 from quantcore.errors import CalibrationError, QuantError
 
 TIMEOUT_S = 330.0  # the child's own limit of processor time comes first
-KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "HF_HOME")
 
 
-async def examine(file: Path, action: str, **options: str | int | None) -> dict[str, Any]:
+async def examine(
+    file: Path, action: str, settings: Settings, *, task: Mapping[str, Any] | None = None, token: str | None = None,
+    **options: str | int | None,
+) -> dict[str, Any]:  # fmt: skip
     """Examine the file with ``quantcore.data.examine`` in a child process. Take a turn first (``http.turns``).
 
-    Raises CalibrationError for a fault in the file, Problem 422 ``unreadable_file`` if the reader did not survive it.
+    The child reaches the file and the model of the ``task``, if any, as an engine does; ``token`` is for a model on the
+    Hub. Raises QuantError for a fault in the file, Problem 422 ``unreadable_file`` if the reader did not survive it.
     """
-    flags = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
+    with tempfile.TemporaryDirectory(prefix="bitfoundry-reader-") as scratch:
+        flags = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
+        argv = [sys.executable, "-m", "quantcore", "examine", str(file), action, "--parent", str(os.getpid()), *flags]
+        environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        with_hub = options.get("model_id") is not None
+        if settings.confine_engine:
+            reach = await run_in_threadpool(
+                confinement.reach_of, settings, Path(scratch).resolve(), task or {}, with_hub=with_hub, own=[file]
+            )
+            argv, environment = reach.command(argv), environment | reach.environment()
+        output, status = await _run(argv, environment, f"{token or ''}\n")
+    return _parse(output, status)
+
+
+async def _run(argv: list[str], environment: Mapping[str, str], said: str) -> tuple[bytes, int]:
+    """Return what the process prints, and its status. It hears ``said`` on its standard input."""
     reader = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "quantcore", "examine", str(file), action, "--parent", str(os.getpid()), *flags),
-        stdin=asyncio.subprocess.DEVNULL,
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ} | {"OMP_NUM_THREADS": "1"},
+        env={**environment, "OMP_NUM_THREADS": "1"},
     )
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            output, _ = await reader.communicate()
+            output, _ = await reader.communicate(said.encode())
     except TimeoutError as error:
         raise _unreadable("it took too long") from error
     finally:
@@ -45,7 +70,7 @@ async def examine(file: Path, action: str, **options: str | int | None) -> dict[
             with suppress(ProcessLookupError):
                 reader.kill()
             await reader.wait()
-    return _parse(output, reader.returncode or 0)
+    return output, reader.returncode or 0
 
 
 def _parse(output: bytes, status: int) -> dict[str, Any]:
@@ -62,13 +87,14 @@ def _parse(output: bytes, status: int) -> dict[str, Any]:
 
 
 def _calibration_error(error: dict[str, Any]) -> QuantError:
-    column = error["field"] == "/calibration/column"
+    fields = {"/calibration/column": "/column", "/model": "/model"}
     return CalibrationError(
         error["message"],
         code=error["code"],
         hint=error["hint"].replace("calibration.column", "`column`"),
-        field="/column" if column else "",
+        field=fields.get(error["field"], ""),
         allowed=error["allowed"],
+        retryable=error["retryable"],
     )
 
 

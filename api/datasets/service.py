@@ -21,7 +21,7 @@ from api.store.ids import new_id
 from api.store.tables.jobs import Dataset, Upload
 from quantcore.data.files import format_of, is_packed
 from quantcore.errors import QuantError
-from quantcore.hub import download as hub
+from quantcore.hub.access import own_token
 
 
 def read_format(filename: str) -> str:
@@ -52,7 +52,7 @@ async def take_in(
     Raises CalibrationError for a fault in the file; Problem. An ``upload`` becomes one dataset, however often it is
     completed.
     """
-    result = await child.examine(received.path, "check", column=column)
+    result = await child.examine(received.path, "check", context.settings, column=column)
     dataset = Dataset(
         id=new_id("dst"),
         project_id=caller.project_id,
@@ -114,25 +114,23 @@ def remove(dataset_id: str, caller: Caller, context: Context) -> None:
 
 async def preview(dataset: Dataset, num_rows: int, context: Context) -> dict[str, Any]:
     async with context.turns.take(dataset.project_id):
-        return await child.examine(path_of(dataset, context.settings), "preview", rows=num_rows)
+        return await child.examine(path_of(dataset, context.settings), "preview", context.settings, rows=num_rows)
 
 
 async def count_tokens(dataset: Dataset, model: str, revision: str, seq_len: int, context: Context) -> dict[str, Any]:
     """Count the rows in tokens of a model: a folder, or an id on the Hub, of which only the tokenizer is fetched."""
+    settings, file, column = context.settings, path_of(dataset, context.settings), dataset.text_column
     async with context.turns.take(dataset.project_id):
-        folder = await run_in_threadpool(_find_tokenizer, model, revision, context.settings)
-        file, column = path_of(dataset, context.settings), dataset.text_column
-        return await child.examine(file, "tokens", column=column, model=str(folder), seq_len=seq_len)
-
-
-def _find_tokenizer(model: str, revision: str, settings: Settings) -> Path:
-    try:
         if model.startswith("/"):
-            return settings.find_input(model, field="")
-        return hub.download_tokenizer(model, revision)
-    except QuantError as error:
-        error.field = "/model"
-        raise
+            folder = str(await run_in_threadpool(settings.find_input, model, field="/model"))
+            task = {"model_dir": folder}
+            return await child.examine(
+                file, "tokens", settings, task=task, column=column, model=folder, seq_len=seq_len
+            )
+        return await child.examine(
+            file, "tokens", settings, token=await run_in_threadpool(own_token), column=column, model_id=model,
+            revision=revision, seq_len=seq_len,
+        )  # fmt: skip
 
 
 def path_of(dataset: Dataset, settings: Settings) -> Path:

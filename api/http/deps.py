@@ -16,6 +16,7 @@ from api.http.errors import Problem
 from api.http.feed import Feed
 from api.http.rate_limit import RateLimiter
 from api.http.turns import Turns
+from api.readers import Readers
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.queue.upkeep import Upkeep
@@ -24,7 +25,7 @@ from api.store.vault import Vault
 
 @dataclass(frozen=True)
 class Context:
-    """The parts of the app that endpoints use."""
+    """The parts of the app that endpoints use. Files of data and models have turns of their own."""
 
     settings: Settings
     sessions: Sessions
@@ -32,7 +33,9 @@ class Context:
     upkeep: Upkeep
     feed: Feed
     rates: RateLimiter
+    readers: Readers
     turns: Turns = field(default_factory=Turns)
+    model_turns: Turns = field(default_factory=Turns)
 
     def require_vault(self) -> Vault:
         """Return the vault that seals secrets. Raises Problem 409 if the operator has set no key."""

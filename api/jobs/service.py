@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,16 +15,15 @@ from api.http.deps import Context
 from api.http.errors import Problem
 from api.jobs import calibration, models, targets
 from api.jobs.calibration import Locate
-from api.jobs.models import ReadHeaders
-from api.jobs.schemas import HardwareRef, JobCreate, JobRequest, PlanCreate, PresetConfig, PublishTo
+from api.jobs.schemas import HardwareRef, JobCreate, JobRequest, ModelRef, PlanCreate, PresetConfig, PublishTo
 from api.jobs.targets import Checked
+from api.readers import error_of
 from api.store import manifest
 from api.store.accounts.audit import Caller
 from api.store.engine import reading
 from api.store.manifest import Manifest, ManifestFile
 from api.store.queue import remaining
 from api.store.tables.jobs import Artifact
-from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import presets
 from quantcore.config.job_spec import NO_SCHEME, JobOptions, JobSpec, conflicting_goal
 from quantcore.config.presets import Preset
@@ -31,62 +31,118 @@ from quantcore.config.quantization import Config, parse_config
 from quantcore.config.quark import read_config
 from quantcore.config.recipes import with_recipe
 from quantcore.errors import ConfigError, QuantError
-from quantcore.goal.fitting import fit, possible_chains, upper_bound
+from quantcore.goal.fitting import possible_chains
 from quantcore.goal.runtimes import MENUS
 from quantcore.mixed_precision import schemes
-from quantcore.plan.capacity import Capacity, capacity
-from quantcore.plan.hardware import parse_hardware
-from quantcore.plan.job import fitted, plan_job
-from quantcore.plan.planner import Plan
+from quantcore.plan.hardware import Hardware, parse_hardware
 
 _BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanCreate.model_fields})
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """A request whose scheme and texts are understood; its model has not been read. ``preset``: its name, if any."""
+
+    request: JobRequest
+    preset: str | None
+    spec: JobSpec
+
+
+@dataclass(frozen=True)
 class Planned:
-    """A request that will work: the values to store, and the plan."""
+    """A request that will work: the values to store, and the plan as JSON, with ``capacity`` for given hardware."""
 
     model: dict[str, Any]
     preset: str | None
     spec: JobSpec
-    plan: Plan
-    headers: ModelHeaders
+    plan: dict[str, Any]
+    capacity: dict[str, Any] | None = None
     publish: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the response body of a plan."""
         spec = self.spec
-        answer = self.plan.to_dict() | {"config": spec.config.to_dict(), "preset": self.preset}
+        answer = self.plan | {"config": spec.config.to_dict(), "preset": self.preset}
         answer["evaluation"] = spec.evaluation.model_dump(mode="json", exclude_none=True)
         goal = spec.goal and spec.goal.model_dump(mode="json", exclude_none=True)
         chains = spec.goal and possible_chains(spec.goal)
         more = {"mix": spec.mix and spec.mix.asked, "goal": goal, "possible_chains": chains, "publish": self.publish}
+        more["capacity"] = self.capacity
         return answer | {name: value for name, value in more.items() if value}
 
 
 CheckTarget = Callable[[PublishTo], Checked]
 
 
-def make_plan(
-    request: JobRequest, context: Context, caller: Caller, *, read: ReadHeaders | None = None,
-    locate: Locate | None = None,
-) -> Planned:  # fmt: skip
-    """Resolve the request against the model's headers, which ``read`` may know already, as ``locate`` the texts.
+def make_plan(request: JobRequest, context: Context, caller: Caller, hardware: HardwareRef | None = None) -> Planned:
+    """Resolve the request against the model's headers. Raises QuantError whose ``field`` points into the request."""
+    needed = None
+    if hardware is not None:
+        needed = parse_hardware(hardware.devices, hardware.nodes, hardware.host_memory, hardware.disk)
+    locate = calibration.locator(context, caller)
+    planned = plan_all([prepare(request, context, locate)], context, caller, locate, needed)[0]
+    if isinstance(planned, QuantError):
+        raise planned
+    return planned
 
-    Raises QuantError whose ``field`` points into the request.
-    """
-    locate = locate or calibration.locator(context, caller)
-    try:
+
+def prepare(request: JobRequest, context: Context, locate: Locate) -> Prepared:
+    """Understand the request as far as that needs no model. Raises QuantError as ``make_plan``."""
+    with _pointing_into(request):
         preset, spec = _spec_of(request, known_presets(context.settings.presets_file))
         spec = spec.model_copy(update={"calibration": calibration.locate_calibration(spec.calibration, locate)})
-        model, headers = (read or models.reader(context, caller))(request.model)
-        spec = fitted(spec, headers.config)
-        resolved = _plan_of(spec, headers)
-        evaluation = calibration.locate_evaluation(spec.evaluation, locate)
+    return Prepared(request, preset, spec)
+
+
+def plan_all(
+    prepared: Sequence[Prepared], context: Context, caller: Caller, locate: Locate, hardware: Hardware | None = None
+) -> list[Planned | QuantError]:
+    """Return the plan of each request, or the error that says why there is none. Each model is read once."""
+    by_model: dict[ModelRef, list[int]] = {}
+    for number, each in enumerate(prepared):
+        by_model.setdefault(each.request.model, []).append(number)
+    planned: dict[int, Planned | QuantError] = {}
+    for model, numbers in by_model.items():
+        try:
+            stored, answers = models.plan(
+                model, [prepared[number].spec for number in numbers], context, caller, hardware
+            )
+        except QuantError as error:
+            planned |= dict.fromkeys(numbers, error)
+            continue
+        for number, answer in zip(numbers, answers, strict=True):
+            try:
+                with _pointing_into(prepared[number].request):
+                    planned[number] = _planned(prepared[number], stored, answer, locate)
+            except QuantError as error:
+                planned[number] = error
+    return [planned[number] for number in range(len(prepared))]
+
+
+def _planned(prepared: Prepared, model: dict[str, Any], answer: dict[str, Any], locate: Locate) -> Planned:
+    """Return a plan from the answer of a reader: see ``Readers.plan``. Raises the error that it describes."""
+    if "error" in answer:
+        raise error_of(answer["error"])
+    spec = prepared.spec
+    fitted = {
+        "calibration": spec.calibration.model_copy(update={"seq_len": int(answer["seq_len"])}),
+        "evaluation": spec.evaluation.model_copy(update={"seq_len": int(answer["evaluation_seq_len"])}),
+        "export": tuple(answer["export"]),
+    }
+    spec = spec.model_copy(update=fitted)
+    evaluation = calibration.locate_evaluation(spec.evaluation, locate)
+    spec = spec.model_copy(update={"evaluation": evaluation})
+    return Planned(model, prepared.preset, spec, answer["plan"], answer["capacity"])
+
+
+@contextmanager
+def _pointing_into(request: JobRequest) -> Iterator[None]:
+    """Let the field of errors inside point into the body that the client sent."""
+    try:
+        yield
     except QuantError as error:
         error.field = _pointer(error.field, request.config)
         raise
-    return Planned(model, preset, spec.model_copy(update={"evaluation": evaluation}), resolved, headers)
 
 
 def _spec_of(request: JobRequest, presets_by_name: Mapping[str, Preset]) -> tuple[str | None, JobSpec]:
@@ -116,41 +172,19 @@ def _spec_of_goal(request: JobRequest) -> JobSpec:
     return JobSpec(config=Config(global_quant_config=NO_SCHEME), **options | {"export": (export,)})
 
 
-def _plan_of(spec: JobSpec, headers: ModelHeaders) -> Plan:
-    if spec.goal is not None:
-        return upper_bound(fit(spec.goal, headers, spec.calibration, spec.export))
-    mix = spec.mix
-    if mix is None:
-        return plan_job(spec, headers)
-    plans = schemes.plan_each(
-        mix,
-        lambda config: plan_job(spec.model_copy(update={"config": config}), headers),
-        spec.config.algo_config,
-    )
-    return schemes.upper_bound(mix, plans)
+def make_job(request: JobCreate, context: Context, caller: Caller) -> Planned:
+    """Plan the request as ``make_plan`` does, and check its target."""
+    return with_target(request, make_plan(request, context, caller), targets.checker(context, caller))
 
 
-def make_capacity(planned: Planned, given: HardwareRef) -> Capacity:
-    """Compute the hardware that the plan needs. Raises ConfigError whose ``field`` points into the request."""
-    hardware = parse_hardware(given.devices, given.nodes, given.host_memory, given.disk)
-    headers, resolved = planned.headers, planned.plan
-    config = planned.spec.config
-    return capacity(resolved, config, headers.config, headers.tensors, [1] * resolved.num_blocks, hardware)
-
-
-def make_job(
-    request: JobCreate, context: Context, caller: Caller, *, read: ReadHeaders | None = None,
-    locate: Locate | None = None, check: CheckTarget | None = None,
-) -> Planned:  # fmt: skip
-    """Plan the request as ``make_plan`` does, and check its target, which ``check`` may know already."""
-    planned = make_plan(request, context, caller, read=read, locate=locate)
+def with_target(request: JobCreate, planned: Planned, check: CheckTarget) -> Planned:
+    """Return ``planned`` with the target of the request, once ``check`` has approved it. Raises QuantError."""
     _check_nodes(request.nodes, planned.spec.config)
     if request.publish is None:
         return planned
     named = {"hub_token": request.model.hub_token} if request.publish.to is None else {}
     target = request.publish.model_copy(update=named) if request.publish.hub_token is None else request.publish
-    checked = (check or targets.checker(context, caller))(target)
-    return replace(planned, publish=checked.stored)
+    return replace(planned, publish=check(target).stored)
 
 
 def show(planned: Planned, context: Context, caller: Caller) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
         priority=body.priority,
         max_runtime_s=body.limits.max_runtime_s,
         max_pending_s=body.limits.max_pending_s,
-        needs_memory_bytes=planned.plan.peak_memory_bytes,
+        needs_memory_bytes=planned.plan["peak_memory_bytes"],
         model=planned.model,
         preset=planned.preset,
         spec=spec.to_dict(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,9 +14,9 @@ from pydantic import ValidationError
 
 from api.http.deps import Context
 from api.http.errors import Problem, entry_of
-from api.jobs import calibration, models, service, targets
+from api.jobs import calibration, service, targets
 from api.jobs.schemas import JobCreate
-from api.jobs.service import Planned
+from api.jobs.service import Planned, Prepared
 from api.store.accounts.audit import Caller
 from api.sweeps.schemas import MAX_SWEEP_JOBS, SweepCreate
 from quantcore.errors import ProofError, PublishError, QuantError
@@ -39,23 +40,22 @@ def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[Sweep
     Raises Problem 422 with an entry for each job that cannot work, ``sweep_too_large`` for too many.
     """
     _check_size(sweep)
-    read, locate = cache(models.reader(context, caller)), cache(calibration.locator(context, caller))
-    check = cache(targets.checker(context, caller))
+    locate, check = cache(calibration.locator(context, caller)), cache(targets.checker(context, caller))
     places: set[Place] = set()
+    prepared: list[tuple[Values, JobCreate, Prepared]] = []
     jobs: list[SweepJob] = []
     entries: list[dict[str, Any]] = []
     for values in combinations(sweep.matrix):
-        try:
+        with _noting(entries, values):
             body = JobCreate.model_validate(fill_in(sweep.job, values))
             _take_place(body, places)
-            planned = service.make_job(body, context, caller, read=read, locate=locate, check=check)
-            jobs.append(SweepJob(values, body, planned))
-        except ValidationError as error:
-            entries += [_entry(values, entry_of({**fault, "loc": ("body", *fault["loc"])})) for fault in error.errors()]
-        except QuantError as error:
-            if error.retryable or isinstance(error, ProofError):
-                raise
-            entries.append(_entry(values, {"pointer": f"#{error.field}", "detail": error.message, "code": error.code}))
+            prepared.append((values, body, service.prepare(body, context, locate)))
+    plans = service.plan_all([each for _, _, each in prepared], context, caller, locate)
+    for (values, body, _), planned in zip(prepared, plans, strict=True):
+        with _noting(entries, values):
+            if isinstance(planned, QuantError):
+                raise planned
+            jobs.append(SweepJob(values, body, service.with_target(body, planned, check)))
     if entries:
         codes = {entry["code"] for entry in entries}
         raise Problem(
@@ -66,6 +66,19 @@ def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[Sweep
             errors=entries,
         )
     return jobs
+
+
+@contextmanager
+def _noting(entries: list[dict[str, Any]], values: Values) -> Iterator[None]:
+    """Add an entry for a fault of the job with these values. Faults of the service itself are raised."""
+    try:
+        yield
+    except ValidationError as error:
+        entries += [_entry(values, entry_of({**fault, "loc": ("body", *fault["loc"])})) for fault in error.errors()]
+    except QuantError as error:
+        if error.retryable or isinstance(error, ProofError):
+            raise
+        entries.append(_entry(values, {"pointer": f"#{error.field}", "detail": error.message, "code": error.code}))
 
 
 def _take_place(body: JobCreate, places: set[Place]) -> None:

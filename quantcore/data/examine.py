@@ -1,6 +1,7 @@
 """Examines a data file: first rows, statistics, tokens for a model. It runs in a child process: no row is trusted.
 
-    python -m quantcore examine FILE check|preview|tokens [--column C] [--rows N] [--model DIR] [--seq_len N]
+    python -m quantcore examine FILE check|preview|tokens [--column C] [--rows N] [--model DIR | --model_id ID]
+        [--revision R] [--seq_len N]
 
 prints one JSON object: ``{"result": {...}}``, or ``{"error": {...}}`` with status 1. It limits its memory and processor
 time, so that it always ends.
@@ -13,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -45,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     flags.add_argument("--column")
     flags.add_argument("--rows", type=int, default=5)
     flags.add_argument("--model", type=Path)
+    flags.add_argument("--model_id", help="a model on the Hub; a token for it is the first line of standard input")
+    flags.add_argument("--revision", default="main")
     flags.add_argument("--seq_len", type=int, default=512)
     flags.add_argument("--parent", type=int, help="the process to end with")
     options = flags.parse_args(arguments)
@@ -55,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     actions: dict[str, Callable[[], dict[str, Any]]] = {
         "check": lambda: check(options.file, options.column),
         "preview": lambda: preview(options.file, options.rows),
-        "tokens": lambda: count_tokens(options.file, options.column, options.model, options.seq_len),
+        "tokens": lambda: count_tokens(options.file, options.column, _model(options), options.seq_len),
     }
     try:
         print(json.dumps({"result": actions[options.action]()}))
@@ -69,6 +73,19 @@ def main(arguments: Sequence[str]) -> int:
                 hint="Give a smaller part of it, or less text in a row.",
             )
         )  # fmt: skip
+
+
+def _model(options: argparse.Namespace) -> Path:
+    """Return the folder with the model's tokenizer, which is fetched from the Hub for a ``model_id``."""
+    if options.model_id is None:
+        return Path(options.model)
+    from quantcore.hub.download import download_tokenizer
+
+    try:
+        return download_tokenizer(options.model_id, options.revision, token=sys.stdin.readline().strip() or None)
+    except QuantError as error:
+        error.field = "/model"
+        raise
 
 
 def _refuse(error: QuantError) -> int:

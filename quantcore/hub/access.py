@@ -1,4 +1,4 @@
-"""Checks a publish target in advance: the token's write access, and the repository's existence."""
+"""Access to the Hub: the token of this machine, and whether a token may write to a target. No torch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ class Access:
 
     url: str
     exists: bool | None
+
+
+def own_token() -> str | None:
+    """Return the token of this machine's user: HF_TOKEN, or the one of ``hf auth login``."""
+    from huggingface_hub import get_token
+
+    return get_token()
 
 
 def check_hub(target: Target, token: str) -> Access:

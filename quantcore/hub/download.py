@@ -149,12 +149,12 @@ def download(model_id: str, sha: str, emit: Emit, *, token: str | None = None) -
     return _download(listing, _files_to_download(listing, _read_index(listing)), emit)
 
 
-def download_tokenizer(model_id: str, revision: str = "main") -> Path:
+def download_tokenizer(model_id: str, revision: str = "main", *, token: str | None = None) -> Path:
     """Download a model's config and tokenizer without weights, and return the folder.
 
     Raises the errors of ``download``, and ModelError ``config_implausible`` for files that are too large.
     """
-    listing = _list(model_id, revision)
+    listing = _list(model_id, revision, token)
     names = [name for name in _files_to_download(listing, b"") if not name.endswith(".safetensors") and name != CARD]
     if sum(listing.files[name].size for name in names) > MAX_TOKENIZER_BYTES:
         raise ModelError(

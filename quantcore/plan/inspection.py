@@ -63,9 +63,9 @@ class Inspection:
                 "estimates": list(self.estimates), "warnings": list(self.warnings)}  # fmt: skip
 
 
-def inspect_hub(model_id: str, revision: str = "main") -> tuple[Inspection, str]:
+def inspect_hub(model_id: str, revision: str = "main", *, token: str | None = None) -> tuple[Inspection, str]:
     """Return (description of a model on the Hub, its commit). Raises the ModelErrors of ``hub.read_headers``."""
-    with hub.outline(model_id, revision) as (folder, sha):
+    with hub.outline(model_id, revision, token=token) as (folder, sha):
         return inspect(folder, is_whole=False), sha
 
 

@@ -114,8 +114,10 @@ def test_tokens_for_a_model_on_the_hub(client: TestClient, tmp_path: Path, monke
     with HubServer() as hub:
         template = "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)  # of other processes
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
         hub.add("org/tiny", tiny_model(tmp_path / "model"))
         address = f"/v1/datasets/{made(upload(client))['id']}/statistics"
         tokens = client.get(address, params={"model": "org/tiny"}).json()["tokens"]

@@ -83,8 +83,8 @@ def test_a_fault_in_the_middle_leaves_nothing(
 
 
 def test_a_model_is_looked_at_once(client: TestClient, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, seen = models.read_headers, []
-    monkeypatch.setattr(models, "read_headers", lambda model, *rest: seen.append(model) or read(model, *rest))
+    plan, seen = models.plan, []
+    monkeypatch.setattr(models, "plan", lambda model, *rest: seen.append(model) or plan(model, *rest))
     assert client.post("/v1/sweeps", json=asked(make_model())).status_code == 202
     assert len(seen) == 1
 

@@ -38,6 +38,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
     """The stand-in, for the API in this process and, by the environment, for workers."""
     with HubServer() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)  # of other processes
         environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
         for name, value in (environment | {"HF_TOKEN": TOKEN}).items():
             monkeypatch.setenv(name, value)

@@ -1,0 +1,169 @@
+"""Reads strangers' models for a service: a process that answers each request in a confined child of its own. No torch.
+
+    python -m quantcore.cli.readers FD
+
+Requests come as connections over the socket FD (SOCK_SEQPACKET, one descriptor a packet). Each connection carries one
+pickled ``Request`` of the service and then one JSON object, ``{"result": {...}}`` or ``{"error": {...}}``. The child is
+a fork of this process, so that nothing is imported again, with no secret in its memory, and its own limits of files,
+sockets, memory and time. It holds what a request needs and ends with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantcore.checkpoint.headers import ModelHeaders
+from quantcore.config.job_spec import JobSpec
+from quantcore.errors import ModelError, QuantError
+from quantcore.export.importer import READ_BY_IMPORTERS
+from quantcore.goal.fitting import fit
+from quantcore.goal.fitting import upper_bound as upper_bound_of_goal
+from quantcore.hub import download as hub
+from quantcore.mixed_precision import schemes
+from quantcore.plan import inspection
+from quantcore.plan.capacity import capacity
+from quantcore.plan.hardware import Hardware
+from quantcore.plan.job import fitted, plan_job
+from quantcore.plan.planner import Plan
+from quantcore.reading.model import read_model
+from quantcore.runtime import landlock
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a service asks of a model: its plans for ``specs``, or its inspection if there are none.
+
+    The model is the folder or file ``path``, or ``model_id`` on the Hub with a ``revision``. ``rules`` are those of
+    ``landlock.confine``, None where the kernel has no Landlock; ``variables`` are added to the environment.
+    """
+
+    path: str | None
+    model_id: str | None
+    revision: str
+    token: str | None
+    specs: Sequence[JobSpec] | None
+    hardware: Hardware | None
+    rules: Mapping[str, Any] | None
+    variables: Mapping[str, str]
+    memory_bytes: int
+    seconds: int
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve requests until the service closes its end of the socket."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets the children that have ended
+    gc.freeze()  # so that a child copies less
+    with socket.socket(fileno=int(arguments[0])) as requests:
+        while True:
+            _, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
+            if not descriptors:
+                return 0
+            if os.fork() == 0:
+                try:
+                    requests.close()
+                    _answer(socket.socket(fileno=descriptors[0]))
+                finally:
+                    os._exit(0)
+            os.close(descriptors[0])
+
+
+def _answer(connection: socket.socket) -> None:
+    """Answer the request of a connection."""
+    with connection, connection.makefile("rwb") as stream, suppress(BrokenPipeError):
+        request: Request = pickle.load(stream)
+        _limit(request.memory_bytes, request.seconds)
+        try:
+            answer = {"result": _read(request)}
+        except QuantError as error:
+            answer = {"error": error.to_dict()}
+        except MemoryError:
+            answer = {"error": _too_large(request.memory_bytes).to_dict()}
+        stream.write(json.dumps(answer).encode())
+        stream.flush()
+
+
+def _limit(memory_bytes: int, seconds: int) -> None:
+    """Limit memory, processor time and time. The kernel ends a process that takes too long, whatever it does."""
+    used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(2 * seconds)
+
+
+def _read(request: Request) -> dict[str, Any]:
+    os.environ.update(request.variables)
+    os.chdir("/")
+    if request.rules is not None:
+        landlock.confine(request.rules)
+    if request.specs is None:
+        if request.model_id is None:
+            return {"sha": None, "inspection": inspection.inspect(Path(str(request.path))).to_dict()}
+        inspected, commit = inspection.inspect_hub(request.model_id, request.revision, token=request.token)
+        return {"sha": commit, "inspection": inspected.to_dict()}
+    headers, sha = _headers(request)
+    return {"sha": sha, "plans": [_plan(spec, headers, request.hardware) for spec in request.specs]}
+
+
+def _headers(request: Request) -> tuple[ModelHeaders, str | None]:
+    if request.model_id is None:
+        return read_model(Path(str(request.path))).headers, None
+    return hub.read_headers(
+        request.model_id, request.revision, read=lambda folder: read_model(folder).headers, needed=READ_BY_IMPORTERS,
+        token=request.token,
+    )  # fmt: skip
+
+
+def _plan(spec: JobSpec, headers: ModelHeaders, hardware: Hardware | None) -> dict[str, Any]:
+    """Return the plan of one job with the defaults that depend on the model, or the error that it would end with."""
+    try:
+        spec = fitted(spec, headers.config)
+        plan = _plan_of(spec, headers)
+        needed = None
+        if hardware is not None:
+            blocks = [1] * plan.num_blocks
+            needed = capacity(plan, spec.config, headers.config, headers.tensors, blocks, hardware).to_dict()
+        lengths = {"seq_len": spec.calibration.seq_len, "evaluation_seq_len": spec.evaluation.seq_len}
+        return {"plan": plan.to_dict(), "export": spec.export, "capacity": needed, **lengths}
+    except QuantError as error:
+        return {"error": error.to_dict()}
+
+
+def _plan_of(spec: JobSpec, headers: ModelHeaders) -> Plan:
+    if spec.goal is not None:
+        return upper_bound_of_goal(fit(spec.goal, headers, spec.calibration, spec.export))
+    mix = spec.mix
+    if mix is None:
+        return plan_job(spec, headers)
+    plans = schemes.plan_each(
+        mix,
+        lambda config: plan_job(spec.model_copy(update={"config": config}), headers),
+        spec.config.algo_config,
+    )
+    return schemes.upper_bound(mix, plans)
+
+
+def _too_large(memory_bytes: int) -> ModelError:
+    return ModelError(
+        f"To read the headers of this model takes more than {memory_bytes >> 20} MiB of memory.",
+        code="model_too_large",
+        hint="Its files list more tensors than any model has, or are damaged.",
+    )
+
+
+if __name__ == "__main__":
+    from quantcore.cli import readers  # the requests are pickled as its classes
+
+    sys.exit(readers.main(sys.argv[1:]))
