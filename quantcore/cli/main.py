@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done, 1: a known failure (explained) or a failed task of an evaluation, 2: wrong usage, 3: a result is worse than
     the one that it was compared with, 130: interrupted.
     """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # no threads: we start processes beside them
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _stop)
     commands: dict[str, Callable[[list[str]], int]] = {

@@ -5,7 +5,6 @@ The package ``lm_eval`` is the optional extra ``bitfoundry[eval]``.
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -172,7 +171,6 @@ def _manager(include_path: Path | None) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Send output of the harness to stderr while this lasts, because stdout is for events alone."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

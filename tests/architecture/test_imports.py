@@ -167,7 +167,7 @@ def test_a_circle_is_seen() -> None:
 LIGHT = [
     "api.main",
     "api.store.migrate",
-    "worker.app",
+    "worker.listener",
     "worker.__main__",
     "quantcore",
     "quantcore.config.quantization",

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,13 +30,16 @@ def free_port() -> int:
 
 
 class ApiProcess:
-    """A process of ``python -m api serve``: ``with ApiProcess(settings, log) as api``."""
+    """A process of ``python -m api serve``: ``with ApiProcess(settings, log) as api``; ``more``: its variables."""
 
-    def __init__(self, settings: Settings, log: Path, *, port: int = 0, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, log: Path, *, port: int = 0, prefix: Sequence[str] = (),
+        more: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [*prefix, sys.executable, "-m", "api", "serve", "--port", str(self.port)]
-        self._environment = environment_of(settings)
+        self._environment = environment_of(settings) | dict(more or {})
         self._log = log
 
     def __enter__(self) -> Self:
