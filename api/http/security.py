@@ -54,8 +54,9 @@ _KEY = re.compile(r"bf_([0-9a-f]{12})_([0-9A-Za-z_-]{43})")
 
 
 def new_key(
-    project_id: str, name: str, scopes: Sequence[str], expires_at: datetime | None, member: Member | None = None
-) -> tuple[ApiKey, str]:
+    project_id: str, name: str, scopes: Sequence[str], expires_at: datetime | None, member: Member | None = None,
+    *, follows_role: bool = False,
+) -> tuple[ApiKey, str]:  # fmt: skip
     """Return (the row to store, the plain text) of a new key. Nobody sees the plain text a second time."""
     key_id, secret = secrets.token_hex(6), new_secret()
     row = ApiKey(
@@ -66,6 +67,7 @@ def new_key(
         scopes=[scope for scope in SCOPES if scope in scopes],
         expires_at=expires_at,
         member=member,
+        follows_role=follows_role,
     )
     return row, plain_key(key_id, secret)
 

@@ -38,7 +38,8 @@ def create_key(body: KeyCreate, caller: Admin, sessions: SessionsDep, response: 
         if body.member_id is not None:
             projects.lock(session, project_id)  # the role stays while the key is made
             member = open_member(session, project_id, body.member_id)
-        row, plain = security.new_key(project_id, body.name, _scopes_of(body, member), body.expires_at, member)
+        scopes, follows_role = _scopes_of(body, member), member is not None and body.scopes is None
+        row, plain = security.new_key(project_id, body.name, scopes, body.expires_at, member, follows_role=follows_role)
         check_may_grant(session, caller, row.scopes, row.expires_at)
         keys.add(session, row)
         note_creation(session, caller, row)

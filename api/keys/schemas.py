@@ -35,8 +35,8 @@ class KeyCreate(RequestBody):
     ``jobs:read`` sees jobs, ``jobs:write`` makes and moves them, ``jobs:chat`` chats with their
     results, ``admin`` manages the project (members, keys, tokens, webhooks,
     audit log), ``operator`` the service (projects, workers). You cannot grant a scope that you do not have, nor a
-    longer life than your own key has. The key of a member has the scopes of the role unless ``scopes`` names some of
-    them.
+    longer life than your own key has. The key of a member has the scopes of the role, and those of a later role, unless
+    ``scopes`` names some of them: a key with named scopes never gains any.
     """
 
     model_config = ConfigDict(

@@ -44,7 +44,7 @@ def add_member(body: MemberCreate, caller: Admin, sessions: SessionsDep, respons
         _check_name(session, caller, body.name)
         member = Member(id=new_id("mem"), project_id=caller.project_id, name=body.name, role=body.role)
         session.add(member)
-        key, plain = security.new_key(caller.project_id, body.name, scopes, body.expires_at, member)
+        key, plain = security.new_key(caller.project_id, body.name, scopes, body.expires_at, member, follows_role=True)
         keys.add(session, key)
         audit.note(session, caller, "member.add", member.id, name=member.name, role=member.role)
         note_creation(session, caller, key)
@@ -58,7 +58,7 @@ def add_member(body: MemberCreate, caller: Admin, sessions: SessionsDep, respons
 def edit_member(member_id: MemberId, body: MemberPatch, caller: Admin, sessions: SessionsDep) -> MemberOut:
     """Change the name or the role. The member's keys have their new scopes from the next request on.
 
-    A key with all scopes of the old role gets those of the new one; a key with fewer loses what the new role lacks.
+    A key gets the scopes of the new role; one whose scopes were named when it was made only loses what the role lacks.
     """
     changes = body.model_dump(exclude_unset=True)
     with sessions.begin() as session:
@@ -89,13 +89,13 @@ def remove_member(member_id: MemberId, caller: Admin, sessions: SessionsDep) -> 
 
 
 def _change_role(session: Session, caller: Caller, member: Member, role: str) -> None:
-    """Give the member the role, and the keys its scopes. A key with fewer scopes than the old role gains none."""
+    """Give the member the role, and its scopes to the keys that follow it. A key with named scopes gains none."""
     before, after = security.ROLES[member.role], security.ROLES[role]
     gained = [scope for scope in after if scope not in before]
     for scope in gained:
         security.check_scope(caller, scope)
     for key in keys.find_of_member(session, member.id):
-        if set(key.scopes) == set(before):
+        if key.follows_role:
             if gained:
                 check_may_grant(session, caller, gained, key.expires_at)
             key.scopes = [*after]

@@ -34,7 +34,7 @@ KNOWN = {
     },
     "no time at all: others have their turn": {"integration/test_artifacts": 1, "unit/api/http/test_turns": 1},
 }
-FOLDERS = ("architecture", "conformance", "consumers", "e2e", "integration", "support", "unit")
+FOLDERS = ("architecture", "attack", "conformance", "consumers", "e2e", "integration", "support", "unit")
 
 
 def sleeps(tree: ast.Module) -> int:

@@ -1,6 +1,7 @@
 """How the tests are laid out: helpers in one place, unit tests where their sources are, helpers with types."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,12 @@ def test_a_misplaced_import_is_seen(code: str, is_refused: bool) -> None:
     """The test above can fail."""
     faults = [*misplaced_imports(TESTS / "integration" / "test_new.py", ast.parse(code))]
     assert bool(faults) == is_refused, faults
+
+
+def test_attacks_are_ordered_by_what_they_attack() -> None:
+    """The letters of the threat model: models, sharing, dependencies, rights, errors."""
+    names = [path.stem for path in (TESTS / "attack").glob("*.py") if path.name != "conftest.py"]
+    assert names and [name for name in names if not re.fullmatch("test_[a-e]_[a-z_]+", name)] == []
 
 
 def has_source(path: Path) -> bool:

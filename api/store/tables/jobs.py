@@ -122,7 +122,8 @@ class Member(Base):
 class ApiKey(Base):
     """A bearer key ``bf_<id>_<secret>``; only the SHA-256 of the secret is kept.
 
-    Without a member it is the key of a program, as a pipeline.
+    Without a member it is the key of a program, as a pipeline. The key of a member ``follows_role``, unless its scopes
+    were named when it was made: then it never gains any.
 
     After a rotation the secret before it (``previous_sha256``) works until ``previous_until``.
     """
@@ -137,6 +138,7 @@ class ApiKey(Base):
     previous_sha256: Mapped[bytes | None]
     previous_until: Mapped[datetime | None]
     scopes: Mapped[list[str]]
+    follows_role: Mapped[bool] = mapped_column(server_default=text("false"))
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     rotated_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]

@@ -1,0 +1,169 @@
+"""Rights: nobody grants what they do not hold, overwrites what is another project's, or restores what is not signed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import Any
+
+import pytest
+from fastapi import Response
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from api.http.errors import Problem
+from api.http.security import ADMIN, CHAT, OPERATOR, READ, ROLES, WRITE, new_key
+from api.keys import endpoints as key_routes
+from api.keys.schemas import KeyCreate
+from api.members import endpoints as member_routes
+from api.members.schemas import MemberCreate, MemberPatch
+from api.store.accounts import keys, projects
+from api.store.accounts.audit import Caller
+from api.store.engine import Sessions
+from api.store.ids import new_id
+from api.store.tables.jobs import ApiKey, Member
+
+MAX_CALLS = 3
+SLOW = pytest.param((READ, ADMIN, OPERATOR), marks=pytest.mark.slow)
+Call = Callable[[Caller, Sessions], Any]
+Names = tuple[str, ...]
+
+
+@pytest.fixture
+def rolled_back(postgres_url: str, sessions: Sessions) -> Iterator[sessionmaker[Session]]:
+    """Sessions in one transaction that is never committed: a commit ends a savepoint, which can be undone."""
+    engine = create_engine(postgres_url)
+    with engine.connect() as connection, connection.begin() as outer:
+        yield sessionmaker(connection, expire_on_commit=False, join_transaction_mode="create_savepoint")
+        outer.rollback()
+    engine.dispose()
+
+
+def add_key(session: Session, scopes: Names, member: Member | None = None, *, follows_role: bool = False) -> str:
+    key, _ = new_key(projects.DEFAULT, "k", scopes, None, member, follows_role=follows_role)
+    keys.add(session, key)
+    return key.id
+
+
+def add_member(session: Session, role: str) -> Member:
+    member = Member(id=new_id("mem"), project_id=projects.DEFAULT, name=role, role=role)
+    session.add(member)
+    session.flush()
+    return member
+
+
+def all_calls(session: Session) -> Iterator[Call]:
+    """Every call that gives a key, a scope or a role, with every argument that makes a difference."""
+    present = session.query(Member).filter(Member.removed_at.is_(None)).all()
+    for role in ROLES:
+        yield lambda caller, made, role=role: member_routes.add_member(
+            MemberCreate(name=new_id("mem"), role=role), caller, made, Response()
+        )
+        for member in present:
+            yield lambda caller, made, role=role, who=member.id: member_routes.edit_member(
+                who, MemberPatch(role=role), caller, made
+            )
+    wanted = [None, *([scope] for scope in (READ, WRITE, CHAT, ADMIN, OPERATOR))]
+    for scopes in wanted:
+        for who in (None, *(member.id for member in present)):
+            body = KeyCreate(name="k", scopes=scopes, member_id=who)
+            yield lambda caller, made, body=body: key_routes.create_key(body, caller, made, Response())
+    for key in session.query(ApiKey).filter(ApiKey.revoked_at.is_(None)).all():
+        yield lambda caller, made, which=key.id: key_routes.rotate_key(which, caller, made, Response())
+
+
+def shown_key(answer: Any) -> frozenset[str]:
+    """The key whose secret an answer shows, if it does."""
+    first = getattr(answer, "first_key", answer)
+    return frozenset({first.id}) if getattr(first, "key", None) else frozenset()
+
+
+class Search:
+    """Tries all sequences of calls with all keys held, and fails where a key has more than ``allowed``.
+
+    Of two sequences that lead to the same members and keys it follows one.
+    """
+
+    def __init__(self, made: sessionmaker[Session], allowed: frozenset[str]) -> None:
+        self._made, self._allowed = made, allowed
+        self._seen: set[tuple[int, frozenset[Any]]] = set()
+        self.num_calls = 0
+
+    def run(self, held: frozenset[str], depth: int = 0) -> None:
+        with self._made() as session:
+            scopes = {key_id: key.scopes for key_id, key in keys.find_all_valid(session, held).items()}
+            gained = frozenset().union(*scopes.values()) - self._allowed
+            assert not gained, f"{depth} calls gave {sorted(gained)} to one who had {sorted(self._allowed)}"
+            state = depth, state_of(session, held)
+            calls = [] if depth == MAX_CALLS or state in self._seen else [*all_calls(session)]
+            self._seen.add(state)
+        callers = {own: key_id for key_id, own in scopes.items() if ADMIN in own}  # every one of these routes needs it
+        for call in calls:
+            for own, key_id in callers.items():
+                self._try(call, Caller(projects.DEFAULT, key_id, own), held, depth)
+
+    def _try(self, call: Call, caller: Caller, held: frozenset[str], depth: int) -> None:
+        self.num_calls += 1
+        undo = self._made.kw["bind"].begin_nested()
+        try:
+            answer = call(caller, self._made)
+            self.run(held | shown_key(answer), depth + 1)
+        except Problem:
+            pass
+        finally:
+            undo.rollback()
+
+
+def state_of(session: Session, held: frozenset[str]) -> frozenset[Any]:
+    """The members with their roles and keys, without their names: as many times as there are such."""
+    found: dict[str | None, list[Any]] = {member.id: [member.role] for member in session.query(Member)}
+    for key in session.query(ApiKey):
+        found.setdefault(key.member_id, []).append(f"{key.scopes} {key.follows_role} {key.id in held}")
+    return frozenset(Counter(tuple(sorted(each)) for each in found.values()).items())
+
+
+@pytest.mark.parametrize("scopes", [(ADMIN,), (READ, ADMIN), SLOW])
+def test_no_three_calls_give_more_than_was_held(scopes: Names, rolled_back: sessionmaker[Session]) -> None:
+    """The attacker has a key of an admin with named scopes; beside him there are a viewer and an admin with all."""
+    with rolled_back.begin() as session:
+        admin = add_member(session, "admin")
+        add_key(session, ROLES["admin"], admin, follows_role=True)
+        add_key(session, ROLES["viewer"], add_member(session, "viewer"), follows_role=True)
+        own = add_key(session, scopes, None if OPERATOR in scopes else admin)
+    search = Search(rolled_back, frozenset(scopes))
+    search.run(frozenset({own}))
+    assert search.num_calls > 300
+
+
+def narrow_scopes() -> list[tuple[str, Names]]:
+    """(role, scopes) of every key that a member of the role can have with named scopes."""
+    return [
+        (role, scopes)
+        for role, whole in ROLES.items()
+        for size in range(1, len(whole) + 1)
+        for scopes in combinations(whole, size)
+    ]
+
+
+@pytest.mark.parametrize(("role", "scopes"), narrow_scopes())
+def test_no_three_changes_of_role_widen_a_narrow_key(
+    role: str, scopes: Names, rolled_back: sessionmaker[Session]
+) -> None:
+    """Whoever changes the role, and may: a key whose scopes were named never gains any."""
+    with rolled_back.begin() as session:
+        all_scopes = add_key(session, (READ, WRITE, CHAT, ADMIN))
+        member = add_member(session, role)
+        narrow = add_key(session, scopes, member)
+    caller = Caller(projects.DEFAULT, all_scopes, frozenset(ROLES["admin"]))
+
+    def change(num_left: int) -> None:
+        with rolled_back() as session:
+            assert keys.find_all_valid(session, [narrow])[narrow].scopes <= set(scopes)
+        for later in ROLES if num_left else ():
+            undo = rolled_back.kw["bind"].begin_nested()
+            member_routes.edit_member(member.id, MemberPatch(role=later), caller, rolled_back)
+            change(num_left - 1)
+            undo.rollback()
+
+    change(MAX_CALLS)
