@@ -105,7 +105,7 @@ class Publish:
             raise manifest.corrupt("its manifest has changed")
         target = self.lease.target
         if "to" in target:  # looked up again: a link may lead elsewhere by now
-            target = {"to": self._settings.find_output(target["to"])}
+            target = target | {"to": self._settings.find_output(target["to"])}
         files = [file for file in artifact.files.values() if file.path not in MANIFESTS]
         return {
             "publication_id": self.lease.publication_id,

@@ -10,6 +10,7 @@ from api.http.deps import Context
 from api.jobs.schemas import PublishTo
 from api.store.accounts import hub_tokens
 from api.store.accounts.audit import Caller
+from api.store.queue import publish_targets
 from quantcore.errors import PublishError, QuantError
 from quantcore.hub import access
 
@@ -34,11 +35,15 @@ def checker(context: Context, caller: Caller) -> Callable[[PublishTo], Checked]:
 def check(asked: PublishTo, context: Context, caller: Caller) -> Checked:
     """Check that the caller may write to the target.
 
-    Raises PublishError: ``target_not_allowed`` for a URL, ``hub_token_required`` and ``hub_*`` for a repository.
+    Raises PublishError: ``target_not_allowed`` and ``target_taken`` for a URL, ``hub_token_required`` and ``hub_*`` for
+    a repository.
     """
     if asked.to is not None:
         url = context.settings.find_output(asked.to)
-        return Checked({"to": url, "force": asked.force}, url, None)
+        with context.sessions.begin() as session:
+            if publish_targets.is_of_another(session, caller.project_id, url):
+                raise taken(asked.to)
+        return Checked({"to": url, "force": asked.force, "replace": asked.replace}, url, None)
     name = asked.hub_token
     if name is None:
         raise PublishError(
@@ -56,3 +61,12 @@ def check(asked: PublishTo, context: Context, caller: Caller) -> Checked:
         error.field = error.field.replace("/model/", "/publish/") or "/publish/repo_id"
         raise
     return Checked(asked.model_dump(mode="json", exclude_none=True), repository.url, repository.exists)
+
+
+def taken(url: str) -> PublishError:
+    return PublishError(
+        f"Another project publishes to '{url}', or to a folder in or around it.",
+        code="target_taken",
+        hint="Give another folder: one belongs to the project that first published to it.",
+        field="/publish/to",
+    )

@@ -50,6 +50,9 @@ def push(
         bool,
         typer.Option("--force", help="Publish also a result that is degraded or broken, or that missed its goal."),
     ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace another artifact of the project in the folder of --to.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry_run", "--dry-run", help="Check everything and show what would be pushed.")
     ] = False,
@@ -70,6 +73,7 @@ def push(
         "commit_message": commit_message,
         "path_in_repo": path_in_repo,
         "force": force or None,
+        "replace": replace or None,
     }
     target = {name: value for name, value in fields.items() if value is not None}
     if target and not repo and not to:

@@ -12,6 +12,7 @@ from typing import Any
 from quantcore.checkpoint.opening import open_file
 from quantcore.errors import ProofError, PublishError
 from quantcore.events import Emit, PhaseStarted, Published
+from quantcore.hub.local_folder import LocalFolder
 from quantcore.hub.push_errors import storage_explained
 from quantcore.hub.push_progress import ByteProgress
 from quantcore.hub.push_task import MANIFEST, ManifestFile, PublishTask, digest, listed
@@ -23,17 +24,15 @@ CHUNK_BYTES = 4 << 20
 def store(task: PublishTask, emit: Emit) -> Published:
     """Copy the artifact to the folder ``task.target.to``.
 
-    Raises ProofError ``artifact_corrupt``, and PublishError ``target_*``. A folder with other contents is not touched.
+    Raises ProofError ``artifact_corrupt``, and PublishError ``target_*``. A folder with other contents is not touched,
+    nor one with another artifact unless ``task.target.replace``.
     """
     url = task.target.to
     assert url is not None
     emit(PhaseStarted("publish"))
     manifest = task.manifest()
     with storage_explained(url):
-        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-
-        files, folder = url_to_fs(url)
-        folder = str(folder).rstrip("/")
+        files, folder = _open_store(url)
         present = _present(files, folder)
         before = _read(files, f"{folder}/{MANIFEST}") if MANIFEST in present else b""
         if before == manifest and all(present.get(file.path) == file.size for file in task.files):
@@ -43,6 +42,13 @@ def store(task: PublishTask, emit: Emit) -> Published:
                 f"{url} is not empty, and what it holds is not an artifact.",
                 code="target_occupied",
                 hint="Give a folder that is new or empty, or one that an artifact was published to.",
+            )
+        is_own_try = NOTE in present and _read(files, f"{folder}/{NOTE}") == manifest
+        if present and not is_own_try and not task.target.replace:
+            raise PublishError(
+                f"{url} holds another artifact.",
+                code="target_occupied",
+                hint="Give another folder, or replace what is there: --replace (replace: true).",
             )
         _write(files, f"{folder}/{NOTE}", manifest)
         if before:
@@ -56,6 +62,16 @@ def store(task: PublishTask, emit: Emit) -> Published:
         files.rm_file(f"{folder}/{NOTE}")
         progress.finish({MANIFEST: len(manifest)})
     return Published(digest(manifest), url, is_new=True, num_bytes=progress.total)
+
+
+def _open_store(url: str) -> tuple[Any, str]:
+    """Return the store behind the URL, and the folder's path in it. A folder on this machine is entered by no link."""
+    if url.startswith("file://"):
+        return LocalFolder(), url.removeprefix("file://").rstrip("/")
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+    files, folder = url_to_fs(url)
+    return files, str(folder).rstrip("/")
 
 
 def _present(files: Any, folder: str) -> dict[str, int]:

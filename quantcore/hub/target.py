@@ -23,7 +23,7 @@ class Target(BaseModel):
 
     A missing repository is created, and only then ``private`` is used; a missing branch ``revision`` is created, too.
     With ``create_pr`` the commit becomes a pull request against main. ``path_in_repo`` is the folder in the repository;
-    the default is its root.
+    the default is its root. A folder behind a URL that holds another artifact is overwritten only with ``replace``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,16 +35,19 @@ class Target(BaseModel):
     commit_message: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
     path_in_repo: Annotated[str, Field(max_length=512)] = ""
     to: Annotated[str, Field(min_length=1, max_length=2048, examples=["s3://bucket/models/name"])] | None = None
+    replace: StrictBool = False
 
     @model_validator(mode="after")
     def _make_sense(self) -> Target:
         if (self.repo_id is None) == (self.to is None):
             raise _invalid("give either `repo_id` (a repository on the Hub) or `to` (a URL)")
         if self.to is not None:
-            if self.model_fields_set - {"to", "hub_token", "force"}:
+            if self.model_fields_set - {"to", "hub_token", "force", "replace"}:
                 raise _invalid("`to` is given alone: the other fields are for the Hub")
             check_url(self.to)
             return self
+        if self.replace:
+            raise _invalid("`replace` is for `to`: a repository on the Hub keeps what was there before")
         if not is_model_id(self.repo_id or ""):
             raise PydanticCustomError("invalid_repo_id", "`repo_id` must look like org/name")
         if self.path_in_repo and not (_is_plain(self.path_in_repo) and _is_free(self.path_in_repo)):

@@ -75,7 +75,7 @@ ALLOWED = {
         "worker.node_run": 1,
         "worker.engine": 1,
     },
-    "where an artifact goes": {"quantcore.hub.storage": 1},
+    "where an artifact goes": {"quantcore.hub.storage": 1, "quantcore.hub.local_folder": 6},
     "the operator's settings": {"api.settings": 1, "api.tracing": 1},
 }
 

@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import Response
+from fastapi.testclient import TestClient
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from api.http.errors import Problem
-from api.http.security import ADMIN, CHAT, OPERATOR, READ, ROLES, WRITE, new_key
+from api.http.security import ADMIN, CHAT, OPERATOR, READ, ROLES, WRITE, create_key, new_key
 from api.keys import endpoints as key_routes
 from api.keys.schemas import KeyCreate
+from api.main import create_app
 from api.members import endpoints as member_routes
 from api.members.schemas import MemberCreate, MemberPatch
+from api.settings import Settings
 from api.store.accounts import keys, projects
 from api.store.accounts.audit import Caller
 from api.store.engine import Sessions
 from api.store.ids import new_id
-from api.store.tables.jobs import ApiKey, Member
+from api.store.tables.jobs import ApiKey, Job, Member, Project
+from tests.support.service import WorkerProcess
+from tests.support.waiting import wait_until
 
 MAX_CALLS = 3
 SLOW = pytest.param((READ, ADMIN, OPERATOR), marks=pytest.mark.slow)
@@ -167,3 +173,42 @@ def test_no_three_changes_of_role_widen_a_narrow_key(
             undo.rollback()
 
     change(MAX_CALLS)
+
+
+@pytest.mark.parametrize("other", ["", "/in/it", "/.."])
+def test_a_folder_belongs_to_the_project_that_published_to_it(
+    other: str, settings: Settings, sessions: Sessions, make_model: Callable[..., Path], tmp_path: Path,
+    start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
+) -> None:  # fmt: skip
+    """Of two projects that ask at once the second gets nothing, and later ones are told when they submit."""
+    settings = settings.model_copy(update={"publish_urls": (f"file://{tmp_path}/out",)})
+    to = f"file://{tmp_path}/out/team/model"
+    with sessions.begin() as session:
+        session.add(Project(id="prj_" + "b" * 32, name="b"))
+    first, second = (
+        {"Authorization": f"Bearer {create_key(sessions, 'k', project_id=project)}"}
+        for project in (projects.DEFAULT, "prj_" + "b" * 32)
+    )
+    with TestClient(create_app(settings)) as client:
+
+        def submit(headers: dict[str, str], url: str) -> Any:
+            asked = {"model": {"path": str(make_model(new_id("m")))}, "config": {"preset": "fp8"}}
+            return client.post("/v1/jobs", json=asked | {"publish": {"to": url}}, headers=headers)
+
+        def publication(job: str, headers: dict[str, str]) -> Any:
+            shown = client.get(f"/v1/jobs/{job}", headers=headers).json()["publication"]
+            return shown if shown and shown["state"] in ("published", "failed") else None
+
+        theirs = str(Path(f"/out/team/model{other}").resolve())
+        one, two = submit(first, to).json()["id"], submit(second, f"file://{tmp_path}{theirs}").json()["id"]
+        start_worker(settings)
+        assert wait_until(lambda: publication(one, first))["state"] == "published"
+        manifest = (tmp_path / "out/team/model/MANIFEST.json").read_bytes()
+        refused = wait_until(lambda: publication(two, second))
+        assert (refused["state"], refused["error"]["code"]) == ("failed", "target_taken")
+        again = client.post(f"/v1/jobs/{two}/publish", headers=second)
+        assert (again.status_code, again.json()["code"]) == (409, "target_taken")
+        told = submit(second, f"file://{tmp_path}{theirs}")
+        assert (told.status_code, told.json()["code"]) == (422, "target_taken"), told.text
+        assert told.json()["errors"][0]["pointer"] == "#/publish/to"
+    assert (tmp_path / "out/team/model/MANIFEST.json").read_bytes() == manifest

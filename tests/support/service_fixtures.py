@@ -43,7 +43,7 @@ from worker.supervisor import Supervisor
 TABLES = (
     "outbox, event, log_line, attempt, seat, publication, chat_turn, chat, artifact, job, sweep, worker, "
     "idempotency_key, upload_part, upload, dataset, api_key, sign_in, audit_entry, hub_token, webhook, "
-    "webhook_delivery, retention_policy, integrity_finding, share, member"
+    "webhook_delivery, retention_policy, integrity_finding, share, member, publish_target"
 )
 
 # Few rows are deleted sooner than all these tables are truncated. As a replica without triggers: they guard the audit.

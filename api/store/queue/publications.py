@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from api.store.accounts import webhooks
 from api.store.ids import new_id
-from api.store.queue import events, outbox
+from api.store.queue import events, outbox, publish_targets
 from api.store.queue.events import NewEvent
 from api.store.states import State
 from api.store.tables.jobs import Job
@@ -27,7 +27,8 @@ from quantcore.config.recipes import POOR
 class CannotPublish(Exception):
     """The job cannot be published.
 
-    ``code``: ``not_ready`` (no artifact yet), ``publication_in_progress``, ``nothing_to_retry``, ``poor_result``.
+    ``code``: ``not_ready`` (no artifact yet), ``publication_in_progress``, ``nothing_to_retry``, ``poor_result``,
+    ``target_taken`` (the folder is another project's).
     """
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
@@ -49,11 +50,13 @@ def ask(session: Session, job: Job, asked: dict[str, Any] | None) -> Publication
         raise CannotPublish("publication_in_progress", f"The artifact is on its way already: {last.id}.")
     if asked is not None:
         _check_result(job, asked)
+        _take_target(session, job, asked)
         return _add(session, job, asked)
     if last is not None and (last.error or {}).get("code") == "poor_result":
         _check_result(job, {})
     if last is None or last.state != PublicationState.FAILED:
         raise CannotPublish("nothing_to_retry", "No publication of this job has failed: say where it is to go.")
+    _take_target(session, job, last.target)
     last.failure_count = last.lost_count = 0
     last.finished_at = last.error = last.progress = None
     last.run_at = func.clock_timestamp()
@@ -72,6 +75,7 @@ def ask_with_success(session: Session, job: Job) -> None:
     publication = _add(session, job, job.publish)
     try:
         _check_result(job, job.publish)
+        _take_target(session, job, job.publish)
     except CannotPublish as error:
         reason = {"code": error.code, "message": error.message, "hint": error.hint, "retryable": False}
         give_up(session, job, publication, reason)
@@ -91,6 +95,16 @@ def _check_result(job: Job, asked: dict[str, Any]) -> None:
     if not asked.get("force"):
         hint = f"{advice} Or publish it as it is with --force (force: true)."
         raise CannotPublish("poor_result", f"The result {reason}.", hint)
+
+
+def _take_target(session: Session, job: Job, target: dict[str, Any]) -> None:
+    """Make the folder the project's, from the first publication on. Raises CannotPublish ``target_taken``."""
+    if "to" in target and not publish_targets.take(session, job.project_id, target["to"]):
+        raise CannotPublish(
+            "target_taken",
+            f"Another project publishes to '{target['to']}', or to a folder in or around it.",
+            "Publish to another folder: one belongs to the project that first published to it.",
+        )
 
 
 def find_last(session: Session, job_ids: Sequence[str]) -> dict[str, Publication]:

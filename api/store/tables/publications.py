@@ -70,3 +70,13 @@ class Publication(Base):
         Index("ix_publication_lease", "lease_expires_at", postgresql_where=_IS_HELD),
         Index("ix_publication_job_id", "job_id", "id"),
     )
+
+
+class PublishTarget(Base):
+    """A folder behind a URL, and the project that first published to it: no other one does."""
+
+    __tablename__ = "publish_target"
+
+    url: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), index=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)

@@ -14,6 +14,7 @@ export interface Target {
   hub_token?: string;
   to?: string;
   force?: boolean;
+  replace?: boolean;
 }
 
 export const HUB_TARGET: Target = { repo_id: "", private: true };
@@ -42,17 +43,29 @@ export function TargetFields({ target, onChange, errorAt = () => undefined }: Pr
         </label>
       </div>
       {isUrl ? (
-        <Field label="URL" hint="Must be allowed by the operator." error={errorAt("to")}>
-          {(props) => (
-            <input
-              {...props}
-              required
-              placeholder="s3://bucket/models/name"
-              value={target.to}
-              onChange={(event) => onChange({ ...target, to: event.target.value.trim() })}
-            />
-          )}
-        </Field>
+        <>
+          <Field label="URL" hint="Must be allowed by the operator." error={errorAt("to")}>
+            {(props) => (
+              <input
+                {...props}
+                required
+                placeholder="s3://bucket/models/name"
+                value={target.to}
+                onChange={(event) => onChange({ ...target, to: event.target.value.trim() })}
+              />
+            )}
+          </Field>
+          <div className="choices">
+            <label>
+              <input
+                type="checkbox"
+                checked={target.replace ?? false}
+                onChange={(event) => set("replace", event.target.checked)}
+              />{" "}
+              Replace another artifact in this folder
+            </label>
+          </div>
+        </>
       ) : (
         <>
           <Field label="Repository" error={errorAt("repo_id")}>

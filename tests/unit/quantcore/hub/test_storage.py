@@ -23,8 +23,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     fsspec.filesystem("memory").store.clear()
 
 
-def to(task: PublishTask, url: str) -> PublishTask:
-    return task.model_copy(update={"target": Target(to=url)})
+def to(task: PublishTask, url: str, *, replace: bool = False) -> PublishTask:
+    return task.model_copy(update={"target": Target(to=url, replace=replace)})
 
 
 def read(url: str) -> dict[str, bytes]:
@@ -45,7 +45,13 @@ def test_the_files_and_the_manifest(url: str, tmp_path: Path) -> None:
 
 def test_another_artifact_takes_its_place(url: str, tmp_path: Path) -> None:
     store(to(task_of(tmp_path / "a", {"1.safetensors": b"1", "2.safetensors": b"2"}), url), silence)
-    task = to(task_of(tmp_path / "b", {"1.safetensors": b"one"}), url)
+    other = task_of(tmp_path / "b", {"1.safetensors": b"one"})
+    before = read(url)
+    with pytest.raises(QuantError, match="another artifact") as refused:
+        store(to(other, url), silence)
+    assert refused.value.code == "target_occupied" and "--replace" in refused.value.hint
+    assert read(url) == before
+    task = to(other, url, replace=True)
     store(task, silence)
     assert set(read(url)) == {MANIFEST, "1.safetensors"}
     assert_is_there(task, read(url))
@@ -66,7 +72,7 @@ def test_a_copy_that_was_broken_off_is_never_whole_and_is_taken_up(
 ) -> None:
     """At every file, over an older artifact too: a folder with a manifest holds what that says."""
     store(to(task_of(tmp_path / "old", {"config.json": b"old"}), url), silence)
-    task = to(make_task(tmp_path / "a"), url)
+    task = to(make_task(tmp_path / "a"), url, replace=True)
     copy: Any = storage._copy
 
     for number in range(len(task.files)):
@@ -83,7 +89,7 @@ def test_a_copy_that_was_broken_off_is_never_whole_and_is_taken_up(
             store(task, silence)
         assert MANIFEST not in read(url) and NOTE in read(url)
     monkeypatch.setattr(storage, "_copy", copy)
-    store(task, silence)
+    store(to(task, url), silence)  # its own first try needs no consent
     assert_is_there(task, read(url))
     assert NOTE not in read(url)
 
@@ -136,6 +142,7 @@ def test_targets_that_are_none() -> None:
         {"repo_id": "a/b", "path_in_repo": ".git/x"}, {"repo_id": "a/b", "path_in_repo": "a//b"},
         {"repo_id": "a/b", "create_pr": True, "revision": "int4"}, {"repo_id": "a/b", "revision": "../x"},
         {"repo_id": "a/b", "commit_message": "a\nb"}, {"repo_id": "a/b", "private": "yes"},
+        {"repo_id": "a/b", "replace": True},
         {"to": "file:///x", "private": True}, {"to": "/srv/x"}, {"to": "file:x"}, {"to": "file://host/x"},
         {"to": "s3://bucket/a/../b"}, {"to": "s3://bucket/a%2e%2e/b"}, {"to": "s3://user:secret@bucket/a"},
         {"to": "s3://bucket/a?x=1"}, {"to": "s3://bucket/a#x"}, {"to": "simplecache::s3://bucket/a"},
