@@ -1,7 +1,7 @@
-"""Seals secrets: AES-256-GCM (NIST SP 800-38D) under one key of the operator's, which is never in the database.
+"""Seals secrets, AES-256-GCM (NIST SP 800-38D), and signs backups, with one key of the operator's.
 
-A sealed secret is bound to its place (``about``, the additional authenticated data): copied into another row it does
-not open.
+The key is never in the database. A sealed secret is bound to its place (``about``, the additional authenticated data):
+copied into another row it does not open.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import hmac
 import os
 import secrets
 import stat
@@ -33,6 +34,7 @@ class Vault:
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
+        self._signing_key = hashlib.sha256(b"bitfoundry signatures" + key).digest()
         self._mark = hashlib.sha256(b"bitfoundry vault" + key).digest()[:MARK_BYTES]
 
     @classmethod
@@ -83,6 +85,13 @@ class Vault:
             return self._cipher.decrypt(nonce, rest, about.encode()).decode()
         except InvalidTag as error:
             raise CannotOpen("it is damaged, or was sealed for another place") from error
+
+    def sign(self, data: bytes) -> str:
+        """Return the HMAC-SHA256 of the data: only who has the key can make it, or check it."""
+        return hmac.new(self._signing_key, data, hashlib.sha256).hexdigest()
+
+    def has_signed(self, data: bytes, signature: str) -> bool:
+        return hmac.compare_digest(self.sign(data).encode(), signature.encode())
 
 
 def write_new_key(path: Path) -> None:

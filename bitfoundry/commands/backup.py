@@ -30,13 +30,27 @@ def backup(file: Annotated[Path, typer.Argument(help="Backup file to create.")],
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="Backup file, as written by `backup`.")], home: Home = None
+    file: Annotated[Path, typer.Argument(help="Backup file, as written by `backup`.")],
+    home: Home = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="secret.key of the service that made it. [default: that of the service on this machine]"),
+    ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            help="Restore it without a valid signature. A backup is SQL, which can run programs on this machine: "
+            "use this only if nobody else could write the file.",
+        ),
+    ] = False,
 ) -> None:
-    """Verify a backup and restore it to a new data folder."""
+    """Verify a backup and restore it to a new data folder. The service's secret key must have signed it."""
     from bitfoundry.local import backup
 
     folder = find_home(home)
-    backup.restore(file, folder, _say)
+    vault = None if trust else backup.find_vault(find_home(None), key_file)
+    backup.restore(file, folder, _say, vault=vault, trusted=trust)
     terminal.out.print(f"Restored to {folder}. Start it with `bitfoundry up`.", soft_wrap=True)
 
 

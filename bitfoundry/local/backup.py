@@ -1,9 +1,10 @@
 """Backups of a local stack's data in one file: `bitfoundry backup FILE`, `bitfoundry restore FILE`.
 
-The file is a tar: a dump of the database, then the files, then MANIFEST.json with the SHA-256 of each. The database
-is dumped first: files are written before the rows that name them and never change, so they still exist afterwards.
-The file gets its name when it is complete, and a restored folder when everything in it has been checked: a killed
-run leaves nothing that looks complete.
+The file is a tar: a dump of the database, then the files, then MANIFEST.json with the SHA-256 of each, and the
+signature of that by the service's secret key: a dump is SQL, which can run programs. The database is dumped first:
+files are written before the rows that name them and never change, so they still exist afterwards. The file gets its
+name when it is complete, and a restored folder when everything in it has been checked: a killed run leaves nothing
+that looks complete.
 """
 
 import hashlib
@@ -21,14 +22,17 @@ from typing import IO, Any
 
 import psycopg
 
+from api.store.vault import Vault
 from bitfoundry.errors import StackError
 from bitfoundry.local.folders import Lock, private_dir
 from bitfoundry.local.postgres import DATABASE, SUPERUSER, Postgres, find_binaries
 from bitfoundry.local.tending import Say
+from quantcore.errors import ConfigError
 
 FORMAT = 1
 DUMP = "database.dump"
 MANIFEST = "MANIFEST.json"
+SIGNATURE = "MANIFEST.json.hmac"
 SECRET_KEY = "secret.key"
 FOLDERS = ("artifacts/job_*", "datasets/*", "uploads/upl_*")
 CHUNK_BYTES = 1 << 20
@@ -63,8 +67,27 @@ def back_up(home: Path, target: Path, say: Say) -> None:
         raise StackError(f"the backup could not be written: {error.strerror}", hint=f"look at {partial}") from error
 
 
-def restore(source: Path, home: Path, say: Say) -> None:
-    """Restore the backup `source` to the folder `home`, which must be absent or empty. Raises StackError."""
+def find_vault(home: Path, key_file: Path | None = None) -> Vault | None:
+    """Return the vault of `key_file`, else of the key that the environment names, else of the service in `home`.
+
+    Raises StackError for a key that cannot be used.
+    """
+    text = os.environ.get("BITFOUNDRY_SECRET_KEY")
+    named = key_file or os.environ.get("BITFOUNDRY_SECRET_KEY_FILE")
+    file = Path(named or home / SECRET_KEY)
+    try:
+        if text and key_file is None:
+            return Vault.of_text(text)
+        return Vault.of_file(file) if named or file.exists() else None
+    except ConfigError as error:
+        raise StackError(error.message, hint=error.hint) from error
+
+
+def restore(source: Path, home: Path, say: Say, *, vault: Vault | None, trusted: bool = False) -> None:
+    """Restore the backup `source` to the folder `home`, which must be absent or empty.
+
+    Unless it is `trusted`, the key of `vault` must have signed it. Raises StackError.
+    """
     home = home.absolute()
     if home.exists() and any(home.iterdir()):
         raise StackError(f"{home} is not empty", hint="move it away first, or restore to another folder with --home")
@@ -75,7 +98,7 @@ def restore(source: Path, home: Path, say: Say) -> None:
             Postgres(fresh).end_orphans()
             _clear(fresh)  # the remains of a killed restore
             say("unpacking and checking files")
-            manifest = _unpack(source, fresh)
+            manifest = _unpack(source, fresh, vault, trusted=trusted)
             say("making the database")
             _load(fresh, home, manifest)
             (fresh / DUMP).unlink()
@@ -129,11 +152,17 @@ def _pack(home: Path, partial: Path) -> None:
                 with suppress(FileNotFoundError):  # deleted meanwhile, as its row is
                     entries.append(_add(tar, name, path))
             content = json.dumps({"format": FORMAT, "home": str(home), "files": entries}).encode()
-            info = tarfile.TarInfo(MANIFEST)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
+            _add_bytes(tar, MANIFEST, content)
+            if vault := find_vault(home):
+                _add_bytes(tar, SIGNATURE, vault.sign(content).encode())
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def _add_bytes(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
 
 
 def _files(home: Path) -> Iterator[tuple[str, Path]]:
@@ -166,28 +195,50 @@ def _add(tar: tarfile.TarFile, name: str, path: Path) -> dict[str, Any]:
     return {"path": name, "size": info.size, "sha256": hashed.digest.hexdigest()}
 
 
-def _unpack(source: Path, fresh: Path) -> dict[str, Any]:
-    """Extract every file to its place, and return the manifest. Raises StackError for absent or changed files."""
+def _unpack(source: Path, fresh: Path, vault: Vault | None, *, trusted: bool) -> dict[str, Any]:
+    """Extract every file to its place, and return the manifest.
+
+    Raises StackError for absent or changed files, and for a manifest that is not signed unless it is `trusted`.
+    """
     digests: dict[str, str] = {}
-    manifest: dict[str, Any] = {}
+    ends = {MANIFEST: b"", SIGNATURE: b""}
     try:
         with tarfile.open(source, mode="r|") as tar:
             for info in tar:
                 file = tar.extractfile(info)
                 if file is None or not info.isreg():
                     raise _damaged(source, f"'{info.name}' is not a file")
-                if info.name == MANIFEST:
-                    manifest = json.loads(file.read())
+                if info.name in ends:
+                    ends[info.name] = file.read()
                 else:
                     digests[info.name] = _write(file, fresh / _checked(source, info.name))
     except (tarfile.TarError, ValueError, EOFError) as error:
         raise _damaged(source, str(error)) from error
+    if not trusted:
+        _check_signature(source, ends[MANIFEST], ends[SIGNATURE], vault)
+    manifest = json.loads(ends[MANIFEST])
     if manifest.get("format") != FORMAT:
         raise _damaged(source, "its manifest is absent, or of another release")
     expected = {entry["path"]: entry["sha256"] for entry in manifest["files"]}
     if wrong := sorted(name for name in digests.keys() | expected.keys() if digests.get(name) != expected.get(name)):
         raise _damaged(source, f"'{wrong[0]}' is absent or has changed ({len(wrong)} in all)")
     return manifest
+
+
+def _check_signature(source: Path, manifest: bytes, signature: bytes, vault: Vault | None) -> None:
+    if not signature:
+        why = "nobody signed it: it is of an older release, or of a service without a secret key"
+    elif vault is None:
+        why = "there is no secret key on this machine to check its signature with"
+    elif not vault.has_signed(manifest, signature.decode("latin-1")):
+        why = "another secret key signed it, or it was changed"
+    else:
+        return
+    raise StackError(
+        f"{source} is not trusted: {why}",
+        hint="a backup is SQL, which can run programs on this machine; name the service's key with --key-file,"
+        " or restore it with --trust if you know that nobody else could write the file",
+    )
 
 
 def _checked(source: Path, name: str) -> PurePosixPath:

@@ -44,6 +44,7 @@ ALLOWED = {
     "worker": {"api.store", "api.confinement", "api.disk", "api.settings", "api.json_log", "api.tracing", "quantcore"},
     "migrations": {"api.store"},
     "bitfoundry": set(),
+    "bitfoundry.local.backup": {"api.store.vault", "quantcore.errors"},
     "bitfoundry.local.stack": {"api.store.migrate", "api.store.vault", "api.http.security", "api.settings"},
     "bitfoundry.commands.main": {"quantcore.cli.main", "quantcore.config.recipes"},
     "bitfoundry.commands.terminal": {"quantcore.events"},

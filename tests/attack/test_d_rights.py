@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
+import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import combinations
@@ -27,6 +31,9 @@ from api.store.accounts.audit import Caller
 from api.store.engine import Sessions
 from api.store.ids import new_id
 from api.store.tables.jobs import ApiKey, Job, Member, Project
+from api.store.vault import Vault
+from bitfoundry.errors import StackError
+from bitfoundry.local import backup
 from tests.support.service import WorkerProcess
 from tests.support.waiting import wait_until
 
@@ -212,3 +219,48 @@ def test_a_folder_belongs_to_the_project_that_published_to_it(
         assert (told.status_code, told.json()["code"]) == (422, "target_taken"), told.text
         assert told.json()["errors"][0]["pointer"] == "#/publish/to"
     assert (tmp_path / "out/team/model/MANIFEST.json").read_bytes() == manifest
+
+
+def archive(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def strangers_backup(path: Path, vault: Vault | None) -> Path:
+    """A backup with a dump that would run a program, complete in itself, signed by ``vault``."""
+    dump = b"COPY t FROM PROGRAM 'touch /tmp/pwned';"
+    entry = {"path": "database.dump", "size": len(dump), "sha256": hashlib.sha256(dump).hexdigest()}
+    manifest = json.dumps({"format": 1, "home": "/x", "files": [entry]}).encode()
+    signed = {"MANIFEST.json.hmac": vault.sign(manifest).encode()} if vault else {}
+    return archive(path, {"database.dump": dump, "MANIFEST.json": manifest} | signed)
+
+
+def test_a_strangers_backup_is_not_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unsigned, signed by another key, changed after it was signed; and where there is no key to look with."""
+    monkeypatch.setattr(backup, "_load", lambda *_: pytest.fail("the dump was run"))
+    ours, other = Vault(b"a" * 32), Vault(b"b" * 32)
+    changed = strangers_backup(tmp_path / "changed", ours)
+    changed.write_bytes(changed.read_bytes().replace(b'"/x"', b'"/y"'))
+    cases = [
+        (strangers_backup(tmp_path / "unsigned", None), ours, "nobody signed it"),
+        (strangers_backup(tmp_path / "other", other), ours, "another secret key signed it"),
+        (changed, ours, "or it was changed"),
+        (strangers_backup(tmp_path / "own", ours), None, "there is no secret key on this machine"),
+    ]
+    for file, vault, why in cases:
+        with pytest.raises(StackError, match=why) as refused:
+            backup.restore(file, tmp_path / "home", print, vault=vault)
+        assert "--trust" in refused.value.hint
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_trusted_or_signed_backup_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backup, "_load", lambda *_: None)
+    own = Vault(b"a" * 32)
+    backup.restore(strangers_backup(tmp_path / "own", own), tmp_path / "a", print, vault=own)
+    backup.restore(strangers_backup(tmp_path / "none", None), tmp_path / "b", print, vault=None, trusted=True)
+    assert (tmp_path / "a").is_dir() and (tmp_path / "b").is_dir()

@@ -13,9 +13,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from api.store.vault import write_new_key
 from bitfoundry.client.service import Client
 from bitfoundry.errors import StackError
-from bitfoundry.local.backup import back_up, restore
+from bitfoundry.local.backup import back_up, find_vault, restore
 from bitfoundry.local.stack import LocalStack, Postgres
 from tests.support.service import STUB_ENGINE, make_model
 
@@ -41,7 +42,7 @@ def filled(home: Path) -> Iterator[Path]:
     server.stop()
     (home / FILE).parent.mkdir(parents=True)
     (home / FILE).write_bytes(os.urandom(3 << 20))
-    (home / "secret.key").write_text("the key")
+    write_new_key(home / "secret.key")
     yield home
 
 
@@ -55,16 +56,16 @@ def test_a_stopped_stack_there_and_back(filled: Path, tmp_path: Path) -> None:
     back_up(filled, file, say)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["a.backup"]
-    restore(file, there, say)
+    restore(file, there, say, vault=find_vault(filled))
     assert (there / FILE).read_bytes() == (filled / FILE).read_bytes()
-    assert (there / "secret.key").read_text() == "the key"
+    assert (there / "secret.key").read_text() == (filled / "secret.key").read_text()
     assert stat.S_IMODE(there.stat().st_mode) == 0o700
     server = Postgres(there, durable=False)
     server.start()
     assert query(server, "SELECT path FROM artifact") == [(f"{there}/artifacts/job_1/abc",)]
     server.stop()
     with pytest.raises(StackError, match="is not empty"):
-        restore(file, there, say)
+        restore(file, there, say, vault=find_vault(filled))
     with pytest.raises(StackError, match="exists"):
         back_up(filled, file, say)
 
@@ -78,13 +79,13 @@ def test_a_damaged_backup_is_refused(filled: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[: at + 5] + bytes([whole[at + 5] ^ 1]) + whole[at + 6 :])
     with pytest.raises(StackError, match="has changed"):
-        restore(file, there, say)
+        restore(file, there, say, vault=find_vault(filled))
     file.write_bytes(whole[: at + 100_000])
     with pytest.raises(StackError, match="not a complete backup"):
-        restore(file, there, say)
+        restore(file, there, say, vault=find_vault(filled))
     assert not there.exists()
     file.write_bytes(whole)
-    restore(file, there, say)  # over what the refused ones have left
+    restore(file, there, say, vault=find_vault(filled))  # over what the refused ones have left
 
 
 @pytest.mark.slow
@@ -97,12 +98,12 @@ def test_killed_on_the_way_nothing_looks_whole(after_s: float, filled: Path, tmp
     process.communicate()
     if not file.exists():
         back_up(filled, file, say)
-    process = run("restore", file, "--home", there)
+    process = run("restore", file, "--home", there, "--key-file", filled / "secret.key")
     time.sleep(after_s)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     if not there.exists():
-        restore(file, there, say)
+        restore(file, there, say, vault=find_vault(filled))
     assert (there / FILE).read_bytes() == (filled / FILE).read_bytes()
     server = Postgres(there, durable=False)
     server.start()
@@ -124,7 +125,7 @@ def test_a_running_stack_there_and_back(home: Path, tmp_path: Path, monkeypatch:
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
         assert b"secret.key" in err
-    process = run("restore", file, "--home", there)
+    process = run("restore", file, "--home", there, "--key-file", home / "secret.key")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     home.rename(home.with_name("gone"))
