@@ -47,10 +47,9 @@ from api.store.engine import connect, dispose
 from api.store.queue.upkeep import Upkeep
 from api.store.queue.wakeups import make_celery, sender
 from api.webhooks.deliverer import Deliverer
+from quantcore.config.time_limits import API_ANSWER_S, API_WAIT_S
 
 NUM_THREADS = 20  # more than there are connections: some wait for the Hub, or read files
-WAIT_S = 2.0  # for a connection or a lock: a request waits for three of these at most, then it is 503
-ANSWER_S = 5.0  # of the database, for a statement
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -58,13 +57,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or read_settings()
     _ = settings.vault  # a key that others may read is refused now, not at the first secret
     database_url = settings.database_url.get_secret_value()
-    sessions = connect(database_url, wait_s=WAIT_S, answer_s=ANSWER_S)
+    sessions = connect(database_url, wait_s=API_WAIT_S, answer_s=API_ANSWER_S)
     celery = make_celery(settings.broker_url.get_secret_value())
     feed = Feed(sessions, StreamPermits(settings.broker_url.get_secret_value()))
     cleanup_task = datasets.CleanupTask(settings, sessions)
     retention_task = RetentionTask(settings, sessions)
     rates = RateLimiter(settings.broker_url.get_secret_value())
-    readiness = health.Readiness(connect(database_url, pool_size=1, wait_s=WAIT_S, answer_s=ANSWER_S), celery)
+    readiness = health.Readiness(connect(database_url, pool_size=1, wait_s=API_WAIT_S, answer_s=API_ANSWER_S), celery)
 
     def extra_task(session: Session) -> int:
         return cleanup_task.run(session) + retention_task.run(session)

@@ -11,13 +11,15 @@ import api.store.tables.publications
 import api.store.tables.seats
 import api.store.tables.shares  # noqa: F401  their tables are part of the metadata
 from api.store.tables.jobs import Base
+from quantcore.config.time_limits import DATABASE_CONNECT_S, DATABASE_MIGRATION_S
 
 config = context.config
 database_url = config.attributes.get("database_url") or os.environ.get("DATABASE_URL")
 if not database_url:
     raise SystemExit("Set DATABASE_URL, for example postgresql+psycopg://user@host/database")
 
-engine = create_engine(database_url, connect_args={"options": "-c lock_timeout=10s"})
+limits = f"-c lock_timeout=10s -c statement_timeout={DATABASE_MIGRATION_S}s"
+engine = create_engine(database_url, connect_args={"options": limits, "connect_timeout": DATABASE_CONNECT_S})
 try:
     with engine.connect() as connection:
         context.configure(connection=connection, target_metadata=Base.metadata, compare_server_default=True)

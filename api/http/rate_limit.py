@@ -16,14 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+
+from api.store import broker
+from quantcore.config.time_limits import BROKER_COUNT_S
 
 logger = logging.getLogger(__name__)
 
 WINDOW_S = 60
 KEY = "bitfoundry:requests:"
-PATIENCE_S = 0.25  # a request waits no longer for the counter
 AWAY_S = 5.0  # after a failure the broker is not asked for this long
 
 
@@ -48,7 +48,7 @@ class RateLimiter:
     """Counts requests; safe to use from several threads. All processes count together in a Redis at ``broker_url``."""
 
     def __init__(self, broker_url: str = "", now: Callable[[], float] = time.monotonic) -> None:
-        self._shared = connect_broker(broker_url)
+        self._shared = broker.connect(broker_url, BROKER_COUNT_S)
         self._away_until = 0.0
         self._now = now
         self._lock = threading.Lock()
@@ -91,13 +91,3 @@ class RateLimiter:
             self._counts[project_id] += 1
             used = self._counts[project_id]
         return used, max(1, round((window + 1) * WINDOW_S - now))
-
-
-def connect_broker(broker_url: str) -> redis.Redis | None:
-    """Return a client for a broker of Celery's that is a Redis (over a unix socket, too), None for other brokers."""
-    if broker_url.startswith("redis+socket://"):
-        broker_url = "unix://" + broker_url.removeprefix("redis+socket://").replace("virtual_host=", "db=")
-    if not broker_url.startswith(("redis://", "rediss://", "unix://")):
-        return None
-    quick = {"socket_timeout": PATIENCE_S, "socket_connect_timeout": PATIENCE_S, "retry": Retry(NoBackoff(), 0)}
-    return redis.Redis.from_url(broker_url, **quick)

@@ -12,8 +12,9 @@ from collections.abc import Collection, Mapping
 
 import redis
 
-from api.http.rate_limit import connect_broker
+from api.store import broker
 from api.store.accounts.projects import QuotaExceeded
+from quantcore.config.time_limits import BROKER_COUNT_S
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class StreamPermits:
     """The semaphore of every project. Safe to use from several threads."""
 
     def __init__(self, broker_url: str = "") -> None:
-        self._broker = connect_broker(broker_url)
+        self._broker = broker.connect(broker_url, BROKER_COUNT_S)
 
     def acquire(self, project_id: str, limit: int | None, num_here: int) -> str:
         """Return the permit for a new stream. ``num_here``: the project's streams in this process.

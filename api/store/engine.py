@@ -13,18 +13,17 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import InterfaceError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
-CONNECT_TIMEOUT_S = 5
-ANSWER_S = 10.0
-SILENT_S = 1.0
-"""Time that we wait for an answer beyond the server's own limit for a statement. For as long, after an answer that did
-not come, nobody asks the server again."""
-WAIT_S = 5.0
+from quantcore.config.time_limits import (
+    DATABASE_ANSWER_S,
+    DATABASE_CONNECT_S,
+    DATABASE_IDLE_S,
+    DATABASE_SILENT_S,
+    DATABASE_WAIT_S,
+)
+
 POOL_SIZE = 5
 """Number of connections of a process; a thread that finds them all busy waits. Python runs one thread at a time: twenty
 that work at once take half as much CPU again for the same work as these few, and longer."""
-IDLE_S = 30
-"""Time limit of an idle transaction: after it a process that is suspended in one loses its locks."""
-
 FRESH_S = 1.0
 """Time since its last use in which a connection is taken to be alive; others are pinged, which costs a round trip."""
 
@@ -32,7 +31,11 @@ Sessions = sessionmaker[Session]
 
 
 def connect(
-    database_url: str, *, pool_size: int = POOL_SIZE, wait_s: float = WAIT_S, answer_s: float = ANSWER_S
+    database_url: str,
+    *,
+    pool_size: int = POOL_SIZE,
+    wait_s: float = DATABASE_WAIT_S,
+    answer_s: float = DATABASE_ANSWER_S,
 ) -> Sessions:
     """Return a factory of sessions on ``postgresql+psycopg://...``. ``with sessions.begin()`` is one transaction.
 
@@ -43,7 +46,7 @@ def connect(
     limits = {
         "statement_timeout": f"{round(1000 * answer_s)}ms",
         "lock_timeout": f"{round(1000 * wait_s)}ms",
-        "idle_in_transaction_session_timeout": f"{IDLE_S}s",
+        "idle_in_transaction_session_timeout": f"{DATABASE_IDLE_S}s",
     }
     engine = create_engine(
         database_url,
@@ -51,11 +54,11 @@ def connect(
         max_overflow=0,
         pool_timeout=wait_s,
         connect_args={
-            "connect_timeout": CONNECT_TIMEOUT_S,
+            "connect_timeout": DATABASE_CONNECT_S,
             "options": " ".join(f"-c {name}={value}" for name, value in (limits | {"timezone": "UTC"}).items()),
         },
     )
-    _hang_up_on_silence(engine, answer_s + SILENT_S)
+    _hang_up_on_silence(engine, answer_s + DATABASE_SILENT_S)
     _ask_whether_alive(engine)
     return sessionmaker(engine, expire_on_commit=False)
 
@@ -136,7 +139,7 @@ def _hang_up_on_silence(engine: Engine, patience_s: float) -> None:
 
     def note_silence() -> None:
         nonlocal silent_until
-        silent_until = time.monotonic() + SILENT_S
+        silent_until = time.monotonic() + DATABASE_SILENT_S
 
     class ImpatientConnection(psycopg.Connection[Any]):
         def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:

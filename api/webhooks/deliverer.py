@@ -25,12 +25,12 @@ from api.store.vault import CannotOpen
 from api.webhooks import addresses, signing
 from api.webhooks.addresses import NotAllowed
 from api.webhooks.bodies import body_of
+from quantcore.config.time_limits import WEBHOOK_S
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 NUM_AT_ONCE = 8  # webhooks, each with one message
-TIMEOUT_S = 15.0
 LEASE_S = 60.0
 STOP_S = 3.0  # for messages on their way when the app ends; another process sends the rest again
 
@@ -60,7 +60,7 @@ class Deliverer:
             verify=ssl.create_default_context(),  # the system's authorities; SSL_CERT_FILE names others
             trust_env=False,  # a proxy would connect to wherever the name leads by then
             follow_redirects=False,
-            timeout=TIMEOUT_S,
+            timeout=WEBHOOK_S,
             # No connection is used twice: it was made for one name, and the next one may share only its address.
             limits=httpx2.Limits(max_connections=NUM_AT_ONCE, max_keepalive_connections=0),
             headers={"User-Agent": "bitfoundry-webhooks/1", "Content-Type": "application/json"},
@@ -106,13 +106,13 @@ class Deliverer:
         at, started = datetime.now(UTC), time.monotonic()
         status, error, retry_after_s = None, None, 0.0
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(WEBHOOK_S):
                 answer = await self._post(client, message)
             status, retry_after_s = answer.status_code, _retry_after_s(answer)
             if not 200 <= status < 300:
                 error = f"the receiver answered {status}"
         except TimeoutError:
-            error = f"no answer within {TIMEOUT_S:.0f} s"
+            error = f"no answer within {WEBHOOK_S:.0f} s"
         except (NotAllowed, CannotOpen) as reason:
             error = str(reason)
         except (httpx2.HTTPError, httpx2.InvalidURL) as reason:

@@ -27,6 +27,7 @@ from bitfoundry.errors import StackError
 from bitfoundry.local.folders import Lock, private_dir
 from bitfoundry.local.postgres import DATABASE, SUPERUSER, Postgres, find_binaries
 from bitfoundry.local.tending import Say
+from quantcore.config.time_limits import DATABASE_CONNECT_S, DATABASE_MIGRATION_S
 from quantcore.errors import ConfigError
 
 FORMAT = 1
@@ -268,7 +269,11 @@ def _load(fresh: Path, home: Path, manifest: dict[str, Any]) -> None:
         _run(
             "pg_restore", Path(url.partition("host=")[2]), "--exit-on-error", "--single-transaction", str(fresh / DUMP)
         )
-        with psycopg.connect(url.replace("+psycopg", "", 1)) as session:
+        with psycopg.connect(
+            url.replace("+psycopg", "", 1),
+            connect_timeout=DATABASE_CONNECT_S,
+            options=f"-c statement_timeout={DATABASE_MIGRATION_S}s",
+        ) as session:
             before = manifest["home"]
             session.execute(
                 "UPDATE artifact SET path = %s || substr(path, %s) WHERE starts_with(path, %s)",

@@ -22,6 +22,7 @@ from bitfoundry.errors import StackError
 from bitfoundry.local.ballast import Ballast
 from bitfoundry.local.child import Owner, finish, spawn, tail
 from bitfoundry.local.folders import Lock, private_dir, socket_dir
+from quantcore.config.time_limits import DATABASE_CONNECT_S, DATABASE_MIGRATION_S
 
 DATABASE = "bitfoundry"
 SUPERUSER = "postgres"
@@ -197,7 +198,10 @@ class Postgres:
         """Wait until the server accepts a connection, and create the database if missing. Return False if it ended."""
         while self._process is not None and self._process.poll() is None and time.monotonic() < limit:
             try:
-                with psycopg.connect(host=str(sockets), user=SUPERUSER, dbname="postgres", autocommit=True) as session:
+                with psycopg.connect(
+                    host=str(sockets), user=SUPERUSER, dbname="postgres", autocommit=True,
+                    connect_timeout=DATABASE_CONNECT_S, options=f"-c statement_timeout={DATABASE_MIGRATION_S}s",
+                ) as session:  # fmt: skip
                     row = session.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
                     if row is None:
                         session.execute(f"CREATE DATABASE {DATABASE}")

@@ -26,6 +26,7 @@ from bitfoundry.local.folders import Lock, cache_dir, private_dir
 from bitfoundry.local.postgres import Postgres
 from bitfoundry.local.tending import Say, Tended
 from bitfoundry.local.valkey import Valkey
+from quantcore.config.time_limits import LOCAL_S
 
 __all__ = ["LocalStack", "Postgres", "Valkey"]
 
@@ -214,7 +215,7 @@ class LocalStack:
 
     def _await_ready(self) -> None:
         limit = time.monotonic() + READY_LIMIT_S
-        with httpx2.Client(base_url=self.url, trust_env=False, timeout=5.0) as session:
+        with httpx2.Client(base_url=self.url, trust_env=False, timeout=LOCAL_S) as session:
             while time.monotonic() < limit:
                 for program in self._programs.values():
                     if (status := program.poll()) is not None:

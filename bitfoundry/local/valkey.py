@@ -20,6 +20,7 @@ from redis.retry import Retry
 from bitfoundry.errors import StackError
 from bitfoundry.local.child import finish, spawn, tail
 from bitfoundry.local.folders import Lock, private_dir, socket_dir
+from quantcore.config.time_limits import BROKER_S
 
 START_LIMIT_S = 20.0
 
@@ -126,4 +127,9 @@ class Valkey:
                 session.shutdown(nosave=True)
 
     def _session(self) -> redis.Redis:
-        return redis.Redis(unix_socket_path=str(self._socket), socket_timeout=2.0, retry=Retry(NoBackoff(), 0))
+        return redis.Redis(
+            unix_socket_path=str(self._socket),
+            socket_timeout=BROKER_S,
+            socket_connect_timeout=BROKER_S,
+            retry=Retry(NoBackoff(), 0),
+        )

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from quantcore.config.texts import TextPart
+from quantcore.config.time_limits import HUB_S
 from quantcore.data.columns import choose_column
 from quantcore.data.files import Row
 from quantcore.errors import CalibrationError, QuantError
 from quantcore.hub.download import TOKEN
+from quantcore.hub.session import hub_api
 
-TIMEOUT_S = 10.0
 _PILE = {"source": "mit-han-lab/pile-val-backup", "split": "validation", "column": "text"}
 _WIKITEXT = {"source": "Salesforce/wikitext", "config": "wikitext-2-raw-v1", "split": "train", "column": "text"}
 ALIASES: dict[str, dict[str, str]] = {
@@ -59,14 +60,13 @@ def resolve(text: TextPart) -> TextPart:
             field="/calibration/source",
             allowed=("builtin", *ALIASES),
         )
-    from huggingface_hub import HfApi
 
     from quantcore.hub.errors import explained
 
     revision = text.revision or "main"
     try:
         with explained(text.source, revision, kind="dataset"):
-            info = HfApi().dataset_info(text.source, revision=revision, timeout=TIMEOUT_S)
+            info = hub_api().dataset_info(text.source, revision=revision, timeout=HUB_S)
             if info.sha is None or not _SHA.fullmatch(info.sha):
                 raise ValueError("the answer names no commit")
     except QuantError as error:

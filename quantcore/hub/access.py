@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quantcore.config.time_limits import HUB_S
 from quantcore.errors import PublishError
+from quantcore.hub.session import hub_api
 from quantcore.hub.target import Target
-
-TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,12 @@ def check_hub(target: Target, token: str) -> Access:
 
     A fine-grained token does not list its rights: only the push itself finds out.
     """
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
     from quantcore.hub.push_errors import hub_explained
 
     assert target.repo_id is not None
-    api = HfApi(token=token)
+    api = hub_api(token)
     with hub_explained(target.repo_id, target.revision):
         account = api.whoami()
         role = account.get("auth", {}).get("accessToken", {}).get("role")
@@ -52,7 +51,7 @@ def check_hub(target: Target, token: str) -> Access:
                 field="/publish/hub_token",
             )
         try:
-            api.model_info(target.repo_id, timeout=TIMEOUT_S)
+            api.model_info(target.repo_id, timeout=HUB_S)
             exists = True
         except RepositoryNotFoundError:
             exists = False

@@ -33,9 +33,11 @@ from quantcore.checkpoint.headers import (
     read_safetensors_header,
 )
 from quantcore.config.task import Task
+from quantcore.config.time_limits import HUB_S
 from quantcore.errors import ModelError
 from quantcore.events import Emit, PhaseStarted
 from quantcore.hub.download_progress import ByteCounter
+from quantcore.hub.session import hub_api, limit_waits
 
 CONFIG = "config.json"
 CARD = "README.md"
@@ -51,7 +53,6 @@ MAX_TOKENIZER_BYTES = 256 << 20
 NUM_CONNECTIONS = 8
 TOKEN: ContextVar[str | None] = ContextVar("TOKEN", default=None)
 """Token for private models and datasets that ``fetch`` received. It is never in an environment variable or a file."""
-TIMEOUT_S = 10.0
 FIRST_BYTES = 100_000  # holds the whole header of nearly every file, so that one request is enough
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
@@ -168,6 +169,7 @@ def _download(listing: Listing, names: list[str], emit: Emit) -> Path:
 
     from quantcore.hub.errors import explained
 
+    limit_waits()
     counter = ByteCounter(sum(listing.files[name].size for name in names), emit)
     with explained(listing.model_id, listing.sha):
         folder = Path(
@@ -194,12 +196,11 @@ def _list(model_id: str, revision: str, token: str | None = None) -> Listing:
             code="invalid_model_id",
             hint="An id looks like org/name: letters, digits, '-', '_' and '.'.",
         )
-    from huggingface_hub import HfApi
 
     from quantcore.hub.errors import explained
 
     with explained(model_id, revision):
-        info = HfApi(token=token).model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        info = hub_api(token).model_info(model_id, revision=revision, files_metadata=True, timeout=HUB_S)
         if info.sha is None or not _SHA.fullmatch(info.sha):
             raise ValueError("the answer names no commit")
         files = {}
@@ -306,6 +307,7 @@ def read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes
 
     from quantcore.hub.errors import explained
 
+    limit_waits()
     # Identity: a compressed response has no ranges.
     range_headers = {"Range": f"bytes={begin}-{begin + num_bytes - 1}", "Accept-Encoding": "identity"}
     headers = build_hf_headers(token=listing.token) | range_headers
@@ -313,7 +315,7 @@ def read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes
     parts: list[bytes] = []
     with (
         explained(listing.model_id, listing.sha),
-        get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response,
+        get_session().stream("GET", url, headers=headers, timeout=HUB_S) as response,
     ):
         hf_raise_for_status(response)
         if begin and response.status_code != 206:

@@ -8,18 +8,19 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quantcore.checkpoint.artifact import sha256
+from quantcore.config.time_limits import HUB_S
 from quantcore.errors import ModelError
 from quantcore.events import Emit, PhaseStarted
 from quantcore.hub.download import (
     NUM_CONNECTIONS,
     PICKLES,
-    TIMEOUT_S,
     RemoteFile,
     check_downloaded,
     is_model_id,
     matches,
 )
 from quantcore.hub.download_progress import ByteCounter
+from quantcore.hub.session import hub_api, limit_waits
 
 LEFT_OUT = (*PICKLES, "*.py", "*.msgpack", "*.h5")
 MANIFEST = "MANIFEST.json"
@@ -45,6 +46,7 @@ def pull(model_id: str, revision: str, output_dir: Path, emit: Emit) -> dict[str
     with explained(model_id, revision):
         sha, files, left_out = _list(model_id, revision)
         counter = ByteCounter(sum(file.size for file in files.values()), emit)
+        limit_waits()
         snapshot_download(
             model_id,
             revision=sha,
@@ -63,9 +65,8 @@ def pull(model_id: str, revision: str, output_dir: Path, emit: Emit) -> dict[str
 
 def _list(model_id: str, revision: str) -> tuple[str, dict[str, RemoteFile], list[str]]:
     """Return (commit, its files, the names of the files that are left out)."""
-    from huggingface_hub import HfApi
 
-    info = HfApi().model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+    info = hub_api().model_info(model_id, revision=revision, files_metadata=True, timeout=HUB_S)
     if info.sha is None:
         raise ValueError("the answer names no commit")
     files, left_out = {}, []

@@ -21,12 +21,14 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
+from quantcore.config.time_limits import HUB_S
 from quantcore.errors import PublishError
 from quantcore.events import Emit, PhaseStarted, Published
 from quantcore.hub.download import Listing, git_sha1, git_sha1_of, read_range
 from quantcore.hub.push_errors import conflict, hub_explained
 from quantcore.hub.push_progress import ByteProgress
 from quantcore.hub.push_task import MANIFEST, PublishTask, digest, listed
+from quantcore.hub.session import hub_api
 from quantcore.hub.target import MAIN
 
 MAX_TRIES = 4  # of a commit whose branch moves, or whose response is lost
@@ -34,7 +36,6 @@ MAX_WAIT_S = 60.0  # the longest delay that the Hub may ask for
 MAX_PULL_REQUESTS = 50
 MAX_MANIFEST_BYTES = 16 << 20
 LARGE_BYTES = 1 << 20  # larger files are sent one by one, so that progress shows the end of each
-TIMEOUT_S = 10.0
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ def push(task: PublishTask, token: str, emit: Emit) -> Published:
     if not token:  # the library would look for its own token
         raise PublishError("Publishing to the Hub needs a token.", code="hub_token_required")
     emit(PhaseStarted("publish"))
-    work = _Push(HfApi(token=token), task, repo_id, task.manifest())
+    work = _Push(hub_api(token), task, repo_id, task.manifest())
     task.check_files()
     with hub_explained(repo_id, task.target.revision):
         may_be_there = task.attempt > 1
@@ -104,7 +105,7 @@ def _ensure_branch(work: _Push) -> str:
     """Create the repository and the branch if they are missing; returns the commit of the branch."""
     for _ in range(3):
         try:
-            info = _patiently(lambda: work.api.model_info(work.repo_id, revision=work.revision, timeout=TIMEOUT_S))
+            info = _patiently(lambda: work.api.model_info(work.repo_id, revision=work.revision, timeout=HUB_S))
             if info.sha is None:
                 raise ValueError("the answer names no commit")
             return info.sha

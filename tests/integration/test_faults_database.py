@@ -22,10 +22,11 @@ from api.http.security import create_key
 from api.main import create_app
 from api.settings import Settings
 from api.store import migrate
-from api.store.engine import SILENT_S, Sessions, connect, dispose
+from api.store.engine import Sessions, connect, dispose
 from api.store.queue import jobs, leases
 from api.store.tables.jobs import Attempt, Job
 from bitfoundry.local.stack import Postgres
+from quantcore.config.time_limits import DATABASE_SILENT_S
 from tests.support.attempts import outcomes
 from tests.support.faults import ApiProcess, Line
 from tests.support.service import ROOT, Server, WorkerProcess, job_columns
@@ -170,7 +171,7 @@ def test_a_machine_that_was_suspended_does_not_blame_the_server(own_postgres: Po
             client.stdin.flush()
             time.sleep(0.5)
             client.send_signal(signal.SIGSTOP)
-            time.sleep(1 + SILENT_S + 1)
+            time.sleep(1 + DATABASE_SILENT_S + 1)
             client.send_signal(signal.SIGCONT)
             time.sleep(0.3)
         assert client.stdout.readline() == "answered\n"

@@ -328,7 +328,7 @@ def test_slow_receivers_keep_nobody_waiting(
     client: TestClient, receiver: Receiver, submit: Submit, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor themselves for ever: a try has an end."""
-    monkeypatch.setattr("api.webhooks.deliverer.TIMEOUT_S", 2.0)
+    monkeypatch.setattr("api.webhooks.deliverer.WEBHOOK_S", 2.0)
     with serve() as asleep:
         asleep.answers = [(204, {}, 6.0)] * 5
         hook = subscribe(client, asleep.url)

@@ -12,6 +12,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from api.store.queue.outbox import Send, Undelivered
+from quantcore.config.time_limits import BROKER_S
 
 QUEUE = "bitfoundry"
 
@@ -31,7 +32,8 @@ def make_celery(broker_url: str) -> Celery:
         broker_connection_max_retries=None,  # a worker outlives its broker: it polls meanwhile
         # One quick try to connect: a sender must not wait, a worker has its own loop (broker_connection_max_retries).
         broker_transport_options={
-            "socket_connect_timeout": 2,
+            "socket_connect_timeout": BROKER_S,
+            "socket_timeout": BROKER_S,  # a broker that hangs is one that is away
             "socket_keepalive": True,
             "max_retries": 1,
             "interval_start": 0,
