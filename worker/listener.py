@@ -1,7 +1,7 @@
 """Listens to the broker: whatever it sends means "look for work", and nothing more.
 
-No message is ever decoded or unpacked, so that nobody who reaches the broker can do more than wake a worker. What ends
-the listening, such as bytes that are no message, is logged, and it starts again: meanwhile the worker polls.
+No message is decoded or unpacked: whoever reaches the broker can wake a worker, and no more. What ends the listening,
+such as bytes that are no message, is logged, and it starts again: meanwhile the worker polls.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery
 from celery.worker import WorkController
 from celery.worker.consumer import Consumer
+from kombu import compression
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ class Listener:
     """A thread with Celery's consumer. It ends with the process: it holds nothing that could be lost."""
 
     def __init__(self, app: Celery, look_now: Callable[[], None]) -> None:
+        for packing in compression.encoders():  # a message names its own, and is unpacked before anybody has seen it
+            compression.register(_refuse, _refuse, packing)
         self._app = app
         self._consumer = _consumer_that_calls(look_now)
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
@@ -58,10 +61,14 @@ class Listener:
 def _consumer_that_calls(look_now: Callable[[], None]) -> type[Consumer]:
     class HintConsumer(Consumer):  # type: ignore[misc]
         def create_task_handler(self, *_: Any, **__: Any) -> Callable[[Any], None]:
-            def take(message: Any) -> None:
-                message.ack()
-                look_now()
+            return self.on_decode_error
 
-            return take
+        def on_decode_error(self, message: Any, *_: Any) -> None:
+            message.ack()
+            look_now()
 
     return HintConsumer
+
+
+def _refuse(body: Any) -> Any:
+    raise ValueError("no message is unpacked")

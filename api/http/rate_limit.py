@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import redis
@@ -75,11 +76,22 @@ class RateLimiter:
                 steps.incr(key)
                 steps.pttl(key)
                 _, used, left_ms = steps.execute()
+        except redis.ResponseError:  # a stranger's key, of another type
+            self._forget(key)
+            return None
         except redis.RedisError as error:
             self._away_until = self._now() + AWAY_S
             logger.warning("requests are counted by each process for itself: no broker (%s)", type(error).__name__)
             return None
+        if not 0 <= left_ms <= 1000 * WINDOW_S:  # a stranger's key, which would lock the project out for ever
+            self._forget(key)
+            return None
         return int(used), max(1, round(left_ms / 1000))
+
+    def _forget(self, key: str) -> None:
+        with suppress(redis.RedisError):
+            if self._shared is not None:
+                self._shared.delete(key)
 
     def _count_here(self, project_id: str) -> tuple[int, int]:
         now = self._now()

@@ -23,10 +23,12 @@ EXPIRES_S = 60
 RENEW_S = 15.0
 
 # KEYS: the project's set; ARGV: the limit, seconds until permits expire, the permits. Returns -1 if they were acquired,
-# else the number in use. The broker's clock decides.
+# else the number in use. The broker's clock decides. What is not ours, of another type or too long valid, is deleted.
 _ACQUIRE = """
+if redis.call('TYPE', KEYS[1]).ok ~= 'zset' then redis.call('DEL', KEYS[1]) end
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. now + ARGV[2], '+inf')
 local used = redis.call('ZCARD', KEYS[1])
 if used >= tonumber(ARGV[1]) then return used end
 for number = 3, #ARGV do redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[number]) end

@@ -42,7 +42,7 @@ ALLOWED = {
     },
     "api.store": {"quantcore.errors", "quantcore.events", "quantcore.config"},
     "worker": {"api.store", "api.confinement", "api.disk", "api.settings", "api.json_log", "api.tracing", "quantcore"},
-    "migrations": {"api.store"},
+    "migrations": {"api.store", "quantcore.config.time_limits"},
     "bitfoundry": set(),
     "bitfoundry.local.backup": {"api.store.vault", "quantcore.errors", "quantcore.config.time_limits"},
     "bitfoundry.local.postgres": {"quantcore.config.time_limits"},

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import signal
 import socket
 import tempfile
 import threading
+import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import text
 
+from api.http import rate_limit, stream_permits
 from api.http.security import create_key
+from api.http.stream_permits import StreamPermits
 from api.main import create_app
 from api.settings import Settings
+from api.store.accounts import projects
 from api.store.engine import Sessions, connect
 from api.store.queue import outbox
 from api.store.queue.outbox import WAKE, Undelivered
-from api.store.queue.wakeups import make_celery, sender
+from api.store.queue.wakeups import QUEUE, make_celery, sender
 from api.store.tables.jobs import Job
 from bitfoundry.local.stack import Valkey
 from quantcore.config import time_limits
 from quantcore.hub import session as hub_session
-from tests.support.api import post
+from tests.support.api import bearer, post
 from tests.support.service import WorkerProcess
 from tests.support.waiting import wait_until
 
@@ -118,3 +127,82 @@ def test_a_broker_that_hangs_stops_nobody_but_itself(
         assert valkey._process is not None
         valkey._process.send_signal(signal.SIGCONT)
         wait_until(lambda: client.get("/healthz/ready").json()["broker"] == "ok")
+
+
+GARBAGE: list[bytes] = [
+    b"\xff\xfe no message",
+    b"null",
+    b"[1]",
+    b'{"body": "x", "properties": {}}',
+    b"[" * 100_000,
+]
+
+
+def envelope(body: bytes, **headers: str) -> bytes:
+    properties = {"body_encoding": "base64", "delivery_tag": "1", "delivery_info": {"exchange": "", "routing_key": "x"}}
+    message = {"body": base64.b64encode(body).decode(), "content-type": "application/json", "properties": properties}
+    return json.dumps(message | {"content-encoding": "utf-8", "headers": headers}).encode()
+
+
+def test_whatever_is_in_the_queue_the_worker_goes_on_listening(
+    settings: Settings, valkey: Valkey, sessions: Sessions, make_model: Callable[..., Path],
+    start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
+) -> None:  # fmt: skip
+    """It hardly polls: what it does, it does because it was woken. What ended the listening is in its log."""
+    own = on(valkey, settings, poll_s=600, lease_s=1800)
+    worker = start_worker(own)
+    queue = redis.Redis(unix_socket_path=valkey.url.removeprefix("redis+socket://"))
+    with TestClient(create_app(on(valkey, settings)), headers=bearer(create_key(sessions, "k"))) as client:
+        wait_for(post(client, make_model("first")), "succeeded")
+        for garbage in GARBAGE:
+            queue.lpush(QUEUE, garbage)
+            wait_until(lambda: queue.llen(QUEUE) == 0)
+        wait_for(post(client, make_model("second")), "succeeded")
+        queue.delete(QUEUE)
+        queue.set(QUEUE, "of another type")
+        wait_until(lambda: worker.log.read_text().count("WRONGTYPE") > 0)
+        queue.delete(QUEUE)
+        wait_for(post(client, make_model("third")), "succeeded")
+    queue.close()
+    assert worker.log.read_text().count("It starts again; meanwhile jobs are found by polling.") >= 3
+
+
+def test_a_message_is_not_unpacked(
+    settings: Settings, valkey: Valkey, start_worker: Callable[..., WorkerProcess], sessions: Sessions
+) -> None:
+    """Half a gigabyte of zeros in half a megabyte: it wakes the worker, and that is all."""
+    worker = start_worker(on(valkey, settings))
+    queue = redis.Redis(unix_socket_path=valkey.url.removeprefix("redis+socket://"))
+    wait_until(lambda: len(queue.client_list()) > 1)
+    deflate = zlib.compressobj(9)
+    block = bytes(64 << 20)
+    packed = b"".join([*(deflate.compress(block) for _ in range(8)), deflate.flush()])
+    for name in ("application/x-gzip", "gzip", "application/x-bz2", "xz"):
+        queue.lpush(QUEUE, envelope(packed, compression=name))
+    wait_until(lambda: queue.llen(QUEUE) == 0 and queue.hlen("unacked") == 0)
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{worker.process.pid}/status").read_text())
+    assert peak is not None and int(peak[1]) < 300_000
+    queue.close()
+
+
+def test_foreign_keys_lock_no_project_out(settings: Settings, valkey: Valkey, sessions: Sessions) -> None:
+    """Counters of another type, without an end, or of things that never were: they are not ours, and are deleted."""
+    queue = redis.Redis(unix_socket_path=valkey.url.removeprefix("redis+socket://"))
+    requests, streams = rate_limit.KEY + projects.DEFAULT, stream_permits.KEY + projects.DEFAULT
+    permits = StreamPermits(valkey.url)
+    with TestClient(create_app(on(valkey, settings)), headers=bearer(create_key(sessions, "k"))) as client:
+        for name, value in ((requests, b"9999999999"), (requests, b"text"), (streams, b"text")):
+            queue.set(name, value)
+            assert client.get("/v1/jobs").status_code == 200
+            permits.release(projects.DEFAULT, permits.acquire(projects.DEFAULT, 2, 0))
+        queue.delete(requests)
+        queue.lpush(requests, "x")
+        assert client.get("/v1/jobs").status_code == 200
+        assert client.get("/v1/jobs").headers["RateLimit"]
+    queue.zadd(streams, {f"foreign{number}": time.time() + 1e9 for number in range(5)})
+    held = [permits.acquire(projects.DEFAULT, 2, 0) for _ in range(2)]
+    with pytest.raises(projects.QuotaExceeded):
+        permits.acquire(projects.DEFAULT, 2, 0)
+    assert permits.count(projects.DEFAULT, 0) == len(held)
+    permits.close()
+    queue.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
-from kombu.exceptions import OperationalError
 
 from api.store.queue.outbox import Send, Undelivered
 from quantcore.config.time_limits import BROKER_S
@@ -51,7 +50,7 @@ def sender(app: Celery) -> Send:
     def send(topic: str, payload: dict[str, Any]) -> None:
         try:
             app.send_task(topic, kwargs={"payload": payload}, queue=QUEUE, retry=False)
-        except (OperationalError, OSError) as error:
+        except Exception as error:  # whatever a broker says, or a stranger who wrote into it: the row is safe
             raise Undelivered(type(error).__name__) from error
 
     return send
