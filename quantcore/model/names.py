@@ -143,6 +143,18 @@ def find_assembled(
     return assembled
 
 
+def untie_stored(model: PreTrainedModel, placed: Iterable[str]) -> None:
+    """Tie no two parameters of ``model`` that the checkpoint holds both; ``placed`` are those that it fills.
+
+    ``from_pretrained`` unties them if their values differ; equal ones compute the same, tied or not. From now on call
+    ``tie_weights(recompute_mapping=False)``: by default it reads config.json again.
+    """
+    filled = set(placed)
+    for name, source in list(model.all_tied_weights_keys.items()):
+        if name in filled and source in filled:
+            del model.all_tied_weights_keys[name]
+
+
 def check_shares_nothing(model: PreTrainedModel, blocks: Blocks) -> None:
     """Raise ModelError if a block uses weights of another; ``blocks`` have the model's own names."""
     for name, source in sorted(model.all_tied_weights_keys.items()):

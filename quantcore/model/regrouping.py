@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import Chunk, Concatenate, Interleave, Split
 
-from quantcore.model.names import Conversion, find_assembled, find_conversions
+from quantcore.model.names import Conversion, find_assembled, find_conversions, untie_stored
 
 STORED = "stored_as_one"
 
@@ -55,8 +55,9 @@ def place_converted(
     """Return ``placed`` with the tensors of layers that were rebuilt, and the other parameters that are converted.
 
     ``placed``: see ``place_tensors``. The layers are rebuilt in ``model``, see ``regroup``; for the others see
-    ``find_assembled``.
+    ``find_assembled``. What is stored twice is no longer tied in ``model``, see ``untie_stored``.
     """
+    untie_stored(model, placed.values())
     conversions = find_conversions(model, stored, placed)
     places = {**placed, **regroup(model, conversions)}
     return places, find_assembled(model, conversions, places)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from quantcore.checkpoint.artifact import building, write_json
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layout import TensorLayout
+from quantcore.checkpoint.own_head import untie_own_head
 from quantcore.checkpoint.sink import Sink
 from quantcore.config.kv_cache import is_of_cache
 from quantcore.config.layer_plan import LayerPlan
@@ -130,8 +131,9 @@ class ModelExporter:
             else:
                 _write_plain(model, stored, folder)
             stored_plans = tuple(replace(layer.plan, name=name) for name, layer in stored.layers.items())
-            named, kept = with_module_names(_model_config(model), stored_plans, stored.kept)
-            config_dict = config_json(export, _model_config(model), quant_config, named, kept)
+            model_config = _model_config(model, stored)
+            named, kept = with_module_names(model_config, stored_plans, stored.kept)
+            config_dict = config_json(export, model_config, quant_config, named, kept)
             write_json(folder / "config.json", config_dict)
             for part in (getattr(model, "generation_config", None), tokenizer):
                 if part is not None:
@@ -179,7 +181,8 @@ class ModelExporter:
         _check_weights(plans)
         check_exports(plans, ("gguf",))
         with building(self.export_dir) as folder:
-            export_gguf(find_stored(model), _model_config(model), Path(tokenizer_path), folder)
+            stored = find_stored(model)
+            export_gguf(stored, _model_config(model, stored), Path(tokenizer_path), folder)
 
 
 def _check_cache_group(layers: dict[str, QuantizedLayer], config: JsonExporterConfig) -> None:
@@ -348,9 +351,13 @@ def _write_plain(model: nn.Module, stored: Stored, folder: Path) -> None:
         sink.finish()
 
 
-def _model_config(model: nn.Module) -> dict[str, Any]:
-    """Return the config.json that ``save_pretrained`` would write for a Transformers model; empty for others."""
+def _model_config(model: nn.Module, stored: Stored) -> dict[str, Any]:
+    """Return config.json of a Transformers model, as ``save_pretrained`` writes it; empty for others.
+
+    It ties nothing if the files hold a head of its own.
+    """
     if not isinstance(model, PreTrainedModel):
         return {}
     data: dict[str, Any] = json.loads(model.config.to_json_string())
-    return data | {"architectures": [type(model).__name__]}
+    weights = (*stored.floats, *(f"{name}.weight" for name in stored.layers))
+    return untie_own_head(data | {"architectures": [type(model).__name__]}, weights)[0]

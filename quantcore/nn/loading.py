@@ -83,7 +83,7 @@ def load_model(checkpoint: Model, ranks: Ranks = ALONE) -> Loaded:
         set_parameter(model, place, conversion.read(place, source.read).to(device, to))
     for name, buffer in model.named_buffers():
         set_parameter(model, name, buffer.to(device))
-    model.tie_weights()
+    model.tie_weights(recompute_mapping=False)
     _check_whole(model, set(layers) - set(frozen))
     for name, (learned, params) in frozen.items():
         _freeze(model.get_submodule(placed[name].rpartition(".")[0]), layers[name], learned, params)

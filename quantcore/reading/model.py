@@ -21,6 +21,7 @@ from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.headers import ModelHeaders, check_files, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader, TensorLayout
+from quantcore.checkpoint.own_head import untie_own_head
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, QuantizationConfig
 from quantcore.errors import ConfigError, ModelError
@@ -114,7 +115,7 @@ def read_model(path: Path | str) -> Model:
         config, tensors = read_gguf(gguf_file)
         quantization_config = GGUF if any(tensor.dtype in GGUF_BLOCKS for tensor in tensors.values()) else None
     if not quantization_config and description is None:
-        return Model(folder, ModelHeaders(config, unstack_experts(tensors)))
+        return _model(folder, config, unstack_experts(tensors))
     dtype = _float_dtype(config, tensors)
     if isinstance(quantization_config, dict) and quantization_config.get("quant_method") == GPT_OSS:
         tensors, stacks = unstack_mxfp4(tensors)
@@ -136,7 +137,15 @@ def read_model(path: Path | str) -> Model:
         f"The model is quantized already ({quantized.format}): its codes are read as floats, and the errors of both"
         " quantizations add up."
     )
-    return Model(folder, ModelHeaders(plain, floats, (warning,)), quantized)
+    return _model(folder, plain, floats, (warning,), quantized)
+
+
+def _model(
+    folder: Path, config: dict[str, Any], tensors: dict[str, TensorHeader], warnings: tuple[str, ...] = (),
+    quantized: QuantizedLayers | None = None,
+) -> Model:  # fmt: skip
+    untied, more = untie_own_head(config, tensors)
+    return Model(folder, ModelHeaders(untied, tensors, (*warnings, *more)), quantized)
 
 
 def _with_usual_scales(tensors: dict[str, TensorHeader]) -> dict[str, TensorHeader]:

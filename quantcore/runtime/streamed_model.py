@@ -364,7 +364,7 @@ class StreamedModel:
             for name in at_once:
                 if name in self._stored or name in self._assembled:
                     self._load(self.model, name, name)
-            self.model.tie_weights()
+            self.model.tie_weights(recompute_mapping=False)
             for name in at_once:
                 if self.model.get_parameter(name).is_meta:
                     self._fill_missing(name)

@@ -29,7 +29,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QSchemeType, QuantizationSpec
 from quantcore.errors import ModelError
 from quantcore.export.onnx.nodes import OPSET, activation
-from quantcore.model.names import place_tensors
+from quantcore.model.names import place_tensors, untie_stored
 from quantcore.model.skeleton import build_skeleton, set_parameter
 from quantcore.numerics.affine import QParams
 
@@ -115,6 +115,7 @@ def _fill(
     homeless = [name for name in (*floats, *(f"{layer.name}.weight" for layer in layers)) if name not in placed]
     if homeless:
         raise _does_not_fit(f"the model has no place for '{homeless[0]}'")
+    untie_stored(model, placed.values())
     state = model.state_dict(keep_vars=True)
     names: dict[int, str] = {}  # of tensors without values, by their id
     for name in floats:
@@ -132,7 +133,7 @@ def _fill(
                 module.register_buffer(part, empty)
                 names[id(empty)] = f"{layer.name}.{part}"
         module.forward = partial(_quantized, module, layer)
-    model.tie_weights()
+    model.tie_weights(recompute_mapping=False)
     lost = [name for name, tensor in _tensors(model).items() if tensor.is_meta]
     if lost:
         raise _does_not_fit(f"the checkpoint has nothing for '{lost[0]}'")
