@@ -214,11 +214,11 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
         help="preset for the layers that match a glob; repeatable, the first match applies",
     )
     add("--preset_file", help="JSON file with your own presets")
-    add("--exclude_layers", nargs="*", help="globs of layers to leave unquantized (default: lm_head)")
+    add("--exclude_layers", nargs="*", help="globs of layers to leave unquantized, beside the preset's lm_head")
     add(
         "--include_layers",
         nargs="*",
-        help="globs of layers to quantize although their role keeps them by default, as routers (see the plan)",
+        help="globs of layers to quantize although they are kept by default: lm_head, routers (see the plan)",
     )
     add(
         "--quantize_towers",

@@ -184,6 +184,7 @@ def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, A
 def config_of_flags(options: argparse.Namespace) -> Config:
     """Return the config of the flags: a preset or a file, with the changes that other flags make."""
     exclude = None if options.exclude_layers is None else tuple(options.exclude_layers)
+    include = tuple(options.include_layers or ())
     named = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
     if options.quant_scheme.endswith(".json"):
         if options.group_size is not None or exclude is not None:
@@ -192,12 +193,16 @@ def config_of_flags(options: argparse.Namespace) -> Config:
                 code="invalid_config",
                 hint="Set group_size and exclude in the file, or set --quant_scheme to a preset.",
             )
-        config = read_config(_read_json(options.quant_scheme))
+        config = presets.including(read_config(_read_json(options.quant_scheme)), include)
     else:
-        config = presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude, presets=named)
-    config = replace(config, layer_quant_config=_with_layer_schemes(config, options.layer_quant_scheme, named))
+        config = presets.resolve(
+            options.quant_scheme, group_size=options.group_size, exclude=exclude, include=include, presets=named
+        )
+    layers = _with_layer_schemes(config, options.layer_quant_scheme, named)
+    by_name = layers.keys() - {*(exclude or ())}  # a scheme of its own for lm_head includes it
+    still = tuple(pattern for pattern in config.exclude if pattern not in by_name)
+    config = replace(config, layer_quant_config=layers, exclude=still)
     config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
-    config = replace(config, include=tuple(options.include_layers)) if options.include_layers else config
     config = presets.with_towers(config, options.quantize_towers) if options.quantize_towers else config
     config = presets.with_drafts(config, options.quantize_drafts) if options.quantize_drafts else config
     config = replace(config, strict=True) if options.strict else config

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from quantcore.config.quantization import (
@@ -187,6 +188,9 @@ def resolve(
 ) -> Config:  # fmt: skip
     """Return the config of a preset (or of one of its aliases), with the usual changes applied.
 
+    ``exclude`` is added to what the preset excludes (``lm_head``), of which ``include`` takes out what it names. An
+    empty ``exclude`` means that nothing is excluded.
+
     Raises ConfigError ``unknown_preset``, or ``invalid_config`` when a group size is given to a scheme without groups.
     """
     by_any_name = {alias: preset for preset in presets.values() for alias in (preset.name, *preset.aliases)}
@@ -195,12 +199,26 @@ def resolve(
     config = by_any_name[name].config
     if group_size is not None:
         config = _with_group_size(by_any_name[name], group_size, presets)
+    config = including(config, include) if include else config
     if exclude is not None:
-        config = replace(config, exclude=exclude)
-    config = replace(config, include=tuple(include)) if include else config
+        config = replace(config, exclude=tuple(dict.fromkeys((*config.exclude, *exclude))) if exclude else ())
     config = with_towers(config, towers) if towers is not None else config
     config = with_drafts(config, drafts) if drafts is not None else config
     return config if kv_cache is None else with_kv_cache(config, kv_cache)
+
+
+def including(config: Config, names: Iterable[str]) -> Config:
+    """Return ``config`` with the layers that the globs ``names`` fit, whether a role or ``exclude`` keeps them.
+
+    Of ``exclude`` only whole patterns are dropped: ``lm_head`` for ``lm_head`` or ``language_model.lm_head``.
+    """
+    names = tuple(names)
+    still = tuple(pattern for pattern in config.exclude if not any(_is_named(pattern, name) for name in names))
+    return replace(config, exclude=still, include=names)
+
+
+def _is_named(pattern: str, name: str) -> bool:
+    return pattern == name or fnmatchcase(pattern, name) or name.endswith(f".{pattern}")
 
 
 def with_kv_cache(config: Config, scheme: str, layers: tuple[str, ...] = KV_CACHE_LAYERS) -> Config:

@@ -57,6 +57,18 @@ def is_cached(name: str) -> bool:
     return name.rpartition(".")[2] in CACHED_LAYERS
 
 
+def _as_glob(expression: str) -> str:
+    """Return the glob for a regular expression ``re:...`` of the usual kind; an example for any other."""
+    text = re.sub(r"\\[.]", ".", expression.removeprefix("re:").removeprefix("^").removesuffix("$"))
+    glob = text.replace(".*", "*")
+    return glob if glob and not _is_regular(glob) else "*.o_proj"
+
+
+def _is_regular(pattern: str) -> bool:
+    """Return True for signs that a regular expression has and no glob of layers needs."""
+    return pattern.startswith(".*") or re.search(r"[\\^$()|+]", pattern) is not None
+
+
 LayerType = Annotated[str, one_of("layer type", lambda: LAYER_TYPES)]
 
 
@@ -241,7 +253,11 @@ class Config(Value):
 
         Raises ConfigError ``unmatched_names`` instead if ``strict``.
         """
-        warnings = [f"The pattern '{pattern}' matches no layer." for pattern in self.unmatched_patterns(layers)]
+        warnings = [
+            f"The pattern '{pattern}' matches no layer."
+            + " Patterns are shell globs: '*o_proj'." * _is_regular(pattern)
+            for pattern in self.unmatched_patterns(layers)
+        ]
         types = [kind for kind in self.layer_type_quant_config if kind not in layers.values()]
         warnings += [f"The class '{kind}' of layer_type_quant_config matches no layer." for kind in types]
         if warnings and self.strict:
@@ -252,6 +268,22 @@ class Config(Value):
                 field="/strict",
             )
         return tuple(warnings)
+
+    def refuse_regular_expressions(self) -> None:
+        """Raise ConfigError for patterns of other programs, ``re:...``: as globs they would match nothing."""
+        tables = {
+            "exclude": self.exclude, "include": self.include, "layer_quant_config": self.layer_quant_config,
+            "kv_cache_quant_config": self.kv_cache_quant_config,
+        }  # fmt: skip
+        for field, patterns in tables.items():
+            for pattern in patterns:
+                if pattern.startswith("re:"):
+                    raise ConfigError(
+                        f"'{pattern}' is a regular expression, and patterns of layers are shell globs here.",
+                        code="invalid_config",
+                        hint=f"Write '{_as_glob(pattern)}': * stands for any text.",
+                        field=f"/{field}",
+                    )
 
     def unmatched_patterns(self, names: Iterable[str]) -> list[str]:
         """Return the patterns that fit none of ``names``, without duplicates."""

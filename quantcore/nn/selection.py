@@ -38,6 +38,7 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
     shared. Otherwise it is not quantized, so that no module changes another one's weight. Raises ConfigError,
     ModelError or NumericsError that names the layer.
     """
+    config.refuse_regular_expressions()
     layers = {name: module for name, module in model.named_modules() if kind_of(module) is not None}
     chosen: dict[str, LayerPlan] = {}
     kept: dict[str, str] = {}

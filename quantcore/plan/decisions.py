@@ -36,9 +36,10 @@ def decide(
 ) -> tuple[tuple[LayerPlan, ...], tuple[KeptTensor, ...], tuple[str, ...]]:
     """Return the layers to quantize, the matrices that are kept, and warnings of patterns that match no layer.
 
-    Raises ConfigError for quantized outputs of a layer with a float weight, and for a KV cache that only some layers
-    would have.
+    Raises ConfigError for quantized outputs of a layer with a float weight, for a KV cache that only some layers would
+    have, and for regular expressions.
     """
+    config.refuse_regular_expressions()
     layers, kept = [], []
     roles = find_roles({name: tensor.shape for name, tensor in tensors.items()})
     conv1d = {name for prefix in blocks.prefixes for name in find_conv1d(tensors, prefix)}

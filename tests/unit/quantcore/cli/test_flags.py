@@ -252,3 +252,29 @@ def test_no_flag_is_overridden_by_the_config_file(tmp_path):
     presets_file.write_text(json.dumps({"ours": {"config": {**config, "algo_config": [{"name": "gptq"}]}}}))
     with pytest.raises(ConfigError, match="the preset ours sets more"):
         task(tmp_path, "--preset_file", str(presets_file), "--layer_quant_scheme", "*.o_proj", "ours")
+
+
+@pytest.mark.parametrize(
+    ("flags", "excluded"),
+    [
+        ([], ("lm_head",)),
+        (["--exclude_layers", "*o_proj"], ("lm_head", "*o_proj")),
+        (["--exclude_layers", "lm_head", "*o_proj"], ("lm_head", "*o_proj")),
+        (["--exclude_layers"], ()),
+        (["--include_layers", "lm_head"], ()),
+        (["--include_layers", "language_model.lm_head", "--exclude_layers", "*o_proj"], ("*o_proj",)),
+        (["--include_layers", "*.gate"], ("lm_head",)),
+        (["--layer_quant_scheme", "lm_head", "fp8_dynamic"], ()),
+        (["--layer_quant_scheme", "lm_head", "fp8_dynamic", "--exclude_layers", "lm_head"], ("lm_head",)),
+        (["--layer_quant_scheme", "*o_proj", "fp8_dynamic"], ("lm_head",)),
+    ],
+)
+def test_the_head_stays_excluded_unless_it_is_named(tmp_path, flags, excluded):
+    assert task(tmp_path, "--quant_scheme", "int8_dynamic", *flags).config.exclude == excluded
+
+
+def test_a_config_file_may_be_given_layers_to_include(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(resolve("int8_dynamic", exclude=("*.gate",)).to_dict()))
+    config = task(tmp_path, "--quant_scheme", str(file), "--include_layers", "lm_head").config
+    assert config.exclude == ("*.gate",) and config.include == ("lm_head",)

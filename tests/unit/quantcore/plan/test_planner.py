@@ -97,6 +97,31 @@ def test_patterns_choose_and_useless_ones_are_said():
     assert result.warnings == ("The pattern '*.nothing' matches no layer.",)
 
 
+@pytest.mark.parametrize("field", ["exclude", "include", "layer_quant_config", "kv_cache_quant_config"])
+@pytest.mark.parametrize(
+    ("pattern", "glob"),
+    [("re:.*o_proj$", "'*o_proj'"), (r"re:.*\.mlp\.gate", "'*.mlp.gate'"), ("re:a|b", "'*.o_proj'")],
+)
+def test_regular_expressions_are_refused(field, pattern, glob):
+    """They matched nothing, and all layers were quantized."""
+    outputs = QuantizationConfig(output_tensors=presets.FP8)
+    value = {pattern: outputs} if field.endswith("config") else ("lm_head", pattern)
+    with pytest.raises(ConfigError, match="regular expression") as caught:
+        plan("fp8", **{field: value})
+    assert glob in caught.value.hint and caught.value.field == f"/{field}"
+
+
+def test_what_looks_like_one_is_said_to_be_none():
+    assert "shell globs" in plan("fp8", exclude=("lm_head", ".*o_proj")).warnings[0]
+
+
+def test_a_head_that_is_included_by_name_is_quantized():
+    config = presets.resolve("fp8", exclude=("*.o_proj",), include=("lm_head",))
+    result = make_plan(config, SMOLLM2, smollm2(tied=False))
+    assert result.layers_of(None)[0].name == "lm_head" and len(result.layers) == 30 * 6 + 1
+    assert len(make_plan(presets.resolve("fp8", exclude=("*.o_proj",)), SMOLLM2, smollm2(tied=False)).layers) == 30 * 6
+
+
 def test_a_class_that_matches_nothing_is_a_warning_and_with_strict_an_error():
     unmatched = {
         "exclude": ("lm_head", "*.nothing"),
