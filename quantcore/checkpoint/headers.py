@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ MAX_DIMENSIONS = 8
 MODEL_FILES = ("*.json", "*.safetensors", "*.gguf", "*.jinja", "*.model", "*.txt")
 """Patterns of the files that a model may need, including tokenizer and chat template."""
 WEIGHTS = (".safetensors", ".gguf")
+_IN_LIST = re.compile(r"(^|\.)\d+\.")
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,32 @@ class ModelHeaders:
 
     @property
     def main_dtype(self) -> str:
-        """The float dtype of most bytes, in which the model computes. Masks and indices do not count."""
+        """The dtype in which the model computes: see ``main_dtype``."""
+        return main_dtype(self.tensors)
+
+
+def main_dtype(tensors: Mapping[str, TensorHeader]) -> str:
+    """Return the float dtype of most bytes in blocks, in which a model of these tensors computes.
+
+    Embeddings and the head may be kept in float32, and be larger than all blocks. Masks and indices do not count.
+    """
+    in_blocks = {name: tensor for name, tensor in tensors.items() if _IN_LIST.search(name)}
+    for counted in (in_blocks, tensors):
         sizes: dict[str, int] = {}
-        for tensor in self.tensors.values():
+        for tensor in counted.values():
             if "F" in tensor.dtype:
                 sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.num_bytes
-        return max(sizes, key=lambda dtype: sizes[dtype])
+        if sizes:
+            break
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def scale_dtype(stored: str, computed: str) -> str:
+    """Return the dtype in which scales of a layer are stored that lies in dtype ``stored`` and runs in ``computed``.
+
+    It must hold what was computed: the scales of a bfloat16 layer in a float32 model are float32.
+    """
+    return stored if stored == "F32" else computed
 
 
 def check_files(path: Path) -> None:

@@ -16,12 +16,13 @@ from quantcore.blockwise.results import Prepared, Solved
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.artifact import LICENSES, copy_side_files, write_json
 from quantcore.checkpoint.hashing import Hashing
-from quantcore.checkpoint.headers import ModelHeaders
+from quantcore.checkpoint.headers import ModelHeaders, main_dtype, scale_dtype
 from quantcore.checkpoint.sink import Sink, TensorSink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import DEFAULT_SHARD_SIZE, parse_size
 from quantcore.config.task import Task
+from quantcore.errors import ModelError
 from quantcore.events import Emit, LayerQuantized, Warned, parse
 from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_codes, layouts_of
 from quantcore.model.module_names import with_module_names
@@ -58,6 +59,7 @@ class ResultWriter:
         self._hashing = Hashing(1 if default_device().type == "cpu" else max(2, torch.get_num_threads()))
         as_they_run = sorted(plan.layers, key=lambda layer: layer.block is None)  # the head after the blocks
         self._places = {layer.name: number for number, layer in enumerate(as_they_run)}
+        self._computed = main_dtype(source.tensors)
         self._first_writes_all = any(isinstance(EXPORTERS.get(export), Container) for export in plan.exports)
 
     @contextmanager
@@ -115,8 +117,7 @@ class ResultWriter:
         That of its output is not known any more.
         """
         for export, sink in self.sinks.items():
-            model_dtype = self.source.tensors[f"{layer.name}.weight"].dtype
-            sink.missing.update(layouts_of(EXPORTERS.get(export), layer, model_dtype))
+            sink.missing.update(layouts_of(EXPORTERS.get(export), layer, self._scale_dtype(f"{layer.name}.weight")))
         solved = Solved(layer, weight_OI, quantized, None)
         self._write_codes(solved, QLayer(quantized))
         place = next(number for number, event in enumerate(self.done) if event.name == layer.name)
@@ -124,14 +125,19 @@ class ResultWriter:
 
     def _write_codes(self, solved: Solved, quantized: QLayer) -> None:
         layer, restored, name = solved.layer, solved.restored_OI, f"{solved.layer.name}.weight"
-        model_dtype = self.source.tensors[name].dtype
         self._hashing.add(self.expected.weights, layer.name, restored)
         if not all(map(holds_codes, self.plan.exports)):
-            plain = stored(restored.to(TORCH_DTYPES[model_dtype]), layer.kind)
+            plain = stored(restored.to(TORCH_DTYPES[self.source.tensors[name].dtype]), layer.kind)
             self._hashing.add(self.expected.plain_weights, name, plain)
         for export, sink in self.sinks.items():
-            for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
-                sink.write(part, tensor.to(sink.dtype_of(part)))
+            for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, self._scale_dtype(name)).items():
+                kept = tensor.to(sink.dtype_of(part))
+                if holds_codes(export) and not _is_same(kept, tensor):
+                    raise _loses_digits(layer, export)
+                sink.write(part, kept)
+
+    def _scale_dtype(self, name: str) -> str:
+        return scale_dtype(self.source.tensors[name].dtype, self._computed)
 
     def leave(self, layer: LayerPlan) -> None:
         """Mark a layer's weight as not to be copied: this rank or another writes its codes."""
@@ -292,3 +298,16 @@ def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path
             continue
         write_json(target / "config.json", config_json(export, model_config, task.config, layers, kept))
         copy_side_files(task.model_folder, target)
+
+
+def _is_same(kept: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return kept.dtype == tensor.dtype or torch.equal(kept.to(tensor.dtype), tensor)
+
+
+def _loses_digits(layer: LayerPlan, export: str) -> ModelError:
+    return ModelError(
+        f"The {export} format stores the scales of {layer.name} in a narrower dtype than they were computed in:"
+        " Transformers keeps this layer in float32.",
+        code="unsupported_layer",
+        hint=f"Exclude it ('*.{layer.name.rpartition('.')[2]}'), or give the model in bfloat16 or float32.",
+    )

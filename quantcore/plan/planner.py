@@ -12,6 +12,7 @@ from typing import Any
 
 from quantcore.checkpoint.blocks import Blocks, find_blocks, is_of_tower, natural_order, warn_of_other_parts
 from quantcore.checkpoint.experts import is_stack_of_experts, is_stack_of_shared_experts, routing_of
+from quantcore.checkpoint.headers import main_dtype, scale_dtype
 from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.checkpoint.roles import tensors_of_drafts
@@ -257,12 +258,12 @@ def written_layout(
     if not holds_codes(export):
         return own_layout({name: tensors[name] for name in ordered})
     exporter = EXPORTERS.get(export)
-    planned = {f"{layer.name}.weight": layer for layer in layers}
+    planned, computed = {f"{layer.name}.weight": layer for layer in layers}, main_dtype(tensors)
     layout: dict[str, TensorLayout] = {}
     for name in ordered:
         if name in planned:
             layer = planned[name]
-            layout.update(layouts_of(exporter, layer, tensors[name].dtype))
+            layout.update(layouts_of(exporter, layer, scale_dtype(tensors[name].dtype, computed)))
         elif not isinstance(exporter, Container):
             layout[name] = TensorLayout(tensors[name].dtype, tensors[name].shape)
         elif (entry := exporter.float_layout(name, tensors[name], model_config)) is not None:
