@@ -17,6 +17,7 @@ from transformers.modeling_layers import MtpModel
 
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.checkpoint.blocks import find_blocks
+from quantcore.checkpoint.shared_cache import find_unused
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.evaluation.clipping import Clipping
@@ -135,8 +136,10 @@ def open_model(model: Model, ranks: Ranks = ALONE) -> EvaluatedModel:
             activations[layer] = Activations(parts.inputs, parts.outputs)
         return source.read(name)
 
+    blocks = find_blocks(headers.tensors, headers.config)
     streamed = StreamedModel(
-        headers.config, read, set(headers.tensors), find_blocks(headers.tensors, headers.config),
-        TORCH_DTYPES[headers.main_dtype], default_device(),
-    )  # fmt: skip
-    return EvaluatedModel(streamed, tuple(layers.values()), activations, stored=model, ranks=ranks)
+        headers.config, read, set(headers.tensors), blocks, TORCH_DTYPES[headers.main_dtype], default_device()
+    )
+    unused = find_unused((layer.name for layer in layers.values()), headers.config, blocks)
+    run = tuple(layer for layer in layers.values() if layer.name not in unused)
+    return EvaluatedModel(streamed, run, activations, stored=model, ranks=ranks)

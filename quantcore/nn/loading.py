@@ -10,6 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.calibration.ranges import Activations
+from quantcore.checkpoint.blocks import find_blocks
+from quantcore.checkpoint.shared_cache import find_unused
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
@@ -84,11 +86,19 @@ def load_model(checkpoint: Model, ranks: Ranks = ALONE) -> Loaded:
     for name, buffer in model.named_buffers():
         set_parameter(model, name, buffer.to(device))
     model.tie_weights(recompute_mapping=False)
-    _check_whole(model, set(layers) - set(frozen))
+    _check_whole(model, set(layers) - set(frozen) - _unused(checkpoint))
     for name, (learned, params) in frozen.items():
         _freeze(model.get_submodule(placed[name].rpartition(".")[0]), layers[name], learned, params)
     model.config.use_cache = True
     return Loaded(model, None if checkpoint.quantized is None else checkpoint.quantized.config)
+
+
+def _unused(checkpoint: Model) -> set[str]:
+    """Return the quantized weights that no program runs, see ``find_unused``."""
+    headers = checkpoint.headers
+    layers = (name.removesuffix(".weight") for name in headers.tensors)
+    unused = find_unused(layers, headers.config, find_blocks(headers.tensors, headers.config))
+    return {f"{name}.weight" for name in unused}
 
 
 def _check_whole(model: nn.Module, lost: set[str]) -> None:

@@ -90,7 +90,7 @@ def _check_form(model: nn.Module, layers: dict[str, QuantizedLayer]) -> None:
             raise ModelError(
                 f"{name} is one layer in memory and stored in another form in checkpoints of this kind of model.",
                 code="unsupported_layer",
-                hint=f"Exclude it: '*.{name.rpartition('.')[2]}'.",
+                hint=f"Exclude it by its name: '{name}'.",
             )
 
 

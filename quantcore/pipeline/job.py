@@ -363,7 +363,7 @@ def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...], ranks: Ran
             raise ModelError(
                 f"{layer.name} is a {type(module).__name__}, not the {layer.kind} that its weight looks like.",
                 code="unsupported_layer",
-                hint=f"Exclude it, for example with the pattern '*.{layer.name.rpartition('.')[2]}'.",
+                hint=f"Exclude it by its name: '{layer.name}'.",
             )
         modules[layer] = module
     check_all_finite({layer.name: module.get_parameter("weight") for layer, module in modules.items()}, ranks)

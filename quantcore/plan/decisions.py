@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from quantcore.checkpoint.experts import is_stack_of_experts
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.roles import DRAFT, SHARED, TOWER, find_roles, is_inside_draft, role_outside_blocks
+from quantcore.checkpoint.shared_cache import SHARED as SHARED_CACHE
+from quantcore.checkpoint.shared_cache import find_unused
 from quantcore.config.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
 from quantcore.config.layer_plan import DRAFTS, TOWERS, LayerPlan
 from quantcore.config.quantization import Config, QuantizationConfig
@@ -43,6 +45,7 @@ def decide(
     layers, kept = [], []
     roles = find_roles({name: tensor.shape for name, tensor in tensors.items()})
     conv1d = {name for prefix in blocks.prefixes for name in find_conv1d(tensors, prefix)}
+    unused = find_unused((name.removesuffix(".weight") for name in tensors), model_config, blocks)
     in_blocks = []
     for name, tensor in sorted(tensors.items(), key=lambda item: natural_order(item[0])):
         module = name.removesuffix(".weight")
@@ -52,6 +55,9 @@ def decide(
                 kept.append(_kept_matrix(config, name, tensor))
             elif is_matrix(tensor) and is_of_tower(name):
                 kept.append(KeptTensor(module, role_outside_blocks(module), is_layer=False))
+            continue
+        if module in unused:
+            kept.append(KeptTensor(module, SHARED_CACHE, is_layer=False))
             continue
         kind = "Conv1D" if name in conv1d else "Linear"
         is_running = block is not None and block < len(blocks)
@@ -98,8 +104,16 @@ def decide(
     return (
         tuple(layers),
         tuple(kept),
-        config.warn_of_unmatched(kinds),
+        (*config.warn_of_unmatched(kinds), *_warn_of_unused(sorted(unused, key=natural_order))),
     )
+
+
+def _warn_of_unused(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        yield (
+            f"{len(names)} layer(s) in the files are used by no program, first {names[0]}: their blocks have the keys"
+            " and values of an earlier one. They are kept as they are."
+        )
 
 
 def _is_in_block(module: str, role: str) -> bool:

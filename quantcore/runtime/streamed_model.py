@@ -147,7 +147,7 @@ class StreamedModel:
             raise ModelError(
                 f"Transformers builds this model without the layer {name}.",
                 code="unsupported_layer",
-                hint=f"Exclude it, for example with the pattern '*.{name.rpartition('.')[2]}'.",
+                hint=f"Exclude it by its name: '{name}'.",
             )
         return self.model.get_submodule(place.rpartition(".")[0])
 
