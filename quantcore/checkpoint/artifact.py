@@ -32,6 +32,7 @@ SIDE_FILES = (
 
 They are of the tokenizer, of processors of images and sound, and of sentence-transformers (see ``module_files``)."""
 MODULES = "modules.json"
+TEMPLATES = "additional_chat_templates"
 WITH_WEIGHTS = ("Dense", "LayerNorm", "CNN", "LSTM", "WeightedLayerPooling")
 """Modules of sentence-transformers that have weights of their own."""
 
@@ -88,6 +89,12 @@ def side_files(folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str
     return sorted(path.name for path in files if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns))
 
 
+def inner_files(folder: Path) -> list[str]:
+    """List the files in folders of a model: chat templates beside the main one, and those of ``module_files``."""
+    templates = side_files(folder / TEMPLATES, ("*.jinja",)) if (folder / TEMPLATES).is_dir() else []
+    return [*(f"{TEMPLATES}/{name}" for name in templates), *module_files(folder)]
+
+
 def module_files(folder: Path) -> list[str]:
     """List the files of the steps that sentence-transformers runs behind the model, such as ``1_Pooling/config.json``.
 
@@ -130,7 +137,7 @@ def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = S
     gguf_file = find_gguf(model_dir)
     if gguf_file is not None:
         model_dir = gguf_file.parent
-    names = side_files(model_dir, patterns) + (module_files(model_dir) if patterns == SIDE_FILES else [])
+    names = side_files(model_dir, patterns) + (inner_files(model_dir) if patterns == SIDE_FILES else [])
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
         with (
@@ -151,7 +158,7 @@ def differing_side_files(model_dir: Path, folder: Path) -> list[str]:
         return []  # unpacked, not copied
     return [
         name
-        for name in (*side_files(model_dir), *module_files(model_dir))
+        for name in (*side_files(model_dir), *inner_files(model_dir))
         if not (folder / name).is_file() or read_bytes(folder / name) != read_bytes(model_dir / name, root=model_dir)
     ]
 

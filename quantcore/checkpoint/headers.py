@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.artifact import SIDE_FILES, module_files, side_files
+from quantcore.checkpoint.artifact import SIDE_FILES, inner_files, side_files
+from quantcore.checkpoint.besides import ADAPTER, check_strays, refuse_adapter, weights_without_index
 from quantcore.checkpoint.config_checks import check_config
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
@@ -91,7 +92,7 @@ def check_files(path: Path) -> None:
     refused = path
     try:
         is_folder = path.is_dir()
-        names = [*side_files(path, (*SIDE_FILES, *MODEL_FILES)), *module_files(path)] if is_folder else [path.name]
+        names = [*side_files(path, (*SIDE_FILES, *MODEL_FILES)), *inner_files(path)] if is_folder else [path.name]
         for name in names:
             refused = path / name if is_folder else path
             limit = None if not is_folder or name.endswith(WEIGHTS) else MAX_SIDE_FILE_BYTES
@@ -127,6 +128,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
             code="model_not_found",
             hint="Give a folder that holds config.json and *.safetensors.",
         )
+    refuse_adapter({path.name for path in folder.glob(ADAPTER)})
     config = read_json(folder / "config.json", "no_config")
     if "model_type" not in config:
         raise ModelError(
@@ -155,6 +157,7 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:
         if len(tensors) > MAX_TENSORS:
             raise ModelError(f"The model has more than {MAX_TENSORS} tensors.", code="header_too_large")
     _check_index(folder, tensors)
+    check_strays(folder, {tensor.file for tensor in tensors.values()})
     return tensors
 
 
@@ -244,7 +247,7 @@ def _weight_files(folder: Path) -> list[str]:
             raise ModelError("The index has no weight_map of file names.", code="invalid_json")
         names = sorted(set(weight_map.values()))
     else:
-        names = sorted(path.name for path in folder.glob("*.safetensors"))
+        names = weights_without_index(sorted(path.name for path in folder.glob("*.safetensors")))
     for name in names:
         _check_name(name)
     if not names:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from quantcore.checkpoint.besides import CODE
 from quantcore.config.layer_plan import LayerPlan, usual_layers
 from quantcore.config.quantization import Config
 from quantcore.config.spec import Dtype, ScaleType
@@ -84,7 +85,14 @@ def _holds(exporter: Exporter, layers: Sequence[LayerPlan]) -> bool:
 def config_json(
     export: str, model_config: Mapping[str, Any], config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the config.json of a checkpoint: the model's own, with ``Exporter.quantization_config`` in it."""
+    """Return the config.json of a checkpoint: the model's own, with ``Exporter.quantization_config`` in it.
+
+    It names no code (``auto_map``) for a model that Transformers has a class for: such files are not copied.
+    """
+    from transformers import CONFIG_MAPPING
+
+    if model_config.get("model_type") in CONFIG_MAPPING:
+        model_config = {key: value for key, value in model_config.items() if key != CODE}
     quantization_config = EXPORTERS.get(export).quantization_config(config, layers, kept)
     return {**model_config, **({} if quantization_config is None else {"quantization_config": quantization_config})}
 

@@ -23,7 +23,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quantcore.checkpoint.artifact import MODULES, SIDE_FILES, sha256
+from quantcore.checkpoint.artifact import MODULES, SIDE_FILES, TEMPLATES, sha256
+from quantcore.checkpoint.besides import refuse_adapter, weights_without_index
 from quantcore.checkpoint.headers import (
     MAX_CONFIG_BYTES,
     MAX_HEADER_BYTES,
@@ -59,6 +60,7 @@ _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _MODEL_ID = re.compile(f"{_PART}/{_PART}")
 _SHA = re.compile(r"[0-9a-f]{40}")
 _OF_MODULE = re.compile(r"\d+_\w{1,50}/(config\.json|model\.safetensors)")  # see ``artifact.module_files``
+_TEMPLATE = re.compile(rf"{TEMPLATES}/[\w-][\w.-]{{0,100}}\.jinja")  # see ``artifact.inner_files``
 
 
 @dataclass(frozen=True)
@@ -205,9 +207,11 @@ def _list(model_id: str, revision: str, token: str | None = None) -> Listing:
             raise ValueError("the answer names no commit")
         files = {}
         for entry in info.siblings or ():
-            if _is_plain(entry.rfilename) or _OF_MODULE.fullmatch(entry.rfilename):
+            name = entry.rfilename
+            if _is_plain(name) or _OF_MODULE.fullmatch(name) or _TEMPLATE.fullmatch(name):
                 digest = entry.lfs.sha256 if entry.lfs else None
                 files[entry.rfilename] = RemoteFile(entry.size or 0, entry.blob_id or "", digest)
+    refuse_adapter(files)
     return Listing(model_id, info.sha, files, token)
 
 
@@ -333,7 +337,8 @@ def _files_to_download(listing: Listing, index: bytes) -> list[str]:
     card = (CARD,) if CARD in listing.files and listing.files[CARD].size <= MAX_FETCHED_CARD_BYTES else ()
     top = (name for name in (CONFIG, INDEX, *card) if name in listing.files)
     of_modules = filter(_OF_MODULE.fullmatch, listing.files if MODULES in listing.files else ())
-    return sorted({*top, *side, *of_modules, *_weights(listing, index)})
+    templates = filter(_TEMPLATE.fullmatch, listing.files)
+    return sorted({*top, *side, *of_modules, *templates, *_weights(listing, index)})
 
 
 def _weights(listing: Listing, index: bytes) -> list[str]:
@@ -343,7 +348,7 @@ def _weights(listing: Listing, index: bytes) -> list[str]:
     """
     names = [name for name in listing.files if name.endswith(".safetensors") and _is_plain(name)]
     if INDEX not in listing.files:
-        return sorted(names)
+        return weights_without_index(sorted(names))
     try:
         named = set(json.loads(index)["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

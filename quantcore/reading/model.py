@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.besides import warn_of_besides
 from quantcore.checkpoint.blocks import find_blocks, natural_order
 from quantcore.checkpoint.experts import unstack_experts, unstack_mxfp4
 from quantcore.checkpoint.folder import find_gguf
@@ -145,7 +146,9 @@ def _model(
     quantized: QuantizedLayers | None = None,
 ) -> Model:  # fmt: skip
     untied, more = untie_own_head(config, tensors)
-    return Model(folder, ModelHeaders(untied, tensors, (*warnings, *more)), quantized)
+    stored = {tensor.file for tensor in (quantized.files.tensors if quantized else tensors).values()}
+    besides = warn_of_besides(folder, str(config["model_type"]), stored)
+    return Model(folder, ModelHeaders(untied, tensors, (*warnings, *more, *besides)), quantized)
 
 
 def _with_usual_scales(tensors: dict[str, TensorHeader]) -> dict[str, TensorHeader]:

@@ -1,0 +1,78 @@
+"""Files in a model's folder that are not the model, and that other programs may take for it: each is named.
+
+An adapter changes what Transformers loads, so a model with one is refused. Weights that no index names, and Python
+code, are left out with a warning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quantcore.checkpoint.opening import read_bytes
+from quantcore.errors import ModelError
+
+ADAPTER = "adapter_config.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+CODE = "auto_map"
+_WITH_CODE = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+
+
+def refuse_adapter(names: Mapping[str, Any] | set[str]) -> None:
+    """Raise ModelError if one of the files ``names`` in a model's folder is a PEFT adapter."""
+    if ADAPTER in names:
+        raise ModelError(
+            f"The folder has an adapter ({ADAPTER}): Transformers applies it to the base model that it names, and here"
+            " it would be ignored.",
+            code="adapter_not_merged",
+            hint="Merge it first (peft: model.merge_and_unload(), then save_pretrained), or take the adapter's files"
+            " out of the folder to quantize the model without it.",
+        )
+
+
+def weights_without_index(names: list[str]) -> list[str]:
+    """Return those of the safetensors files ``names`` that are the model where no index names them.
+
+    Adapters and Mistral's own format have names of their own; a tensor that two other files hold is refused later.
+    """
+    return [name for name in names if not name.startswith(("adapter_", "consolidated"))] or names
+
+
+def check_strays(folder: Path, weights: set[str]) -> None:
+    """Raise ModelError if a single file and an index name two sets of weights: programs disagree which to load."""
+    if SINGLE not in weights and (folder / SINGLE).exists() and (folder / INDEX).exists():
+        raise ModelError(
+            f"The folder has two sets of weights: {SINGLE}, which Transformers loads, and the files of {INDEX}, which"
+            " vLLM loads.",
+            code="two_models",
+            hint=f"Take one of them out of the folder: {SINGLE}, or the index with its files.",
+        )
+
+
+def warn_of_besides(folder: Path, model_type: str, weights: set[str]) -> Iterator[str]:
+    """Yield a warning for weight files beside the ``weights``, and one for Python code that configs name."""
+    strays = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in weights)
+    if strays:
+        yield f"The folder has other weights, which are no part of the model and not read: {', '.join(strays[:5])}."
+    code = sorted({name for file in _WITH_CODE for name in _code_of(folder / file)})
+    if code:
+        yield (
+            f"The model brings Python code ({CODE} names {', '.join(code[:5])}), which is never run and not copied."
+            f" The result's config.json names none if Transformers has its own class for '{model_type}'; else, or for a"
+            " tokenizer of its own, put the code beside the result."
+        )
+
+
+def _code_of(file: Path) -> Iterator[str]:
+    """Yield the Python files that a config's ``auto_map`` names."""
+    try:
+        named = json.loads(read_bytes(file)).get(CODE) or {}
+        entries = named.values() if isinstance(named, dict) else [named]
+    except (OSError, ValueError, AttributeError, RecursionError, ModelError):
+        return  # its own reader says what is wrong with it
+    for entry in entries:
+        for path in entry if isinstance(entry, list) else [entry]:
+            if isinstance(path, str) and "--" not in path and "." in path:
+                yield f"{path.rpartition('.')[0][:80]}.py"
