@@ -156,8 +156,9 @@ class ExportSummary(Answer):
 class Verdict(Answer):
     """How far the result's predictions are from the original's.
 
-    `level` is faithful, good, degraded or broken, and `reason` the measurement that keeps it from a better one.
-    `advice`: what a job could change to get closer to the original, for a degraded or broken result.
+    `level` is faithful, good, unclear (too little text), degraded or broken, and `reason` the measurement that keeps it
+    from a better one. `advice`: what a job could change to get closer to the original, for a degraded or broken result;
+    or how to measure an unclear one.
     """
 
     level: str

@@ -243,13 +243,14 @@ class ConsumerCheck(Record):
         return f"{self.consumer} reads {what}; its logits differ by {self.logit_difference:.1e} of their norm."
 
 
-Level = Literal["faithful", "good", "degraded", "broken"]
+Level = Literal["faithful", "good", "unclear", "degraded", "broken"]
 
 
 class Verdict(Record):
     """The level of a result, and ``reason``: the measurement that keeps it from a better one.
 
-    ``advice``: what a job could change to get closer to the original, for a result that is degraded or broken.
+    ``advice``: what a job could change to get closer to the original, for a result that is degraded or broken; or how
+    to measure one that is unclear.
     """
 
     level: Level

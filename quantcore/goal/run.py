@@ -44,7 +44,7 @@ from quantcore.model.skeleton import kind_of
 from quantcore.pipeline import job
 from quantcore.pipeline.writer import other_bytes
 from quantcore.plan.job import fitted
-from quantcore.proof.gate_result import GateResult
+from quantcore.proof.gate_result import GateResult, beside_gates
 from quantcore.proof.judging import tell_gates
 from quantcore.reading.model import Model, read_model
 from quantcore.report.compare import read_report
@@ -171,11 +171,14 @@ class _Search:
             path.replace(folder / path.name)
         report = read_report(folder)
         result = self._result(chosen)
-        verdict = report.summary.verdict and report.summary.verdict.model_copy(update={"advice": None})
-        changes = {  # the goal's own advice takes the place of the verdict's
+        gates, verdict = self._gates(chosen, result), report.summary.verdict
+        if verdict is not None:  # the goal's own advice takes the place of the verdict's
+            missed = [gate for gate in gates if gate.status == "fail"]
+            verdict = beside_gates(verdict, missed).replace(advice=None)
+        changes = {
             "verdict": verdict, "total_s": round(sum(seconds_by_phase.values()), 2),
             "seconds_by_phase": seconds_by_phase, "goal": GoalSummary(is_met=result.is_met, why=result.why),
-            "gate": self.task.gate, "gates": (*report.summary.gates, *self._gates(chosen, result)),
+            "gate": self.task.gate, "gates": (*report.summary.gates, *gates),
         }  # fmt: skip
         summary = report.summary.model_copy(update=changes)
         report = report.model_copy(update={"summary": summary, "goal": result})

@@ -301,7 +301,9 @@ def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path
 
 
 def _is_same(kept: torch.Tensor, tensor: torch.Tensor) -> bool:
-    return kept.dtype == tensor.dtype or torch.equal(kept.to(tensor.dtype), tensor)
+    if kept.dtype == tensor.dtype:
+        return True
+    return bool(((kept.to(tensor.dtype) == tensor) | tensor.isnan()).all())  # the proof names what is not finite
 
 
 def _loses_digits(layer: LayerPlan, export: str) -> ModelError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from quantcore.evaluation.quality import Number, Record
+from quantcore.config.recipes import POOR
+from quantcore.evaluation.quality import Number, Record, Verdict
 
 Status = Literal["pass", "warn", "fail", "skipped"]
 
@@ -35,6 +37,20 @@ class GateResult(Record):
         if self.name in _SHARES:
             return f"{100 * number:.3g} %"
         return f"{number:.3g} dB" if self.name == "layer_sqnr_db" else f"{number:.3g}"
+
+
+def beside_gates(verdict: Verdict, gates: Sequence[GateResult]) -> Verdict:
+    """Return ``verdict`` with what the gates found in its reason, where the two seem to disagree.
+
+    Gates compare a result with what is usual for its scheme, the verdict with the original.
+    """
+    missed = [gate.sentence.removesuffix(".") for gate in gates if gate.status == "fail"]
+    if verdict.level not in POOR and missed:
+        which = "a gate" if len(missed) == 1 else f"{len(missed)} gates"
+        return verdict.replace(reason=f"{verdict.reason}; but it failed {which}: {'; '.join(missed)}")
+    if verdict.level in POOR and gates and not missed:
+        return verdict.replace(reason=f"{verdict.reason}; that is usual for this scheme, whose gates it passes")
+    return verdict
 
 
 _TITLES = {

@@ -40,7 +40,7 @@ svg circle{fill:var(--mark)}svg circle.chosen{fill:var(--fail)}details{margin:.5
 """
 """Colours and cards of the dashboard's page of a run (``dashboard/src/styles``)."""
 
-_TONES = {"faithful": "pass", "good": "pass", "degraded": "warn", "broken": "fail"}
+_TONES = {"faithful": "pass", "good": "pass", "unclear": "warn", "degraded": "warn", "broken": "fail"}
 
 
 def page(report: Report) -> str:

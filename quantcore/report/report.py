@@ -24,7 +24,7 @@ from quantcore.evaluation.verdict import judge_quality
 from quantcore.events import Warned
 from quantcore.export.loading import load_lines, program_lines
 from quantcore.plan.planner import Plan
-from quantcore.proof.gate_result import GateResult
+from quantcore.proof.gate_result import GateResult, beside_gates
 from quantcore.proof.judging import Outcome
 from quantcore.proof.verify import Proof
 from quantcore.report.card import model_card
@@ -96,7 +96,7 @@ def build_report(
             size_before_bytes=plan.size_before_bytes,
             size_after_bytes=plan.size_after_bytes,
             **_quality_in_short(main.quality),
-            verdict=None if main.quality is None else _verdict(main.quality, main.harness, task.config),
+            verdict=None if main.quality is None else _verdict(main.quality, main.harness, task.config, gates),
             worst_layer=_worst_layer(outcome),
             num_layers_quantized=len(plan.layers),
             num_layers_kept=sum(entry.is_layer for entry in plan.kept),
@@ -150,10 +150,10 @@ def write_report(task: Task, folder: Path, report: Report) -> None:
     reproduce.chmod(0o755)
 
 
-def _verdict(quality: Quality, tasks: TaskResults | None, config: Config) -> Verdict:
+def _verdict(quality: Quality, tasks: TaskResults | None, config: Config, gates: Sequence[GateResult]) -> Verdict:
     """Return the verdict on a result, with advice if it is a poor one."""
-    verdict = judge_quality(quality, tasks)
-    return verdict.model_copy(update={"advice": advice_on(config)}) if verdict.level in POOR else verdict
+    verdict = beside_gates(judge_quality(quality, tasks), gates)
+    return verdict.replace(advice=advice_on(config)) if verdict.level in POOR else verdict
 
 
 def _quality_in_short(quality: Quality | None) -> dict[str, Any]:

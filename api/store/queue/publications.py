@@ -21,7 +21,7 @@ from api.store.queue.events import NewEvent
 from api.store.states import State
 from api.store.tables.jobs import Job
 from api.store.tables.publications import OPEN, Publication, PublicationState
-from quantcore.config.recipes import POOR
+from quantcore.config.recipes import UNPUBLISHED
 
 
 class CannotPublish(Exception):
@@ -87,7 +87,7 @@ def _check_result(job: Job, asked: dict[str, Any]) -> None:
     verdict, goal = summary.get("verdict") or {}, summary.get("goal")
     if goal and not goal["is_met"]:
         reason, advice = f"missed its goal: {goal['why']}", "Allow a larger size, a lower recovery or more time."
-    elif verdict.get("level") in POOR:
+    elif verdict.get("level") in UNPUBLISHED:
         reason = f"is {verdict['level']}: {verdict['reason']}"
         advice = verdict.get("advice") or "Use a scheme with more bits."
     else:

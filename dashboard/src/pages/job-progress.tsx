@@ -108,9 +108,10 @@ export function SizeChange({ job }: { job: Job }) {
 /** The level of a result, marked by a sign and a word, not by colour alone. */
 export function VerdictLevel({ level }: { level: string }) {
   const isFine = level === "faithful" || level === "good";
+  const isUnclear = level === "unclear"; // not enough text: neither good nor bad
   return (
-    <strong className={isFine ? "nowrap" : "nowrap error"}>
-      {isFine ? "✓" : "✕"} {level}
+    <strong className={isFine || isUnclear ? "nowrap" : "nowrap error"}>
+      {isFine ? "✓" : isUnclear ? "?" : "✕"} {level}
     </strong>
   );
 }

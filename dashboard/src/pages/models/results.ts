@@ -6,7 +6,7 @@ import { recipeText } from "../../names";
 import { halfInterval } from "../compare/change";
 import type { Result } from "../compare/pareto";
 
-export const LEVELS = ["faithful", "good", "degraded", "broken"];
+export const LEVELS = ["faithful", "good", "unclear", "degraded", "broken"];
 const UNJUDGED = "no verdict";
 
 /** The results whose size and divergence were measured. */

@@ -25,5 +25,6 @@ it("gives the intervals of a verdict", () => {
 });
 
 it("does not show a broken result as a good one", () => {
-  expect(["faithful", "good", "degraded", "broken"].map(toneOf)).toEqual(["good", "good", "warn", "bad"]);
+  const levels = ["faithful", "good", "unclear", "degraded", "broken"];
+  expect(levels.map(toneOf)).toEqual(["good", "good", "warn", "warn", "bad"]);
 });

@@ -27,4 +27,4 @@ function withInterval(value: number, stderr: number | null | undefined, show: (v
 }
 
 export const toneOf = (level: string) =>
-  ({ faithful: "good", good: "good", degraded: "warn", broken: "bad" })[level] ?? "";
+  ({ faithful: "good", good: "good", unclear: "warn", degraded: "warn", broken: "bad" })[level] ?? "";

@@ -6,6 +6,7 @@ import pytest
 
 from quantcore.evaluation.quality import Divergence, Level, Measure, Perplexities, Quality, TaskResult
 from quantcore.evaluation.verdict import judge_quality
+from quantcore.proof.gate_result import GateResult, beside_gates
 
 PERPLEXITY = Measure(value=20.0, stderr=0.5)
 PERPLEXITIES = Perplexities(
@@ -42,11 +43,39 @@ def quality(
         (quality(kl=0.015, stderr=0.001), "faithful", "every measurement"),
         (quality(kl=0.015, stderr=0.003), "good", "0.015 ± 0.0059, at worst 0.0209"),  # too short a text to be sure
         (quality(kl=0.015, stderr=None), "faithful", "every measurement"),
+        (quality(ratio=1.004, stderr=0.075), "unclear", "not enough text"),  # 126 tokens of fp8: it was degraded
+        (quality(kl=0.15, stderr=0.026), "degraded", "above the 0.1 of good"),  # poor as measured
+        (quality(kl=0.3, stderr=0.2), "degraded", "above"),
     ],
 )
 def test_levels(measured: Quality, level: Level, reason: str) -> None:
     verdict = judge_quality(measured)
     assert verdict.level == level and reason in verdict.reason, verdict
+
+
+def test_an_unclear_result_says_how_much_text_is_enough() -> None:
+    """The interval is 0.01 to 0.09 of the ratio above 1; four times the text halves it, and 1.06 keeps the limit."""
+    short = quality(ratio=1.05, kl=0.001, top1=0.99, stderr=0.0)
+    short = short.replace(ratio=Measure(value=1.05, stderr=0.0306))  # half of it: 0.06, and 0.03 are left
+    verdict = judge_quality(short)
+    assert verdict.level == "unclear" and "about 32 windows of 512 tokens instead of 8" in verdict.reason
+    assert "--num_eval_data" in (verdict.advice or "")
+    long = short.replace(num_windows=34, ratio=Measure(value=1.05, stderr=0.0306 * (8 / 34) ** 0.5))
+    assert judge_quality(long).level == "good"
+    close = short.replace(ratio=Measure(value=1.0799, stderr=0.0306))
+    assert "more than 100 times" in judge_quality(close).reason
+
+
+def test_verdict_and_gates_do_not_contradict_each_other() -> None:
+    gate = GateResult(
+        gate="G8", name="kl_mean", status="fail", value=0.2, limit=0.1, detail="the limit is that of int8"
+    )
+    passed = gate.replace(status="pass")
+    faithful, degraded = judge_quality(quality()), judge_quality(quality(kl=0.2))
+    assert "but it failed a gate: Mean KL divergence 0.2 is above" in beside_gates(faithful, [gate, passed]).reason
+    assert beside_gates(faithful, [passed]) == faithful and beside_gates(degraded, [gate]) == degraded
+    assert "usual for this scheme" in beside_gates(degraded, [passed]).reason
+    assert beside_gates(degraded, []) == degraded  # the gates were off
 
 
 @pytest.mark.parametrize(
