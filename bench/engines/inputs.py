@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from quantcore.checkpoint.tokenizer import load_tokenizer
+from quantcore.checkpoint.tokenizer import begin_of_text, load_tokenizer
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig
 from quantcore.data.chat import chat_renderer
@@ -44,6 +44,7 @@ def _cut(model_dir: Path, calibration: CalibrationConfig, evaluation: Evaluation
         lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
         num_held_out=evaluation.num_windows,
         held_out_len=evaluation.seq_len,
+        begin=begin_of_text(tokenizer),
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer, calibration.chat_template_kwargs),
     )

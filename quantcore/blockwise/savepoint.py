@@ -34,6 +34,8 @@ STATE = "state.json"
 RESULT_KEY = "found"
 CHUNK_BYTES = 1 << 22
 WEIGHTS = ("*.safetensors", "*.gguf")
+REVISION = 2
+"""Raised when the engine computes other states or ranges for the same task: 2 begins windows as texts begin."""
 
 States = MutableSequence[torch.Tensor]
 T = TypeVar("T")
@@ -204,6 +206,7 @@ def fingerprint(task: Task) -> str:
     parts = {
         "task": task.model_dump(mode="json", exclude={"output_dir", "resume_dir", "model_dir", "shard_blocks"}),
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()],
+        "revision": REVISION,
         "versions": {name: version(name) for name in ("bitfoundry", "torch", "transformers")},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

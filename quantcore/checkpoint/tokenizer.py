@@ -92,3 +92,10 @@ def tokenize_with(
         return ids
 
     return tokenize
+
+
+def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the special tokens with which this tokenizer begins a text (BOS), as every runtime does; () for none."""
+    bare, whole = (tokenize_with(tokenizer, with_special_tokens=adds)("a") for adds in (False, True))
+    starts = (start for start in range(len(whole)) if whole[start : start + len(bare)] == bare)
+    return tuple(whole[: next(starts, 0)])

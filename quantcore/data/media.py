@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from quantcore.checkpoint.libraries import tokenizer_files
-from quantcore.checkpoint.tokenizer import check_left_out
+from quantcore.checkpoint.tokenizer import begin_of_text, check_left_out
 from quantcore.config.texts import TextPart
 from quantcore.data.chat import MediaFound, chat_renderer
 from quantcore.data.documents import Document, at_row, has_sound
@@ -58,7 +58,7 @@ class MediaReader:
             )
         self.render = chat_renderer(tokenizer, arguments, with_media=True)
         self._dtype = dtype
-        self._end = str(tokenizer.eos_token or "")
+        self._begin, self._end = str(tokenizer.decode(list(begin_of_text(tokenizer)))), str(tokenizer.eos_token or "")
         found = (config.get(f"{kind}_token_{key}") for kind in MEDIA_KINDS for key in ("id", "index"))
         self.placeholders = frozenset(token for token in found if isinstance(token, int))
         self._num_too_long = 0
@@ -119,7 +119,7 @@ class MediaReader:
         return int(places[-1]) + 1 if len(places) else 0
 
     def _read(self, documents: Sequence[Document], folder: Path | None) -> MediaWindow:
-        text = "".join(document.text + self._end for document in documents)
+        text = self._begin + "".join(document.text.removeprefix(self._begin) + self._end for document in documents)
         inputs: dict[str, list[Any]] = {kind: [] for kind in MEDIA_KINDS}
         for document in documents:
             for one in document.media:

@@ -1,4 +1,8 @@
-"""Cuts text into token windows: calibration windows from one part of a source, held-out windows from another."""
+"""Cuts text into token windows: calibration windows from one part of a source, held-out windows from another.
+
+Runtimes begin a text with the tokenizer's special tokens, on which much of the attention of all later tokens rests
+(attention sinks, Xiao et al. 2023, arXiv:2309.17453). So every window begins with them, once.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +68,7 @@ def token_windows(
     num_held_out: int,
     held_out_len: int,
     fewer: bool = False,
+    begin: Sequence[int] = (),
     separator: int | None = None,
     render: Render | None = None,
     media: Callable[[], Reader] | None = None,
@@ -71,10 +76,12 @@ def token_windows(
 ) -> TokenWindows:
     """Read as much of each source as is needed, tokenize it, and cut it into windows without padding.
 
-    Documents end with ``separator``. ``render`` converts chats to text. Each source gives its share of both kinds of
-    windows, and they alternate in this proportion. With ``fewer``, a source that does not have its share of
-    ``num_held_out`` windows gives those that it has. ``media`` makes the reader of sources with images or sound, which
-    are refused without it. A model that ``hears`` reads texts with the sound of their rows, if they have any.
+    Every window starts with ``begin``, the tokens that begin a text. Documents end with ``separator`` and lose a
+    ``begin`` of their own, which chat templates write. ``render`` converts chats to text. Each source gives its share
+    of both kinds of windows, and they alternate in this proportion. With ``fewer``, a source that does not have its
+    share of ``num_held_out`` windows gives those that it has. ``media`` makes the reader of sources with images or
+    sound, which are refused without it. A model that ``hears`` reads texts with the sound of their rows, if they have
+    any.
 
     The first three quarters of the prose that is read, or three of four rows, are for calibration: ``num_samples``
     windows chosen with the seed. The rest is held out, the same for every seed. Raises CalibrationError with the number
@@ -82,7 +89,7 @@ def token_windows(
     """
 
     def tokens_of(document: str) -> Iterable[int]:
-        return chain(tokenize(document), () if separator is None else (separator,))
+        return chain(without_begin(tokenize(document), begin), () if separator is None else (separator,))
 
     parts = calibration.parts
     counts_held_out = apportion(num_held_out, [part.share for part in parts])
@@ -99,7 +106,7 @@ def token_windows(
         wanted = (count, calibration.seq_len), (count_held_out, held_out_len)
         with at_part(calibration, number):
             part = parts[number]
-            of_text = partial(_windows_of, part, tokens_of, render, calibration.seed, *wanted, fewer=fewer)
+            of_text = partial(_windows_of, part, tokens_of, begin, render, calibration.seed, *wanted, fewer=fewer)
             found.append(text_or_media(part, hears, of_text, media and partial(windows_with_media, part, *wanted)))
     learned, held_out = (_alternating(windows) for windows in zip(*found, strict=True))
     if reader is None:
@@ -140,12 +147,13 @@ def _stacked(found: Sequence[MediaWindow], length: int) -> Windows:
 
 
 def _windows_of(
-    part: TextPart, tokens_of: Callable[[str], Iterable[int]], render: Render | None, seed: int,
+    part: TextPart, tokens_of: Callable[[str], Iterable[int]], begin: Sequence[int], render: Render | None, seed: int,
     wanted: tuple[int, int], wanted_held_out: tuple[int, int], *, fewer: bool,
 ) -> tuple[Windows, Windows]:  # fmt: skip
     """Return the (number, length) of calibration windows and of held-out ones that are wanted of one source."""
     (num_samples, seq_len), (num_held_out, held_out_len) = wanted, wanted_held_out
-    num_tokens, num_held_out_tokens = num_samples * seq_len, num_held_out * held_out_len
+    num_tokens = num_samples * (seq_len - len(begin))
+    num_held_out_tokens = num_held_out * (held_out_len - len(begin))
     if part.source == BUILTIN:
         divided = [_divide_all(read_kind(kind, render), tokens_of) for kind in KINDS]
     elif is_prose(part):
@@ -154,7 +162,8 @@ def _windows_of(
     else:
         documents = read_documents(part, render)
         divided = [_divide_rows(documents, tokens_of, seed, num_tokens, num_held_out_tokens)]
-    pools, held_out = [_cut(text, seq_len) for text, _ in divided], [_cut(rest, held_out_len) for _, rest in divided]
+    pools = [_cut(text, seq_len, begin) for text, _ in divided]
+    held_out = [_cut(rest, held_out_len, begin) for _, rest in divided]
     sizes, sizes_held_out = [len(pool) for pool in pools], [len(pool) for pool in held_out]
     if fewer:
         num_held_out = max(1, min(num_held_out, sum(sizes_held_out)))
@@ -286,7 +295,31 @@ def shuffled(documents: Iterable[T], seed: int) -> Iterator[T]:
         yield waiting.pop()
 
 
-def _cut(stream: array[int], length: int) -> torch.Tensor:
-    """Cut consecutive windows [N, length]; a rest shorter than ``length`` is dropped."""
-    count = len(stream) // length
-    return torch.tensor(stream[: count * length].tolist(), dtype=torch.long).view(count, length)
+def _cut(stream: array[int], length: int, begin: Sequence[int]) -> torch.Tensor:
+    """Cut consecutive windows [N, length], each after ``begin``; a rest that fills no window is dropped."""
+    size = length - len(begin)
+    count = len(stream) // size
+    return begun(stream, [window * size for window in range(count)], length, begin)[1]
+
+
+def begun(
+    stream: array[int], starts: Iterable[int], length: int, begin: Sequence[int]
+) -> tuple[list[int], torch.Tensor]:
+    """Return windows [N, length] of ``begin`` and the tokens from each of ``starts`` on, and where these really start.
+
+    A window whose text has ``begin`` at its start, as templates write it before a turn, starts before that: no window
+    begins with it twice.
+    """
+    size, first = length - len(begin), array("q", begin)
+    places = [start - len(first) if first and _is_at(stream, start, first) else start for start in starts]
+    rows = [[*first, *stream[place : place + size]] for place in places]
+    return places, torch.tensor(rows, dtype=torch.long).view(len(rows), length)
+
+
+def without_begin(ids: Sequence[int], begin: Sequence[int]) -> Sequence[int]:
+    """Return a document's tokens without the ``begin`` at their start, if they have it: windows get their own."""
+    return ids[len(begin) :] if begin and tuple(ids[: len(begin)]) == tuple(begin) else ids
+
+
+def _is_at(stream: array[int], start: int, tokens: array[int]) -> bool:
+    return start >= len(tokens) and stream[start : start + len(tokens)] == tokens

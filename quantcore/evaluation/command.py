@@ -23,7 +23,7 @@ from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.provenance import environment, identity_of
 from quantcore.evaluation.quality import AbsoluteQuality, EvaluationResult, Quality, TaskResults
 from quantcore.evaluation.samples import compare_samples
-from quantcore.evaluation.text import EvaluationText, of_held_out, read_text
+from quantcore.evaluation.text import EvaluationText, begin_of_windows, of_held_out, read_text
 from quantcore.evaluation.verdict import judge_quality
 from quantcore.events import Emit, Eta, PhaseStarted, Progress, silence
 from quantcore.hub import download as hub
@@ -156,6 +156,7 @@ def held_out_text(path: Path, evaluation: EvaluationConfig, *, fewer: bool = Fal
         num_held_out=evaluation.num_windows,
         held_out_len=evaluation.seq_len,
         fewer=fewer,
+        begin=begin_of_windows(path, tokenizer),
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer, {}),
     )

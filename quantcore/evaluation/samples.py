@@ -12,8 +12,9 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation.streamers import BaseStreamer
 
 from quantcore.checkpoint.headers import read_json
-from quantcore.checkpoint.tokenizer import tokenize_with
+from quantcore.checkpoint.tokenizer import begin_of_text, tokenize_with
 from quantcore.data.chat import chat_renderer
+from quantcore.data.windows import without_begin
 from quantcore.errors import CalibrationError
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
@@ -63,7 +64,9 @@ def find_prompts(
     if longest is not None:
         asked = [prompt for prompt in asked if len(prompt.ids) + NEW_TOKENS <= longest]
     prompts_NT = text.prompts(max(0, num - len(asked)), PROMPT_LEN)
-    return [*asked[:num], *(Prompt(ids, str(tokenizer.decode(ids))) for ids in prompts_NT.tolist())]
+    begin = begin_of_text(tokenizer)
+    texts = [without_begin(ids, begin) for ids in prompts_NT.tolist()]
+    return [*asked[:num], *(Prompt([*begin, *ids], str(tokenizer.decode(list(ids)))) for ids in texts)]
 
 
 def compare_samples(

@@ -1,8 +1,8 @@
 """The text that a model is evaluated on: windows of tokens, their scored parts, numbers of words and bytes.
 
-A causal model predicts every token from those before it, a masked one the tokens that are masked, and a
-sequence-to-sequence model the second half of each window from its first half. A speech model predicts every token, too;
-for a text without sound it hears silence.
+Windows begin as the model's tokenizer begins a text, and those tokens are never scored. A causal model predicts every
+token from those before it, a masked one the tokens that are masked, and a sequence-to-sequence model the second half of
+each window from its first half. A speech model predicts every token, too; for a text without sound it hears silence.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from transformers import PreTrainedTokenizerBase
 
 from quantcore.checkpoint.artifact import digest
 from quantcore.checkpoint.source import TORCH_DTYPES
-from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
+from quantcore.checkpoint.tokenizer import begin_of_text, load_tokenizer, tokenize_with
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.data.chat import chat_renderer
 from quantcore.data.documents import media_folder, read_documents, read_documents_with_media
 from quantcore.data.media import MediaReader, is_one_of, text_or_media
 from quantcore.data.speech import SpeechReader
-from quantcore.data.windows import Reader, TokenWindows
+from quantcore.data.windows import Reader, TokenWindows, begun, without_begin
 from quantcore.errors import CalibrationError
 from quantcore.model.kinds import Kind, Media, halves
 from quantcore.model.skeleton import kind_of
 from quantcore.reading.model import read_model
 
 OVERLAP_LEN = 32  # tokens: shorter pieces are the same in many texts
+ENCODERS = (Kind.masked, Kind.scores, Kind.embedding)
 MASKED_SHARE = 0.15
 """Share of the tokens that are masked, as in the training of BERT (arXiv:1810.04805)."""
 HASH_BASE = 6364136223846793005  # Knuth's multiplier for numbers modulo 2^64
@@ -40,7 +41,8 @@ HASH_BASE = 6364136223846793005  # Knuth's multiplier for numbers modulo 2^64
 class EvaluationText:
     """Windows of token ids, all of one length T, and their scored parts.
 
-    ``first_N``: the first scored place of each window, 1 or more; places before it are only context.
+    ``first_N``: the first scored place of each window, counted from 0; places before it are only context, and so is
+    place 0 in any case.
     ``num_words`` and ``num_bytes`` are those of the scored text. ``targets_NP``: the token that each of the P outputs
     of a model predicts, -1 where none is scored; None if output t predicts token t + 1. ``media`` are those of each
     window, if any has some: tokens that stand for them are not scored. ``strata_N`` numbers the texts that give a fixed
@@ -82,9 +84,13 @@ class EvaluationText:
 
 
 def of_windows(ids_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
-    """Return independent windows, in which every token is scored except the first, which has no context."""
-    first = torch.ones(len(ids_NT), dtype=torch.long)
-    return EvaluationText(ids_NT, first, *_count(tokenizer, [ids[1:] for ids in ids_NT.tolist()]))
+    """Return independent windows, in which every token is scored except what begins a text, and the first in any case.
+
+    The first token of a window that nothing begins has no context.
+    """
+    first = max(1, len(begin_of_text(tokenizer)))
+    counts = _count(tokenizer, [ids[first:] for ids in ids_NT.tolist()])
+    return EvaluationText(ids_NT, torch.full((len(ids_NT),), first, dtype=torch.long), *counts)
 
 
 def of_held_out(windows: TokenWindows, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
@@ -108,17 +114,20 @@ def _scoring(text: EvaluationText, targets_NP: torch.Tensor, tokenizer: PreTrain
     return replace(text, targets_NP=targets_NP, num_words=num_words, num_bytes=num_bytes)
 
 
-def of_stream(ids_T: torch.Tensor, tokenizer: PreTrainedTokenizerBase, seq_len: int, stride: int) -> EvaluationText:
-    """Cut a text of at least ``seq_len`` tokens into windows that start every ``stride`` tokens.
+def of_stream(
+    ids: array[int], tokenizer: PreTrainedTokenizerBase, seq_len: int, stride: int, begin: Sequence[int] = ()
+) -> EvaluationText:
+    """Cut a text into windows of ``begin`` and the text's tokens from every ``stride``-th token on.
 
-    Every token except the first is scored once, with at least ``seq_len - stride`` tokens before it if the text has so
-    many. The last window is moved to the left to end with the text.
+    The text fills at least one window. Every token of it is scored once, with at least ``seq_len - stride`` tokens
+    before it if the text has so many; without ``begin`` the first one has no context and is not. The last window is
+    moved to the left to end with the text.
     """
-    starts = [*range(0, len(ids_T) - seq_len, stride), len(ids_T) - seq_len]
-    ends = [1, *(start + seq_len for start in starts)]
-    first = torch.tensor([end - start for start, end in zip(starts, ends, strict=False)])
-    windows = torch.stack([ids_T[start : start + seq_len] for start in starts])
-    return EvaluationText(windows, first, *_count(tokenizer, [ids_T[1:].tolist()]))
+    size, num_begin = seq_len - len(begin), len(begin)
+    starts, windows_NT = begun(ids, [*range(0, len(ids) - size, stride), len(ids) - size], seq_len, begin)
+    ends = [0 if begin else 1, *(start + size for start in starts)]
+    first = torch.tensor([num_begin + end - start for start, end in zip(starts, ends, strict=False)])
+    return EvaluationText(windows_NT, first, *_count(tokenizer, [ids[ends[0] :].tolist()]))
 
 
 def overlap(calibration_NT: torch.Tensor, held_out_NT: torch.Tensor) -> float:
@@ -169,12 +178,23 @@ def for_kind(text: EvaluationText, kind: Kind, tokenizer: PreTrainedTokenizerBas
 
 def with_special_tokens(ids_NT: torch.Tensor, kind: Kind, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
     """Return windows [N, T] of which an encoder's begin and end with the tokens around a text, as in its training."""
-    if kind in (Kind.masked, Kind.scores, Kind.embedding):
+    if kind in ENCODERS:
         ids_NT = ids_NT.clone()
-        for place, token in ((0, tokenizer.cls_token_id), (-1, tokenizer.sep_token_id)):
-            if token is not None:
-                ids_NT[:, place] = token
+        before = begin_of_text(tokenizer) or ((tokenizer.cls_token_id,) if tokenizer.cls_token_id is not None else ())
+        ids_NT[:, : len(before)] = torch.tensor(before, dtype=ids_NT.dtype)
+        if tokenizer.sep_token_id is not None:
+            ids_NT[:, -1] = tokenizer.sep_token_id
     return ids_NT
+
+
+def begin_of_windows(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the tokens that begin every window of text for the model in ``folder``, as its tokenizer begins a text.
+
+    Windows of an encoder get the tokens on both sides later (``with_special_tokens``), and the decoder of a speech
+    model gets its start token with each call: they have none.
+    """
+    kind = kind_of(read_model(folder).headers.config)
+    return begin_of_text(tokenizer) if kind in (Kind.causal, Kind.sequence_to_sequence) else ()
 
 
 def _masked(ids_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
@@ -218,7 +238,10 @@ def read_text(evaluation: EvaluationConfig, folder: Path) -> EvaluationText:
         reader = media_reader(folder, tokenizer, evaluation.chat_template_kwargs)
         return _read_media(evaluation, reader, tokenizer)
 
-    return text_or_media(part, lambda: hears(folder), lambda: _read_text(evaluation, tokenizer), with_media)
+    def text_alone() -> EvaluationText:
+        return _read_text(evaluation, tokenizer, begin_of_windows(folder, tokenizer))
+
+    return text_or_media(part, lambda: hears(folder), text_alone, with_media)
 
 
 def _read_media(evaluation: EvaluationConfig, reader: Reader, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
@@ -233,22 +256,25 @@ def _read_media(evaluation: EvaluationConfig, reader: Reader, tokenizer: PreTrai
     return _with_media(of_windows(ids_NT, tokenizer), media, is_one_of(reader.placeholders, ids_NT), tokenizer)
 
 
-def _read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
+def _read_text(
+    evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, begin: tuple[int, ...]
+) -> EvaluationText:
     text = evaluation.text
     assert text is not None
     tokenize, separator = tokenize_with(tokenizer), tokenizer.eos_token_id
-    stride = evaluation.stride or evaluation.seq_len
-    num_tokens = evaluation.seq_len + stride * (evaluation.num_windows - 1)
+    size = evaluation.seq_len - len(begin)
+    stride = min(evaluation.stride or size, size)
+    num_tokens = size + stride * (evaluation.num_windows - 1)
     stream = array("q")
     for document in read_documents(text, chat_renderer(tokenizer, evaluation.chat_template_kwargs)):
         if document:
-            stream.extend(tokenize(document))
+            stream.extend(without_begin(tokenize(document), begin))
             stream.extend(() if separator is None else (separator,))
         if len(stream) >= num_tokens:
             break
-    if len(stream) < evaluation.seq_len:
-        raise _too_short(evaluation, f"has {len(stream)} tokens; a window is {evaluation.seq_len}")
-    return of_stream(torch.tensor(stream[:num_tokens].tolist()), tokenizer, evaluation.seq_len, stride)
+    if len(stream) < size:
+        raise _too_short(evaluation, f"has {len(stream)} tokens; a window has {size} tokens of text")
+    return of_stream(stream[:num_tokens], tokenizer, evaluation.seq_len, stride, begin)
 
 
 def _too_short(evaluation: EvaluationConfig, what: str) -> CalibrationError:

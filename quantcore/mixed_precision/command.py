@@ -23,7 +23,7 @@ from quantcore.evaluation.architecture import prove_twin
 from quantcore.evaluation.command import find_model
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.quality import Quality
-from quantcore.evaluation.text import EvaluationText, of_held_out
+from quantcore.evaluation.text import EvaluationText, begin_of_windows, of_held_out
 from quantcore.events import Emit, PhaseStarted
 from quantcore.export import EXPORTERS, layouts_of
 from quantcore.mixed_precision.choice import Mix, Option, Unit, mixes, of_size
@@ -130,6 +130,7 @@ def read_texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor
         tokenize_with(tokenizer),
         num_held_out=NUM_HELD_OUT,
         held_out_len=calibration.seq_len,
+        begin=begin_of_windows(path, tokenizer),
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer, calibration.chat_template_kwargs),
     )

@@ -39,6 +39,7 @@ from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.provenance import model_identity, provenance
 from quantcore.evaluation.text import (
     EvaluationText,
+    begin_of_windows,
     evaluation_text,
     has_own_text,
     hears,
@@ -218,7 +219,9 @@ def quantize(
         model, plan, algorithms, calibration, texts.evaluation, folder, ranks, gradients,
         with_held_out=baseline.needs_stream(savepoint, saved), towers=towers,
     )  # fmt: skip
-    writer = ResultWriter(plan, source, Expectation(texts.evaluation, torch.empty(0), model=texts.model), emit, ranks)
+    first = tuple(sorted(set(texts.calibration.ids_NT[:, 0].tolist())))
+    expected = Expectation(texts.evaluation, torch.empty(0), model=texts.model, calibration_first=first)
+    writer = ResultWriter(plan, source, expected, emit, ranks)
     with writer.opened(task, original.headers, folder, saved), code_files(task, savepoint) as codes:
         first_block = streams.restore(savepoint, saved)
         eta = Eta(plan.num_blocks - first_block)
@@ -322,9 +325,8 @@ def read_texts(task: Task, headers: ModelHeaders, ranks: Ranks) -> Texts:
     origin = ranks.share(provenance(task, calibration_NT, text.ids_NT) if ranks.is_first else {})
     warnings = list(warnings_of(task.calibration, windows, tokenizer, task.model_id or task.model_folder.name))
     seen_NT = calibration_NT.masked_fill(windows.is_placeholder(calibration_NT), -1)  # images differ
-    return Texts(
-        Windows(calibration_NT, windows.calibration_media), text, origin, overlap(seen_NT, text.ids_NT), tuple(warnings)
-    )
+    in_both = overlap(seen_NT, text.ids_NT[:, len(begin_of_windows(task.model_folder, tokenizer)) :])
+    return Texts(Windows(calibration_NT, windows.calibration_media), text, origin, in_both, tuple(warnings))
 
 
 def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks: Ranks) -> StreamedModel:
@@ -380,6 +382,7 @@ def read_windows(task: Task) -> TokenWindows:
         tokenize_with(tokenizer),
         num_held_out=0 if has_own_text(task) else max(task.evaluation.num_windows, NUM_PROBES),
         held_out_len=task.evaluation.held_out_len,
+        begin=begin_of_windows(task.model_folder, tokenizer),
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer, arguments),
         media=lambda: media_reader(task.model_folder, tokenizer, arguments),

@@ -24,13 +24,15 @@ class Expectation:
     scales and zero points of its input and output; ``tensors``: sha256 of every other tensor as it is written;
     ``kept``: sha256 of those that a format returns with other, equivalent values; ``probe_logits``
     [N, PROBE_POSITIONS, V] float32 for the first N windows of ``held_out``; ``original_states_NTH`` are the float
-    model's after its last block, None if nothing is measured; ``model`` is that model's identity.
+    model's after its last block, None if nothing is measured; ``model`` is that model's identity;
+    ``calibration_first``: the first tokens of the calibration windows, each once.
     """
 
     held_out: EvaluationText
     probe_logits: torch.Tensor
     original_states_NTH: torch.Tensor | None = None
     model: str = ""
+    calibration_first: tuple[int, ...] = ()
     weights: dict[str, str] = field(default_factory=dict)
     plain_weights: dict[str, str] = field(default_factory=dict)
     activations: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -59,7 +61,7 @@ class Expectation:
         for window, media in enumerate(self.held_out.media):
             tensors |= {f"media.{window}.{name}": value.contiguous() for name, value in media.items()}
         counts = {"num_words": self.held_out.num_words, "num_bytes": self.held_out.num_bytes}
-        record = {"digests": self.digests, "counts": counts, "model": self.model}
+        record = {"digests": self.digests, "counts": counts, "model": self.model, "first": self.calibration_first}
         stored = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         save_file(stored, folder / "expected.safetensors")
         (folder / "expected.json").write_text(json.dumps(record), "utf-8")
@@ -79,7 +81,8 @@ class Expectation:
             strata_N=tensors.get("strata"),
         )  # fmt: skip
         states = tensors.get("original_states")
-        return cls(held_out, tensors["probe_logits"], states, record["model"], **record["digests"])
+        first = tuple(record["first"])
+        return cls(held_out, tensors["probe_logits"], states, record["model"], first, **record["digests"])
 
 
 def probe_logits(logits: Callable[[torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor]) -> torch.Tensor:

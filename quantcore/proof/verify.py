@@ -41,9 +41,11 @@ from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress, Warned
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.model.kinds import Kind
+from quantcore.model.skeleton import kind_of
 from quantcore.numerics.qtensor import QLayer, is_finite
 from quantcore.plan.job import plan_job
 from quantcore.plan.planner import FILE_TO_FILE, Plan, export_dir
+from quantcore.proof.beginnings import check_beginnings
 from quantcore.proof.expectation import Expectation, probe_logits
 from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import (
@@ -146,6 +148,8 @@ def run_model(
 ) -> Proof:
     """Run the model in the files, and compare its tensors and logits. Raises ProofError that names what differs."""
     headers, text = original.headers, expected.held_out
+    tokenizer, kind = load_tokenizer(task.model_folder), kind_of(headers.config)
+    check_beginnings(tokenizer, kind, text.ids_NT, expected.calibration_first)
     model, clipping = open_written(plan, headers, written, TORCH_DTYPES[headers.main_dtype]), Clipping()
     streamed = model.streamed
     hidden = model.embed(text)

@@ -1,6 +1,7 @@
 """Perplexities and divergence of a job are those of Transformers, computed whole and in another way."""
 
 import math
+from array import array
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def measured(model_dir, tmp_path_factory):
 
 def test_every_token_is_scored_once_in_as_much_context_as_there_is():
     ids = torch.arange(200)
-    text = of_stream(ids, tiny_tokenizer(), 64, 24)
+    text = of_stream(array("q", range(200)), tiny_tokenizer(), 64, 24)
     scored = text.ids_NT[:, 1:][text.scored_NP]
     assert torch.equal(scored, ids[1:])
     assert torch.equal(text.ids_NT[-1], ids[-64:]) and text.ids_NT[:-1, 0].tolist() == [0, 24, 48, 72, 96, 120]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 512
@@ -80,8 +80,11 @@ def correlate(model: PreTrainedModel, rank: int) -> None:
 
 
 @cache
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer of ``VOCAB_SIZE`` tokens, trained on the prose that comes with Python."""
+def tiny_tokenizer(begin: str = "") -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer of ``VOCAB_SIZE`` tokens, trained on the prose that comes with Python.
+
+    It begins a text with the special token ``begin``, if given, as those of Gemma and Llama do.
+    """
     from pydoc_data import topics
 
     tokenizer = Tokenizer(models.BPE())
@@ -89,9 +92,14 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=["<eos>"],
+        special_tokens=["<eos>", *filter(None, [begin])],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator([topics.topics[name] for name in sorted(topics.topics)[:20]], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
+    named = {"eos_token": "<eos>", "pad_token": "<eos>"}
+    if begin:
+        place = tokenizer.token_to_id(begin)
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, place)])
+        named["bos_token"] = begin
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
