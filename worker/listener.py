@@ -26,8 +26,9 @@ class Listener:
     """A thread with Celery's consumer. It ends with the process: it holds nothing that could be lost."""
 
     def __init__(self, app: Celery, look_now: Callable[[], None]) -> None:
-        for packing in compression.encoders():  # a message names its own, and is unpacked before anybody has seen it
-            compression.register(_refuse, _refuse, packing)
+        # a message names its own packing, and is unpacked before anybody has seen it
+        for packing in compression.encoders():  # type: ignore[no-untyped-call]
+            compression.register(_refuse, _refuse, packing)  # type: ignore[no-untyped-call]
         self._app = app
         self._consumer = _consumer_that_calls(look_now)
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)

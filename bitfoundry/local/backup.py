@@ -217,7 +217,7 @@ def _unpack(source: Path, fresh: Path, vault: Vault | None, *, trusted: bool) ->
         raise _damaged(source, str(error)) from error
     if not trusted:
         _check_signature(source, ends[MANIFEST], ends[SIGNATURE], vault)
-    manifest = json.loads(ends[MANIFEST])
+    manifest: dict[str, Any] = json.loads(ends[MANIFEST])
     if manifest.get("format") != FORMAT:
         raise _damaged(source, "its manifest is absent, or of another release")
     expected = {entry["path"]: entry["sha256"] for entry in manifest["files"]}

@@ -15,6 +15,7 @@ from tests.support.sources import MODULES, tree_of
 
 KNOWN = {
     "a command writes it before anything else": {"quantcore.cli.main": 1},
+    "a child that was forked with one thread": {"quantcore.cli.readers": 1},
     "a process for this script alone, before it loads the program that has threads": {
         "quantcore.serving.inside_env": 1,
         "quantcore.serving.vllm_tasks": 1,

@@ -64,7 +64,12 @@ ALLOWED = {
         "quantcore.export.gguf.unpack": 2,
         "quantcore.serving.stopwatch": 2,
     },
-    "what the kernel says": {"quantcore.runtime.devices": 1, "quantcore.data.chat": 1, "worker.devices": 3},
+    "what the kernel says": {
+        "quantcore.runtime.devices": 1,
+        "quantcore.cli.readers": 1,
+        "quantcore.data.chat": 1,
+        "worker.devices": 3,
+    },
     "the service's own folder": {
         "api.store.manifest": 2,
         "api.store.vault": 3,
