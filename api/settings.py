@@ -154,6 +154,8 @@ class Settings(BaseSettings):
 
     slots: PositiveInt = 1
     memory_bytes: PositiveInt = Field(default_factory=host_memory_bytes)
+    # An attempt may take so many times its planned memory, and 1 GiB more, before it is ended.
+    memory_margin: Annotated[float, Field(ge=1)] = 1.5
     engine_threads: PositiveInt = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
     engine_ranks: PositiveInt = 1
     # For jobs that several workers do together: the address of this one, and how long it waits for the others.

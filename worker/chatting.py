@@ -29,6 +29,7 @@ from quantcore.errors import QuantError
 from worker.engine import Child, Stop, StopSwitch, engine_environment
 from worker.hub_token import find_hub_token
 from worker.lease import HeldLease
+from worker.memory_watch import MemoryWatch, data_limit_of, exceeded, limit_of
 from worker.redaction import Redactor
 from worker.workspace import chat_folder
 
@@ -95,8 +96,10 @@ class Conversation:
     def _execute(self) -> None:
         try:
             child = self._start()
-            self._talk(child)
-            self._conclude(child)
+            limit = limit_of(self._settings, self.lease.needs_memory_bytes)
+            with MemoryWatch(child.pid, limit, lambda: child.kill(Stop.NO_MEMORY)) as watch:
+                self._talk(child)
+            self._conclude(child, watch)
         except QuantError as error:
             self._end(EndReason.FAILED, {"code": error.code, "message": error.message, "hint": error.hint})
         except LeaseLost:
@@ -126,7 +129,10 @@ class Conversation:
         if on_hub:
             name = self.lease.model.get("hub_token")
             token = f"{find_hub_token(self._settings, self.lease, name, self._redactor) or ''}\n"
-        return self._switch.start(lambda: Child(self._settings, argv, environment, said=token, listens=True))
+        limit = data_limit_of(limit_of(self._settings, self.lease.needs_memory_bytes))
+        return self._switch.start(
+            lambda: Child(self._settings, argv, environment, said=token, listens=True, data_bytes=limit)
+        )
 
     def _artifact(self) -> Path:
         """Return the folder of the result, or of the first of its formats. Raises ProofError for a changed one."""
@@ -199,10 +205,14 @@ class Conversation:
             self._told = asked.number
             child.tell(json.dumps({"number": asked.number, "prompt": asked.prompt}) + "\n")
 
-    def _conclude(self, child: Child) -> None:
+    def _conclude(self, child: Child, watch: MemoryWatch) -> None:
         status = child.wait()
         if child.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
+        if child.stopped_by is Stop.NO_MEMORY:
+            failure = exceeded(self.lease.needs_memory_bytes, watch)
+            self._end(EndReason.FAILED, {name: getattr(failure, name) for name in ("code", "message", "hint")})
+            return
         if child.stopped_by is not None:
             self._end(_REASONS[child.stopped_by])
         else:

@@ -66,6 +66,7 @@ class Stop(Enum):
     DRAINED = "drained"
     LEASE_LOST = "lease_lost"
     NO_ROOM = "no_room"
+    NO_MEMORY = "no_memory"
     WORKER_NEEDED = "worker_needed"
     IDLE = "idle"
 
@@ -75,11 +76,12 @@ class Child:
 
     def __init__(
         self, settings: Settings, argv: Sequence[str], environment: Mapping[str, str], *, said: str | None = None,
-        listens: bool = False,
+        listens: bool = False, data_bytes: int | None = None,
     ) -> None:  # fmt: skip
         """Start the process, from a thread that outlives it: the kernel ties the child to that thread.
 
         ``said`` is written to its standard input, which stays open for ``tell`` if the child ``listens``.
+        ``data_bytes`` is its RLIMIT_DATA.
         """
         self.stopped_by: Stop | None = None
         self._grace_s = settings.stop_grace_s
@@ -87,7 +89,7 @@ class Child:
         self._ended = False
         self._kill_timer: threading.Timer | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), *argv],
+            [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), str(data_bytes or 0), *argv],
             stdin=subprocess.PIPE if said is not None or listens else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -101,6 +103,10 @@ class Child:
                 self._process.stdin.close()
         self._end = threading.Thread(target=self._await_end, name="engine-end", daemon=True)
         self._end.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def tell(self, text: str) -> None:
         """Write to the standard input of a child that ``listens``. One that has ended hears nothing."""
@@ -209,6 +215,7 @@ class Engine(Child):
         hub_token: str | None = None,
         traceparent: str | None = None,
         node: Node | None = None,
+        data_bytes: int | None = None,
     ) -> None:
         """Start the engine (see ``Child``).
 
@@ -229,6 +236,7 @@ class Engine(Child):
             argv,
             environment | ({"TRACEPARENT": traceparent} if traceparent else {}),
             said=None if hub_token is None else f"{hub_token}\n",
+            data_bytes=data_bytes,
         )
 
 

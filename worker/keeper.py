@@ -3,7 +3,9 @@
 ``kill -9`` leaves the supervisor no time to end its engine, so the kernel is asked to tell us: PR_SET_PDEATHSIG
 (prctl(2)). Then we kill the group, grandchildren included, and the GPU is free for the next attempt.
 
-    python -I -S keeper.py SUPERVISOR_PID COMMAND [ARGUMENT ...]
+    python -I -S keeper.py SUPERVISOR_PID DATA_BYTES COMMAND [ARGUMENT ...]
+
+DATA_BYTES is the limit of the memory that each process may ask for (RLIMIT_DATA), 0 for none.
 
 Uses only the standard library, so that this process is small and starts at once. Exits with the engine's status; 128 +
 n if signal n ended it.
@@ -11,6 +13,7 @@ n if signal n ended it.
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,7 +22,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> int:
-    supervisor, command = int(argv[1]), argv[2:]
+    supervisor, data_bytes, command = int(argv[1]), int(argv[2]), argv[3:]
+    if data_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
     stop_signals: list[int] = []
     # SIGTERM goes to the whole group: the engine acts on it, we wait for the engine.
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))

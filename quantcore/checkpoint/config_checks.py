@@ -14,7 +14,7 @@ from quantcore.errors import ModelError
 LARGEST = {
     "hidden_size": 1 << 20, "n_embd": 1 << 20, "intermediate_size": 1 << 24, "vocab_size": 1 << 24,
     "num_hidden_layers": 10_000, "n_layer": 10_000, "num_attention_heads": 1 << 16, "n_head": 1 << 16,
-    "num_key_value_heads": 1 << 16, "head_dim": 1 << 16, "max_position_embeddings": 1 << 31,
+    "num_key_value_heads": 1 << 16, "head_dim": 1 << 16, "max_position_embeddings": 1 << 31, "num_labels": 1 << 20,
 }  # fmt: skip
 """Upper limits, far above those of any existing model."""
 

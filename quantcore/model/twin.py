@@ -14,8 +14,10 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
+from quantcore.errors import ModelError
 from quantcore.model.skeleton import clean_config
 
 VOCAB_SIZE = 320
@@ -25,6 +27,8 @@ MIN_HIDDEN = 32
 MIN_HEADS, MAX_HEADS = 4, 16
 HEAD_DIM = 16
 MIN_WIDTH = 8
+MAX_PARAMETERS = 100_000_000
+"""Far more than the twin of any published config has: 0.4 GB."""
 
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "n_heads")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "emb_dim", "embedding_dim")
@@ -79,12 +83,14 @@ def twin_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def build_twin(config: dict[str, Any], seed: int = 0, kind: type[Any] = AutoModelForCausalLM) -> PreTrainedModel:
     """Return a model of ``twin_config``, float32 on the CPU, in evaluation mode; ``kind``: its class or an auto class.
 
-    The global random state is not changed. Raises any error of Transformers for a config whose numbers do not fit
+    The global random state is not changed. Raises ModelError ``config_implausible`` for a config that leaves sizes to
+    the class, which are those of a published model, and any error of Transformers for a config whose numbers do not fit
     together once they are small.
     """
+    build = kind._from_config if issubclass(kind, PreTrainedModel) else kind.from_config
+    _check_small(build, clean_config(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        build = kind._from_config if issubclass(kind, PreTrainedModel) else kind.from_config
         model: PreTrainedModel = build(clean_config(config), dtype=torch.float32)
         with torch.no_grad():
             computed = re.compile("|".join(model._keys_to_ignore_on_save or ["$^"]))  # by the model's code
@@ -101,6 +107,19 @@ def build_twin(config: dict[str, Any], seed: int = 0, kind: type[Any] = AutoMode
     model.config.use_cache = False
     model.train(False).requires_grad_(False)
     return model
+
+
+def _check_small(build: Callable[..., PreTrainedModel], config: PretrainedConfig) -> None:
+    """Build the model without memory first, and count."""
+    with torch.device("meta"), no_init_weights():
+        num_parameters = sum(parameter.numel() for parameter in build(config, dtype=torch.float32).parameters())
+    if num_parameters > MAX_PARAMETERS:
+        raise ModelError(
+            f"A small model of this config would have {num_parameters / 1e6:.0f} million parameters: config.json leaves"
+            " sizes to the class of the model.",
+            code="config_implausible",
+            hint="Give the config.json that the model was published with.",
+        )
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -45,6 +45,15 @@ def write_output(output: Path, *, tamper: bool) -> None:
     (output / "MANIFEST.json").write_text(json.dumps({"format": 1, "files": entries}))
 
 
+def eat() -> None:
+    """Take memory, 64 MiB at a time, until somebody ends this."""
+    taken = []
+    while len(taken) < 160:
+        taken.append(b"x" * (64 << 20))
+        time.sleep(0.01)
+    time.sleep(120)
+
+
 def note_pids(path: str) -> None:
     grandchild = subprocess.Popen(["sleep", "300"])
     with Path(path).open("a") as file:
@@ -99,6 +108,8 @@ def main() -> int:
     say("progress", phase="quantize", done=0, total=2, unit="block", eta_s=None)
     if mode in ("slow", "ignores_sigterm"):
         time.sleep(120)
+    if mode == "eats":
+        eat()
     if mode == "slow_once":  # the second attempt is quick
         mark = model / "was_here"
         if not mark.exists():

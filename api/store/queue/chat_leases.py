@@ -35,6 +35,7 @@ class ChatLease:
     manifest_sha256: str
     exports: dict[str, Any]
     max_new_tokens: int
+    needs_memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
         manifest_sha256=artifact.manifest_sha256,
         exports=(job.summary or {}).get("exports") or {},
         max_new_tokens=chat.max_new_tokens,
+        needs_memory_bytes=chat.needs_memory_bytes,
     )
 
 

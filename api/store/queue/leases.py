@@ -66,6 +66,7 @@ class Lease:
     nodes: int
     sealed_hub_token: bytes | None  # the token that ``model`` names, as it is now; None if it names none or it is gone
     traceparent: str | None = None  # of the request that made the job
+    needs_memory_bytes: int | None = None  # the plan's estimate
 
     @cached_property
     def spec(self) -> JobSpec:
@@ -128,7 +129,10 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     placement.open_seats(session, job)
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
-    return Lease(job.id, fence, job.attempt, job.project_id, job.model, job.spec, job.nodes, sealed, job.traceparent)
+    return Lease(
+        job.id, fence, job.attempt, job.project_id, job.model, job.spec, job.nodes, sealed, job.traceparent,
+        job.needs_memory_bytes,
+    )  # fmt: skip
 
 
 def is_any_due(session: Session, *, worker: str, waits_s: float, memory_bytes: int) -> bool:

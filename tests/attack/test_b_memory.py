@@ -1,0 +1,89 @@
+"""One job takes all memory: it is ended with a named error, and the jobs of others are not (part B)."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.main import create_app
+from api.settings import Settings
+from api.store.tables.jobs import Job
+from quantcore.checkpoint.config_checks import check_config
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.errors import ModelError
+from quantcore.model.kinds import model_class
+from quantcore.model.skeleton import clean_config
+from quantcore.model.twin import build_twin, twin_config
+from tests.support.service import WorkerProcess, write_stub_model
+from worker.memory_watch import EXTRA_BYTES, limit_of
+
+PLANNED = 64 << 20
+
+
+def test_a_job_that_takes_more_than_its_limit_is_ended(
+    settings: Settings, make_model: Callable[..., Path], submit: Callable[..., str],
+    start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
+) -> None:  # fmt: skip
+    start_worker(settings.model_copy(update={"slots": 2}))
+    hostile = submit(make_model("hostile", mode="eats"), needs_memory_bytes=PLANNED)
+    other = submit(make_model("other", mode="steady"), needs_memory_bytes=PLANNED)
+    assert wait_for(other, "succeeded", "failed").state == "succeeded"
+    job = wait_for(hostile, "succeeded", "failed", "queued")
+    assert (job.state, job.attempt) == ("failed", 1)
+    assert job.error is not None and (job.error["code"], job.error["retryable"]) == ("memory_limit", False)
+    limit = limit_of(settings, PLANNED)
+    assert limit == int(1.5 * PLANNED) + EXTRA_BYTES
+    assert f"{PLANNED >> 20} MiB" in job.error["message"] and f"{limit >> 20} MiB" in job.error["message"]
+
+
+def test_limits_come_from_the_plan(settings: Settings) -> None:
+    settings = settings.model_copy(update={"memory_bytes": 8 << 30, "memory_margin": 2.0, "engine_ranks": 2})
+    assert limit_of(settings, 1 << 30) == 2 * (3 << 30)
+    assert limit_of(settings, 4 << 30) == limit_of(settings, None) == 8 << 30
+
+
+def write_many_tensors(folder: Path, number: int) -> None:
+    """Write a model whose header lists ``number`` tensors of one value."""
+    write_stub_model(folder)
+    header: dict[str, Any] = {
+        f"model.layers.0.tensor{index:020}.weight": {
+            "dtype": "F32",
+            "shape": [1, 1],
+            "data_offsets": [4 * index, 4 * index + 4],
+        }
+        for index in range(number)
+    }
+    encoded = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(4 * number))
+
+
+def test_a_header_that_takes_too_much_memory(settings: Settings, client: TestClient) -> None:
+    """The process that reads it ends with an error, and the API goes on."""
+    model = settings.model_roots[0] / "many"
+    write_many_tensors(model, 90_000)
+    small = settings.model_copy(update={"reader_memory_bytes": 48 << 20})
+    with TestClient(create_app(small), headers=client.headers) as limited:
+        for _ in range(2):
+            answer = limited.get("/v1/models/inspect", params={"path": str(model)})
+            assert (answer.status_code, answer.json()["code"]) == (422, "model_too_large"), answer.text
+            assert "48 MiB" in answer.json()["detail"]
+        assert limited.get("/healthz/live").status_code == 200
+
+
+def test_numbers_of_a_config_are_checked_before_anything_is_built() -> None:
+    tensors = {"a.weight": TensorHeader("F32", (8, 8), "model.safetensors", 0, 256)}
+    with pytest.raises(ModelError, match="num_labels"):
+        check_config({"model_type": "llama", "hidden_size": 8, "num_labels": 1_000_000_000}, tensors)
+
+
+@pytest.mark.parametrize("model_type", ["llava", "llama4", "qwen2_audio"])
+def test_a_config_without_its_parts_makes_no_large_twin(model_type: str) -> None:
+    """Transformers fills in the sizes of a published model: 21 GB and more."""
+    config = {"model_type": model_type}
+    kind, _ = model_class(clean_config(config), config)
+    with pytest.raises(ModelError) as caught:
+        build_twin(twin_config(config), kind=kind)
+    assert caught.value.code == "config_implausible"

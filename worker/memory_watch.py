@@ -1,0 +1,125 @@
+"""Limits the memory of an engine and all that it starts: one job must not take the machine from the others.
+
+The limit comes from the job's plan. A thread adds up what the processes hold, five times a second, and says so when it
+is too much. On CPUs the kernel also refuses single allocations far beyond the limit (RLIMIT_DATA, see ``keeper``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from api.settings import Settings
+from api.store.queue.leases import Failure
+
+LOOK_S = 0.2
+EXTRA_BYTES = 1 << 30
+"""Memory that no plan counts: the libraries of each process, the allocator's reserves, and the tokenizer."""
+GPUS = (Path("/dev/nvidia0"), Path("/dev/kfd"))
+DATA_FACTOR = 2
+"""RLIMIT_DATA counts memory that was asked for and never used as well."""
+
+
+def limit_of(settings: Settings, planned_bytes: int | None) -> int:
+    """Return the limit of an attempt whose plan needs ``planned_bytes``; at most the memory of this worker.
+
+    Plans are for one process, and several take at most as many times its memory.
+    """
+    if planned_bytes is None:
+        return settings.memory_bytes
+    of_one = int(settings.memory_margin * planned_bytes) + EXTRA_BYTES
+    return min(settings.memory_bytes, settings.engine_ranks * of_one)
+
+
+def data_limit_of(limit_bytes: int) -> int | None:
+    """Return RLIMIT_DATA for processes with this limit; None on GPUs, whose drivers reserve what they never use."""
+    return None if any(gpu.exists() for gpu in GPUS) else DATA_FACTOR * limit_bytes
+
+
+class MemoryWatch:
+    """A watch in a ``with`` block: ``on_fault`` is called once, from a thread, when the limit is exceeded.
+
+    ``reached_bytes`` is the most that was seen.
+    """
+
+    def __init__(self, pid: int, limit_bytes: int, on_fault: Callable[[], None]) -> None:
+        self.reached_bytes = 0
+        self.limit_bytes = limit_bytes
+        self._pid = pid
+        self._on_fault = on_fault
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(LOOK_S):
+            held = sum(map(_held_bytes, _tree(self._pid)))
+            if held > self.limit_bytes:  # pages that forks share were counted several times
+                held = sum(map(_own_bytes, _tree(self._pid)))
+            self.reached_bytes = max(self.reached_bytes, held)
+            if held > self.limit_bytes:
+                self._on_fault()
+                return
+
+
+def exceeded(planned_bytes: int | None, watch: MemoryWatch) -> Failure:
+    """Return the failure of a process that took more memory than its limit."""
+    planned = "" if planned_bytes is None else f", where its plan expects {planned_bytes >> 20} MiB"
+    return Failure(
+        "memory_limit",
+        f"It reached {watch.reached_bytes >> 20} MiB of memory{planned}. The limit is {watch.limit_bytes >> 20} MiB, so"
+        " it was ended.",
+        "If the model and the data are sound, the operator can raise the limit (BITFOUNDRY_MEMORY_MARGIN). Fewer or"
+        " shorter windows and smaller images need less.",
+    )
+
+
+def _tree(pid: int) -> Iterator[int]:
+    """Yield a process and all that it has started."""
+    waiting = [pid]
+    while waiting:
+        pid = waiting.pop()
+        yield pid
+        for thread in _listed(Path(f"/proc/{pid}/task")):
+            waiting += map(int, _text(thread / "children").split())
+
+
+def _held_bytes(pid: int) -> int:
+    """Return the memory of a process that no file backs."""
+    return _sum(_text(Path(f"/proc/{pid}/status")), ("RssAnon", "RssShmem"))
+
+
+def _own_bytes(pid: int) -> int:
+    """Return the same with shared pages divided among the processes that share them, which takes longer to find out."""
+    return _sum(_text(Path(f"/proc/{pid}/smaps_rollup")), ("Pss_Anon", "Pss_Shmem"))
+
+
+def _sum(text: str, names: tuple[str, ...]) -> int:
+    lines = (line.split() for line in text.splitlines())
+    return sum(int(words[1]) << 10 for words in lines if words and words[0].removesuffix(":") in names)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:  # the process has ended
+        return []
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("ascii")
+    except OSError:
+        return ""
