@@ -1,25 +1,21 @@
 """Renders chats with the model's own template, under limits of memory and time.
 
 A template is a program that came with a model. Transformers runs it in Jinja's sandbox, which denies access to files
-and attributes but permits gigabytes of output and endless loops; hence the limits. Called only in the engine's process
-or another child.
+and attributes but permits gigabytes of output and endless loops; hence a process with limits.
 """
 
 from __future__ import annotations
 
+import os
 import re
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from quantcore.data.builtin_text import Render
 from quantcore.data.messages import holds_media
+from quantcore.data.template_process import LimitedProcess, TookTooLong
 from quantcore.errors import CalibrationError
 
 MAX_TEMPLATE_CHARS = 64 << 10
@@ -41,6 +37,13 @@ def chat_renderer(
     images or sound, unless ``with_media``.
     """
 
+    def apply(messages: list[dict[str, Any]]) -> str:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+
+    run: Callable[[list[dict[str, Any]]], str] = apply
+    if hasattr(os, "fork"):
+        run = LimitedProcess(apply, max_seconds=MAX_SECONDS, max_memory_bytes=MAX_MEMORY_BYTES)
+
     def render(messages: list[dict[str, Any]]) -> str:
         if not with_media and holds_media(messages):
             raise MediaFound(
@@ -59,11 +62,13 @@ def chat_renderer(
         if len(str(tokenizer.chat_template)) > MAX_TEMPLATE_CHARS:
             raise _bad(f"it is longer than {MAX_TEMPLATE_CHARS} characters")
         try:
-            with _bounded():
-                text = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
+            return run(messages)
+        except TookTooLong as error:
+            raise _bad(f"TimeoutError: {error}") from error
+        except MemoryError as error:
+            raise _bad(f"MemoryError: {error}") from error
         except Exception as error:  # an untrusted program: it can raise anything
-            raise _bad(f"{type(error).__name__}: {str(error)[:200]}") from error
-        return str(text)
+            raise _bad(str(error)) from error
 
     return render
 
@@ -81,30 +86,3 @@ def _bad(why: str) -> CalibrationError:
         hint="Check that each message has a role and a content that the model knows, or name a column that holds text.",
         field="/calibration/column",
     )
-
-
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """Limit memory and time inside, if this is the main thread of a POSIX system with /proc."""
-    statm = Path("/proc/self/statm")
-    if threading.current_thread() is not threading.main_thread() or not statm.exists():
-        yield
-        return
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    most = int(statm.read_text("ascii").split()[0]) * resource.getpagesize() + MAX_MEMORY_BYTES
-    if before[0] == resource.RLIM_INFINITY or before[0] > most:
-        resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
-    handler = signal.signal(signal.SIGALRM, _time_is_up)
-    signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def _time_is_up(number: int, frame: FrameType | None) -> None:
-    raise TimeoutError(f"it took more than {MAX_SECONDS:g} s")
