@@ -8,63 +8,91 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
+import redis
 from celery import Celery
 from fastapi import APIRouter, Request, Response
 from kombu.exceptions import OperationalError
+from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from api import disk
-from api.store import migrate
-from api.store.engine import Sessions, dispose
+from api.store import broker, migrate
+from api.store.engine import DatabaseReadOnly, Sessions, dispose
 from api.store.queue import integrity
+from quantcore.config.time_limits import BROKER_S
 
 router = APIRouter(prefix="/healthz", tags=["health"])
 
+READY_KEY = "bitfoundry:ready"
+READY_KEY_S = 60
 Findings = dict[str, int] | None
 
 
+@dataclass(frozen=True)
+class State:
+    """The state of what jobs need. ``database``: ``ok``, ``unreachable`` or ``read_only``; ``broker``: ``ok``,
+    ``unreachable`` or ``takes_no_messages``.
+
+    ``schema`` compares the database's schema with this code's: ``current``, ``older``, or ``newer`` (a rolling deploy);
+    None without an answer. ``findings``: the number of damaged files of each kind.
+    """
+
+    database: str
+    broker: str
+    schema: str | None = None
+    findings: Findings = None
+
+
 class Readiness:
-    """Asks the database and the broker."""
+    """Asks the database and the broker whether a job could be taken in and started now."""
 
     def __init__(self, sessions: Sessions, celery: Celery) -> None:
         self._sessions = sessions
         self._celery = celery
+        self._broker = broker.connect(celery.conf.broker_url, BROKER_S)
         self._thread = ThreadPoolExecutor(1, "readiness")
-        self._under_way: Future[tuple[tuple[str | None, Findings], str]] | None = None
+        self._under_way: Future[State] | None = None
 
-    async def ask(self) -> tuple[tuple[str | None, Findings], str]:
-        """Return ((schema, findings), broker): the state of the database and of the broker.
-
-        ``schema`` compares the database's schema with this code's: ``current``, ``older``, or ``newer`` (a rolling
-        deploy); None without an answer. ``findings``: the number of damaged files of each kind. ``broker``: ``ok`` or
-        ``unreachable``.
-        """
+    async def ask(self) -> State:
         if self._under_way is None or self._under_way.done():
-            self._under_way = self._thread.submit(lambda: (self._ask_database(), self._ask_broker()))
+            self._under_way = self._thread.submit(lambda: replace(self._ask_database(), broker=self._ask_broker()))
         return await asyncio.shield(asyncio.wrap_future(self._under_way))
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
         dispose(self._sessions)
+        if self._broker is not None:
+            self._broker.close()
 
-    def _ask_database(self) -> tuple[str | None, Findings]:
+    def _ask_database(self) -> State:
         try:
             with self._sessions.begin() as session:
                 revision = migrate.current(session)
                 if revision != migrate.newest() and (revision is None or revision in migrate.revisions()):
-                    return "older", None
-                return "current" if revision == migrate.newest() else "newer", integrity.count(session)
+                    return State("ok", "", "older")
+                schema = "current" if revision == migrate.newest() else "newer"
+                findings = integrity.count(session)
+                session.execute(text("DELETE FROM outbox WHERE false"))  # refused where nothing may be written
+                return State("ok", "", schema, findings)
+        except DatabaseReadOnly:
+            return State("read_only", "")
         except SQLAlchemyError:
-            return None, None
+            return State("unreachable", "")
 
     def _ask_broker(self) -> str:
         try:
-            with self._celery.connection_for_write() as connection:
-                connection.ensure_connection(max_retries=1, interval_start=0, timeout=2)
-        except (OperationalError, OSError):
+            if self._broker is not None:
+                self._broker.set(READY_KEY, 1, ex=READY_KEY_S)
+            else:
+                with self._celery.connection_for_write() as connection:
+                    connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_S)
+        except (redis.ConnectionError, redis.TimeoutError, OperationalError, OSError):
             return "unreachable"
+        except redis.RedisError:  # a replica, or one without memory or disk
+            return "takes_no_messages"
         return "ok"
 
 
@@ -76,17 +104,17 @@ async def get_liveness() -> dict[str, str]:
 
 @router.get("/ready")
 async def get_readiness(request: Request, response: Response) -> dict[str, Any]:
-    """Check the service: the database (a real round trip), the broker, the disk.
+    """Check whether a job could be taken in and started now: the database, the broker, the disk. Each is written to.
 
-    503 if the database fails, or if its schema is older than this code. ``degraded`` without the broker (all works,
-    only slower), or without room on the disk (nothing new is taken in). ``integrity`` counts the faults of stored
-    files.
+    503 if the database fails or is read-only, or if its schema is older than this code. ``degraded`` if the broker
+    takes no messages (all works, only slower), or without room on the disk (nothing new is taken in). ``integrity``
+    counts the faults of stored files.
     """
     readiness: Readiness = request.app.state.readiness
-    (schema, findings), broker = await readiness.ask()
+    state = await readiness.ask()
     fault = disk.look(request.app.state.context.settings).fault()
-    failed = schema in (None, "older")
-    status = "failed" if failed else "ok" if broker == "ok" and fault is None else "degraded"
+    failed = state.database != "ok" or state.schema in (None, "older")
+    status = "failed" if failed else "ok" if state.broker == "ok" and fault is None else "degraded"
     response.status_code = 503 if failed else 200
-    backends = {"database": "ok" if schema else "unreachable", "broker": broker, "schema": schema}
-    return {"status": status, **backends, "disk": fault or "ok", "integrity": findings}
+    backends = {"database": state.database, "broker": state.broker, "schema": state.schema}
+    return {"status": status, **backends, "disk": fault or "ok", "integrity": state.findings}

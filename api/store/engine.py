@@ -60,6 +60,7 @@ def connect(
     )
     _hang_up_on_silence(engine, answer_s + DATABASE_SILENT_S)
     _ask_whether_alive(engine)
+    _count_read_only_as_away(engine)
     return sessionmaker(engine, expire_on_commit=False)
 
 
@@ -105,6 +106,18 @@ def _ask_whether_alive(engine: Engine) -> None:
                 engine.dialect.do_ping(connection)
             except psycopg.Error as error:
                 raise InvalidatePoolError from error
+
+
+class DatabaseReadOnly(OperationalError):
+    """The database takes no writes: it is a standby, or its operator has made it so. For a writer it is away."""
+
+
+def _count_read_only_as_away(engine: Engine) -> None:
+    @event.listens_for(engine, "handle_error")
+    def replace(context: Any) -> None:
+        error = context.original_exception
+        if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+            raise DatabaseReadOnly(context.statement, None, error) from error
 
 
 class _SilenceError(psycopg.OperationalError):

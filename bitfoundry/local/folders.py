@@ -66,6 +66,19 @@ def socket_leaf(home: Path, name: str) -> str:
     return f"bf-{key}-{name}"
 
 
+class SocketWatch:
+    """Notices that a server's socket was removed, as cleaners of temporary folders do. At first it may be absent."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._was_there = False
+
+    def is_gone(self) -> bool:
+        is_there = self._path.exists()
+        self._was_there = self._was_there or is_there
+        return self._was_there and not is_there
+
+
 class Lock:
     """A file lock with one holder per home. The kernel releases it when the holder dies, in any way."""
 

@@ -21,7 +21,7 @@ import psycopg
 from bitfoundry.errors import StackError
 from bitfoundry.local.ballast import Ballast
 from bitfoundry.local.child import Owner, finish, spawn, tail
-from bitfoundry.local.folders import Lock, private_dir, socket_dir
+from bitfoundry.local.folders import Lock, SocketWatch, private_dir, socket_dir
 from quantcore.config.time_limits import DATABASE_CONNECT_S, DATABASE_MIGRATION_S
 
 DATABASE = "bitfoundry"
@@ -104,12 +104,12 @@ class Postgres:
         """Return None while the server runs, else its exit status.
 
         A server that got a SIGTERM takes no new clients and waits for its present ones, which never leave: it gets a
-        SIGINT, which ends it at once.
+        SIGINT, which ends it at once. So does one whose socket was removed: nobody reaches it any more.
         """
         if self._process is None:
             return 0
         status = self._process.poll()
-        if status is None and self._is_stopping():
+        if status is None and (self._is_stopping() or self._watch.is_gone()):
             self._process.send_signal(signal.SIGINT)
         return status
 
@@ -175,6 +175,8 @@ class Postgres:
     def _spawn(self) -> None:
         owner = self._owner()
         assert self._sockets is not None  # `start` has made it
+        private_dir(self._sockets, owner)  # a cleaner of temporary folders may have removed it
+        self._watch = SocketWatch(self._sockets / ".s.PGSQL.5432")
         for stale in self._sockets.iterdir():
             stale.unlink()  # a killed server's socket and its lock, which may name a pid that is in use again
         self.ballast.drop_if_needed()

@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from bitfoundry.errors import StackError
 from bitfoundry.local.child import finish, spawn, tail
-from bitfoundry.local.folders import Lock, private_dir, socket_dir
+from bitfoundry.local.folders import Lock, SocketWatch, private_dir, socket_dir
 from quantcore.config.time_limits import BROKER_S
 
 START_LIMIT_S = 20.0
@@ -90,8 +90,13 @@ class Valkey:
         self._lock.release()
 
     def poll(self) -> int | None:
-        """Return None while the server runs, else its exit status."""
-        return self._process.poll() if self._process is not None else 0
+        """Return None while the server runs, else its exit status. One whose socket was removed is ended."""
+        if self._process is None:
+            return 0
+        status = self._process.poll()
+        if status is None and self._watch.is_gone():
+            self._process.terminate()
+        return status
 
     def start_again(self) -> None:
         """Start an ended server on the same socket, without waiting."""
@@ -104,6 +109,8 @@ class Valkey:
             session.flushall()
 
     def _spawn(self) -> None:
+        private_dir(self._socket.parent)  # a cleaner of temporary folders may have removed it
+        self._watch = SocketWatch(self._socket)
         command: list[str | Path] = [find_binary(), "--port", "0", "--unixsocket", self._socket]
         command += ["--unixsocketperm", "700", "--save", "", "--appendonly", "no", "--daemonize", "no"]
         self._process = spawn(command, log=self.log, cwd=self.home, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"})

@@ -38,8 +38,16 @@ def explained(emit: Emit) -> Iterator[Emit]:
         raise _as_quant_error(error, phase) from error
 
 
-def _as_quant_error(error: BaseException, phase: str) -> QuantError:
+def _is_of_a_full_disk(error: BaseException) -> bool:
+    """Return True also for a disk that can hold no more files: tempfile finds no folder then, and says so alone."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    text = str(error)  # of safetensors, which has an error of its own, and of tempfile
+    return f"os error {errno.ENOSPC}" in text or "No usable temporary directory" in text
+
+
+def _as_quant_error(error: BaseException, phase: str) -> QuantError:
+    if _is_of_a_full_disk(error):
         return QuantError(
             "The disk is full.",
             code="disk_full",

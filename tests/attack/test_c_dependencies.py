@@ -34,7 +34,7 @@ from api.store.tables.jobs import Job
 from bitfoundry.local.stack import Valkey
 from quantcore.config import time_limits
 from quantcore.hub import session as hub_session
-from tests.support.api import bearer, post
+from tests.support.api import bearer, body, post
 from tests.support.service import WorkerProcess
 from tests.support.waiting import wait_until
 
@@ -206,3 +206,47 @@ def test_foreign_keys_lock_no_project_out(settings: Settings, valkey: Valkey, se
     assert permits.count(projects.DEFAULT, 0) == len(held)
     permits.close()
     queue.close()
+
+
+def test_ready_means_that_a_job_could_be_taken_in(
+    settings: Settings, valkey: Valkey, sessions: Sessions, make_model: Callable[..., Path]
+) -> None:
+    """A database that may only be read is not ready; a broker that takes no messages costs time."""
+    queue = redis.Redis(unix_socket_path=valkey.url.removeprefix("redis+socket://"))
+    with TestClient(create_app(on(valkey, settings)), headers=bearer(create_key(sessions, "k"))) as client:
+
+        def parts() -> tuple[int, str, str, str]:
+            answer = client.get("/healthz/ready")
+            return answer.status_code, *(answer.json()[name] for name in ("status", "database", "broker"))
+
+        assert parts() == (200, "ok", "ok", "ok")
+        queue.config_set("maxmemory", 1)  # and what is in it is not thrown away
+        assert parts() == (200, "degraded", "ok", "takes_no_messages")
+        queue.config_set("maxmemory", 0)
+        queue.replicaof("127.0.0.1", "1")
+        assert parts() == (200, "degraded", "ok", "takes_no_messages")
+        queue.replicaof("NO", "ONE")
+        assert parts() == (200, "ok", "ok", "ok")
+        change = "ALTER DATABASE {} SET default_transaction_read_only = {}"
+        with sessions.begin() as session:
+            name = session.scalar(text("SELECT current_database()"))
+        try:
+            execute(sessions, change.format(name, "on"))
+            wait_until(lambda: parts() == (503, "failed", "read_only", "ok"), note=parts)
+            refused = client.post("/v1/jobs", json=body(make_model()))
+            assert refused.status_code == 503, refused.text
+            assert client.get("/v1/jobs").status_code == 200
+        finally:
+            execute(sessions, "SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE", change.format(name, "off"))
+        wait_until(lambda: parts() == (200, "ok", "ok", "ok"))
+    queue.close()
+
+
+def execute(sessions: Sessions, *statements: str) -> None:
+    """Execute the statements on a connection of their own, and end all others: they begin anew with the settings."""
+    with sessions.kw["bind"].connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+        connection.detach()

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -155,3 +156,32 @@ def test_what_a_waiting_job_goes_on_from_stays(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["resume"]
     remove_attempt(folder, may_go_on=False)
     assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_a_disk_without_inodes_is_a_full_disk(
+    settings: Settings, sessions: Sessions, make_model: Callable[..., Path], submit: Callable[..., str],
+    start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job], client: TestClient,
+) -> None:  # fmt: skip
+    """Megabytes are free, and no file can be made: jobs wait instead of failing, and go on by themselves."""
+    prefix = on_a_small_disk(settings.data_dir, size="8m,nr_inodes=200")
+    worker = start_worker(settings.model_copy(update={"reserved_disk_bytes": 1 << 20}), prefix=prefix)
+    wait_until(lambda: client.get("/v1/workers").json()["data"])  # from now on it has the disk
+    folder = seen_by(worker.process, settings.data_dir)
+    made = []
+    with suppress(OSError):
+        for number in range(200):
+            made.append(folder / f"file{number}")
+            made[-1].touch()
+    assert 0 < len(made) < 200
+    wait_until(lambda: client.get("/v1/workers").json()["data"][0]["state"] == "blocked")
+    job_id = submit(make_model())
+
+    def reason() -> str:
+        return str(client.get(f"/v1/jobs/{job_id}").json().get("waiting_reason") or "")
+
+    wait_until(lambda: "more files (inodes)" in reason(), note=reason)
+    assert outcomes(sessions, job_id) == []
+    for path in made:
+        path.unlink(missing_ok=True)
+    wait_for(job_id, "succeeded")

@@ -1,6 +1,7 @@
 """The embedded PostgreSQL on the real binaries: it finds its data again, whatever ended the last run."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from bitfoundry.local import postgres as module
 from bitfoundry.local.child import Owner
 from bitfoundry.local.stack import Postgres
 from bitfoundry.local.tending import Tended
+from tests.support.waiting import wait_until
 
 START_AND_WAIT = """
 import sys, time
@@ -215,3 +217,22 @@ def test_binaries_that_the_account_cannot_reach_are_copied(tmp_path: Path, monke
         assert module._reachable(hidden / "pginstall" / "bin", owner) == copy  # the second time it is there
     finally:
         module.shutil.rmtree(shared)
+
+
+@pytest.mark.parametrize("remove", ["file", "folder"])
+def test_a_server_whose_socket_was_removed_comes_back(remove: str, home: Path) -> None:
+    """As cleaners of temporary folders do. The URL stays the same: clients find it again."""
+    server = Postgres(home, durable=False)
+    sockets = Path(server.start().partition("host=")[2])
+    tended = Tended(server, print)
+    tended.look()
+    shutil.rmtree(sockets) if remove == "folder" else (sockets / ".s.PGSQL.5432").unlink()
+
+    def answers() -> bool:
+        tended.look()
+        with suppress(psycopg.OperationalError):
+            return execute(server, "SELECT 1") == [(1,)]
+        return False
+
+    wait_until(answers)
+    server.stop()

@@ -1,6 +1,8 @@
 """The embedded Valkey on the real binary."""
 
+import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -10,6 +12,8 @@ import redis
 from bitfoundry.errors import StackError
 from bitfoundry.local import valkey as module
 from bitfoundry.local.stack import Valkey
+from bitfoundry.local.tending import Tended
+from tests.support.waiting import wait_until
 
 
 def ask(url: str) -> dict[str, object]:
@@ -65,3 +69,23 @@ def test_a_program_that_is_nowhere_is_a_clear_error(monkeypatch: pytest.MonkeyPa
     with pytest.raises(StackError) as missing:
         module.find_binary()
     assert "BROKER_URL" in missing.value.hint
+
+
+@pytest.mark.parametrize("remove", ["file", "folder"])
+def test_a_server_whose_socket_was_removed_comes_back(remove: str, home: Path) -> None:
+    """As cleaners of temporary folders do. The URL stays the same: clients find it again."""
+    server = Valkey(home)
+    url = server.start()
+    socket = Path(url.removeprefix("redis+socket://"))
+    tended = Tended(server, print)
+    tended.look()
+    shutil.rmtree(socket.parent) if remove == "folder" else socket.unlink()
+
+    def answers() -> bool:
+        tended.look()
+        with suppress(redis.RedisError):
+            return bool(ask(url))
+        return False
+
+    wait_until(answers)
+    server.stop()
