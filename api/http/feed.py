@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
+from api.http.errors import Problem
 from api.http.stream_permits import RENEW_S, StreamPermits
 from api.store.accounts import projects, signins
 from api.store.accounts.audit import Caller, Shown
@@ -29,6 +30,8 @@ from api.store.tables.jobs import Project
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
+MAX_STREAMS_OF_KEY = 200
+"""Open streams of a key in a process: a quarter of its connections (``front.MAX_CONNECTIONS``)."""
 CHECK_S = 2.0
 """Seconds between two checks of the keys; a stream ends at most this and one tick after its key."""
 
@@ -69,8 +72,20 @@ class Feed:
         self._stopping = asyncio.Event()
 
     def admit(self, session: Session, caller: Caller, scope: str) -> Ticket:
-        """Return the ticket for a new stream of the caller's project. Raises QuotaExceeded."""
+        """Return the ticket for a new stream of the caller's project.
+
+        Raises QuotaExceeded, and Problem 429 ``too_many_streams`` for a key with too many of them.
+        """
         assert caller.shown is not None
+        num_of_key = sum(watch.ticket.shown.key_id == caller.key_id for watch in self._all())
+        if num_of_key >= MAX_STREAMS_OF_KEY:
+            raise Problem(
+                429,
+                "too_many_streams",
+                f"This key has {num_of_key} open streams, and may have {MAX_STREAMS_OF_KEY}.",
+                hint="End some of them. A list of jobs needs no stream for each: ask GET /v1/jobs now and then.",
+                headers={"Retry-After": "60"},
+            )
         limit = projects.limit_of(session.get_one(Project, caller.project_id), "max_streams")
         permit = self._permits.acquire(caller.project_id, limit, self._count_here(caller.project_id))
         return Ticket(caller.project_id, caller.shown, scope, permit)

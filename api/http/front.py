@@ -1,13 +1,15 @@
 """Serves connections: uvicorn's protocol with limits on what a client without a key can take of us.
 
-A request head and a body have a time limit each, and a body cannot come in tiny chunks. Of too many connections, those
-that have been silent longest are closed. Data after a response that did not wait for it is discarded unparsed.
+A request head and a body have a time limit each, and a body cannot come in tiny chunks. Of too many connections, the
+caller who holds most loses one: whoever holds few, probes and sign-ins among them, always gets through. Data after a
+response that did not wait for it is discarded unparsed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from http import HTTPStatus
 from typing import Any
 
@@ -126,13 +128,21 @@ class BoundedProtocol(H11Protocol):
             return True
         return cycle.more_body and "caller" not in cycle.scope["state"]
 
+    @property
+    def holder(self) -> str:
+        """The key of the connection's last request, or the address that it comes from if no key was valid so far."""
+        caller = self.cycle.scope["state"].get("caller") if self.cycle is not None else None
+        return caller.key_id if caller is not None else f"address {self.client[0] if self.client else ''}"
+
     def _make_room(self) -> None:
-        waiting = [
-            connection
-            for connection in self.connections
-            if isinstance(connection, BoundedProtocol) and connection.is_waiting
-        ]
-        min(waiting, key=lambda connection: connection.waiting_since).transport.abort()  # the new one is among them
+        """Close a connection of the caller who holds most: one that waits, if there is one, and the oldest of these."""
+        held: defaultdict[str, list[BoundedProtocol]] = defaultdict(list)
+        for connection in self.connections:
+            if isinstance(connection, BoundedProtocol) and connection is not self:
+                held[connection.holder].append(connection)
+        most = max(map(len, held.values()))
+        losing = [connection for group in held.values() if len(group) == most for connection in group]
+        min(losing, key=lambda connection: (not connection.is_waiting, connection.waiting_since)).transport.abort()
 
     def _look_what_is_awaited(self) -> None:
         """Start the timer of a head or a body that has begun; stop it for one that has arrived."""

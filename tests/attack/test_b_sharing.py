@@ -1,0 +1,91 @@
+"""One user against all: connections, streams, readers of files, and events that no database takes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from api.http import feed, front
+from api.http.security import create_key
+from api.store.engine import Sessions
+from api.store.tables.jobs import Project
+from tests.support.service import Server
+from tests.support.waiting import wait_until
+
+Submit = Callable[..., str]
+OTHER = "prj_" + "b" * 32
+
+
+@pytest.fixture
+def other_key(sessions: Sessions) -> str:
+    """The key of another project than the attacker's."""
+    with sessions.begin() as session:
+        session.add(Project(id=OTHER, name="b"))
+    return create_key(sessions, "b", project_id=OTHER)
+
+
+@contextmanager
+def stream(server: Server, job_id: str) -> Iterator[socket.socket]:
+    """An event stream of the attacker on a connection of its own, once its first line has come."""
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as line:
+        head = f"GET /v1/jobs/{job_id}/events/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n\r\n"
+        line.sendall(head.encode())
+        heard = b""
+        while b"retry:" not in heard:
+            heard += line.recv(65536)
+            assert b" 200 OK" in heard.partition(b"\r\n")[0], heard
+        yield line
+
+
+def is_open(line: socket.socket) -> bool:
+    line.setblocking(False)
+    try:
+        while data := line.recv(65536):
+            assert data
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        pass
+    return False
+
+
+def test_many_streams_of_one_caller_keep_nobody_out(
+    server: Server, other_key: str, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All connections are streams of one key: each newcomer takes the place of one of them, and of nobody else."""
+    monkeypatch.setattr(front, "MAX_CONNECTIONS", 20)
+    job_id = submit()
+    with ExitStack() as stack:
+        few = stack.enter_context(httpx2.Client(base_url=server.url, trust_env=False, timeout=20))
+        headers = {"Authorization": f"Bearer {other_key}"}
+        assert few.get("/v1/jobs", headers=headers).status_code == 200
+        lines = [stack.enter_context(stream(server, job_id)) for _ in range(25)]
+        wait_until(lambda: sum(map(is_open, lines)) <= 20)
+        for method, path, body in (
+            ("GET", "/healthz/live", None),
+            ("GET", "/healthz/ready", None),
+            ("POST", "/v1/sign-in", {"api_key": other_key}),
+            ("GET", "/v1/jobs", None),
+        ):
+            answer = httpx2.request(method, server.url + path, json=body, headers=headers, trust_env=False, timeout=20)
+            assert answer.status_code in (200, 201), answer.text
+        assert few.get("/v1/jobs", headers=headers).status_code == 200
+        assert any(map(is_open, lines))
+
+
+def test_a_key_has_a_limit_of_streams(server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert feed.MAX_STREAMS_OF_KEY <= front.MAX_CONNECTIONS // 4
+    monkeypatch.setattr(feed, "MAX_STREAMS_OF_KEY", 3)
+    job_id = submit()
+    with ExitStack() as stack, server.connect() as client:
+        for _ in range(3):
+            stack.enter_context(stream(server, job_id))
+        refused = client.get(f"/v1/jobs/{job_id}/events/stream")
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams")
+        assert refused.headers["Retry-After"]
