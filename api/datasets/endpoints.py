@@ -45,7 +45,7 @@ async def upload_dataset(
     format = service.read_format(filename)
 
     async def take_in() -> Dataset:
-        async with context.turns.take(caller.project_id):
+        async with context.turns.take(caller.project_id, file.size or 0):
             with storage.receiving(context.settings, format) as path:
                 received = await storage.write(path, _chunks_of(file))
                 return await service.take_in(received, name or filename[:200], format, column, caller, context)

@@ -33,7 +33,7 @@ def test_projects_take_turns() -> None:
         return order, most
 
     order, most = asyncio.run(run())
-    assert most == turns.NUM_AT_ONCE
+    assert most == turns.NUM_AT_ONCE + turns.NUM_SHORT
     assert order.index("b0") <= 1 and order.index("c0") <= 4 and order.index("b1") <= 4
     assert [name for name in order if name[0] == "a"] == [f"a{n}" for n in range(6)]
 
@@ -77,3 +77,41 @@ def test_who_leaves_the_line_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) ->
         assert not taken._waiting and not taken._busy
 
     asyncio.run(run())
+
+
+def test_a_short_piece_waits_for_no_long_ones_of_others() -> None:
+    """Two projects hold both places for long, a third one with long work waits, and a fourth with short work does not.
+
+    Of two that wait, the one with the shorter work is first, and who has used much comes last, however short it is.
+    """
+
+    async def run() -> list[str]:
+        taken, order, gates = Turns(), list[str](), {name: asyncio.Event() for name in "abcdefg"}
+
+        async def work(name: str, num_bytes: int) -> None:
+            async with taken.take(name, num_bytes):
+                order.append(name)
+                await gates[name].wait()
+
+        long, short = 10**10, 10**3
+        tasks = [asyncio.create_task(work(name, size)) for name, size in (("a", long), ("b", long), ("c", long))]
+        await settle()
+        assert order == ["a", "b"]
+        tasks.append(asyncio.create_task(work("d", short)))
+        await settle()
+        assert order == ["a", "b", "d"], "it goes beside the long ones, before the long one that waits"
+        taken._used["e"] = turns.SHORT_S * 2, turns.time.monotonic()
+        waiting = (("e", short), ("f", 50 * short), ("g", short))
+        tasks += [asyncio.create_task(work(name, size)) for name, size in waiting]
+        for name in "dgf":
+            await settle()
+            gates[name].set()
+        await settle()
+        assert order == ["a", "b", "d", "g", "f"], "one that has used much takes no place for short work"
+        for gate in gates.values():
+            gate.set()
+        await asyncio.gather(*tasks)
+        assert not taken._waiting and not taken._busy
+        return order
+
+    assert asyncio.run(run())[-2:] == ["e", "c"]
