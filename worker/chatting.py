@@ -26,7 +26,7 @@ from api.store.queue.chat_leases import Asked, ChatLease, Limits
 from api.store.queue.leases import LeaseLost, Order
 from api.store.tables.chats import EndReason
 from quantcore.errors import QuantError
-from worker.engine import Child, Stop, StopSwitch, engine_environment
+from worker.engine import Child, EventLost, Stop, StopSwitch, engine_environment
 from worker.hub_token import find_hub_token
 from worker.lease import HeldLease
 from worker.memory_watch import MemoryWatch, data_limit_of, exceeded, limit_of
@@ -154,7 +154,7 @@ class Conversation:
 
     def _talk(self, child: Child) -> None:
         """Pass prompts to the process, and what it answers into rows, until it ends."""
-        heard: SimpleQueue[Line | None] = SimpleQueue()
+        heard: SimpleQueue[Line | EventLost | None] = SimpleQueue()
         threading.Thread(target=self._listen, args=(child, heard), name="chat-lines", daemon=True).start()
         threading.Thread(target=self._follow_log, args=(child,), name="chat-log", daemon=True).start()
         is_ready = False
@@ -165,6 +165,8 @@ class Conversation:
                 line = {}
             if line is None:
                 return
+            if isinstance(line, EventLost):
+                raise line
             if line:
                 is_ready = self._note(line) or is_ready
             elif is_ready:
@@ -172,9 +174,12 @@ class Conversation:
             else:
                 self._held.write(chat_leases.check)
 
-    def _listen(self, child: Child, heard: SimpleQueue[Line | None]) -> None:
-        for line in child.lines():
-            heard.put(self._redactor.clean_all(line))
+    def _listen(self, child: Child, heard: SimpleQueue[Line | EventLost | None]) -> None:
+        try:
+            for line in child.lines():
+                heard.put(self._redactor.clean_all(line))
+        except EventLost as error:
+            heard.put(error)
         heard.put(None)
 
     def _follow_log(self, child: Child) -> None:

@@ -6,7 +6,9 @@ It has its own session and group, and a clean environment.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,10 +21,13 @@ from typing import Any, TypeVar
 
 from api import confinement
 from api.settings import Settings
+from quantcore.errors import QuantError
 from worker.launcher import Node, engine_argv
 
 KEEPER = Path(__file__).with_name("keeper.py")
-MAX_LINE_BYTES = 256 * 1024
+MAX_LINE_BYTES = 4 << 20
+EVENT = b'{"kind"'
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 # The engine reads models that strangers made: it gets what it needs to compute, but no address, key or token.
 KEPT_VARIABLES = (
@@ -54,6 +59,18 @@ KEPT_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "PY
 
 
 AnyChild = TypeVar("AnyChild", bound="Child")
+
+
+class EventLost(QuantError):
+    """An event of the engine cannot be read: whoever waits for it would wait for ever."""
+
+    def __init__(self, line: bytes) -> None:
+        kind = line[:80].decode("ascii", "replace")
+        super().__init__(
+            f"The engine sent an event that cannot be read, or of more than {MAX_LINE_BYTES >> 20} MiB: {kind}...",
+            code="engine_event_lost",
+            hint="This is a bug in Bitfoundry. Please report it with the job's log.",
+        )
 
 
 class Stop(Enum):
@@ -116,12 +133,17 @@ class Child:
             self._process.stdin.flush()
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the JSON objects that the engine prints, until it ends. Skips anything else."""
+        """Yield the events that the engine prints, until it ends. Skips other output.
+
+        Raises EventLost for an event that cannot be read: none is dropped in silence.
+        """
         assert self._process.stdout is not None
         with self._process.stdout as stream:
-            while line := stream.readline(MAX_LINE_BYTES):  # a longer line comes in pieces, which do not parse
-                if event := _parse(line):
+            is_rest = False  # of a line that was too long
+            while line := stream.readline(MAX_LINE_BYTES):
+                if not is_rest and (event := _parse(line)):
                     yield event
+                is_rest = not line.endswith(b"\n")
 
     def log_lines(self) -> Iterator[bytes]:
         """Yield the lines of stderr until the engine ends. A caller must read them, or the engine blocks."""
@@ -257,9 +279,25 @@ def engine_environment(settings: Settings, *, with_hub: bool = False) -> dict[st
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return the event in a line, or None. Removes NaN and NUL: Postgres accepts neither in its JSON."""
+    """Return the event in a line; None for other output, and for the beginning of an event that the engine's end cut.
+
+    What Postgres accepts in no JSON is replaced. Raises EventLost.
+    """
     try:
-        event = json.loads(line.replace(b"\\u0000", b""), parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
+        event = _storable(json.loads(line))
+    except (ValueError, RecursionError) as error:
+        if line.startswith(EVENT) and (line.endswith(b"\n") or len(line) == MAX_LINE_BYTES):
+            raise EventLost(line) from error
         return None
     return event if isinstance(event, dict) and isinstance(event.get("kind"), str) else None
+
+
+def _storable(value: Any) -> Any:
+    """Return ``value`` with NUL and half surrogate pairs replaced in all texts, and None for NaN and infinity."""
+    if isinstance(value, str):
+        return _UNSTORABLE.sub("\ufffd", value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {_storable(name): _storable(member) for name, member in value.items()}
+    return [_storable(member) for member in value] if isinstance(value, list) else value

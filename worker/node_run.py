@@ -17,7 +17,7 @@ from api.store.queue import seats
 from api.store.queue.leases import Failure, LeaseLost
 from api.store.queue.seats import SeatLease
 from api.store.tables.seats import SeatState
-from worker.engine import Engine, Stop, StopSwitch
+from worker.engine import Engine, EventLost, Stop, StopSwitch
 from worker.joblog import JobLog
 from worker.journal import crash, failure_of
 from worker.launcher import Node
@@ -120,9 +120,16 @@ class NodeRun:
         engine = self._switch.start(lambda: Engine(self._settings, self._workspace.task_file, node=node))
         self._log.follow(engine.log_lines())
         failure: Failure | None = None
-        for line in engine.lines():
-            if line["kind"] == "failed" and failure is None:
-                failure = failure_of(self._redactor.clean_all(line))
+        try:
+            for line in engine.lines():
+                if line["kind"] == "failed" and failure is None:
+                    failure = failure_of(self._redactor.clean_all(line))
+        except EventLost as error:
+            failure = failure or Failure(error.code, error.message, error.hint)
+            engine.kill(Stop.LEASE_LOST)  # its work has no owner any more
+            engine.wait()
+            self._leave(SeatState.FAILED, failure)
+            return
         status = engine.wait()
         self._log.add(f"worker: the engine has ended with status {status}", "info")
         self._log.close()

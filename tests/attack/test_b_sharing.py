@@ -5,16 +5,19 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from fastapi.testclient import TestClient
 
 from api.http import feed, front
 from api.http.security import create_key
 from api.store.engine import Sessions
-from api.store.tables.jobs import Project
-from tests.support.service import Server
+from api.store.tables.jobs import Job, Project
+from tests.support.api import post
+from tests.support.service import Server, WorkerProcess
 from tests.support.waiting import wait_until
 
 Submit = Callable[..., str]
@@ -89,3 +92,28 @@ def test_a_key_has_a_limit_of_streams(server: Server, submit: Submit, monkeypatc
         refused = client.get(f"/v1/jobs/{job_id}/events/stream")
         assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams")
         assert refused.headers["Retry-After"]
+
+
+def test_odd_text_in_an_event_arrives(
+    client: TestClient, make_model: Callable[..., Path], start_worker: Callable[..., WorkerProcess],
+    wait_for: Callable[..., Job],
+) -> None:  # fmt: skip
+    r"""NUL, a backslash before what looks like one, half a surrogate pair, infinity: Postgres takes none of them."""
+    odd = r'{"kind": "warning", "code": "said", "message": "a\u0000b\\u0000c\ud800d", "number": 1e999}'
+    job_id = post(client, make_model(raw=[odd]))
+    start_worker()
+    wait_for(job_id, "succeeded")
+    events = client.get(f"/v1/jobs/{job_id}/events").json()["data"]
+    [said] = [event["data"] for event in events if event["data"].get("code") == "said"]
+    assert (said["message"], said["number"]) == ("a\ufffdb\\u0000c\ufffdd", None)
+
+
+def test_an_event_that_cannot_be_read_fails_the_attempt(
+    client: TestClient, make_model: Callable[..., Path], start_worker: Callable[..., WorkerProcess],
+    wait_for: Callable[..., Job],
+) -> None:  # fmt: skip
+    job_id = post(client, make_model(raw=['{"kind": "warning", "message": "it breaks']))
+    start_worker()
+    job = wait_for(job_id, "failed")
+    assert job.error is not None and job.error["code"] == "engine_event_lost"
+    assert "warning" in job.error["message"]

@@ -96,6 +96,9 @@ def main() -> int:
         print(stub["log"], file=sys.stderr, flush=True)
         say("warning", code="said", message=stub["log"])
 
+    for line in stub.get("raw", ()):
+        print(line, flush=True)
+
     if "stays_in" in stub:
         say("phase_started", phase=stub["stays_in"])
         time.sleep(120)

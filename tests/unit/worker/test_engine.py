@@ -10,7 +10,7 @@ import pytest
 
 from api.settings import Settings
 from tests.support.waiting import give_time, wait_until
-from worker.engine import Engine, Stop, StopSwitch, engine_environment
+from worker.engine import Engine, EventLost, Stop, StopSwitch, engine_environment
 from worker.launcher import Node, engine_argv
 
 
@@ -48,21 +48,47 @@ def test_lines_and_status(tmp_path: Path) -> None:
         tmp_path,
         r"""
 import sys
-print('{"kind": "a", "x": NaN, "y": "nul\\u0000"}')
+print('{"kind": "a", "x": NaN, "y": "nul\\u0000", "z": ["1\\ud800", 1e999, "\\\\u0000", {"\\u0000": -Infinity}]}')
 print("no json"); print('[1]'); print('{"no": "kind"}'); print('{"kind": 7}'); print("[" * 100000); print("")
-sys.stdout.buffer.write(b'{"kind": "\xff"}\n')
-print('{"kind": "long", "text": "' + "x" * 300000 + '"}')
+print("a line of a library " * 1_000_000); print('{"kind": "long", "text": "' + "x" * 300000 + '"}')
 print('{"kind": "z"}', end="")
 print("to the log", sys.argv[1], file=sys.stderr)
 sys.exit(7)
 """,
     )
-    assert list(engine.lines()) == [{"kind": "a", "x": None, "y": "nul"}, {"kind": "z"}]
+    first, long, last = engine.lines()
+    replaced = ["1\ufffd", None, "\\u0000", {"\ufffd": None}]  # a backslash before it is no escape
+    assert first == {"kind": "a", "x": None, "y": "nul\ufffd", "z": replaced}
+    assert (long["kind"], len(long["text"]), last) == ("long", 300_000, {"kind": "z"})
     assert engine.wait() == 7
     assert engine.stopped_by is None
     wait_until(lambda: (tmp_path / "log").exists(), timeout_s=60)
     give_time(0.1)  # nothing more comes
     assert (tmp_path / "log").read_text() == f"to the log {tmp_path / 'task.json'}\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        r"""sys.stdout.buffer.write(b'{"kind": "\xff"}\n')""",
+        """print('{"kind": "long", "text": "' + "x" * 5_000_000 + '"}')""",
+        """print('{"kind": "deep", "x": ' + "[" * 100_000)""",
+        """print('{"kind": "number", "x": ' + "9" * 5_000 + '}')""",
+    ],
+)
+def test_no_event_is_lost_in_silence(code: str, tmp_path: Path) -> None:
+    engine = make(tmp_path, f"""import sys\n{code}\nprint('{{"kind": "z"}}')""")
+    with pytest.raises(EventLost) as lost:
+        list(engine.lines())
+    assert lost.value.code == "engine_event_lost" and '{"kind"' in lost.value.message
+    engine.kill(Stop.LEASE_LOST)
+    engine.wait()
+
+
+def test_an_event_that_the_engines_end_cut_is_its_end(tmp_path: Path) -> None:
+    engine = make(tmp_path, """print('{"kind": "a"}'); print('{"kind": "half', end="", flush=True)""")
+    assert list(engine.lines()) == [{"kind": "a"}]
+    assert engine.wait() == 0
 
 
 @pytest.mark.parametrize(("signal_name", "status"), [("SIGKILL", 137), ("SIGSEGV", 139), ("SIGTERM", 143)])
