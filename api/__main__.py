@@ -20,6 +20,7 @@ import uvicorn.config
 from fastapi import FastAPI
 
 from api import json_log, tracing
+from api.http import descriptors
 from api.http.front import BoundedProtocol
 from api.http.security import SCOPES, create_key
 from api.integrity import fsck
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_exposure(options.host, settings)
             _ = settings.vault  # as create_app does: a bad key fails before any process is started
             json_log.configure(settings.log_format)
+            descriptors.check()
             uvicorn.run(
                 "api.__main__:make_app" if options.processes > 1 else make_app(settings),
                 factory=options.processes > 1,

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from anyio import to_thread
 from fastapi import Depends, FastAPI
@@ -153,6 +154,11 @@ class RequestId:
                 headers["X-Request-Id"] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers.update(answer_headers)
+                if "json" in headers.get("content-type", ""):
+                    headers.setdefault("Cache-Control", "no-store")  # nobody on the way keeps what a key showed
+                if "location" in headers:  # never with the Host of the request, which anyone may choose
+                    parts = urlsplit(headers["location"])
+                    headers["location"] = f"/{parts.path.lstrip('/')}" + (f"?{parts.query}" if parts.query else "")
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -77,9 +77,16 @@ def _is_searched(entry: os.DirEntry[str]) -> bool:
     return not entry.name.startswith(".") and entry.name.isprintable() and entry.is_dir(follow_symlinks=False)
 
 
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # links in a loop
+        return False
+
+
 def _model_of(folder: Path, entries: list[os.DirEntry[str]]) -> FoundModel | None:
     """Return the model in a folder with these entries, if it is one that ``quantcore.reading`` can read."""
-    files = [entry for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+    files = [entry for entry in entries if not entry.name.startswith(".") and _is_file(entry)]
     by_suffix = {suffix: [file for file in files if file.name.endswith(suffix)] for suffix in WEIGHTS}
     has_config = any(file.name == "config.json" for file in files)
     weights = by_suffix[".safetensors"] if has_config else by_suffix[".gguf"]

@@ -52,6 +52,8 @@ class CountedConnection(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self.num_chunks = self.num_body_bytes = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                raise h11.RemoteProtocolError("two lengths")  # a proxy may believe the other one (RFC 9112, 6.3)
         elif isinstance(event, h11.Data):
             self.num_chunks += event.chunk_start
             self.num_body_bytes += len(event.data)

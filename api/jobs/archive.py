@@ -6,9 +6,9 @@ import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from api.jobs import service
+from api.jobs import being_sent, service
 from api.store import manifest
 from api.store.tables.jobs import Artifact, Job
 from quantcore.checkpoint.opening import open_file
@@ -42,7 +42,14 @@ class Archive:
         return sum(len(self._header(name, size)) + size + _padding(size) for name, size in self.entries()) + len(END)
 
     def content(self) -> Iterator[bytes]:
-        """Yield the tar file. Each file is checked before it is sent; a damaged one ends it early, with an error."""
+        """Yield the tar file. Each file is checked before it is sent; a damaged one ends it early, with an error.
+
+        The files stay until all is sent, also if the job is deleted meanwhile.
+        """
+        with being_sent.held(Path(self.artifact.path)):
+            yield from self._content()
+
+    def _content(self) -> Iterator[bytes]:
         for name, size in self.entries():
             path, _ = service.find_file(self.artifact, name)
             yield self._header(name, size)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
+from api.jobs import being_sent
 from api.settings import Settings
 from api.store.accounts.audit import Caller
 from api.store.engine import Sessions
@@ -78,10 +79,12 @@ class RetentionTask:
 def remove_artifacts(settings: Settings, job_ids: Collection[str]) -> None:
     """Remove the artifacts of deleted jobs, after the commit: a row must never lack its files.
 
-    If the process is killed in between, ``remove_orphans`` removes the rest.
+    If the process is killed in between, ``remove_orphans`` removes the rest; also what somebody is downloading now.
     """
     for job_id in job_ids:
-        shutil.rmtree(settings.artifacts_dir / job_id, ignore_errors=True)
+        folder = settings.artifacts_dir / job_id
+        if not any(map(being_sent.is_held, folder.glob("*"))):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_orphans(settings: Settings, sessions: Sessions) -> list[Path]:

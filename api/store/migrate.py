@@ -8,14 +8,27 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+
+from quantcore.errors import ConfigError
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 
 
 def upgrade(database_url: str, revision: str = "head") -> None:
-    command.upgrade(_config(database_url), revision)
+    """Bring the database to the schema of ``revision``. Raises ConfigError ``newer_schema`` if it is a newer one."""
+    try:
+        command.upgrade(_config(database_url), revision)
+    except CommandError as error:
+        if "Can't locate revision" not in str(error):
+            raise
+        raise ConfigError(
+            "The database is of a newer release than this program.",
+            code="newer_schema",
+            hint="Install that release again, or restore a backup that was made before it.",
+        ) from error
 
 
 def downgrade(database_url: str, revision: str = "base") -> None:

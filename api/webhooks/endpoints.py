@@ -160,7 +160,8 @@ def _audited(webhook: Webhook, changes: dict[str, Any]) -> dict[str, Any]:
     """Return changes for the audit log: of a channel's URL the host alone, since the URL lets anyone write to it."""
     if webhook.format == "json" or "url" not in changes:
         return changes
-    return changes | {"url": f"https://{urlsplit(changes['url']).hostname}/…"}
+    parts = urlsplit(changes["url"])
+    return changes | {"url": f"{parts.scheme}://{parts.hostname}/…"}
 
 
 def _open(session: Session, caller: Caller, webhook_id: str) -> Webhook:

@@ -7,6 +7,7 @@ name when it is complete, and a restored folder when everything in it has been c
 that looks complete.
 """
 
+import errno
 import hashlib
 import io
 import json
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import tarfile
 import time
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -37,6 +39,7 @@ SIGNATURE = "MANIFEST.json.hmac"
 SECRET_KEY = "secret.key"
 FOLDERS = ("artifacts/job_*", "datasets/*", "uploads/upl_*")
 CHUNK_BYTES = 1 << 20
+MAX_MANIFEST_BYTES = 256 << 20
 CLEAR_LIMIT_S = 20.0
 
 
@@ -55,7 +58,7 @@ def back_up(home: Path, target: Path, say: Say) -> None:
     partial = target.with_name(f".{target.name}.partial")  # a folder: nobody takes it for a backup
     try:
         private_dir(partial)
-        with Lock(partial / "lock"):
+        with Lock(partial / "lock"), _removed_on_failure(partial):
             say("dumping the database")
             with _server(home) as server:
                 _dump(server, partial / DUMP)
@@ -65,7 +68,9 @@ def back_up(home: Path, target: Path, say: Say) -> None:
             _sync(target.parent)
             shutil.rmtree(partial)
     except OSError as error:
-        raise StackError(f"the backup could not be written: {error.strerror}", hint=f"look at {partial}") from error
+        raise StackError(
+            f"the backup could not be written: {error.strerror}", hint=f"nothing was written; look at {target.parent}"
+        ) from error
 
 
 def find_vault(home: Path, key_file: Path | None = None) -> Vault | None:
@@ -95,7 +100,7 @@ def restore(source: Path, home: Path, say: Say, *, vault: Vault | None, trusted:
     fresh = home.with_name(f".{home.name}.restoring")
     try:
         private_dir(fresh)
-        with Lock(fresh / "stack.lock"):
+        with Lock(fresh / "stack.lock"), _removed_on_failure(fresh):
             Postgres(fresh).end_orphans()
             _clear(fresh)  # the remains of a killed restore
             say("unpacking and checking files")
@@ -108,7 +113,19 @@ def restore(source: Path, home: Path, say: Say, *, vault: Vault | None, trusted:
             fresh.rename(home)
             _sync(home.parent)
     except OSError as error:
-        raise StackError(f"the backup could not be restored: {error}", hint=f"look at {fresh}") from error
+        raise StackError(
+            f"the backup could not be restored: {error}", hint=f"nothing was restored; look at {home.parent}"
+        ) from error
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    """Remove the folder if what is done with it fails. What a killed run leaves is removed by the next one."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 @contextmanager
@@ -203,24 +220,34 @@ def _unpack(source: Path, fresh: Path, vault: Vault | None, *, trusted: bool) ->
     """
     digests: dict[str, str] = {}
     ends = {MANIFEST: b"", SIGNATURE: b""}
+    seen: set[str] = set()
     try:
         with tarfile.open(source, mode="r|") as tar:
             for info in tar:
-                file = tar.extractfile(info)
-                if file is None or not info.isreg():
+                file = tar.extractfile(info) if info.isreg() else None
+                if file is None:
                     raise _damaged(source, f"'{info.name}' is not a file")
                 if info.name in ends:
-                    ends[info.name] = file.read()
+                    ends[info.name] = _read_end(source, info, file)
                 else:
-                    digests[info.name] = _write(file, fresh / _checked(source, info.name))
-    except (tarfile.TarError, ValueError, EOFError) as error:
+                    path = _checked(source, info.name, seen)
+                    digests[info.name] = _write(file, fresh / path)
+    except (tarfile.TarError, ValueError, EOFError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise _damaged(source, str(error)) from error
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP):
+            raise
+        raise _damaged(source, str(error.strerror)) from error
     if not trusted:
         _check_signature(source, ends[MANIFEST], ends[SIGNATURE], vault)
-    manifest: dict[str, Any] = json.loads(ends[MANIFEST])
-    if manifest.get("format") != FORMAT:
+    try:
+        manifest: dict[str, Any] = json.loads(ends[MANIFEST])
+        is_ours = manifest["format"] == FORMAT and isinstance(manifest["home"], str)
+        expected = {str(entry["path"]): str(entry["sha256"]) for entry in manifest["files"]}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_ours = False
+    if not is_ours or DUMP not in expected:
         raise _damaged(source, "its manifest is absent, or of another release")
-    expected = {entry["path"]: entry["sha256"] for entry in manifest["files"]}
     if wrong := sorted(name for name in digests.keys() | expected.keys() if digests.get(name) != expected.get(name)):
         raise _damaged(source, f"'{wrong[0]}' is absent or has changed ({len(wrong)} in all)")
     return manifest
@@ -242,11 +269,24 @@ def _check_signature(source: Path, manifest: bytes, signature: bytes, vault: Vau
     )
 
 
-def _checked(source: Path, name: str) -> PurePosixPath:
+def _read_end(source: Path, info: tarfile.TarInfo, file: IO[bytes]) -> bytes:
+    if info.size > MAX_MANIFEST_BYTES:
+        raise _damaged(source, f"'{info.name}' is larger than {MAX_MANIFEST_BYTES >> 20} MiB")
+    return file.read()
+
+
+def _checked(source: Path, name: str, seen: set[str]) -> PurePosixPath:
+    """Return the path of a member. Raises StackError for one elsewhere, or that looks like another one (``seen``)."""
     path = PurePosixPath(name)
-    is_ours = name in (DUMP, SECRET_KEY) or any(path.parts[0] == folder.partition("/")[0] for folder in FOLDERS)
-    if path.is_absolute() or ".." in path.parts or not is_ours:
-        raise _damaged(source, f"'{name}' does not belong into it")
+    is_ours = name in (DUMP, SECRET_KEY) or any(
+        name.startswith(f"{folder.partition('/')[0]}/") and len(path.parts) > 1 for folder in FOLDERS
+    )
+    if str(path) != name or path.is_absolute() or ".." in path.parts or not is_ours or not name.isprintable():
+        raise _damaged(source, f"{name!r} does not belong into it")
+    look = unicodedata.normalize("NFKC", name).casefold()  # what some file systems take for the same name
+    if look in seen:
+        raise _damaged(source, f"{name!r} is in it twice, or looks like another name")
+    seen.add(look)
     return path
 
 

@@ -27,6 +27,7 @@ from bitfoundry.local.postgres import Postgres
 from bitfoundry.local.tending import Say, Tended
 from bitfoundry.local.valkey import Valkey
 from quantcore.config.time_limits import LOCAL_S
+from quantcore.errors import ConfigError
 
 __all__ = ["LocalStack", "Postgres", "Valkey"]
 
@@ -186,7 +187,10 @@ class LocalStack:
         from api.store import migrate  # here: only the stack needs SQLAlchemy
 
         self._say("bringing the database to the newest schema")
-        migrate.upgrade(database_url)
+        try:
+            migrate.upgrade(database_url)
+        except ConfigError as error:
+            raise StackError(f"{self.home}: {error.message}", hint=error.hint) from error
 
     def _settings(self, database_url: str, broker_url: str) -> dict[str, str]:
         roots = [str(Path(root).expanduser().resolve()) for root in self._model_roots]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import wave
 from pathlib import Path
@@ -35,7 +34,7 @@ def content_of(reference: Reference, folder: Path | None) -> bytes:
     if source.startswith("data:"):
         try:
             return base64.b64decode(source.partition(",")[2], validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # binascii.Error, or text that is not even ASCII
             raise bad_media("a data URL that is not base64", "data:image/png;base64,...") from error
     if folder is None or "://" in source:
         raise bad_media(

@@ -262,8 +262,14 @@ def written_layout(
     layout: dict[str, TensorLayout] = {}
     for name in ordered:
         if name in planned:
-            layer = planned[name]
-            layout.update(layouts_of(exporter, layer, scale_dtype(tensors[name].dtype, computed)))
+            parts = layouts_of(exporter, planned[name], scale_dtype(tensors[name].dtype, computed))
+            if taken := (parts.keys() & tensors.keys()) - {name}:
+                raise ModelError(
+                    f"The model has a tensor '{min(taken)}', and {export} writes one of that name for '{name}'.",
+                    code="tensor_name_taken",
+                    hint="Remove that tensor if the model does not use it, or choose another format.",
+                )
+            layout.update(parts)
         elif not isinstance(exporter, Container):
             layout[name] = TensorLayout(tensors[name].dtype, tensors[name].shape)
         elif (entry := exporter.float_layout(name, tensors[name], model_config)) is not None:

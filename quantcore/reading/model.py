@@ -192,12 +192,18 @@ def _read_quantized(
             )
             for name, stored in sorted(stored_layers.items(), key=lambda item: natural_order(item[0]))
         }
-    except (KeyError, TypeError, ValueError, AttributeError, ConfigError, re.error) as error:
+    except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, ConfigError, re.error) as error:
         raise ModelError(
             f"quantization_config in config.json cannot be understood as {export}: {error!r}.",
             code="invalid_quantization_config",
             hint="Give the float model that it was made from.",
         ) from error
+    if hollow := next((layer for layer in layers.values() if len(layer.shape) < 2 or 0 in layer.shape), None):
+        raise ModelError(
+            f"'{hollow.name}' has the shape {list(hollow.shape)}, which no layer can have.",
+            code="config_implausible",
+            hint="The files and config.json do not belong together.",
+        )
     odd = [name for name, layer in layers.items() if not is_linear(name, _as_float(name, layer, files))]
     embeddings = {name: layers.pop(name) for name in odd}
     if not layers:

@@ -53,6 +53,7 @@ ALLOWED = {
         "api.http.security",
         "api.settings",
         "quantcore.config.time_limits",
+        "quantcore.errors",
     },
     "bitfoundry.commands.main": {"quantcore.cli.main", "quantcore.config.recipes"},
     "bitfoundry.commands.terminal": {"quantcore.events"},

@@ -71,6 +71,7 @@ ALLOWED = {
         "worker.devices": 3,
     },
     "the service's own folder": {
+        "api.jobs.being_sent": 1,
         "api.store.manifest": 2,
         "api.store.vault": 3,
         "api.datasets.storage": 3,

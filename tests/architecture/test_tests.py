@@ -17,6 +17,7 @@ THEMES = {
     "quantcore/checkpoint/test_safetensors": "headers, source and sink together",
     "quantcore/formats/test_formats": "every registered format",
     "quantcore/numerics/test_pieces": "every calculation that works piece by piece",
+    "quantcore/reading/test_odd_tensors": "every reader of quantized files, and the plan",
     "quantcore/solvers/test_solvers": "every registered solver",
     "quantcore/transforms/test_transforms": "every registered smoothing",
 }
