@@ -118,11 +118,12 @@ class Mapped(Answer):
 
 
 class WorstLayer(Answer):
-    """The layer whose weight changed most, relative to its size."""
+    """The layer whose output changed most; the one whose weight did, if `output_error` is None."""
 
     name: str
     relative_error: float
     sqnr_db: float | None = None
+    output_error: float | None = None
 
 
 class MixSummary(Answer):

@@ -14,7 +14,7 @@ export const TERMS: Record<string, string> = {
   "SQNR (dB)": "Signal-to-quantization-noise ratio of a layer's weight, in decibels. Higher is better.",
   "Pareto-optimal": "No other run of the same model is both smaller and better.",
   "Quality gates": "Limits on the result. One that is missed is a warning, or fails the job.",
-  "Worst layer": "The layer whose weight changed most, relative to its size.",
+  "Worst layer": "The layer whose output changed most, relative to its size.",
   "Peak memory": "Largest memory that the processes of the job held at once.",
   "Mixed precision": "Each layer has a scheme of its own, chosen by measuring what it loses.",
   Calibration: "Text on which the job sees the inputs of each layer before it rounds the weights.",

@@ -58,7 +58,7 @@ def show_report(report: Report, output_dir: str) -> None:
     rows = [
         ("size", f"{_mega(summary.size_before_bytes)} -> {_mega(summary.size_after_bytes)}"),
         ("algorithms", algorithms_text(report.config)),
-        ("worst layer", f"{worst.name} (relative error {worst.relative_error:.4f}, {worst.sqnr_db:.1f} dB)"),
+        (worst.title, str(worst)),
         ("time", f"{summary.total_s:.1f} s"),
         ("peak memory", f"{_mega(summary.peak_memory_bytes)} (planned: {planned})"),
         ("written to", output_dir),

@@ -58,7 +58,7 @@ _TITLES = {
     "calibration_coverage": "Number of layers with too few calibration tokens",
     "layers_never_called": "Number of layers that calibration never reached",
     "expert_coverage": "Number of experts with too few calibration tokens",
-    "layer_sqnr_db": "SQNR of the worst layer",
+    "layer_sqnr_db": "Lowest SQNR of a weight",
     "not_worse_than_rounding": "Output error relative to plain rounding",
     "fallbacks": "Share of layers with a fallback",
     "clipping": "Share of clipped activations",

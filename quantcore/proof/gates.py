@@ -89,7 +89,7 @@ def calibration_coverage(seen: Evidence) -> Iterator[GateResult]:
 def layer_error(seen: Evidence) -> Iterator[GateResult]:
     limits = limits_of(seen.plan)
     layer = min(seen.layers, key=lambda layer: layer.sqnr_db)
-    detail = f"worst: {layer.name} ({layer.scheme})"
+    detail = f"lowest: {layer.name} ({layer.scheme})"
     yield _row("G3", "layer_sqnr_db", layer.sqnr_db, limits.sqnr_db, detail, at_least=True)
     ratios = {
         layer.name: layer.output_error / layer.rounding_error

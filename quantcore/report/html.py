@@ -100,7 +100,7 @@ def _overview(report: Report) -> str:
     rows = [
         ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({after / before:.1%})"),
         ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} kept"),
-        ("Worst layer", f"{worst.name}: relative error {worst.relative_error:.4f}, {worst.sqnr_db:.1f} dB"),
+        (worst.title.capitalize(), str(worst)),
         ("Time", f"{summary.total_s:.1f} s{_phases(summary.seconds_by_phase)}"),
         ("Peak memory", str(summary.memory)),
         *((f"Peak memory, {phase}", str(use)) for phase, use in phases),
@@ -251,9 +251,12 @@ def _layers(layers: Sequence[LayerError]) -> str:
         for layer in layers
     ]  # fmt: skip
     table = _table("", ("layer", "scheme", "relative error", "SQNR, dB", "output error"), rows)
+    outputs = [(layer.name, layer.output_error) for layer in layers if layer.output_error is not None]
+    drawn = outputs or [(layer.name, layer.relative_error) for layer in layers]
+    what = "layer's output" if outputs else "weight, ‖W − Q‖ / ‖W‖"
     return (
-        "<h2>Layers</h2><p>Relative error of each quantized weight, ‖W − Q‖ / ‖W‖, from the first layer to the"
-        f" last.</p>{error_chart([(layer.name, layer.relative_error) for layer in layers])}"
+        f"<h2>Layers</h2><p>Relative error of each quantized {what}, from the first layer to the last.</p>"
+        f"{error_chart(drawn)}"
         f"<details><summary>The same as a table</summary>{table}</details>"
     )
 

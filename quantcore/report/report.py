@@ -189,8 +189,13 @@ def _expert_coverage(outcome: Outcome) -> dict[str, Any]:
 
 
 def _worst_layer(outcome: Outcome) -> WorstLayer:
-    worst = max(outcome.layers, key=lambda layer: layer.relative_error)
-    return WorstLayer(name=worst.name, relative_error=worst.relative_error, sqnr_db=worst.sqnr_db)
+    """Return the layer with the largest error of its output; of its weight if no output was measured."""
+    seen = [(layer.output_error, layer) for layer in outcome.layers if layer.output_error is not None]
+    by_error = seen or [(layer.relative_error, layer) for layer in outcome.layers]
+    worst = max(by_error, key=lambda pair: pair[0])[1]
+    return WorstLayer(
+        name=worst.name, relative_error=worst.relative_error, sqnr_db=worst.sqnr_db, output_error=worst.output_error
+    )
 
 
 def _proof(proof: Proof) -> ExportProof:

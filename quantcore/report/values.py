@@ -29,11 +29,27 @@ SCHEMA_VERSION: Literal[2] = 2
 
 
 class WorstLayer(Record):
-    """The layer whose weight changed most, relative to its size."""
+    """The layer whose output changed most; the one whose weight did if outputs were not measured.
+
+    The two differ: a weight may have a large error where its inputs are small, or were compensated for.
+    """
 
     name: str
     relative_error: Number
     sqnr_db: Number
+    output_error: Annotated[Number | None, Field(description="None if the layer was found by its weight.")] = None
+
+    @property
+    def title(self) -> str:
+        """What the layer is the worst by, as a row of a table."""
+        return "largest weight error" if self.output_error is None else "worst layer"
+
+    def __str__(self) -> str:
+        """Return the layer with its errors."""
+        if self.output_error is None:
+            return f"{self.name} (relative error {self.relative_error:.4f}, {self.sqnr_db:.1f} dB)"
+        errors = f"{self.output_error:.4f} of its output, {self.relative_error:.4f} of its weight"
+        return f"{self.name} (relative error {errors})"
 
 
 class MemoryUse(Record):

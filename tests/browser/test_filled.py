@@ -38,13 +38,13 @@ def test_the_heatmap_shows_the_worst_layer_in_the_strongest_colour(
 ) -> None:
     page = signed_in
     errors = {
-        event.data["name"]: event.data["relative_error"]
+        event.data["name"]: event.data["output_error"]
         for event in client.events(finished.id, kinds=["layer_quantized"])
     }
     worst, best = max(errors, key=errors.__getitem__), min(errors, key=errors.__getitem__)
     page.goto(f"/ui/jobs/{finished.id}")
     page.get_by_label("View", exact=True).select_option(label="Heatmap: block by module")
-    heatmap = page.get_by_role("img", name=f"Relative weight error of {len(errors)} layers by module type and block")
+    heatmap = page.get_by_role("img", name=f"Relative output error of {len(errors)} layers by module type and block")
     expect(heatmap.locator("tr")).to_have_count(NUM_KINDS)
     expect(heatmap.locator("td:not(.none)")).to_have_count(NUM_KINDS * NUM_BLOCKS)
 

@@ -88,7 +88,7 @@ def test_a_broken_layer_is_caught_and_kept_apart(mutant, model_dir, tmp_path, mo
     events = []
     with pytest.raises(GateError) as caught:
         run(job(model_dir, tmp_path / "out", preset, "fail"), events.append)
-    assert caught.value.code == "gate_failed" and caught.value.message.startswith("SQNR of the worst layer ")
+    assert caught.value.code == "gate_failed" and caught.value.message.startswith("Lowest SQNR of a weight ")
     assert LAYER in caught.value.message
     [rejected] = tmp_path.iterdir()
     assert rejected.name == "out.rejected"
@@ -111,7 +111,7 @@ def test_who_asks_for_no_more_gets_the_artifact(gate, model_dir, tmp_path, monke
     if gate == "off":
         assert not said and report["summary"]["gates"] == []
         return
-    assert said and said[0].startswith("SQNR of the worst layer ")
+    assert said and said[0].startswith("Lowest SQNR of a weight ")
     assert "fail" in {row["status"] for row in report["summary"]["gates"]}
 
 

@@ -243,7 +243,7 @@ def verdict(level: str) -> dict[str, Any]:
 MET = {"verdict": None, "goal": {"is_met": True, "why": "the best result that fits"}}
 
 
-@pytest.mark.parametrize("level", ["degraded", "broken"])
+@pytest.mark.parametrize("level", ["unclear", "degraded", "broken"])
 def test_a_poor_result_is_published_on_request_alone(
     level: str, sessions: Sessions, succeed: Callable[..., str]
 ) -> None:

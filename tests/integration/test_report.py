@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import jsonschema
 import pytest
 from huggingface_hub import metadata_load
 
+from quantcore.cli import console
+from quantcore.config.algorithms import GPTQConfig
+from quantcore.config.presets import resolve
 from quantcore.config.task import EvaluationConfig
 from quantcore.config.texts import CalibrationConfig
 from quantcore.pipeline.job import run
@@ -66,6 +70,31 @@ def test_the_seconds_of_all_phases_are_those_of_the_job(artifact):
     assert list(seconds) == ["resolve", "plan", "quantize", "export", "verify"]
     assert sum(seconds.values()) == pytest.approx(summary["total_s"], rel=0.05)
     assert f"verify {seconds['verify']:.1f} s" in (artifact[0] / "report.html").read_text()
+
+
+def test_the_worst_layer_is_the_one_whose_output_changed_most(artifact, tmp_path, capsys, proof_in_this_process):
+    """By its weight's error it was another one: 208th of 210 by the output in a real model."""
+    folder = tmp_path / "out"
+    config = replace(resolve("w4a16", group_size=32), algo_config=(GPTQConfig(),))
+    model_dir = Path(artifact[1]["model"]["path"])
+    report = run(task(model_dir, folder, config=config), lambda event: None).to_dict()
+    by_output = max(report["layers"], key=lambda layer: layer["output_error"])
+    assert by_output["name"] != max(report["layers"], key=lambda layer: layer["relative_error"])["name"]
+    worst = report["summary"]["worst_layer"]
+    assert worst == {name: by_output[name] for name in ("name", "relative_error", "sqnr_db", "output_error")}
+    text = f"{worst['name']} (relative error {worst['output_error']:.4f} of its output"
+    assert text in (folder / "report.html").read_text()
+    console.show_report(Report.model_validate(report), "out")
+    assert "worst layer" in (shown := capsys.readouterr().out) and worst["name"].rpartition(".")[2] in shown
+
+
+def test_without_a_look_at_outputs_the_largest_weight_error_is_called_that(artifact, tmp_path, proof_in_this_process):
+    model_dir = Path(artifact[1]["model"]["path"])
+    report = run(task(model_dir, tmp_path / "out", "int8_weight_only", num_prompts=0), lambda event: None)
+    worst = max(report.layers, key=lambda layer: layer.relative_error)
+    assert (report.summary.worst_layer.name, report.summary.worst_layer.output_error) == (worst.name, None)
+    assert report.summary.worst_layer.title == "largest weight error"
+    assert "Largest weight error" in (tmp_path / "out/report.html").read_text()
 
 
 def test_without_an_evaluation_it_does_too(artifact, schema, tmp_path, proof_in_this_process):

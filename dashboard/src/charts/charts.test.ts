@@ -1,7 +1,7 @@
 import { expect, it } from "vitest";
 import { formatBytes, formatLoss } from "../format";
 import { placeLabels } from "./labels";
-import { byBadness, kindOf, METRICS, outliers, seriesByKind } from "./layers";
+import { byBadness, kindOf, METRICS, mostTelling, outliers, seriesByKind } from "./layers";
 import { marksPath } from "./marks";
 import { distinctTicks, linear, niceTicks, rangeOf } from "./scale";
 
@@ -51,6 +51,12 @@ it("an axis does not magnify noise", () => {
   expect(high - low).toBeGreaterThan(9);
   expect(rangeOf([-1, 2], { fromZero: true })[0]).toBeLessThan(-1); // what lies below zero is shown
   expect(rangeOf([0, 0], { fromZero: true })).toEqual([0, 0.05]);
+});
+
+it("judges layers by their outputs where these were measured, else by their weights", () => {
+  const seen = { ...layer("layers.0.v", 0, 0.01, 40), output_error: 0.08 };
+  expect(mostTelling([layer("layers.0.o", 0, 0.13, 17), seen]).id).toBe("output_error");
+  expect(mostTelling([layer("layers.0.o", 0, 0.13, 17)]).id).toBe("relative_error");
 });
 
 it("names the layers that are far worse than the others", () => {

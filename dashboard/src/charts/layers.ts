@@ -24,6 +24,11 @@ export const METRICS: [Metric, ...Metric[]] = [
   { id: "output_error", text: "Relative output error", format: formatShare, axis: SHARES, up: false },
 ];
 
+/** The metric that says which layers hurt: the error of their outputs, and that of weights where no output was seen. */
+export const mostTelling = (layers: Layer[]): Metric =>
+  METRICS.find((metric) => metric.id === "output_error" && layers.some((layer) => metricValue(layer, metric) !== null)) ??
+  METRICS[0];
+
 /** Axes of blocks and layers. */
 export const COUNTS: Axis = { format: (value) => formatNumber(value), counted: true };
 

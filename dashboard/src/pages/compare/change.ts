@@ -10,8 +10,8 @@ export interface Row {
   value: (summary: Summary) => number | null | undefined;
   stderr?: (summary: Summary) => number | null | undefined;
   format: (value: number) => string;
-  /** Shares change by percentage points, decibels by decibels, all others by a ratio. */
-  scale: "ratio" | "points" | "decibels" | "none";
+  /** Shares change by percentage points, all others by a ratio. */
+  scale: "ratio" | "points" | "none";
   /** The direction of an improvement; without one a change is neither. */
   better?: "less" | "more";
   /** Whether values of different models can be compared. */
@@ -68,22 +68,13 @@ export const ROWS: Row[] = [
     noise: 0,
   },
   {
-    id: "worst_relative_error",
-    text: "Relative weight error, worst layer",
-    value: (summary) => summary.worst_layer.relative_error,
+    id: "worst_output_error",
+    text: "Relative output error, worst layer",
+    value: (summary) => summary.worst_layer.output_error ?? null,
     format: formatShare,
     scale: "points",
     better: "less",
     noise: 0.0005,
-  },
-  {
-    id: "worst_sqnr_db",
-    text: "SQNR (dB), worst layer",
-    value: (summary) => summary.worst_layer.sqnr_db,
-    format: (value) => formatNumber(value),
-    scale: "decibels",
-    better: "more",
-    noise: 0.05,
   },
   {
     id: "num_layers_quantized",
@@ -127,11 +118,10 @@ export function changeOf(row: Row, value: number, base: number, errors: [number,
   return { text: `${text} ${isBetter ? "better" : "worse"}`, tone: isBetter ? "good" : "bad" };
 }
 
-function changeText(scale: "ratio" | "points" | "decibels", value: number, base: number): string {
+function changeText(scale: "ratio" | "points", value: number, base: number): string {
   const sign = value > base ? "+" : "−";
   const difference = Math.abs(value - base);
   if (scale === "points") return `${sign}${(100 * difference).toFixed(2)} points`;
-  if (scale === "decibels") return `${sign}${formatNumber(difference, 3)} dB`;
   const factor = value / base;
   if (factor > 0 && (factor >= MANY || factor <= 1 / MANY)) {
     return factor > 1 ? `${formatNumber(factor, 3)} times` : `${formatPercent(factor - 1, 0)}`;

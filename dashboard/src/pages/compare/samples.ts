@@ -7,7 +7,7 @@ const SUMMARY = {
   perplexity_ratio_stderr: 0.001,
   kl_mean: 0.05,
   kl_stderr: null,
-  worst_layer: { name: "q", relative_error: 0.09, sqnr_db: 20.9 },
+  worst_layer: { name: "q", relative_error: 0.09, sqnr_db: 20.9, output_error: 0.04 },
 } as Summary;
 
 /** A succeeded run with the id `job_<id>`. */

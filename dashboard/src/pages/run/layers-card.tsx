@@ -2,7 +2,7 @@ import { useMemo, useState } from "react";
 import type { Layer } from "../../api/types";
 import { heatGrid } from "../../charts/heat-cells";
 import { Heatmap } from "../../charts/heatmap";
-import { byBadness, COUNTS, METRICS, type Metric, metricValue, outliers, seriesByKind } from "../../charts/layers";
+import { byBadness, COUNTS, METRICS, type Metric, metricValue, mostTelling, outliers, seriesByKind } from "../../charts/layers";
 import { Scatter } from "../../charts/scatter";
 import { plural } from "../../format";
 import { Empty, Facts, scrollable, Term } from "../../ui/basics";
@@ -13,9 +13,9 @@ const MOST_OUTLIERS = 4;
 /** The quantization error of each layer: a chart by module type, the selected layer, and a table of all layers. */
 export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: boolean }) {
   const measured = METRICS.filter((metric) => layers.some((layer) => metricValue(layer, metric) !== null));
-  const [metricId, setMetricId] = useState<Metric["id"]>("relative_error");
+  const [metricId, setMetricId] = useState<Metric["id"] | null>(null);
   const [picked, setPicked] = useState<string | null>(null);
-  const metric = METRICS.find((each) => each.id === metricId) ?? METRICS[0];
+  const metric = METRICS.find((each) => each.id === metricId) ?? mostTelling(layers);
   const series = useMemo(() => seriesByKind(layers, metric), [layers, metric]);
   const [view, setView] = useState("points");
   const grid = useMemo(() => (view === "heatmap" ? heatGrid(layers, metric) : null), [layers, metric, view]);

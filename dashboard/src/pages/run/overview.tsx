@@ -101,7 +101,7 @@ function Result({
             : []),
           ...(summary.mix ? [[LABELS.mix, mixText(summary.mix)] as [string, string]] : []),
           ["Layers", `${summary.num_layers_quantized} quantized, ${summary.num_layers_kept} not quantized`],
-          ["Worst layer", `${summary.worst_layer.name} (${formatNumber(summary.worst_layer.sqnr_db)} dB)`],
+          worstLayer(summary.worst_layer),
           ["Duration", formatDuration(summary.total_s)],
           [LABELS.peakMemory, memoryText(summary).text],
           ...Object.entries(summary.failed_tasks ?? {}).map(
@@ -112,6 +112,12 @@ function Result({
     </section>
   );
 }
+
+/** The layer whose output changed most; the one whose weight did where outputs were not measured. */
+const worstLayer = ({ name, output_error: error, sqnr_db: decibels }: Summary["worst_layer"]): [string, string] =>
+  error == null
+    ? ["Largest weight error", `${name} (${formatNumber(decibels)} dB)`]
+    : ["Worst layer", `${name} (${formatShare(error)} of its output)`];
 
 /** The level of the result with the intervals that it was judged by. */
 function Verdict({

@@ -90,7 +90,7 @@ def test_a_missed_limit_is_a_sentence():
     assert missed("top1_agreement", 0.6018518518518519, 0.85) == (
         "Top-1 agreement 60.2 % is below the 85 % limit (± 0.01)."
     )
-    assert missed("layer_sqnr_db", 3.0, 26.0) == "SQNR of the worst layer 3 dB is below the 26 dB limit (± 0.01)."
+    assert missed("layer_sqnr_db", 3.0, 26.0) == "Lowest SQNR of a weight 3 dB is below the 26 dB limit (± 0.01)."
     assert missed("kl_mean", 0.5, 0.035, "x") == "Mean KL divergence 0.5 is above the 0.035 limit (x)."
     assert missed("perplexity_ratio", math.nan, 2.7).startswith("Perplexity ratio is not a number")
     assert missed("perplexity_ratio", None, 2.7).startswith("Perplexity ratio is not a number")
