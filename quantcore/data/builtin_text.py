@@ -13,7 +13,8 @@ from typing import Any
 
 from quantcore.errors import CalibrationError
 
-Render = Callable[[list[dict[str, Any]]], str]
+Render = Callable[..., str]
+"""Makes a text of messages, and of the tools beside them if a row has some."""
 """Function from the messages of a chat to the text that the model would see."""
 KINDS = ("prose", "dialogue", "code", "languages")
 

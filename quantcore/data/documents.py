@@ -6,8 +6,9 @@ Hub). Each row is a document, and one of its columns holds the text: a string, o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,9 @@ from quantcore.data.columns import choose_column, no_column
 from quantcore.data.files import MAX_ROW_BYTES, Row
 from quantcore.data.messages import MEDIA_COLUMNS, Reference, holds_media, sounds_of, texts_of, without_references
 from quantcore.errors import CalibrationError
+
+TOOLS = "tools"
+"""Name of the column with the tools that a chat may call."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,14 @@ class Document:
 
 
 def is_prose(text: TextPart) -> bool:
-    """Return True for a single text in order; False for rows, which may be taken in any order."""
+    """Return True for a single text in order; False for rows, which may be taken in any order.
+
+    A file with one row is a single text as well: calibration and evaluation share it.
+    """
     path = _file(text)
-    return path is not None and files.format_of(path.name) == "txt"
+    if path is None or files.format_of(path.name) == "txt":
+        return path is not None
+    return len(list(islice(files.read_rows(path), 2))) == 1
 
 
 def read_documents(text: TextPart, render: Render | None = None) -> Iterator[str]:
@@ -57,7 +66,7 @@ def read_documents(text: TextPart, render: Render | None = None) -> Iterator[str
     if text.source == BUILTIN:
         yield from read_builtin(render)
         return
-    for row, column in _rows(text):
+    for row, column in _rows(text, (TOOLS,)):
         yield text_of(row, column, render)
 
 
@@ -67,7 +76,7 @@ def read_documents_with_media(text: TextPart, render: Render) -> Iterator[Docume
     ``render`` renders messages that have parts. Raises CalibrationError as ``read_documents`` and
     ``without_references`` do.
     """
-    for row, column in _rows(text, MEDIA_COLUMNS):
+    for row, column in _rows(text, (*MEDIA_COLUMNS, TOOLS)):
         value = row.values.get(column)
         if not isinstance(value, list) or not is_chat(value) or not holds_media(value):
             plain = text_of(row, column, render)
@@ -75,7 +84,9 @@ def read_documents_with_media(text: TextPart, render: Render) -> Iterator[Docume
             continue
         with at_row(row.place):
             messages, media = without_references(value, row.values)
-            yield Document(render(messages), render(texts_of(messages)), row.place, media)
+            tools = _tools(row)
+            texts = render(messages, *tools), render(texts_of(messages), *tools)
+            yield Document(*texts, row.place, media)
 
 
 def has_sound(text: TextPart, hears: Callable[[], bool]) -> bool:
@@ -155,7 +166,27 @@ def _rendered(row: Row, messages: list[dict[str, Any]], render: Render | None) -
             field="/calibration/column",
         )
     with at_row(row.place):
-        return render(messages)
+        return render(messages, *_tools(row))
+
+
+def _tools(row: Row) -> tuple[list[Any], ...]:
+    """Return the tools of a chat, in a column beside it, as further arguments of a template; none if it has none.
+
+    Raises CalibrationError for anything but a list of them, which may be JSON in a string.
+    """
+    tools = row.values.get(TOOLS)
+    if isinstance(tools, str) and tools.strip():
+        with suppress(ValueError, RecursionError):
+            tools = json.loads(tools)
+    if not tools:
+        return ()
+    if not isinstance(tools, list):
+        raise CalibrationError(
+            f"the column '{TOOLS}' is of type {type(tools).__name__}, not a list of tools.",
+            code="bad_row",
+            hint="Give a list of JSON schemas of functions, or leave the column out.",
+        )
+    return (tools,)
 
 
 def _file(text: TextPart) -> Path | None:

@@ -5,6 +5,7 @@ A part holds its image or sound, or the row does in a column of its own, in the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,51 @@ class Reference:
 
     kind: str
     source: str | bytes
+
+
+def as_templates_take_them(messages: Sequence[Message]) -> list[Message]:
+    """Return messages as chat templates expect them; vLLM gives a template the same.
+
+    No content (beside tool calls) is an empty text: many templates would print "None". A part that is a string is a
+    part of text, and arguments of tool calls are an object, not JSON in a string.
+    """
+    taken = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        with_calls = {"tool_calls": [_call(call) for call in calls]} if isinstance(calls, list) else {}
+        taken.append({**message, "content": _content(message.get("content")), **with_calls})
+    return taken
+
+
+def without_parts(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with lists of text parts joined, for templates that take texts alone."""
+    return [
+        message | {"content": "\n".join(str(part.get("text") or "") for part in content)}
+        if isinstance(content := message.get("content"), list) and all(_is_text(part) for part in content)
+        else message
+        for message in messages
+    ]
+
+
+def _content(content: Any) -> Any:
+    if isinstance(content, list):
+        return [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    return "" if content is None else content
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return call | {"function": function | {"arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text"
 
 
 def holds_media(messages: Sequence[Message]) -> bool:

@@ -72,10 +72,15 @@ def prove_twin(model: Model, emit: Emit) -> list[str]:
 
 
 def prove_window(model: Model, cache: BaselineCache, emit: Emit) -> None:
-    """Compare one window of the model itself, which Transformers loads as a whole. Raises as ``prove_twin``."""
+    """Compare one window of the model itself, which Transformers loads as a whole. Raises as ``prove_twin``.
+
+    Raises ModelError ``float_overflow`` for a model that gives numbers in a wider dtype alone.
+    """
     config, dtype = model.headers.config, TORCH_DTYPES[model.headers.main_dtype]
     result = cache.value({"window": WINDOW_LEN}, lambda: _compare_whole(model, dtype))
     release_freed_memory()
+    if "works_in" in result:
+        raise _overflows(config, dtype, result["works_in"])
     if "reason" in result:
         _not_proven(config, f"Transformers could not load or run it ({result['reason']})", emit)
         return
@@ -264,6 +269,9 @@ def _compare_whole(model: Model, dtype: torch.dtype) -> dict[str, Any]:
         whole.train(False).to(streamed.streamed.device)
         windows_NT = _windows(whole, 1)
         if not _gives_numbers(whole, streamed.streamed.kind, windows_NT):
+            wider = torch.bfloat16 if dtype is torch.float16 else torch.float32
+            if dtype is not wider and _gives_numbers(whole.to(dtype=wider), streamed.streamed.kind, windows_NT):
+                return {"reason": NOT_FINITE, "works_in": str(wider).removeprefix("torch.")}
             return {"reason": NOT_FINITE}
     except (torch.OutOfMemoryError, MemoryError):
         raise
@@ -294,6 +302,17 @@ def _check(config: dict[str, Any], measured: Sequence[float], dtype: torch.dtype
         f" hidden states or logits differ by {worst:.2g} of their norm, where {MAX_DIFFERENCE[dtype]:.0e} is allowed.",
         code="architecture_misread",
         hint=f"Bitfoundry does not read this architecture correctly yet; please report it. {FROM_FILE_TO_FILE}",
+    )
+
+
+def _overflows(config: dict[str, Any], dtype: torch.dtype, works_in: str) -> ModelError:
+    stored = str(dtype).removeprefix("torch.")
+    return ModelError(
+        f"This '{config.get('model_type')}' model overflows in {stored}: the logits that Transformers computes are not"
+        f" finite. In {works_in} they are.",
+        code="float_overflow",
+        hint=f"Convert it first: from_pretrained(MODEL, dtype='{works_in}').save_pretrained(FOLDER), and serve the"
+        f" result in {works_in}.",
     )
 
 

@@ -71,3 +71,47 @@ def test_a_model_without_a_template() -> None:
     with pytest.raises(CalibrationError) as caught:
         render(None)
     assert caught.value.code == "no_chat_template"
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CHATML = "{% for one in messages %}<{{ one['role'] }}>{{ one['content'] + eos_token }}{% endfor %}"  # SmolLM2's way
+PRINTS = "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+PARTS = (
+    "{% for one in messages %}{% if one.content is string %}{{ one.content }}{% else %}"
+    "{% for part in one.content %}[{{ part.text }}]{% endfor %}{% endif %}{% endfor %}"
+)
+KNOWS_TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for one in messages %}<{{ one.role }}>{{ one.content }}"
+    "{% for call in one.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"), [(CHATML, "<user>one\ntwo<eos>"), (PRINTS, "<user>one\ntwo"), (PARTS, "[one][two]")]
+)
+@pytest.mark.parametrize("parts", [["one", "two"], [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]])
+def test_parts_of_text_are_read_by_any_template(template: str, text: str, parts: list[Any]) -> None:
+    """A template that takes texts alone fails, or prints the list as Python does: then it gets one text."""
+    assert render(template, [{"role": "user", "content": parts}]) == text
+
+
+@pytest.mark.parametrize("message", [{"content": None}, {}])
+def test_no_content_beside_a_call_is_an_empty_text(message: dict[str, Any]) -> None:
+    chat_with_call = [{"role": "assistant", "tool_calls": [CALL], **message}]
+    assert render(KNOWS_TOOLS, chat_with_call) == "<assistant>Paris"
+
+
+def test_tools_that_the_template_never_reads_are_refused() -> None:
+    with pytest.raises(CalibrationError, match="never reads tool_calls") as caught:
+        render(PRINTS, [{"role": "assistant", "content": None, "tool_calls": [CALL]}])
+    assert caught.value.code == "no_tools"
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = PRINTS
+    try:
+        with pytest.raises(CalibrationError, match="never reads tools"):
+            chat_renderer(tokenizer, {})(MESSAGES, TOOLS)
+        tokenizer.chat_template = KNOWS_TOOLS
+        assert '"name": "weather"' in chat_renderer(tokenizer, {})(MESSAGES, TOOLS)
+    finally:
+        tokenizer.chat_template = None
