@@ -270,7 +270,8 @@ def _compare_whole(model: Model, dtype: torch.dtype) -> dict[str, Any]:
         windows_NT = _windows(whole, 1)
         if not _gives_numbers(whole, streamed.streamed.kind, windows_NT):
             wider = torch.bfloat16 if dtype is torch.float16 else torch.float32
-            if dtype is not wider and _gives_numbers(whole.to(dtype=wider), streamed.streamed.kind, windows_NT):
+            nn.Module.to(whole, wider)
+            if dtype is not wider and _gives_numbers(whole, streamed.streamed.kind, windows_NT):
                 return {"reason": NOT_FINITE, "works_in": str(wider).removeprefix("torch.")}
             return {"reason": NOT_FINITE}
     except (torch.OutOfMemoryError, MemoryError):

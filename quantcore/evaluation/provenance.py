@@ -24,8 +24,16 @@ VERSIONS = ("torch", "transformers", "safetensors")
 
 
 def environment() -> dict[str, str]:
-    """Return the programs and the device that computed the result."""
-    return {**_programs(), "device": str(default_device())}
+    """Return what computed the result: programs, device, instructions of the processor, number of threads.
+
+    Any other may sum in another order, and so round otherwise.
+    """
+    return {
+        **_programs(),
+        "device": str(default_device()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+    }
 
 
 @cache

@@ -15,8 +15,9 @@ NOT_SAID = {"output_dir", "resume_dir", "token_on_stdin", "model_dir"}
 _SCRIPT = """\
 #!/bin/sh
 # The same weights again: ./reproduce.sh OUTPUT_DIR
-# Made with {versions}. Other versions or devices may round otherwise.
+# Made with {versions}. Others of these may round otherwise.
 set -eu
+export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads}  # sums in another order differ in their last bits
 [ $# -eq 1 ] || {{ echo "usage: $0 OUTPUT_DIR" >&2; exit 2; }}
 {model}task=$(mktemp)
 trap 'rm -f "$task"' EXIT
@@ -30,10 +31,26 @@ print(json.dumps(task))
 END_OF_TASK
 "${{PYTHON:-python3}}" -m quantcore run "$task"
 cd "$1"
-{check} <<'END_OF_SUMS'
+if sha256sum --check --strict <<'END_OF_SUMS'
 {sums}
 END_OF_SUMS
+then
+  exit 0
+fi
+cat >&2 <<'END_OF_NOTE'
+The weights differ in their last bits, or more, from those that were made with:
+  {versions}
+Here it was:
+END_OF_NOTE
+"${{PYTHON:-python3}}" -c 'from quantcore.report.reproduce import versions; print(" ", versions())' >&2
+echo "Another of these sums in another order. bitfoundry compare shows whether the results differ in quality." >&2
+exit 1
 """
+
+
+def versions() -> str:
+    """Return the environment in a line."""
+    return ", ".join(f"{name} {value}" for name, value in environment().items())
 
 
 def script(task: Task, folder: Path) -> str:
@@ -46,10 +63,10 @@ def script(task: Task, folder: Path) -> str:
     sums = "\n".join(f"{sha256(path)}  {path.relative_to(folder).as_posix()}" for path in files)
     is_local = not task.model_id
     return _SCRIPT.format(
-        versions=", ".join(f"{name} {value}" for name, value in environment().items()),
+        versions=versions(),
+        threads=environment()["threads"],
         model=f'[ -n "${{MODEL_DIR:-}}" ] || MODEL_DIR={shlex.quote(str(task.model_folder))}\n' if is_local else "",
         model_dir="$MODEL_DIR" if is_local else "",
         task=repr(task_json),
-        check="sha256sum --check --strict",
         sums=sums,
     )

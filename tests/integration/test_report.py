@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 from huggingface_hub import metadata_load
 
 from quantcore.cli import console
@@ -245,7 +246,7 @@ def test_the_script_makes_the_same_bytes(artifact, tmp_path):
     folder, _ = artifact
     done = subprocess.run(
         ["sh", folder / "reproduce.sh", tmp_path / "again"], capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": OK") == 2
@@ -259,3 +260,12 @@ def test_the_script_makes_the_same_bytes(artifact, tmp_path):
         env=os.environ | {"PYTHON": "true"},
     )  # fmt: skip
     assert other.returncode != 0 and "quark/model.safetensors: FAILED" in other.stdout
+    assert f"threads {torch.get_num_threads()}" in other.stderr and "sums in another order" in other.stderr
+
+
+def test_the_script_and_the_report_say_how_many_threads(artifact):
+    """With 2 threads instead of 1 the weights of SmolLM2 were others, and nothing said why."""
+    folder, report = artifact
+    threads = str(torch.get_num_threads())
+    assert report["environment"]["threads"] == threads and report["environment"]["instructions"]
+    assert f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads}" in (folder / "reproduce.sh").read_text()
