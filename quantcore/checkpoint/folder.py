@@ -1,8 +1,17 @@
-"""Finds the GGUF file of a folder whose model is a single GGUF file. No torch."""
+"""What a path of a model says: its name, and its GGUF file if it is a single one. No torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+
+def model_name(path: Path) -> str:
+    """Return the name of the model at ``path``: its last part, but the id for a snapshot in the Hub's cache.
+
+    There the last part is a commit: ``models--ORG--NAME/snapshots/COMMIT``.
+    """
+    repository = path.parents[1].name if len(path.parents) > 1 and path.parent.name == "snapshots" else ""
+    return repository.removeprefix("models--").replace("--", "/") if repository.startswith("models--") else path.name
 
 
 def find_gguf(path: Path) -> Path | None:

@@ -110,7 +110,7 @@ def original_of(out: Path) -> str:
     raise ModelError(
         f"No report.json in {out} says which model it was made from.",
         code="original_not_found",
-        hint="Give the original: --against ORIGINAL.",
+        hint="A chat compares a model with its original. Give that: --against ORIGINAL.",
     )
 
 

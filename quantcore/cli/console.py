@@ -67,6 +67,8 @@ def show_report(report: Report, output_dir: str) -> None:
     if before is not None and after is not None and ratio is not None:
         text = f"{before:.3f} -> {after:.3f} ({100 * (ratio - 1):+.2f} %)"
         rows.insert(1, ("perplexity", text))
+    if report.encoder is not None:
+        rows[1:1] = report.encoder.rows
     if summary.verdict is not None:
         advice = [("advice", summary.verdict.advice)] if summary.verdict.advice else []
         rows[:0] = [("verdict", str(summary.verdict)), *advice]

@@ -12,14 +12,16 @@ from typing import Any
 
 from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.experts import routing_of
+from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.headers import ModelHeaders, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
-from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader
 from quantcore.checkpoint.opening import open_file
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.errors import ModelError, QuantError
 from quantcore.export import formats_for, holds_codes
+from quantcore.export.gguf.model import read_gguf
 from quantcore.hub import download as hub
 from quantcore.plan.planner import make_plan
 from quantcore.reading.model import read_model
@@ -74,13 +76,19 @@ def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
 
     Without ``is_whole`` it is an outline, with holes for weights.
     """
-    config, stored = read_folder(folder)
+    path, gguf_file = folder, find_gguf(folder)
+    if gguf_file is None:
+        config, stored = read_folder(folder)
+    else:
+        folder, (config, stored) = gguf_file.parent, read_gguf(gguf_file)
+        if any(tensor.dtype in GGUF_BLOCKS for tensor in stored.values()):
+            config |= {"quantization_config": {"quant_method": "gguf"}}
     quantization = _quantization(config)
     headers: ModelHeaders | None = None
     warnings: tuple[str, ...] = ()
     if quantization is None or is_whole:  # the tensors may be needed to interpret a quantized file
         try:
-            model = read_model(folder)
+            model = read_model(path)
             headers, warnings = model.headers, model.headers.warnings
             if quantization is not None and model.quantized is not None:
                 quantization["export"] = model.quantized.export
@@ -98,7 +106,7 @@ def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
         architectures=tuple(map(str, config.get("architectures") or ())),
         num_blocks=num_blocks,
         num_parameters=sum(math.prod(tensor.shape) for tensor in tensors.values()),
-        dtypes=dict(_by_dtype(stored)),
+        dtypes=dict(_by_dtype(stored, tensors)),
         linear_layers=_linear_layers(tensors),
         tied_embeddings=not any(map(is_head, tensors)),
         experts=routing_of(config),
@@ -133,11 +141,11 @@ def _quantization(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"quant_method": str(method or "unknown")[:64], "export": None}
 
 
-def _by_dtype(tensors: Mapping[str, TensorHeader]) -> Counter[str]:
-    """Return the number of values stored in each dtype."""
+def _by_dtype(stored: Mapping[str, TensorHeader], tensors: Mapping[str, TensorHeader]) -> Counter[str]:
+    """Return the number of values stored in each dtype; GGUF's blocks count as the values of ``tensors`` in them."""
     counts = Counter[str]()
-    for tensor in tensors.values():
-        counts[tensor.dtype] += math.prod(tensor.shape)
+    for name, tensor in stored.items():
+        counts[tensor.dtype] += math.prod(tensors.get(name, tensor).shape)
     return counts
 
 

@@ -26,7 +26,7 @@ from quantcore.checkpoint.tokenizer import load_tokenizer
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import ScaleType
 from quantcore.config.task import Task
-from quantcore.errors import NumericsError, ProofError, QuantError, reason_of
+from quantcore.errors import ConfigError, NumericsError, ProofError, QuantError, reason_of
 from quantcore.evaluation import harness
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.clipping import Clipping
@@ -283,6 +283,8 @@ def check_twin(
     with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as scratch:
         try:
             twin = export_twin(task, export, original, Path(scratch))
+        except ConfigError:  # the format cannot hold any: no twin could exist
+            return ConsumerCheck(not_checked=too_large)
         except QuantError as error:
             return ConsumerCheck(not_checked=f"{too_large} Nor was a small twin of it checked: {error.message}")
         written = WrittenCheckpoint(twin.plan, twin.folder, export, twin.model.headers)

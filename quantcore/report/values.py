@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from quantcore.checkpoint.folder import model_name
 from quantcore.config.job_spec import Gate
 from quantcore.evaluation.quality import (
     ConsumerCheck,
@@ -170,7 +171,7 @@ class SourceModel(Record):
     @property
     def name(self) -> str:
         """The id on the Hub, or the name of the folder."""
-        return self.id or Path(str(self.path)).name
+        return self.id or model_name(Path(str(self.path)))
 
 
 class MixScheme(Record):

@@ -13,7 +13,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.errors import ProofError
+from quantcore.errors import ConfigError, ProofError
 from quantcore.evaluation import consumer
 from quantcore.export import config_json
 from quantcore.pipeline import job as pipeline
@@ -258,3 +258,12 @@ def test_why_no_twin_is_read_is_said(tmp_path, too_large, monkeypatch):
     assert reason("1", "quark") == "No program that reads quark files runs in the proof."
     monkeypatch.setattr(twin_export, "build_twin", lambda config, kind: 1 / 0)
     assert "hold less. Nor was a small twin of it checked: no small twin" in reason("2", "compressed_tensors")
+
+
+def test_a_twin_that_could_not_exist_is_not_spoken_of(tmp_path, too_large, monkeypatch):
+    """A GGUF file holds no int8 with a scale a row, which a twin has if its widths do not fit the scheme."""
+    model_dir = tiny_model(tmp_path / "model")
+    monkeypatch.setattr(twin_export, "_export", lambda *_: (_ for _ in ()).throw(ConfigError("cannot", code="x")))
+    report = quantized(model_dir, tmp_path / "out", presets.resolve("w4a16_sym"), "compressed_tensors")
+    why = report["proof"]["compressed_tensors"]["consumer_check"]["not_checked"]
+    assert "this job was planned to hold less" in why and "twin" not in why

@@ -171,3 +171,20 @@ def test_the_models_that_jobs_can_read_are_found(client: TestClient, settings: S
     found = client.get("/v1/models/folders").json()
     assert found == {"data": [{"path": str(folder), "size_bytes": size_bytes}], "is_complete": True}
     assert client.get("/v1/models/inspect", params={"path": found["data"][0]["path"]}).status_code == 200
+
+
+def test_a_gguf_file_is_described_like_a_folder(model: Path, tmp_path: Path) -> None:
+    whole = inspect(model)
+    task = Task(
+        model_dir=model, output_dir=tmp_path / "out", config=presets.resolve("gguf_q8_0"), export=("gguf",),
+        calibration=CalibrationConfig(num_samples=4, seq_len=64), evaluation=EvaluationConfig(num_windows=0),
+    )  # fmt: skip
+    run(task, lambda event: None)
+    for path in (tmp_path / "out", tmp_path / "out" / "model.gguf"):
+        found = inspect(path)
+        assert (found.model_type, found.num_parameters) == ("llama", whole.num_parameters)
+        assert found.linear_layers == whole.linear_layers and found.quantization == {
+            "quant_method": "gguf", "export": "gguf",
+        }  # fmt: skip
+        assert sum(found.dtypes.values()) == whole.num_parameters and found.dtypes["Q8_0"] > found.dtypes["BF16"]
+        assert found.size_bytes == (tmp_path / "out" / "model.gguf").stat().st_size

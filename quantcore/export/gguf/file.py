@@ -14,11 +14,19 @@ from typing import Any
 
 import torch
 
+from quantcore.checkpoint.folder import find_gguf, model_name
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.checkpoint.sink import OpenFiles, open_for_writing, write_at
 from quantcore.checkpoint.source import TORCH_DTYPES, Source, interleaved
 from quantcore.export.gguf.header import read_gguf_header
-from quantcore.export.gguf.metadata import add_model, add_tokenizer, rope_tensors, warn_of_window
+from quantcore.export.gguf.metadata import (
+    OF_THE_FILE,
+    add_general,
+    add_model,
+    add_tokenizer,
+    rope_tensors,
+    warn_of_window,
+)
 from quantcore.export.gguf.names import FILE_NAME, Place, Places, stored_part
 from quantcore.export.gguf.tokenizer import describe_tokenizer
 from quantcore.model.skeleton import clean_config
@@ -46,7 +54,10 @@ class GgufSink(OpenFiles):
         self.warnings = tokenizer.warnings + warn_of_window(config)
         computed = rope_tensors(config)
         writer = _writer(folder / FILE_NAME, Places(model_config).architecture.name)
-        add_model(writer, config, _model_name(model_config, model_dir), _file_type(layouts))
+        about = _general(model_dir)
+        name = about.pop("general.name", None) or _model_name(model_config, model_dir)
+        add_model(writer, config, name, _file_type(layouts))
+        add_general(writer, about)
         add_tokenizer(writer, tokenizer)
         stacks = Counter(place.name for place in self._places.values())
         shapes = {
@@ -153,8 +164,16 @@ def _writer(path: Path, architecture: str) -> Any:
     return GGUFWriter(path, architecture)
 
 
+def _general(model_dir: Path) -> dict[str, Any]:
+    """Return what a GGUF input says about the model in general: author, license, languages ...; {} for a folder."""
+    gguf_file = find_gguf(model_dir)
+    fields = {} if gguf_file is None else read_gguf_header(gguf_file).fields
+    return {key: value for key, value in fields.items() if key.startswith("general.") and key not in OF_THE_FILE}
+
+
 def _model_name(model_config: Mapping[str, Any], model_dir: Path) -> str:
-    return str(model_config.get("_name_or_path") or model_dir.name)
+    given = str(model_config.get("_name_or_path") or "")
+    return given if given and not Path(given).is_absolute() else model_name(model_dir)
 
 
 def _file_type(layouts: Mapping[str, TensorLayout]) -> int:

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     import torch
     from gguf import GGUFWriter
 
+OF_THE_FILE = tuple(
+    f"general.{key}" for key in ("architecture", "file_type", "quantization_version", "alignment", "quantized_by")
+)
+"""General fields that describe a file, not the model in it."""
+
 LLAMA3_CONTEXT = 8192  # the original context of llama3 scaling, if the config does not give it
 
 
@@ -51,6 +56,19 @@ def add_model(writer: GGUFWriter, config: Mapping[str, Any], name: str, file_typ
     if config["model_type"] == "phi3":
         writer.add_sliding_window(config.get("sliding_window") or 0)  # the 0 marks a Phi 4, which has none
     _add_rope(writer, config, head_dim)
+
+
+def add_general(writer: GGUFWriter, fields: Mapping[str, Any]) -> None:
+    """Write the texts, lists of texts and whole numbers of ``fields``, by their keys."""
+    for key, value in fields.items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int) and 0 <= value < 1 << 32:
+            writer.add_uint32(key, value)
+        elif isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+            writer.add_array(key, value)
 
 
 def add_tokenizer(writer: GGUFWriter, tokenizer: TokenizerData) -> None:

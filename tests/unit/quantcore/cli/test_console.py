@@ -41,3 +41,17 @@ def test_the_summary_shows_what_distillation_gained(
     assert "KL 1.701 -> 1.25 on held-back calibration windows; the tuned scales are kept" in shown
     show_report(Report.model_validate(reports.report()), "out")
     assert "distillation" not in capsys.readouterr().out
+
+
+def test_the_summary_shows_the_quality_of_an_embedding_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no perplexity, and nothing was shown."""
+    monkeypatch.setenv("COLUMNS", "200")
+    measured = {
+        "num_windows": 4, "seq_len": 64, "cosine": reports.measure(0.9987), "rank_agreement": reports.measure(0.991),
+        "output_error": 0.0123,
+    }  # fmt: skip
+    show_report(Report.model_validate(reports.report() | {"encoder": measured}), "out")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "cosine of the embeddings 0.9987" in shown and "rank agreement, share of pairs 0.991" in shown
