@@ -125,6 +125,13 @@ class WorstLayer(Answer):
     sqnr_db: float | None = None
     output_error: float | None = None
 
+    @property
+    def error(self) -> str:
+        """The error by which it is the worst."""
+        if self.output_error is None:
+            return f"weight error {self.relative_error:.4f}"
+        return f"output error {self.output_error:.4f}"
+
 
 class MixSummary(Answer):
     """The chosen mix: the number of layers of each scheme, bits per weight, the estimated and the measured KL."""

@@ -28,7 +28,6 @@ from bitfoundry.client.answers import (
     Recipe,
     Summary,
     Sweep,
-    WorstLayer,
 )
 from bitfoundry.errors import ApiError, BitfoundryError
 
@@ -353,17 +352,11 @@ def summary_rows(summary: JobSummary) -> dict[str, str]:
         **({"verdict": summary.verdict.level} if summary.verdict else {}),
         "size": f"{megabytes(summary.size_before_bytes)} → {megabytes(summary.size_after_bytes)}",
         "perplexity": perplexity,
-        "worst layer": _worst(worst),
+        "worst layer": f"{_short_lines(worst.name)}\n{worst.error}",
         "seconds": f"{summary.total_s:.0f}",
         "peak memory": megabytes(summary.peak_memory_bytes),
         **{f"task {task}": f"failed: {reason}" for task, reason in summary.failed_tasks.items()},
     }
-
-
-def _worst(layer: WorstLayer) -> str:
-    by_weight = layer.output_error is None
-    error = f"weight error {layer.relative_error:.4f}" if by_weight else f"output error {layer.output_error:.4f}"
-    return f"{_short_lines(layer.name)}\n{error}"
 
 
 def _short_lines(layer: str) -> str:

@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from transformers import AutoConfig
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore.errors import ModelError
 from quantcore.evaluation import architecture
@@ -12,9 +13,11 @@ from quantcore.evaluation.architecture import prove_twin, prove_window
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.events import Warned
 from quantcore.model.twin import VOCAB_SIZE, build_twin, twin_config
+from quantcore.pipeline.job import run
 from quantcore.reading.model import read_model
 from quantcore.runtime.arguments import WindowArguments
 from quantcore.runtime.relay import Relay
+from tests.support.jobs import task
 from tests.support.models import MIXTURES, tiny_model
 from tests.sweep.classes import find_class, small_config
 
@@ -159,3 +162,21 @@ def test_a_model_that_never_calls_its_first_block_is_refused():
 def test_an_error_of_a_model_s_own_code_is_told_in_one_line():
     with pytest.raises(ModelError, match=r"its code fails around them \(KeyError: 'states'\)"):
         Relay(0).run(lambda: {}["states"])
+
+
+def test_a_model_that_overflows_is_refused_before_the_first_block(tmp_path):
+    """Gemma 3 in float16: hidden states grow beyond 65,504, which bfloat16 holds."""
+    folder = tiny_model(tmp_path / "model", dtype=torch.float16)
+    tensors = load_file(folder / "model.safetensors")
+    for name in tensors:
+        if name.endswith(("up_proj.weight", "down_proj.weight")):
+            tensors[name] = tensors[name] * 300
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    for dtype, is_finite in ((torch.float16, False), (torch.bfloat16, True)):
+        logits = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)(torch.arange(24)[None]).logits
+        assert bool(logits.isfinite().all()) == is_finite
+    events = []
+    with pytest.raises(ModelError, match="overflows in float16") as caught:
+        run(task(folder, tmp_path / "out", "int8_weight_only"), events.append)
+    assert caught.value.code == "float_overflow" and "dtype='bfloat16'" in caught.value.hint
+    assert {event.phase for event in events if hasattr(event, "phase")} <= {"resolve", "plan"}
