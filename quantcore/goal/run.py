@@ -26,7 +26,7 @@ from typing import Any
 from quantcore.blockwise.savepoint import fingerprint
 from quantcore.checkpoint.artifact import building, seal
 from quantcore.config.quantization import Config
-from quantcore.config.recipes import DEFAULT_EFFORT, Effort, algorithms_text, recipe
+from quantcore.config.recipes import DEFAULT_EFFORT, POOR, Effort, algorithms_text, recipe
 from quantcore.config.task import Task, read_task
 from quantcore.errors import ConfigError
 from quantcore.evaluation.baseline_cache import BaselineCache
@@ -171,10 +171,11 @@ class _Search:
             path.replace(folder / path.name)
         report = read_report(folder)
         result = self._result(chosen)
-        gates, verdict = self._gates(chosen, result), report.summary.verdict
-        if verdict is not None:  # the goal's own advice takes the place of the verdict's
+        gates, verdict = tuple(self._gates(chosen, result)), report.summary.verdict
+        if verdict is not None:  # the goal's own advice takes the place of that on a poor result
+            advice = None if verdict.level in POOR else verdict.advice
             missed = [gate for gate in gates if gate.status == "fail"]
-            verdict = beside_gates(verdict, missed).replace(advice=None)
+            verdict = beside_gates(verdict, missed).replace(advice=advice)
         changes = {
             "verdict": verdict, "total_s": round(sum(seconds_by_phase.values()), 2),
             "seconds_by_phase": seconds_by_phase, "goal": GoalSummary(is_met=result.is_met, why=result.why),

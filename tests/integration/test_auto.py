@@ -100,6 +100,9 @@ def test_if_nothing_is_good_enough_the_best_is_kept_and_said_so(model: Path, tmp
     assert (gate.name, gate.status, gate.limit) == ("recovery", "fail", 0.999999)
     assert gate.value == max(trial.recovery for trial in result.trials)
     assert gate.sentence in [event.message for event in events if isinstance(event, Warned)]
+    verdict = report.summary.verdict
+    if verdict.level in ("faithful", "good"):  # it was "every measurement is within its limits" beside a failed gate
+        assert "but it failed" in verdict.reason and "Recovery" in verdict.reason
 
 
 @pytest.mark.parametrize("runtime", ["vllm", "llama_cpp"])
