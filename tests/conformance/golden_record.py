@@ -166,7 +166,16 @@ def hashes(output_dir: Path) -> dict[str, str]:
 def _content(path: Path) -> bytes:
     if path.name not in ("report.json", "plan.json"):
         return path.read_bytes()
-    return json.dumps(_without_measured(json.loads(path.read_text())), sort_keys=True).encode()
+    data = json.loads(path.read_text())
+    if path.name == "report.json":
+        data["summary"]["worst_layer"] = _worst_by_weight(data["layers"])
+    return json.dumps(_without_measured(data), sort_keys=True).encode()
+
+
+def _worst_by_weight(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The worst layer of a report as it was when the record was made: that with the largest error of its weight."""
+    worst = max(layers, key=lambda layer: layer["relative_error"])
+    return {name: worst[name] for name in ("name", "relative_error", "sqnr_db")}
 
 
 def _without_measured(value: Any) -> Any:
