@@ -122,7 +122,7 @@ class BlockAlgorithms:
         advance = not at.streams.through_quantized
         rotated = self._rotate(at)
         if not self._smoother or not layers:
-            with collect_ranges(layers) as ranges:
+            with collect_ranges(layers, at.block) as ranges:
                 stats = self._collect(modules, at, advance=advance)
             prepared = self._prepared(names, stats, ranges)
             prepared.changed = rotated
@@ -135,7 +135,7 @@ class BlockAlgorithms:
         changed, refused = self._smoother.smooth(at, discovery, names, stats)
         error = ((at.update() - before).norm() / before.norm()).item()
         check_fold(at, error, self._dtype)
-        with collect_ranges(layers) as ranges:
+        with collect_ranges(layers, at.block) as ranges:
             if is_static:
                 at.run(advance=advance)
         prepared = self._prepared(names, stats, ranges)
@@ -152,7 +152,8 @@ class BlockAlgorithms:
             return Prepared({}, {})
         names = {layer: layer.name for layer in layers}
         collector = StatsCollector({layer.name: module for layer, module in layers.items()}, self._needs, streams.span)
-        with torch.no_grad(), collect_ranges(layers) as ranges, collector.watching():
+        alone = nn.ModuleList(layers.values())  # no attention is around them
+        with torch.no_grad(), collect_ranges(layers, alone) as ranges, collector.watching():
             for state in streams.calibration.states:
                 logits(state)
         return self._prepared(names, collector.stats() if self._learns else {}, ranges)

@@ -1,8 +1,11 @@
-"""Ranges of the inputs and outputs of each layer, gathered with hooks while a block runs."""
+"""Ranges of the inputs and outputs of each layer, gathered with hooks while a block runs.
+
+The outputs of layers that compute keys and values of a KV cache are taken where they enter it: see ``cache_taps``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,6 +18,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import learns_from_data
 from quantcore.config.spec import QuantizationSpec
 from quantcore.errors import NumericsError
+from quantcore.model.cache_taps import Through, tap_caches
 from quantcore.numerics.affine import QParams, fake_quantize_activation, find_params, static_params
 from quantcore.observers import Observer, observer_for
 from quantcore.runtime.ranks import Ranks
@@ -23,7 +27,7 @@ from quantcore.runtime.shards import counts
 
 @dataclass(frozen=True)
 class Watched:
-    """The observers of a layer's input and output; None where nothing is learned."""
+    """The observers of a layer's input and output (of what enters the cache); None where nothing is learned."""
 
     inputs: Observer | None
     outputs: Observer | None
@@ -31,7 +35,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Activations:
-    """The static parameters of a layer's input and output; None where there are none."""
+    """The static parameters of a layer's input and output (of what enters the cache); None where there are none."""
 
     inputs: QParams | None = None
     outputs: QParams | None = None
@@ -48,8 +52,11 @@ class Activations:
 
 
 @contextmanager
-def collect_ranges(modules: dict[LayerPlan, nn.Module]) -> Iterator[dict[LayerPlan, Watched]]:
-    """Watch the tensors that need static parameters; yield the observers, which fill while the block runs."""
+def collect_ranges(modules: Mapping[LayerPlan, nn.Module], within: nn.Module) -> Iterator[dict[LayerPlan, Watched]]:
+    """Watch the tensors that need static parameters; yield the observers, which fill while the block runs.
+
+    ``within`` holds the modules and the attention around them.
+    """
     watched = {
         layer: Watched(observer_of(layer.config.input_tensors), observer_of(layer.config.output_tensors))
         for layer in modules
@@ -60,8 +67,9 @@ def collect_ranges(modules: dict[LayerPlan, nn.Module]) -> Iterator[dict[LayerPl
         for layer, observers in watched.items():
             if observers.inputs is not None:
                 yield modules[layer].register_forward_pre_hook(_update_with_input(observers.inputs))
-            if observers.outputs is not None:
+            if observers.outputs is not None and not layer.is_cached:
                 yield modules[layer].register_forward_hook(_update_with_output(observers.outputs))
+        yield from tap_caches(modules, within, lambda layer: _seen_by(watched[layer].outputs))
 
     with _removed(watch()):
         yield watched
@@ -88,17 +96,29 @@ def learned(layer: LayerPlan, watched: Watched, model_dtype: torch.dtype) -> Act
 
 @contextmanager
 def quantized_activations(
-    modules: dict[LayerPlan, nn.Module], activations: dict[LayerPlan, Activations]
+    modules: Mapping[LayerPlan, nn.Module], activations: Mapping[LayerPlan, Activations], within: nn.Module
 ) -> Iterator[None]:
-    """Pass inputs and outputs that have a spec through quantize and dequantize while this lasts."""
+    """Pass inputs and outputs that have a spec through quantize and dequantize while this lasts.
+
+    ``within`` holds the modules and the attention around them.
+    """
+
+    def ranges_of(layer: LayerPlan) -> Activations:
+        return activations.get(layer, Activations()).on(modules[layer].get_parameter("weight").device)
+
+    def cached(layer: LayerPlan) -> Through:
+        spec, static = layer.config.output_tensors, ranges_of(layer).outputs
+        assert spec is not None
+        return lambda x: _quantized(x, spec, static)
 
     def hook() -> Iterator[torch.utils.hooks.RemovableHandle]:
         for layer, module in modules.items():
-            ranges = activations.get(layer, Activations()).on(module.get_parameter("weight").device)
+            ranges = ranges_of(layer)
             if layer.config.input_tensors is not None:
                 yield module.register_forward_pre_hook(_quantize_input(layer.config.input_tensors, ranges.inputs))
-            if layer.config.output_tensors is not None:
+            if layer.config.output_tensors is not None and not layer.is_cached:
                 yield module.register_forward_hook(_quantize_output(layer.config.output_tensors, ranges.outputs))
+        yield from tap_caches(modules, within, cached)
 
     with _removed(hook()):
         yield
@@ -132,6 +152,19 @@ def _update_with_input(observer: Observer):  # type: ignore[no-untyped-def]  # a
 
 def _update_with_output(observer: Observer):  # type: ignore[no-untyped-def]  # a hook
     return lambda _, __, output: observer.update(output) if _is_seen(output) else None
+
+
+def _seen_by(observer: Observer | None) -> Through | None:
+    """Return a function that shows ``observer`` the keys or values that enter a cache."""
+    if observer is None:
+        return None
+
+    def see(x: torch.Tensor) -> torch.Tensor:
+        if _is_seen(x):
+            observer.update(x)
+        return x
+
+    return see
 
 
 def _is_seen(x: torch.Tensor) -> bool:

@@ -23,13 +23,18 @@ _HEAD_DIM = re.compile(r"(?!linear_).*head_dim(_\w+)?")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "attention_hidden_size")
 _RECURRENT = ("A_log", "dt_bias", "k_conv1d.weight", "conv1d.weight")
 """Parameters that only linear attention has beside its projections: it keeps a state, no keys and values."""
+NO_CACHE_HINT = "Leave the KV cache out (--kv_cache_dtype, kv_cache, kv_cache_quant_config)."
 _ATTENTION = re.compile(r"qkv|query_key_value|c_attn|kv_|(^|_)(key|value|k|v)(_|$)", re.IGNORECASE)
 
 
 def holds_keys_or_values(name: str, tensors: Collection[str]) -> bool:
-    """Return whether a KV cache holds the outputs of layer ``name``; ``tensors`` are the names of all tensors."""
+    """Return whether a KV cache holds what layer ``name`` computes; ``tensors`` are the names of all tensors.
+
+    An encoder reads its whole text at once and keeps nothing.
+    """
     owner = name.rpartition(".")[0]
-    return is_cached(name) and not any(f"{owner}.{part}" in tensors for part in _RECURRENT)
+    is_recurrent = any(f"{owner}.{part}" in tensors for part in _RECURRENT)
+    return is_cached(name) and not is_recurrent and "encoder" not in name.split(".")
 
 
 def check_kv_cache(
@@ -60,7 +65,7 @@ def check_kv_cache(
     raise ConfigError(
         f"The KV cache of this model cannot be quantized: {why}.",
         code="kv_cache_not_found",
-        hint="Leave the KV cache out (--kv_cache_dtype, kv_cache, kv_cache_quant_config).",
+        hint=NO_CACHE_HINT,
         field="/kv_cache_quant_config",
     )
 

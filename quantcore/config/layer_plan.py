@@ -29,7 +29,8 @@ class LayerPlan:
     draft heads).
 
     ``shape`` is that of the weight as [out, in, *kernel], in whatever layout a module of class ``kind`` stores it.
-    ``chosen_by`` names the entry of the Config that its config comes from.
+    ``chosen_by`` names the entry of the Config that its config comes from. ``in_cache``: it computes keys or values of
+    a KV cache, and ``output_tensors`` of its config are those that enter the cache, behind norms and RoPE.
     """
 
     name: str
@@ -38,6 +39,12 @@ class LayerPlan:
     config: QuantizationConfig
     kind: str = "Linear"
     chosen_by: str = "global_quant_config"
+    in_cache: bool = False
+
+    @property
+    def is_cached(self) -> bool:
+        """True if the keys or values that it computes are quantized where they enter the cache."""
+        return self.in_cache and self.config.output_tensors is not None
 
     @property
     def is_in_tower(self) -> bool:

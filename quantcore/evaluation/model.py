@@ -98,7 +98,7 @@ class EvaluatedModel:
         with self.streamed.draft() as draft:
             found = {layer: draft.find_module(layer.name) for layer in self.draft_layers}
             modules = {layer: module for layer, module in found.items() if module is not None}
-            with quantized_activations(modules, self.activations):
+            with quantized_activations(modules, self.activations, draft.model):
                 yield draft.model
 
     @contextmanager
@@ -108,14 +108,19 @@ class EvaluatedModel:
             with computing_together():
                 yield load_model(self.stored, self.ranks).model
             return
-        with self.streamed.whole() as model, quantized_activations(self._modules(self.layers), self.activations):
+        modules = self._modules(self.layers)
+        with self.streamed.whole() as model, quantized_activations(modules, self.activations, model):
             yield model
 
     @contextmanager
     def _quantized(self, index: int | None, clipping: Clipping | None = None) -> Iterator[None]:
         modules = self._modules(tuple(layer for layer in self.layers if layer.block == index))
         watched = Clipping() if clipping is None else clipping
-        with watched.watching(modules, self.activations), quantized_activations(modules, self.activations):
+        model = self.streamed.model
+        with (
+            watched.watching(modules, self.activations, model),
+            quantized_activations(modules, self.activations, model),
+        ):
             yield
 
     def _modules(self, layers: tuple[LayerPlan, ...]) -> dict[LayerPlan, nn.Module]:

@@ -135,7 +135,7 @@ class QuarkExporter:
             },
             "layer_type_quant_config": {},
             "kv_cache_quant_config": cache,
-            "kv_cache_post_rope": False,
+            "kv_cache_post_rope": bool(cache),
             "softmax_quant_spec": _spec_dict(config.softmax_quant_spec, is_input=True),
             "algo_config": None,
             "exclude": [*kept, *(f"re:{pattern}" for pattern in draft_patterns(layers, kept))],  # as vLLM reads it

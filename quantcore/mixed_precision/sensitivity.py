@@ -67,7 +67,7 @@ class Changed:
                 config = layer.config
                 if config.input_tensors is not None:
                     change += _dot(own.of_inputs, _change(call.inputs, config.input_tensors, static.inputs))
-                if config.output_tensors is not None:
+                if config.output_tensors is not None and not layer.is_cached:  # all schemes have the same cache
                     change += _dot(call.gradient, _change(call.outputs, config.output_tensors, static.outputs))
         return changes_CS
 

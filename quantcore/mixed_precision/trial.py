@@ -48,7 +48,7 @@ class Trial:
                 at = self._sensitivity.at(block, index, plan)
                 prepared = algorithms.prepare(at, layers)
                 _round(algorithms, at, layers, prepared)
-                with quantized_activations(layers, prepared.activations):
+                with quantized_activations(layers, prepared.activations, block):
                     streamed.run_block(block, index, hidden)
             self._emit(Progress("trial", index + 1, plan.num_blocks, "block", eta.after(index + 1)))
         self._rounded.has_run = True
@@ -59,7 +59,7 @@ class Trial:
             layers = self._modules(plan, None)
             prepared = algorithms.prepare_head(layers, logits, self._sensitivity.behind(plan))
             _round(algorithms, None, layers, prepared)
-            with quantized_activations(layers, prepared.activations):
+            with quantized_activations(layers, prepared.activations, logits.model):
                 measured = measure(logits, list(hidden.states), self._text, (original, self._states))
         return summarize_both(measured, self._text)
 

@@ -97,7 +97,7 @@ def apply_algorithms(
             applied.warnings.extend(warning.message for warning in prepared.warnings)
             applied.edges.extend(_edges(prepared, index))
             applied.activations.update(prepared.activations)
-            with quantized_activations(layers, prepared.activations):
+            with quantized_activations(layers, prepared.activations, at.block):
                 at.advance_quantized()
         _rotate_outside(model, blocks, algorithms, streams)
     return applied

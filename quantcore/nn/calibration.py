@@ -34,7 +34,7 @@ def calibrate(
     if not others_learn and not any(layer.config.needs_calibration for layer in modules):
         return {}
     num_batches = 0
-    with evaluating(model), torch.no_grad(), collect_ranges(modules) as watched:
+    with evaluating(model), torch.no_grad(), collect_ranges(modules, model) as watched:
         for batch in progress.track(batches or (), "calibrate"):
             run(model, batch)
             num_batches += 1

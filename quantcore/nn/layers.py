@@ -19,6 +19,7 @@ from quantcore.blockwise.results import Solved
 from quantcore.calibration.ranges import Activations
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QuantizationSpec
+from quantcore.model.cache_taps import tap_caches
 from quantcore.nn.tensor_quantizer import TensorQuantizer
 from quantcore.numerics.affine import QParams
 from quantcore.numerics.qtensor import quantize_weight
@@ -50,7 +51,9 @@ class QuantizedLayer(nn.Module):
         if self.input_quantizer is not None:
             input = self.input_quantizer(input)
         output: torch.Tensor = super().forward(input, *args, **kwargs)
-        return output if self.output_quantizer is None else self.output_quantizer(output)
+        if self.output_quantizer is None or self.plan.is_cached:  # see ``quantize_caches``
+            return output
+        return self.output_quantizer(output)
 
     @property
     def weight(self) -> torch.Tensor | None:
@@ -178,6 +181,12 @@ def quantize_layer(module: nn.Module, plan: LayerPlan, quantizers: dict[str, Ten
     module.__class__ = quantized_class(type(module))
     if "_old_forward" in module.__dict__:  # Accelerate's hook (device_map) holds the float layer's bound method
         setattr(module, "_old_forward", MethodType(type(module).forward, module))  # noqa: B010  # no type says it
+
+
+def quantize_caches(model: nn.Module) -> None:
+    """Let attention pass keys and values through the output quantizers of their layers where they enter a cache."""
+    layers = {layer.plan: layer for _, layer in quantized_layers(model)}
+    list(tap_caches(layers, model, lambda plan: layers[plan].output_quantizer))  # its taps stay
 
 
 def _of_activation(spec: QuantizationSpec | None, params: QParams | None) -> TensorQuantizer | None:

@@ -20,7 +20,7 @@ from quantcore.model.experts import split_experts
 from quantcore.model.names import check_not_rearranged, place_tensors, projection_names
 from quantcore.model.regrouping import place_converted
 from quantcore.model.skeleton import build_skeleton, float32_names, set_parameter
-from quantcore.nn.layers import QuantizedLayer, activation_quantizers, find_quantizers, quantize_layer
+from quantcore.nn.layers import QuantizedLayer, activation_quantizers, find_quantizers, quantize_caches, quantize_layer
 from quantcore.numerics.affine import QParams
 from quantcore.reading.dequantize import open_source, read_layer
 from quantcore.reading.model import Model, read_model
@@ -89,6 +89,7 @@ def load_model(checkpoint: Model, ranks: Ranks = ALONE) -> Loaded:
     _check_whole(model, set(layers) - set(frozen) - _unused(checkpoint))
     for name, (learned, params) in frozen.items():
         _freeze(model.get_submodule(placed[name].rpartition(".")[0]), layers[name], learned, params)
+    quantize_caches(model)
     model.config.use_cache = True
     return Loaded(model, None if checkpoint.quantized is None else checkpoint.quantized.config)
 

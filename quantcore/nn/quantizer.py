@@ -26,7 +26,7 @@ from quantcore.nn.algorithms import Applied, apply_algorithms, layer_result
 from quantcore.nn.attention import attention_watched, keys_behind_rope
 from quantcore.nn.calibration import calibrate
 from quantcore.nn.graph import layers_left, trace
-from quantcore.nn.layers import as_solved, find_quantizers, quantize_layer, quantized_layers
+from quantcore.nn.layers import as_solved, find_quantizers, quantize_caches, quantize_layer, quantized_layers
 from quantcore.nn.log import log
 from quantcore.nn.progress import Callback, Progress
 from quantcore.nn.result import QuantizationResult
@@ -113,6 +113,7 @@ class ModelQuantizer:
                     results[plan] = layer_result(solved, time.monotonic() - start)
         for plan, module in modules.items():
             quantize_layer(module, plan, quantizers[plan])
+        quantize_caches(model)
         self.result = QuantizationResult(
             layers=tuple(results[plan] for plan in modules if plan in results),
             edges=tuple(applied.edges),
@@ -149,13 +150,14 @@ class ModelQuantizer:
                 code="already_quantized",
                 hint="Load the float model again to quantize it another way.",
             )
-        if self.config.softmax_quant_spec is not None and self.config.quant_mode is QuantizationMode.fx_graph_mode:
-            raise ConfigError(
-                "softmax_quant_spec works on attention modules, which a graph no longer has.",
-                code="invalid_config",
-                hint="Leave it out, or take eager mode.",
-                field="/softmax_quant_spec",
-            )
+        for field in ("softmax_quant_spec", "kv_cache_quant_config"):
+            if getattr(self.config, field) and self.config.quant_mode is QuantizationMode.fx_graph_mode:
+                raise ConfigError(
+                    f"{field} works on attention modules, which a graph no longer has.",
+                    code="invalid_config",
+                    hint="Leave it out, or take eager mode.",
+                    field=f"/{field}",
+                )
         if _rotates(self.config, "r3") and self.config.quant_mode is QuantizationMode.fx_graph_mode:
             raise ConfigError(
                 "Rotation r3 works on attention modules, and a graph has none.",

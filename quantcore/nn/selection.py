@@ -55,7 +55,9 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
             kept[name] = f"{why} has no weight spec"
         else:
             shape = canonical(module.get_parameter("weight"), kind, num_groups(module)).shape
-            chosen[name] = LayerPlan(name, None, tuple(shape), layer_config, kind, why)
+            is_certain = isinstance(model, PreTrainedModel) or config.cache_config(name) is not None
+            in_cache = is_certain and name in cached
+            chosen[name] = LayerPlan(name, None, tuple(shape), layer_config, kind, why, in_cache)
     model_config = model.config.to_dict() if isinstance(model, PreTrainedModel) else {}
     check_kv_cache(config, list(chosen.values()), layers, model_config)
     shared = dict(_shared_otherwise(model, chosen))

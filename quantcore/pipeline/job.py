@@ -36,6 +36,7 @@ from quantcore.errors import ConfigError, ModelError, at_block
 from quantcore.evaluation import harness
 from quantcore.evaluation.architecture import prove_twin, prove_window
 from quantcore.evaluation.baseline_cache import BaselineCache
+from quantcore.evaluation.caches import prove_caches
 from quantcore.evaluation.provenance import model_identity, provenance
 from quantcore.evaluation.text import (
     EvaluationText,
@@ -113,6 +114,8 @@ def _run(
     plan = plan_job(task, headers, num_schemes=len(mixed["uniform"]) if mixed else 0)
     for message in plan.warnings:
         emit(Warned("plan", message))
+    if ranks.is_first and any(layer.is_cached for layer in plan.layers):
+        prove_caches(model, emit)
     if ranks.is_first and may_compare_window(model, plan, ranks):
         prove_window(model, BaselineCache(model_identity(task)), emit)
     saved = savepoint.load()
@@ -267,7 +270,7 @@ def quantize_block(
                 codes.write(solved)
         writer.note(prepared, index)
         writer.write_changed(block, {name: model.stored_name(name, index) for name in prepared.changed})
-        with quantized_activations(layers, prepared.activations):
+        with quantized_activations(layers, prepared.activations, block):
             streams.run_quantized(at)
 
 
@@ -286,7 +289,7 @@ def quantize_head(
         for solved in algorithms.solve(None, layers, prepared):
             writer.write_module(solved, layers[solved.layer], prepared)
         writer.note(prepared)
-        with quantized_activations(layers, prepared.activations):
+        with quantized_activations(layers, prepared.activations, outside.model):
             writer.expected.probe_logits = probe_logits(outside, probes.states)
 
 

@@ -133,7 +133,7 @@ def quantized_towers(model: StreamedModel, plan: Plan, weights: Weights) -> Towe
     @contextmanager
     def as_in_result() -> Iterator[None]:
         modules = {layer: model.find_module(layer.name) for layer in layers}
-        with model.reading(rounded_when_read(layers, weights)), quantized_activations(modules, {}):
+        with model.reading(rounded_when_read(layers, weights)), quantized_activations(modules, {}, model.model):
             yield
 
     return as_in_result if layers else None

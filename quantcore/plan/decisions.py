@@ -63,7 +63,8 @@ def decide(
         is_running = block is not None and block < len(blocks)
         if is_running:
             in_blocks.append(module)
-        chosen, why = config.choose(module, kind, in_cache=is_running and holds_keys_or_values(module, tensors))
+        in_cache = is_running and holds_keys_or_values(module, tensors)
+        chosen, why = config.choose(module, kind, in_cache=in_cache)
         if is_head(name) and chosen is not None:
             chosen, why = config.choose("lm_head", kind)  # under any name in the checkpoint
         shape = tensor.shape[::-1] if kind == "Conv1D" else tensor.shape
@@ -92,7 +93,7 @@ def decide(
         elif chosen.weight is None:
             kept.append(KeptTensor(module, f"{why} has no weight spec"))
         else:
-            layers.append(LayerPlan(module, block, shape, chosen, kind, why))
+            layers.append(LayerPlan(module, block, shape, chosen, kind, why, in_cache))
     _check_found(config, layers)
     check_kv_cache(config, layers, in_blocks, model_config)
     check_whole_cache(layers, in_blocks, tensors)

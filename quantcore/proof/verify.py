@@ -46,6 +46,7 @@ from quantcore.numerics.qtensor import QLayer, is_finite
 from quantcore.plan.job import plan_job
 from quantcore.plan.planner import FILE_TO_FILE, Plan, export_dir
 from quantcore.proof.beginnings import check_beginnings
+from quantcore.proof.caches import check_caches
 from quantcore.proof.expectation import Expectation, probe_logits
 from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import (
@@ -154,6 +155,7 @@ def run_model(
     streamed = model.streamed
     hidden = model.embed(text)
     model.run(hidden, progress(emit, plan.num_blocks, "block"), clipping)
+    check_caches(clipping)
     proof = compare_tensors(written, emit)  # those of the blocks were hashed as they ran
     with model.head() as logits:
         probes = probe_logits(logits, hidden.states[: expected.probe_logits.shape[0]])

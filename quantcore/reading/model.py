@@ -23,6 +23,7 @@ from quantcore.checkpoint.headers import ModelHeaders, check_files, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.checkpoint.own_head import untie_own_head
+from quantcore.config.kv_cache import holds_keys_or_values
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, QuantizationConfig
 from quantcore.errors import ConfigError, ModelError
@@ -189,6 +190,7 @@ def _read_quantized(
                 stored.shape,
                 stored.config,
                 chosen_by="kv_cache_quant_config" if stored.config.output_tensors else "quantization_config",
+                in_cache=holds_keys_or_values(name, files.tensors),
             )
             for name, stored in sorted(stored_layers.items(), key=lambda item: natural_order(item[0]))
         }

@@ -29,6 +29,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QSchemeType, QuantizationSpec
 from quantcore.errors import ModelError
 from quantcore.export.onnx.nodes import OPSET, activation
+from quantcore.model.cache_taps import Through, tap_caches
 from quantcore.model.names import place_tensors, untie_stored
 from quantcore.model.skeleton import build_skeleton, set_parameter
 from quantcore.numerics.affine import QParams
@@ -124,8 +125,8 @@ def _fill(
         set_parameter(model, placed[name], empty)
         path, _, last = placed[name].rpartition(".")
         names[id(getattr(model.get_submodule(path), last))] = name
-    for layer in layers:
-        module = model.get_submodule(placed[f"{layer.name}.weight"].rpartition(".")[0])
+    modules = {layer: model.get_submodule(placed[f"{layer.name}.weight"].rpartition(".")[0]) for layer in layers}
+    for layer, module in modules.items():
         module.register_parameter("weight", None)
         for part in PARTS:
             if (layout := layouts.get(f"{layer.name}.{part}")) is not None:
@@ -133,6 +134,7 @@ def _fill(
                 module.register_buffer(part, empty)
                 names[id(empty)] = f"{layer.name}.{part}"
         module.forward = partial(_quantized, module, layer)
+    list(tap_caches(modules, model, lambda layer: _cached(modules[layer], layer)))
     model.tie_weights(recompute_mapping=False)
     lost = [name for name, tensor in _tensors(model).items() if tensor.is_meta]
     if lost:
@@ -179,6 +181,13 @@ def _quantized(module: nn.Module, layer: LayerPlan, x: torch.Tensor) -> torch.Te
         output = output + bias
     spec = layer.config.output_tensors
     return output if spec is None else activation(output, spec, _params(module, "output", spec))
+
+
+def _cached(module: nn.Module, layer: LayerPlan) -> Through:
+    """Return the nodes through which keys or values go before they enter the cache."""
+    spec = layer.config.output_tensors
+    assert spec is not None
+    return lambda x: activation(x, spec, _params(module, "output", spec))
 
 
 def _params(module: nn.Module, what: str, spec: QuantizationSpec) -> QParams | None:

@@ -1,0 +1,135 @@
+"""Proves, before a job's first block, that we see the keys and values that Transformers puts into its cache.
+
+A small twin of the model (see ``model.twin``) runs as a whole in Transformers, which fills its own cache, and block by
+block with the taps of ``model.cache_taps``. What a tap sees must be in that cache.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Cache, EncoderDecoderCache, PreTrainedModel
+
+from quantcore.config.kv_cache import NO_CACHE_HINT, holds_keys_or_values
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.presets import KV_CACHE_SPECS
+from quantcore.config.quantization import QuantizationConfig
+from quantcore.errors import ModelError, QuantError, reason_of
+from quantcore.evaluation.consumer import quiet
+from quantcore.evaluation.model import open_model
+from quantcore.events import Emit, Warned
+from quantcore.model.cache_taps import Through, tap_caches
+from quantcore.model.kinds import Kind, inputs_of, language_model, model_class, num_tokens
+from quantcore.model.skeleton import clean_config
+from quantcore.model.twin import build_twin, twin_config
+from quantcore.reading.model import Model, read_model
+from quantcore.runtime.matmul import matmul_precision
+from quantcore.runtime.streamed_model import StreamedModel
+
+WINDOW_LEN = 24
+MAX_TRIES = 3
+"""By rounding, a router may choose another expert. That is rare, so a twin with other weights decides."""
+MAX_DIFFERENCE = 1e-3
+"""Upper bound on ||difference|| / ||values||, in float32. The outputs of k_proj differ by 0.1 and more."""
+CACHED = QuantizationConfig(output_tensors=KV_CACHE_SPECS["fp8"])
+
+
+def prove_caches(model: Model, emit: Emit) -> None:
+    """Raise ModelError ``kv_cache_not_found`` if taps see other keys or values than Transformers caches.
+
+    A warning says that nothing was proven if Transformers cannot run a twin.
+    """
+    config = model.headers.config
+    other, reason = _not_in_cache(json.dumps(twin_config(config), sort_keys=True))
+    if reason is not None:
+        emit(Warned("kv_cache_not_proven", f"Whether keys and values are seen as Transformers caches them: {reason}."))
+    if other is not None:
+        raise ModelError(
+            f"What {other} gives to a KV cache is not in the one that Transformers fills for '{config['model_type']}'.",
+            code="kv_cache_not_found",
+            hint=f"Please report this. {NO_CACHE_HINT}",
+        )
+
+
+@cache  # a process, such as a test's, may run many jobs on models of the same config
+def _not_in_cache(config: str) -> tuple[str | None, str | None]:
+    """Return a layer whose keys or values are not in Transformers' cache, if any, and why none can be looked for."""
+    other: str | None = None
+    for seed in range(MAX_TRIES):
+        try:
+            seen, stored = _run_twin(json.loads(config), seed)
+        except (QuantError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # the code of any model, on untested inputs
+            return None, f"no small twin of it could be run by Transformers ({reason_of(error)})"
+        other = next((name for name, x_BTI in seen.items() if not any(_is_end(part, x_BTI) for part in stored)), None)
+        if other is None:
+            break
+    return other, None
+
+
+def _run_twin(config: dict[str, Any], seed: int) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Return the keys and values [1, T, I] that taps see, by layer, and all that Transformers has in its cache."""
+    built, kind = model_class(clean_config(config), config)
+    twin = build_twin(config, seed, built)
+    ids_NT = torch.randint(num_tokens(twin), (1, WINDOW_LEN), generator=torch.Generator().manual_seed(0))
+    with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as folder, quiet(), torch.no_grad():
+        twin.save_pretrained(folder)
+        ours = open_model(read_model(Path(folder))).streamed
+        return _seen(ours, ids_NT), _stored(twin.train(False).to(ours.device), kind, ids_NT)
+
+
+def _stored(whole: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor) -> list[torch.Tensor]:
+    reader = language_model(whole, kind)
+    with matmul_precision(whole.device):
+        inputs = inputs_of(reader, kind, ids_NT.to(whole.device)) | {"use_cache": True}
+        filled = reader(**inputs).past_key_values
+    is_double = isinstance(filled, EncoderDecoderCache)
+    caches: list[Cache] = [filled.self_attention_cache, filled.cross_attention_cache] if is_double else [filled]
+    parts = [part for one in caches for layer in one.layers for part in (layer.keys, layer.values)]
+    return [part.transpose(1, 2).flatten(2) for part in parts if part is not None and part.ndim == 4]
+
+
+def _seen(streamed: StreamedModel, ids_NT: torch.Tensor) -> dict[str, torch.Tensor]:
+    seen: dict[str, torch.Tensor] = {}
+
+    def note(layer: LayerPlan) -> Through:
+        def see(x_BTI: torch.Tensor) -> torch.Tensor:
+            seen.setdefault(layer.name, x_BTI.clone())  # attention without v_proj shows keys, and then values
+            return x_BTI
+
+        return see
+
+    hidden = streamed.embed(ids_NT)
+    for index in range(streamed.num_blocks):
+        streamed.enter(index, hidden)
+        with streamed.block(index) as block, ExitStack() as stack:
+            for handle in tap_caches(_cached_layers(streamed, block, index), block, note):
+                stack.callback(handle.remove)
+            streamed.run_block(block, index, hidden)
+    return seen
+
+
+def _cached_layers(streamed: StreamedModel, block: nn.Module, index: int) -> dict[LayerPlan, nn.Module]:
+    names = {name for name, _ in streamed.model.named_parameters()}
+    places = {f"{streamed.block_name(index)}.{place}": module for place, module in block.named_modules()}
+    return {
+        LayerPlan(name, index, tuple(module.weight.shape), CACHED, in_cache=True): module
+        for name, module in places.items()
+        if isinstance(module, nn.Linear) and holds_keys_or_values(name, names)
+    }
+
+
+def _is_end(part_BTI: torch.Tensor, x_BTI: torch.Tensor) -> bool:
+    """Return whether ``part_BTI`` is the end of ``x_BTI``, of which a sliding window has only that."""
+    if part_BTI.shape[-1] != x_BTI.shape[-1] or part_BTI.shape[1] > x_BTI.shape[1]:
+        return False
+    end_BTI = x_BTI[:, -part_BTI.shape[1] :]
+    return bool((end_BTI - part_BTI).norm() <= MAX_DIFFERENCE * part_BTI.norm())

@@ -1,0 +1,167 @@
+"""Shows and changes what attention gives to its cache: the keys and values that a runtime stores, and scales.
+
+These are not the outputs of ``k_proj`` and ``v_proj``: many classes normalize keys or values, and nearly all rotate
+keys. Transformers' attention modules hand them to ``Cache.update``, whatever they did before, so there is no table of
+architectures. A tap stands in that call. Attention without a cache gets an empty one of Transformers' own, which
+returns what it is given. Layers that share the keys and values of an earlier one get them as its tap has changed them.
+
+Legend: B batch, H heads of the keys or values, T tokens, D channels of a head, I = H x D.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers import Cache, DynamicCache, EncoderDecoderCache
+
+from quantcore.config.kv_cache import NO_CACHE_HINT
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.errors import ModelError
+
+Through = Callable[[torch.Tensor], torch.Tensor]
+"""Function of the keys or values [B, T, I] of a call. It returns what the cache is to hold, or the same tensor."""
+
+KEYS, VALUES = "k_proj", "v_proj"
+_ARGUMENTS = ("past_key_values", "layer_past")
+"""Names of the cache among the arguments of attention modules."""
+
+
+def tap_caches(
+    modules: Mapping[LayerPlan, nn.Module], within: nn.Module, through: Callable[[LayerPlan], Through | None]
+) -> Iterator[RemovableHandle]:
+    """Tap the caches that the layers among ``modules`` with quantized keys or values fill; yield handles of the taps.
+
+    ``through`` returns the function for the keys or values of a layer, or None. The taps of one cache follow each other
+    in the order in which they were made. ``within`` holds all modules. Raises ModelError ``kv_cache_not_found``, now or
+    when the attention runs, if what enters the cache cannot be found out.
+    """
+    cached = {id(module): layer for layer, module in modules.items() if layer.is_cached}
+    if not cached:
+        return
+    for attention in within.modules():
+        layers = {part: cached[id(child)] for part, child in attention.named_children() if id(child) in cached}
+        taps = {
+            part: Tap(function, layer.out_features)
+            for part, layer in layers.items()
+            if (function := through(layer)) is not None
+        }
+        if taps:
+            name = next(iter(layers.values())).name.rpartition(".")[0]
+            yield from CacheTap(name, attention, taps).attach(attention)
+
+
+class Tap(NamedTuple):
+    """A function of keys or values, and their number of channels."""
+
+    through: Through
+    width: int
+
+
+class CacheTap:
+    """Passes keys and values of the ``attention`` called ``name`` through ``taps``, by the names of its layers.
+
+    Attention without a layer for its values computes them from the layer of its keys. Files then have one scale, which
+    runtimes take for both, and so does the tap of the keys here.
+    """
+
+    def __init__(self, name: str, attention: nn.Module, taps: Mapping[str, Tap]) -> None:
+        self._name = name
+        self._keys = taps.get(KEYS)
+        self._values = taps.get(VALUES if isinstance(getattr(attention, VALUES, None), nn.Module) else KEYS)
+        self._place, self._argument = self._find_argument(attention)
+
+    def attach(self, attention: nn.Module) -> Iterator[RemovableHandle]:
+        """Tap every call of ``attention`` until the handles are removed."""
+        yield attention.register_forward_pre_hook(self._before, with_kwargs=True)
+        yield attention.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+
+    def _find_argument(self, attention: nn.Module) -> tuple[int, str]:
+        """Return the position and the name of the cache among the arguments of ``attention``."""
+        for place, name in enumerate(inspect.signature(type(attention).forward).parameters):
+            if name in _ARGUMENTS:
+                return place - 1, name  # without self
+        raise self._not_found(f"{type(attention).__name__} takes no cache")
+
+    def _before(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._place >= len(args) and self._argument not in kwargs:
+            raise self._not_found("the model calls it without a cache")
+        cache = self._cache_of(args, kwargs)
+        cache = _EmptyCache() if cache is None else cache
+        for part in _parts(cache):
+            vars(part).setdefault("update", _Update(part)).taps.append(self)
+        if self._place < len(args):
+            return (*args[: self._place], cache, *args[self._place + 1 :]), kwargs
+        return args, {**kwargs, self._argument: cache}
+
+    def _after(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        cache = self._cache_of(args, kwargs)
+        updates = [vars(part).pop("update", None) for part in _parts(cache)]
+        if output is None or not isinstance(cache, _EmptyCache) or None in updates:
+            return  # it failed, its keys may be in the cache from before, or another tap has looked already
+        if not any(update.is_called for update in updates):
+            raise self._not_found("it gave nothing to its cache")
+
+    def _cache_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[self._place] if self._place < len(args) else kwargs.get(self._argument)
+
+    def pass_through(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the cache is to hold of new keys and values, [B, H, T, D] each."""
+        return self._passed(self._keys, keys), self._passed(self._values, values)
+
+    def _passed(self, tap: Tap | None, x_BHTD: torch.Tensor) -> torch.Tensor:
+        if tap is None:
+            return x_BHTD
+        if x_BHTD.ndim != 4 or x_BHTD.shape[1] * x_BHTD.shape[3] != tap.width:
+            shape = list(x_BHTD.shape)
+            raise self._not_found(f"it gives its cache a tensor {shape}, and its layer has {tap.width} channels")
+        x_BTI = x_BHTD.transpose(1, 2).flatten(2)
+        passed_BTI = tap.through(x_BTI)
+        if passed_BTI is x_BTI:
+            return x_BHTD
+        return passed_BTI.unflatten(2, (x_BHTD.shape[1], x_BHTD.shape[3])).transpose(1, 2)
+
+    def _not_found(self, why: str) -> ModelError:
+        return ModelError(
+            f"What enters the KV cache of {self._name} cannot be found out: {why}.",
+            code="kv_cache_not_found",
+            hint=f"Its scales are those of what attention gives to a cache of Transformers. {NO_CACHE_HINT}",
+        )
+
+
+class _EmptyCache(DynamicCache):
+    """A cache for one call, of a decoder alone or beside an encoder: T5Gemma 2 asks for both parts by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attention_cache = self
+        self.cross_attention_cache = DynamicCache()
+        self.is_updated: dict[int, bool] = {}
+
+
+class _Update:
+    """Stands in for the method ``update`` of one cache while one attention runs."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self.taps: list[CacheTap] = []
+        self.is_called = False
+
+    def __call__(self, keys: torch.Tensor, values: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        self.is_called = True
+        for tap in self.taps:
+            keys, values = tap.pass_through(keys, values)
+        return type(self._cache).update(self._cache, keys, values, *rest, **named)
+
+
+def _parts(cache: Any) -> list[Cache]:
+    """Return the caches of keys and values that a cache consists of."""
+    if isinstance(cache, (EncoderDecoderCache, _EmptyCache)):
+        return [cache.self_attention_cache, cache.cross_attention_cache]
+    return [] if cache is None else [cache]
