@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import Cache, EncoderDecoderCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from quantcore.config.kv_cache import NO_CACHE_HINT, holds_keys_or_values
 from quantcore.config.layer_plan import LayerPlan
@@ -93,7 +94,8 @@ def _stored(whole: PreTrainedModel, kind: Kind, ids_NT: torch.Tensor) -> list[to
         filled = reader(**inputs).past_key_values
     is_double = isinstance(filled, EncoderDecoderCache)
     caches: list[Cache] = [filled.self_attention_cache, filled.cross_attention_cache] if is_double else [filled]
-    parts = [part for one in caches for layer in one.layers for part in (layer.keys, layer.values)]
+    layers = [layer for one in caches for layer in one.layers if isinstance(layer, CacheLayerMixin)]
+    parts = [part for layer in layers for part in (layer.keys, layer.values)]
     return [part.transpose(1, 2).flatten(2) for part in parts if part is not None and part.ndim == 4]
 
 

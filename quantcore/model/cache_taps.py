@@ -125,7 +125,7 @@ class CacheTap:
         passed_BTI = tap.through(x_BTI)
         if passed_BTI is x_BTI:
             return x_BHTD
-        return passed_BTI.unflatten(2, (x_BHTD.shape[1], x_BHTD.shape[3])).transpose(1, 2)
+        return passed_BTI.reshape(*x_BTI.shape[:2], x_BHTD.shape[1], x_BHTD.shape[3]).transpose(1, 2)
 
     def _not_found(self, why: str) -> ModelError:
         return ModelError(

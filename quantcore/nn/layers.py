@@ -53,7 +53,8 @@ class QuantizedLayer(nn.Module):
         output: torch.Tensor = super().forward(input, *args, **kwargs)
         if self.output_quantizer is None or self.plan.is_cached:  # see ``quantize_caches``
             return output
-        return self.output_quantizer(output)
+        rounded: torch.Tensor = self.output_quantizer(output)
+        return rounded
 
     @property
     def weight(self) -> torch.Tensor | None:

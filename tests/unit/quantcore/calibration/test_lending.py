@@ -137,6 +137,6 @@ def test_ranges_do_not_see_what_is_lent(windows):
         for index in range(EXPERTS)
         if (expert := block.experts.get_submodule(str(index)))
     }
-    with collect_ranges(layers) as watched:
+    with collect_ranges(layers, block) as watched:
         RunningBlock(block, 0, CalibrationStreams(hidden_of(windows), Span(WINDOWS))).run()
     assert [seen.inputs.num_values // HIDDEN for seen in watched.values()] == [T * WINDOWS - NUM_OWN, 0, NUM_OWN, 0]

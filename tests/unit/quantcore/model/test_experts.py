@@ -300,7 +300,7 @@ def watch_experts(tokens_by_expert, configs=None):
         LayerPlan(f"model.layers.2.mlp.experts.{index}.up_proj", 2, (4, 8), (configs or {}).get(index, fp8)):
         torch.nn.Linear(8, 4) for index in range(len(tokens_by_expert))
     }  # fmt: skip
-    with collect_ranges(modules) as watched:
+    with collect_ranges(modules, torch.nn.ModuleList(modules.values())) as watched:
         for index, (module, num_tokens) in enumerate(zip(modules.values(), tokens_by_expert, strict=True)):
             if num_tokens:
                 module(torch.full((num_tokens, 8), index + 1.0))
@@ -314,7 +314,8 @@ def input_ranges(watched):
 def test_a_layer_that_is_never_called_is_said_to_be_so():
     """Mamba reads dt_proj's weight and never calls the layer: more calibration text changes nothing."""
     layer = LayerPlan("backbone.layers.0.mixer.dt_proj", 0, (8, 8), presets.PRESETS["int8_static"].layer_config)
-    with collect_ranges({layer: torch.nn.Linear(8, 8)}) as watched:
+    module = torch.nn.Linear(8, 8)
+    with collect_ranges({layer: module}, module) as watched:
         pass
     with pytest.raises(CalibrationError, match=r"never called backbone\.layers\.0\.mixer\.dt_proj") as caught:
         share_ranges(watched)

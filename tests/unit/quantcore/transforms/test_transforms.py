@@ -273,7 +273,7 @@ def test_the_end_of_a_range_that_is_larger_comes_from_all_tokens():
 def test_static_parameters_are_those_that_calibration_finds(spec):
     layer = LayerPlan("layer", 0, (4, 16), QuantizationConfig(weight=INT8_CHANNEL, input_tensors=spec))
     module, x = torch.nn.Linear(16, 4), inputs()
-    with collect_ranges({layer: module}) as ranges:
+    with collect_ranges({layer: module}, module) as ranges:
         module(x)
     expected, got = learned(layer, ranges[layer], torch.float32).inputs, static(input_range(stats_of(x)), spec)
     assert torch.equal(got.scale, expected.scale)
