@@ -34,7 +34,8 @@ def holds_keys_or_values(name: str, tensors: Collection[str]) -> bool:
     """
     owner = name.rpartition(".")[0]
     is_recurrent = any(f"{owner}.{part}" in tensors for part in _RECURRENT)
-    return is_cached(name) and not is_recurrent and "encoder" not in name.split(".")
+    is_of_encoder = any(part.endswith("encoder") for part in name.split("."))
+    return is_cached(name) and not is_recurrent and not is_of_encoder
 
 
 def check_kv_cache(

@@ -43,7 +43,7 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
     chosen: dict[str, LayerPlan] = {}
     kept: dict[str, str] = {}
     roles = find_roles({name: parameter.shape for name, parameter in model.named_parameters()})
-    cached = set(_cached_names(model))
+    cached = set(cached_names(model))
     for name, module in layers.items():
         kind = str(kind_of(module))
         layer_config, why = config.choose(name, kind, in_cache=name in cached)
@@ -81,7 +81,7 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
     return Selection(modules, kept, tuple(_warnings(config, layers, shared)))
 
 
-def _cached_names(model: nn.Module) -> Iterator[str]:
+def cached_names(model: nn.Module) -> Iterator[str]:
     """Yield the names of layers whose outputs are cached keys and values; those of vision or audio towers are not."""
     tensors = {name for name, _ in model.named_parameters()}
     decoder: Any = model.get_decoder() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
