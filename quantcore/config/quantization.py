@@ -145,13 +145,13 @@ class Config(Value):
     A layer's config is the first match of: ``exclude`` (kept as it is), ``layer_quant_config`` (patterns in order),
     ``layer_type_quant_config``, ``global_quant_config``. Patterns are shell globs on the full module name
     (``*.down_proj``). Embeddings are quantized only if a name or a type matches them. ``kv_cache_quant_config`` adds
-    ``output_tensors`` to the layers that compute keys and values, whatever else its patterns match. If it also has
-    weights or inputs, these apply to layers that ``layer_quant_config`` does not name. ``softmax_quant_spec`` is for
-    the attention probabilities (fp8 attention). ``include`` has patterns of layers to quantize although they are kept
-    by default for their role, such as routers and gates of recurrences. ``tower_quant_config`` is for the layers in the
-    blocks of towers (encoders of images or sound) and ``draft_quant_config`` for those of draft heads (multi-token
-    prediction); without it they are kept. ``strict``: a pattern or class that fits no layer is an error instead of a
-    warning.
+    ``output_tensors`` to the layers that compute keys and values, whatever else its patterns match; they apply where
+    these enter the cache. If it also has weights or inputs, these apply to layers that ``layer_quant_config`` does not
+    name. ``softmax_quant_spec`` is for the attention probabilities (fp8 attention). ``include`` has patterns of layers
+    to quantize although they are kept by default for their role, such as routers and gates of recurrences.
+    ``tower_quant_config`` is for the layers in the blocks of towers (encoders of images or sound) and
+    ``draft_quant_config`` for those of draft heads (multi-token prediction); without it they are kept. ``strict``: a
+    pattern or class that fits no layer is an error instead of a warning.
     """
 
     global_quant_config: QuantizationConfig

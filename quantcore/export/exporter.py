@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, "torch.Tensor"]
 
 KV_SCALES = {"k_proj": "../k_scale", "v_proj": "../v_scale"}
-"""Names of the KV cache's scales, beside the projection whose output they scale, in formats that store them."""
+"""Names of the KV cache's scales, beside the projection that computes keys or values, in formats that store them."""
 
 
 class Exporter(Protocol):

@@ -8,8 +8,8 @@ special steps (soft caps, sinks) stay, and sends the output of its softmax throu
 R3 (QuaRot, Ashkboos et al. 2024): queries and keys of every head are rotated by one orthogonal matrix, after RoPE.
 Their products do not change, and outliers in one channel of the keys are spread over the whole head. A spec for the
 output of k_proj then applies to these keys. It is applied to all keys of a call, including those in the cache: static
-scales, and dynamic ones of a token, give the same result as a cache of codes. Without R3 keys are quantized at the
-output of k_proj. Values are always quantized at the output of v_proj.
+scales, and dynamic ones of a token, give the same result as a cache of codes. Without R3 keys are quantized where they
+enter the cache, as values always are (``cache_taps``).
 
 Legend: B batch, H heads of the keys, T tokens, D channels of a head.
 """

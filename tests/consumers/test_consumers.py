@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quantcore import ModelExporter, ModelQuantizer
@@ -231,6 +231,30 @@ def test_vllm_takes_the_scales_of_the_kv_cache_from_both_formats(smollm2, tmp_pa
             TOLERANCE,
         )  # fmt: skip
     assert outputs["quark"]["perplexity"] == outputs["compressed_tensors"]["perplexity"]
+
+
+NORMALIZED = {
+    "model_type": "qwen3", "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason=NO_AVX512)
+def test_vllm_caches_normalized_keys_as_the_evaluation_does(tmp_path, agrees):
+    """Scales of k_proj's outputs would clip them: behind k_norm and RoPE keys are eight times as large."""
+    folder = tiny_model(tmp_path / "model", **NORMALIZED)
+    tensors = load_file(folder / "model.safetensors")
+    changed = {name: 8 * tensor if name.endswith("k_norm.weight") else tensor for name, tensor in tensors.items()}
+    save_file(changed, folder / "model.safetensors", {"format": "pt"})
+    config = {"kv": presets.resolve("int8_dynamic", kv_cache="fp8")}
+    results, windows = export_all(folder, config, FORMATS, tmp_path)
+    out, summary = results["kv"]
+    for name in FORMATS:
+        output = check("vllm", "check_vllm.py", out / name, windows, "fp8")
+        agrees(
+            "vLLM (CPU)", name, "int8_dynamic, fp8 KV cache", output["perplexity"], summary["perplexity_after"],
+            TOLERANCE, "tiny qwen3",
+        )  # fmt: skip
 
 
 OPT_125M = {

@@ -17,7 +17,6 @@ from quantcore.errors import ModelError, ProofError
 from quantcore.evaluation import caches
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.text import of_windows
-from quantcore.model import cache_taps
 from quantcore.nn.loading import load
 from quantcore.nn.quantizer import ModelQuantizer
 from quantcore.pipeline.job import read_windows, run
@@ -192,23 +191,3 @@ def test_a_model_in_memory_and_its_copy_round_what_enters_the_cache(tmp_path):
             expected = (layer.keys / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float() * scale
             torch.testing.assert_close(again, expected, rtol=0.07, atol=0)  # at ties another code, at most
             assert (again != expected).float().mean() < 1e-3
-
-
-def test_one_scale_stands_for_keys_and_for_values_that_have_no_layer():
-    """Gemma 4 computes both from k_proj in some layers, and vLLM then takes k_scale for both."""
-
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.k_proj, self.v_proj = nn.Linear(8, 8), None
-
-        def forward(self, x, past_key_values=None):
-            keys = self.k_proj(x).view(1, -1, 2, 4).transpose(1, 2)
-            return past_key_values.update(keys, 3 * keys, 0)[0]
-
-    attention, seen = Attention(), []
-    tap = cache_taps.CacheTap("self_attn", attention, {"k_proj": cache_taps.Tap(lambda x: seen.append(x) or x, 8)})
-    list(tap.attach(attention))
-    attention(torch.ones(1, 5, 8), past_key_values=None)
-    assert [one.shape for one in seen] == [(1, 5, 8)] * 2
-    torch.testing.assert_close(seen[1], 3 * seen[0])

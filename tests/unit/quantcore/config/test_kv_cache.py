@@ -11,6 +11,7 @@ from quantcore import Config, ConfigError, ModelQuantizer, QuantizationConfig, Q
 from quantcore.cli.flags import parser
 from quantcore.cli.from_flags import task_of
 from quantcore.config import presets
+from quantcore.config.kv_cache import holds_keys_or_values
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.nn.layers import quantized_layers
 from quantcore.plan.planner import make_plan
@@ -52,6 +53,20 @@ def test_keys_and_values_are_those_of_the_attention(tmp_path, model_type, overri
     assert {layer.block for layer in found.layers if layer.config.output_tensors} == set(blocks)
     names = in_cache(found.layers)
     assert len(names) == 2 * len(blocks) and all("linear_attn" not in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "holds"),
+    [
+        ("model.decoder.layers.0.self_attn.k_proj", True),
+        ("model.decoder.layers.0.encoder_attn.v_proj", True),  # what it reads of the encoder is kept, too
+        ("model.encoder.layers.0.self_attn.k_proj", False),
+        ("text_encoder.layers.0.self_attn.v_proj", False),
+        ("model.decoder.layers.0.self_attn.q_proj", False),
+    ],
+)
+def test_an_encoder_keeps_no_cache(name, holds):
+    assert holds_keys_or_values(name, [f"{name}.weight"]) is holds
 
 
 FUSED = {
