@@ -13,11 +13,9 @@ from quantcore.checkpoint.tokenizer import load_tokenizer
 from quantcore.data.media import load_processor
 from quantcore.errors import ModelError, QuantError
 from quantcore.model.skeleton import build_skeleton
-from tests.support.canary import Canary
+from tests.support.canary import FORMS, Canary
 from tests.support.class_keys import config_classes, config_keys, processor_keys, tokenizer_classes, tokenizer_keys
 from tests.support.models import SHAPE, tiny_tokenizer
-
-FORMS = ("an absolute path", "a relative path", "a link", "a link by its name", "a URL")
 
 TOKENIZER_FILES = """
 vocab merges vocab_file merges_file emoji_file entity_vocab_file normalizer_file spm_file src_vocab_file tgt_vocab_file
@@ -147,7 +145,7 @@ SAMPLES = {
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_a_tokenizer_opens_no_file_that_it_names(sample: str, form: str, model: Path, canary: Canary) -> None:
     file, kind, keys = SAMPLES[sample]
-    named = canary.forms(model)[form]
+    named = canary.named(form, model)
     values: dict[str, Any] = {"sp_model_kwargs": {"model_file": named}, "init_inputs": [named]}
     write(model, "tokenizer_config.json", tokenizer_class=kind)
     write(model, file, **{key: values.get(key, named) for key in keys})
@@ -187,7 +185,7 @@ def test_usual_settings_change_nothing(model: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_no_key_of_any_tokenizer_opens_a_file(form: str, model: Path, canary: Canary) -> None:
     """Every class with all keys at once; classes of each kind also with each key that is passed on by itself."""
-    named = canary.forms(model)[form]
+    named = canary.named(form, model)
     keys = sorted(tokenizer_keys() - {"tokenizer_class"})
     before = (model / "tokenizer_config.json").read_text()
     assert len(tokenizer_classes()) > 60
@@ -209,7 +207,7 @@ def test_no_key_of_any_config_opens_a_file(form: str, model: Path, canary: Canar
     """Every class of a config with every key of text; where a model can be built from it, it is."""
     import torch
 
-    named = canary.forms(model)[form]
+    named = canary.named(form, model)
     keys = sorted(config_keys() | set(CONFIG_FILES.split()))
     for kind in config_classes():
         if not kind.model_type:
@@ -223,7 +221,7 @@ def test_no_key_of_any_config_opens_a_file(form: str, model: Path, canary: Canar
 @pytest.mark.parametrize("file", ["processor_config.json", "preprocessor_config.json"])
 @pytest.mark.parametrize("form", FORMS)
 def test_no_key_of_a_processor_opens_a_file(form: str, file: str, model: Path, canary: Canary) -> None:
-    named = canary.forms(model)[form]
+    named = canary.named(form, model)
     keys = f"{PROCESSOR_FILES} audio_tokenizer tokenizer image_processor feature_extractor".split()
     nested = {"audio_tokenizer": {"audio_tokenizer_class": "DacModel", "audio_tokenizer_name_or_path": named}}
     for kind in ("LlavaProcessor", "DiaProcessor", "BarkProcessor", "OneFormerProcessor", "WhisperProcessor"):

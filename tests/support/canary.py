@@ -8,10 +8,11 @@ import secrets
 from pathlib import Path
 
 IN_ACCESS, IN_OPEN = 0x1, 0x20
+FORMS = ("an absolute path", "a relative path", "a link", "a link by its name", "a URL")
 
 
 class Canary:
-    """The file ``path``, whose ``secret`` is unique. The names under ``forms`` all lead to it."""
+    """The file ``path``, whose ``secret`` is unique."""
 
     def __init__(self, folder: Path, content: str = "{secret} {secret}\n") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,10 +34,13 @@ class Canary:
     def close(self) -> None:
         os.close(self._watch)
 
-    def forms(self, model: Path) -> dict[str, str]:
-        """Return names of the file as a file of the folder ``model`` could give them; makes the links."""
+    def named(self, form: str, model: Path) -> str:
+        """Return a name of the file as a file of the folder ``model`` could give it; ``form`` is one of FORMS.
+
+        A link is made in the folder for forms that need one.
+        """
         linked = model / "linked.txt"
-        if not linked.exists():
+        if "link" in form:
             linked.symlink_to(self.path)
         return {
             "an absolute path": str(self.path),
@@ -44,4 +48,4 @@ class Canary:
             "a link": str(linked),
             "a link by its name": linked.name,
             "a URL": self.path.as_uri(),
-        }
+        }[form]
