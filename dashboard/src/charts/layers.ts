@@ -25,9 +25,10 @@ export const METRICS: [Metric, ...Metric[]] = [
 ];
 
 /** The metric that says which layers hurt: the error of their outputs, and that of weights where no output was seen. */
-export const mostTelling = (layers: Layer[]): Metric =>
-  METRICS.find((metric) => metric.id === "output_error" && layers.some((layer) => metricValue(layer, metric) !== null)) ??
-  METRICS[0];
+export const mostTelling = (layers: Layer[]): Metric => {
+  const outputs = METRICS.find((metric) => metric.id === "output_error");
+  return outputs && layers.some((layer) => metricValue(layer, outputs) !== null) ? outputs : METRICS[0];
+};
 
 /** Axes of blocks and layers. */
 export const COUNTS: Axis = { format: (value) => formatNumber(value), counted: true };

@@ -52,7 +52,7 @@ it("gives each verdict a series, the best first, and always the same look", () =
   );
   expect(series.map(({ name, look, points }) => [name, look, points.length])).toEqual([
     ["faithful", 0, 1],
-    ["broken", 3, 2],
-    ["no verdict", 4, 1],
+    ["broken", 4, 2],
+    ["no verdict", 5, 1],
   ]);
 });

@@ -2,7 +2,16 @@ import { useMemo, useState } from "react";
 import type { Layer } from "../../api/types";
 import { heatGrid } from "../../charts/heat-cells";
 import { Heatmap } from "../../charts/heatmap";
-import { byBadness, COUNTS, METRICS, type Metric, metricValue, mostTelling, outliers, seriesByKind } from "../../charts/layers";
+import {
+  byBadness,
+  COUNTS,
+  METRICS,
+  type Metric,
+  metricValue,
+  mostTelling,
+  outliers,
+  seriesByKind,
+} from "../../charts/layers";
 import { Scatter } from "../../charts/scatter";
 import { plural } from "../../format";
 import { Empty, Facts, scrollable, Term } from "../../ui/basics";
