@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from api.settings import Settings
 from quantcore.checkpoint.artifact import side_files
 from quantcore.checkpoint.opening import VARIABLE, Identity, folders_beside, identify
-from quantcore.errors import ModelError
+from quantcore.errors import ConfigError, ModelError
 from quantcore.runtime import landlock
 
 logger = logging.getLogger(__name__)
@@ -123,23 +123,31 @@ def _texts_of(paths: Iterable[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def describe(settings: Settings) -> str | None:
-    """Return the protection that engines have here, or None if the kernel gives none."""
+def describe(settings: Settings) -> str:
+    """Return the protection that such processes have here, for operators."""
     if not settings.confine_engine:
-        return "switched off (BITFOUNDRY_CONFINE_ENGINE)"
-    return f"Landlock, ABI {landlock.abi()}" if landlock.abi() else None
+        return "off"
+    return f"landlock {landlock.abi()}" if landlock.abi() else "none"
 
 
 def tell(settings: Settings) -> None:
-    """Log the protection that engines have."""
+    """Log the protection of processes that read models. Raises ConfigError if the settings require more of it."""
     protection = describe(settings)
-    if protection is None:
+    if protection == "none" and settings.confine_engine == "required":
+        raise ConfigError(
+            "This kernel has no Landlock, which BITFOUNDRY_CONFINE_ENGINE=required asks for.",
+            code="no_sandbox",
+            hint="Use Linux 5.19 or later with landlock in /sys/kernel/security/lsm, or set the variable to true.",
+        )
+    if protection == "none":
         logger.warning(
             "this kernel has no Landlock: engines check what they open, and are not held to it; "
             "see docs/concepts/confinement.md"
         )
+    elif protection == "off":
+        logger.warning("engines are not confined: switched off (BITFOUNDRY_CONFINE_ENGINE)")
     else:
-        logger.info("engines are confined: %s", protection)
+        logger.info("engines are confined: Landlock, ABI %d", landlock.abi())
 
 
 def reach_of(

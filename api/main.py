@@ -18,6 +18,7 @@ from api import (
     audit,
     catalog,
     chats,
+    confinement,
     datasets,
     hub_tokens,
     jobs,
@@ -57,6 +58,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """Create the app with its parts. The settings come from the environment unless given."""
     settings = settings or read_settings()
     _ = settings.vault  # a key that others may read is refused now, not at the first secret
+    confinement.tell(settings)
     database_url = settings.database_url.get_secret_value()
     sessions = connect(database_url, wait_s=API_WAIT_S, answer_s=API_ANSWER_S)
     celery = make_celery(settings.broker_url.get_secret_value())

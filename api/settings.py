@@ -163,7 +163,8 @@ class Settings(BaseSettings):
     gather_s: PositiveFloat = 60
     # Memory of a process that reads a model's headers for the API. Those of the largest models need some 300 MiB.
     reader_memory_bytes: PositiveInt = 1 << 30
-    confine_engine: bool = True  # an engine reaches its job's files and no others, as far as the kernel can enforce it
+    # An engine reaches its job's files and no others, as far as the kernel enforces it; "required": or nothing starts.
+    confine_engine: bool | Literal["required"] = True
     engine_command: str = "{python} {launcher} -m quantcore run"
 
     @property

@@ -26,12 +26,12 @@ DATA_FACTOR = 2
 def limit_of(settings: Settings, planned_bytes: int | None) -> int:
     """Return the limit of an attempt whose plan needs ``planned_bytes``; at most the memory of this worker.
 
-    Plans are for one process, and several take at most as many times its memory.
+    Plan and memory are those of one process; several take at most as many times that.
     """
-    if planned_bytes is None:
-        return settings.memory_bytes
-    of_one = int(settings.memory_margin * planned_bytes) + EXTRA_BYTES
-    return min(settings.memory_bytes, settings.engine_ranks * of_one)
+    of_one = settings.memory_bytes
+    if planned_bytes is not None:
+        of_one = min(of_one, int(settings.memory_margin * planned_bytes) + EXTRA_BYTES)
+    return settings.engine_ranks * of_one
 
 
 def data_limit_of(limit_bytes: int) -> int | None:

@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from api import disk
+from api import confinement, disk
 from api.store import broker, migrate
 from api.store.engine import DatabaseReadOnly, Sessions, dispose
 from api.store.queue import integrity
@@ -107,7 +107,8 @@ async def get_readiness(request: Request, response: Response) -> dict[str, Any]:
     """Check whether a job could be taken in and started now: the database, the broker, the disk. Each is written to.
 
     503 if the database fails or is read-only, or if its schema is older than this code. ``degraded`` if the broker
-    takes no messages (all works, only slower), or without room on the disk (nothing new is taken in). ``integrity``
+    takes no messages (all works, only slower), or without room on the disk (nothing new is taken in). ``sandbox`` is
+    the protection of the processes that read models: ``landlock`` and its version, ``none`` or ``off``. ``integrity``
     counts the faults of stored files.
     """
     readiness: Readiness = request.app.state.readiness
@@ -117,4 +118,6 @@ async def get_readiness(request: Request, response: Response) -> dict[str, Any]:
     status = "failed" if failed else "ok" if state.broker == "ok" and fault is None else "degraded"
     response.status_code = 503 if failed else 200
     backends = {"database": state.database, "broker": state.broker, "schema": state.schema}
-    return {"status": status, **backends, "disk": fault or "ok", "integrity": state.findings}
+    settings = request.app.state.context.settings
+    sandbox = confinement.describe(settings)
+    return {"status": status, **backends, "disk": fault or "ok", "sandbox": sandbox, "integrity": state.findings}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from api.main import create_app
 from api.settings import Settings
 from api.store.tables.jobs import Job
 from tests.support.api import body, post
@@ -23,6 +24,14 @@ def canary(settings: Settings, tmp_path: Path) -> Iterator[Canary]:
     assert not any(watched.path.is_relative_to(root) for root in settings.model_roots)
     yield watched
     watched.close()
+
+
+@pytest.fixture
+def confined(settings: Settings, client: TestClient) -> Iterator[TestClient]:
+    """The API whose readers have the sandbox that services have by default."""
+    with TestClient(create_app(settings.model_copy(update={"confine_engine": True}))) as api:
+        api.headers.update(client.headers)
+        yield api
 
 
 @pytest.fixture
@@ -57,13 +66,13 @@ def upload(client: TestClient) -> str:
 
 @pytest.mark.parametrize("form", FORMS[:2])
 def test_plans_inspections_and_counts(
-    form: str, client: TestClient, canary: Canary, make_hostile: Callable[[str], Path]
+    form: str, confined: TestClient, canary: Canary, make_hostile: Callable[[str], Path]
 ) -> None:
     model = make_hostile(form)
     answers = [
-        client.post("/v1/plans", json=body(model)),
-        client.get("/v1/models/inspect", params={"path": str(model)}),
-        client.get(f"/v1/datasets/{upload(client)}/statistics", params={"model": str(model)}),
+        confined.post("/v1/plans", json=body(model)),
+        confined.get("/v1/models/inspect", params={"path": str(model)}),
+        confined.get(f"/v1/datasets/{upload(confined)}/statistics", params={"model": str(model)}),
     ]
     assert [answer.status_code for answer in answers] == [200, 200, 422], answers[0].text
     assert answers[2].json()["code"] == "unsafe_setting"

@@ -42,7 +42,7 @@ def test_a_job_that_takes_more_than_its_limit_is_ended(
 def test_limits_come_from_the_plan(settings: Settings) -> None:
     settings = settings.model_copy(update={"memory_bytes": 8 << 30, "memory_margin": 2.0, "engine_ranks": 2})
     assert limit_of(settings, 1 << 30) == 2 * (3 << 30)
-    assert limit_of(settings, 4 << 30) == limit_of(settings, None) == 8 << 30
+    assert limit_of(settings, 4 << 30) == limit_of(settings, None) == 2 * (8 << 30)
 
 
 def write_many_tensors(folder: Path, number: int) -> None:

@@ -8,6 +8,17 @@ interface Health {
   status: string;
   database: string;
   broker: string;
+  sandbox: string;
+}
+
+/** The kernel's protection of processes that read models. */
+function sandbox(value: string) {
+  const isHeld = value.startsWith("landlock");
+  return (
+    <span className={`state ${isHeld ? "good" : "warn"}`}>
+      {isHeld ? `✓ Landlock, version ${value.split(" ")[1]}` : `✕ ${value}`}
+    </span>
+  );
 }
 
 const health = (value: string) => (
@@ -32,6 +43,7 @@ export default function System() {
               ["Service", health(ready.data.status)],
               ["Database", health(ready.data.database)],
               ["Broker", health(ready.data.broker)],
+              ["Engine sandbox", sandbox(ready.data.sandbox)],
             ]}
           />
         )}

@@ -17,7 +17,7 @@ from api import confinement
 from api.confinement import reach_of
 from api.settings import Settings
 from quantcore.checkpoint.opening import open_named
-from quantcore.errors import ModelError
+from quantcore.errors import ConfigError, ModelError
 from quantcore.runtime import landlock
 from worker.engine import Engine
 
@@ -173,6 +173,19 @@ def test_the_worker_says_which_protection_it_has(
         confinement.tell(settings.model_copy(update={"confine_engine": False}))
     said = [record.message for record in caplog.records]
     assert "no Landlock" in said[0] and "ABI 7" in said[1] and "switched off" in said[2]
+
+
+def test_nothing_starts_without_the_protection_that_is_required(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    required = settings.model_copy(update={"confine_engine": "required"})
+    monkeypatch.setattr(landlock, "abi", lambda: 7)
+    confinement.tell(required)
+    assert confinement.describe(required) == "landlock 7"
+    monkeypatch.setattr(landlock, "abi", lambda: 0)
+    assert confinement.describe(required) == "none"
+    with pytest.raises(ConfigError, match="no Landlock"):
+        confinement.tell(required)
 
 
 def test_it_fails_closed(tmp_path: Path) -> None:
