@@ -20,7 +20,7 @@ from quantcore.checkpoint.tokenizer import begin_of_text, check_left_out
 from quantcore.config.texts import TextPart
 from quantcore.data.chat import MediaFound, chat_renderer
 from quantcore.data.documents import Document, at_row, has_sound
-from quantcore.data.media_files import bad_media, content_of, image_of, samples_of
+from quantcore.data.media_files import MAX_PIXELS_AT_ONCE, bad_media, content_of, image_of, samples_of
 from quantcore.data.messages import MEDIA_KINDS, Reference
 from quantcore.errors import CalibrationError, ModelError, QuantError, is_failure, reason_of
 from quantcore.model.kinds import Media
@@ -121,10 +121,17 @@ class MediaReader:
     def _read(self, documents: Sequence[Document], folder: Path | None) -> MediaWindow:
         text = self._begin + "".join(document.text.removeprefix(self._begin) + self._end for document in documents)
         inputs: dict[str, list[Any]] = {kind: [] for kind in MEDIA_KINDS}
+        num_pixels = 0
         for document in documents:
             for one in document.media:
                 with at_row(document.place):
-                    inputs[one.kind].append(self._opened(one, folder))
+                    inputs[one.kind].append(opened := self._opened(one, folder))
+                    num_pixels += opened.width * opened.height if one.kind == "image" else 0
+                    if num_pixels > MAX_PIXELS_AT_ONCE:
+                        raise bad_media(
+                            f"images of more than {MAX_PIXELS_AT_ONCE >> 20} million pixels together",
+                            "Give smaller images, or fewer in a row.",
+                        )
         with at_row(documents[-1].place):
             return self._process(text, inputs["image"], inputs["audio"])
 

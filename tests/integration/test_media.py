@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from quantcore.checkpoint.tokenizer import load_tokenizer
 from quantcore.config import presets
@@ -286,6 +287,19 @@ def test_an_image_is_opened_twice_at_most(saved, tmp_path, monkeypatch):
     num_images = sum(len(one["pixel_values"]) for one in media)
     assert num_images > 2 * len(media)
     assert len(opened) <= 2 * num_images + len(media), "in each window, one row may have no room"
+
+
+def test_images_that_are_huge_together_are_refused(saved, tmp_path, monkeypatch):
+    """A file of some kilobytes can hold an image of 64 million pixels, and a row forty of them."""
+    monkeypatch.setattr(media_reader, "MAX_PIXELS_AT_ONCE", 2 << 20)
+    Image.new("RGB", (1024, 1024)).save(tmp_path / "large.png")
+    assert (tmp_path / "large.png").stat().st_size < 16_000
+    parts = [{"type": "image", "image": "large.png"}] * 3
+    chat = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"messages": chat}) for _ in range(8)))
+    with pytest.raises(CalibrationError, match="more than 2 million pixels together") as caught:
+        job.read_windows(task_of(saved(LLAVA), tmp_path / "rows.jsonl", tmp_path / "out"))
+    assert caught.value.code == "bad_media" and "Line " in caught.value.message
 
 
 WRONG = {
