@@ -67,7 +67,7 @@ ALLOWED = {
     "what the kernel says": {
         "quantcore.runtime.devices": 1,
         "quantcore.cli.readers": 1,
-        "quantcore.data.chat": 1,
+        "quantcore.data.template_process": 2,
         "worker.devices": 3,
     },
     "the service's own folder": {

@@ -8,7 +8,7 @@ from tests.support.sources import ROOT, tree_of
 TESTS = ROOT / "tests"
 KNOWN = {
     "the helper itself": {"support/waiting": 2},
-    "stand-ins that are slow because they shall be": {"support/stub_engine": 8, "support/receiver": 1},
+    "stand-ins that are slow because they shall be": {"support/stub_engine": 10, "support/receiver": 1},
     "one try after the other of something that may not work yet": {
         "e2e/test_real_engine": 1,
         "integration/test_async_client": 1,

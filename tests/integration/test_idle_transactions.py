@@ -9,7 +9,7 @@ from api.store import engine
 
 
 def test_a_transaction_that_does_nothing_is_ended(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "IDLE_S", 1)
+    monkeypatch.setattr(engine, "DATABASE_IDLE_S", 1)
     url = settings.database_url.get_secret_value()
     frozen, other = engine.connect(url), engine.connect(url)
     holder = frozen()
