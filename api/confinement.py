@@ -184,6 +184,7 @@ def reach_of(
         "TMPDIR": str(scratch),
         ORIGINALS: "" if originals is None else str(originals),
         "HF_TOKEN_PATH": os.devnull,  # the token comes by its standard input
+        "LOGNAME": "bitfoundry",  # libraries ask for the user's name, which is in a file of accounts
         **{name: str(scratch / kind) for name, kind in CACHES.items()},
     }
     files |= {path.resolve(): None for path in written}

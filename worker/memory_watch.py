@@ -19,8 +19,8 @@ LOOK_S = 0.2
 EXTRA_BYTES = 1 << 30
 """Memory that no plan counts: the libraries of each process, the allocator's reserves, and the tokenizer."""
 GPUS = (Path("/dev/nvidia0"), Path("/dev/kfd"))
-DATA_FACTOR = 2
-"""RLIMIT_DATA counts memory that was asked for and never used as well."""
+DATA_FACTOR, DATA_EXTRA_BYTES = 2, 4 << 30
+"""RLIMIT_DATA counts memory that was asked for and never used as well, such as the stacks of many threads."""
 
 
 def limit_of(settings: Settings, planned_bytes: int | None) -> int:
@@ -36,7 +36,7 @@ def limit_of(settings: Settings, planned_bytes: int | None) -> int:
 
 def data_limit_of(limit_bytes: int) -> int | None:
     """Return RLIMIT_DATA for processes with this limit; None on GPUs, whose drivers reserve what they never use."""
-    return None if any(gpu.exists() for gpu in GPUS) else DATA_FACTOR * limit_bytes
+    return None if any(gpu.exists() for gpu in GPUS) else DATA_FACTOR * limit_bytes + DATA_EXTRA_BYTES
 
 
 class MemoryWatch:
