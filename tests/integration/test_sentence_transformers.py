@@ -38,10 +38,29 @@ def model_dir(tmp_path):
     return tmp_path / "model"
 
 
-def embed(folder, prompt=None):
+def embed(folder, prompt=None, **given):
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(folder), device="cpu").encode(TEXTS, prompt_name=prompt, convert_to_tensor=True)
+    model = SentenceTransformer(str(folder), device="cpu", **given)
+    return model.encode(TEXTS, prompt_name=prompt, convert_to_tensor=True)
+
+
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")  # which is meant
+@pytest.mark.parametrize("preset", ["int8_dynamic", "int8_weight_only", "fp8", "w4a16_sym"])
+def test_compressed_tensors_are_decompressed_as_the_docs_say(preset, model_dir, tmp_path, proof_in_this_process):
+    """The library calls the model past the hook that decompresses it, so it is loaded decompressed."""
+    from transformers import CompressedTensorsConfig
+
+    task = {
+        "model_dir": str(model_dir), "output_dir": str(tmp_path / "out"), "export": ["compressed_tensors"],
+        "config": presets.resolve(preset, group_size=32 if preset == "w4a16_sym" else None).to_dict(), "gate": "off",
+        "calibration": {"num_samples": 2, "seq_len": 32},
+        "evaluation": {"num_windows": 2, "seq_len": 32, "num_prompts": 0},
+    }  # fmt: skip
+    job.run(Task.model_validate(task), lambda event: None)
+    decompressed = {"quantization_config": CompressedTensorsConfig(run_compressed=False)}
+    ours, theirs = embed(tmp_path / "out", model_kwargs=decompressed), embed(model_dir)
+    assert not torch.equal(ours, theirs) and (ours * theirs).sum(1).min() > 0.97
 
 
 def test_embeddings_are_those_of_the_float_model_but_for_rounding(model_dir, tmp_path, proof_in_this_process):
