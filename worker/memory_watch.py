@@ -6,14 +6,12 @@ is too much. On CPUs the kernel also refuses single allocations far beyond the l
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from api.settings import Settings
 from api.store.queue.leases import Failure
+from worker.watch import Watch
 
 LOOK_S = 0.2
 EXTRA_BYTES = 1 << 30
@@ -39,39 +37,24 @@ def data_limit_of(limit_bytes: int) -> int | None:
     return None if any(gpu.exists() for gpu in GPUS) else DATA_FACTOR * limit_bytes + DATA_EXTRA_BYTES
 
 
-class MemoryWatch:
-    """A watch in a ``with`` block: ``on_fault`` is called once, from a thread, when the limit is exceeded.
+class MemoryWatch(Watch):
+    """A watch in a ``with`` block for the moment when a process and all that it started exceed the limit.
 
     ``reached_bytes`` is the most that was seen.
     """
 
     def __init__(self, pid: int, limit_bytes: int, on_fault: Callable[[], None]) -> None:
+        super().__init__("memory-watch", LOOK_S, on_fault)
         self.reached_bytes = 0
         self.limit_bytes = limit_bytes
         self._pid = pid
-        self._on_fault = on_fault
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._done.wait(LOOK_S):
-            held = sum(map(_held_bytes, _tree(self._pid)))
-            if held > self.limit_bytes:  # pages that forks share were counted several times
-                held = sum(map(_own_bytes, _tree(self._pid)))
-            self.reached_bytes = max(self.reached_bytes, held)
-            if held > self.limit_bytes:
-                self._on_fault()
-                return
+    def is_fault(self) -> bool:
+        held = sum(map(_held_bytes, _tree(self._pid)))
+        if held > self.limit_bytes:  # pages that forks share were counted several times
+            held = sum(map(_own_bytes, _tree(self._pid)))
+        self.reached_bytes = max(self.reached_bytes, held)
+        return held > self.limit_bytes
 
 
 def exceeded(planned_bytes: int | None, watch: MemoryWatch) -> Failure:

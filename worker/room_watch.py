@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from api import disk
 from api.settings import Settings
+from worker.watch import Watch
 
 LOOK_S = 0.5
 
 
-class RoomWatch:
-    """A watch in a ``with`` block: ``on_fault`` is called once, from a thread, when the disk space is used up."""
+class RoomWatch(Watch):
+    """A watch in a ``with`` block for the moment when the disk space is used up."""
 
     def __init__(self, settings: Settings, on_fault: Callable[[], None]) -> None:
+        super().__init__("room-watch", LOOK_S, on_fault)
         self._settings = settings
-        self._on_fault = on_fault
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="room-watch", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._done.wait(LOOK_S):
-            if disk.measure(self._settings).fault():
-                self._on_fault()
-                return
+    def is_fault(self) -> bool:
+        return disk.measure(self._settings).fault() is not None
