@@ -152,13 +152,15 @@ class GoalSummary(Answer):
 class ExportSummary(Answer):
     """A checkpoint of the artifact: its folder, its size in bytes, and the Python lines that load it.
 
-    `programs`: the lines of each program that was seen to load such files.
+    `programs`: the lines of each program that was seen to load such files. `refusals`: why a program is known not to
+    load them, by program.
     """
 
     path: str
     bytes: int
     load: str
     programs: dict[str, str] = {}
+    refusals: dict[str, str] = {}
 
 
 class Verdict(Answer):

@@ -1,7 +1,6 @@
 """Output for people: errors, tables, progress of jobs. It is live on a terminal, and one line per step in a log."""
 
 import json
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -383,11 +382,12 @@ def _ending(job: Job) -> str:
 
 def load_lines(job: Job, artifact: str) -> dict[str, str]:
     """Return format -> the Python lines that load this checkpoint of a succeeded job from the folder `artifact`."""
+    from quantcore.export.loading import at_folder  # here: commands start without the engine
+
     lines = {}
     for name, export in (job.summary.exports if job.summary else {}).items():
         folder = artifact if export.path == "." else f"{artifact}/{export.path}"
-        start, *rest = re.split(rf"'{re.escape(export.path)}(?=['/])", export.load, maxsplit=1)
-        lines[name] = f"'{folder}".join([start, *rest])
+        lines[name] = at_folder(export.load, export.path, folder)
     return lines
 
 

@@ -32,6 +32,11 @@ _ROWS = ("w1", "v1", "w2")  # DBRX
 _GATE_UP = re.compile(rf"^(.+)\.({'|'.join(map(re.escape, _DOWN))})$")
 
 
+def is_in_stack(layer: str) -> bool:
+    """Return True for an expert that Transformers holds in a stack; ``expert_0`` is a module of its own (NLLB-MoE)."""
+    return EXPERT.match(f"{layer}.weight") is not None and ".experts.expert_" not in layer
+
+
 def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
     """Present 3-D stacks of expert weights as one matrix [out, in] per expert and projection, over the same bytes.
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from quantcore import events
 from quantcore.config.recipes import algorithms_text
 from quantcore.errors import QuantError
+from quantcore.export.loading import at_folder
 
 if TYPE_CHECKING:
     from quantcore.evaluation.quality import EvaluationResult, Interval, PairedQuality
@@ -87,7 +88,10 @@ def show_report(report: Report, output_dir: str) -> None:
     out.print(table)
     show_failed_tasks(summary.failed_tasks)
     for export in summary.exports.values():
-        out.print(export.load.replace("'.'", f"'{output_dir}'"), highlight=False, soft_wrap=True)
+        folder = output_dir if export.path == "." else f"{output_dir}/{export.path}"
+        out.print(at_folder(export.load, export.path, folder), highlight=False, markup=False, soft_wrap=True)
+        for reason in export.refusals.values():
+            out.print(reason, highlight=False, markup=False, soft_wrap=True)
 
 
 def show_evaluation(result: EvaluationResult) -> None:

@@ -229,7 +229,12 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
         help=f"scheme of the heads for multi-token prediction: {', '.join(presets.DRAFT_PRESETS)} (default: not"
         " quantized)",
     )
-    add("--strict", action="store_true", help="treat a pattern that matches no layer as an error instead of a warning")
+    add(
+        "--strict",
+        action="store_true",
+        help="fail, instead of a warning, for a pattern that matches no layer, and for layers that vLLM fuses with"
+        " different schemes",
+    )
     add("--group_size", type=int, help="group size of schemes with groups; -1 is the whole row (default: the scheme's)")
     _add_algorithms(flags)
     add_calibration(flags)

@@ -151,7 +151,7 @@ class Config(Value):
     to quantize although they are kept by default for their role, such as routers and gates of recurrences.
     ``tower_quant_config`` is for the layers in the blocks of towers (encoders of images or sound) and
     ``draft_quant_config`` for those of draft heads (multi-token prediction); without it they are kept. ``strict``: a
-    pattern or class that fits no layer is an error instead of a warning.
+    pattern or class that fits no layer, and different schemes in a fused layer of vLLM, are errors, not warnings.
     """
 
     global_quant_config: QuantizationConfig

@@ -26,19 +26,20 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from quantcore.checkpoint.experts import EXPERT
+from quantcore.checkpoint.experts import is_in_stack
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.headers import read_json
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.checkpoint.libraries import opened_weights
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.config.quantization import Dtype, QuantizationSpec, ScaleType
+from quantcore.config.quantization import Dtype
 from quantcore.errors import ModelError, ProofError
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.quality import ConsumerCheck
 from quantcore.events import Emit, Warned
 from quantcore.export import TRANSFORMERS_PACKAGES
 from quantcore.export.exporter import is_plain
+from quantcore.export.unread import not_in_transformers
 from quantcore.model.kinds import declared_class, inputs_of, language_model, outputs_of
 from quantcore.model.names import stores_single_experts
 from quantcore.model.skeleton import build_declared, clean_config, harmless_config, kind_of
@@ -64,23 +65,7 @@ def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
         return f"No program that reads {export} files runs in the proof."
     if export == "fp8" and any(layer.weight.block_size is None for layer in layers):
         return "Without a GPU Transformers reads fp8 files with weights in blocks alone."
-    if export != "compressed_tensors":
-        return None
-    if any(not layer.weight.symmetric and layer.weight.format.bits < 8 for layer in layers):
-        return "Transformers does not read packed zero points of compressed-tensors."
-    odd = [layer for layer in layers if _is_in_stack(layer) and not _is_read_as_expert(layer.weight)]
-    if odd:
-        return f"Transformers does not decode experts that are {odd[0].scheme} in compressed-tensors."
-    return None
-
-
-def _is_read_as_expert(weight: QuantizationSpec) -> bool:
-    """Return whether Transformers reads an expert with such a weight.
-
-    See ``CompressedTensorsDequantize`` in transformers/integrations/compressed_tensors.py.
-    """
-    is_mxfp4 = weight.dtype is Dtype.fp4 and weight.scale_type is ScaleType.e8m0
-    return is_mxfp4 or (is_plain(weight) and weight.dtype in (Dtype.fp8_e4m3, Dtype.int4) and weight.block_size is None)
+    return not_in_transformers(export, layers)
 
 
 def needed_bytes(tensors: Mapping[str, TensorHeader], layout: Mapping[str, TensorLayout]) -> int:
@@ -104,7 +89,8 @@ def check_export(
     if export == "compressed_tensors" and _holds_only_stacks(config, layers):
         return ConsumerCheck(
             not_checked=f"Transformers reads stacks of experts only for '{config.get('model_type')}', and"
-            " compressed-tensors stores each expert."
+            " compressed-tensors stores each expert.",
+            is_refused=True,
         )
     try:
         program = _program(TRANSFORMERS_PACKAGES[export])
@@ -120,7 +106,7 @@ def check_export(
         reason = f"{program} does not load and run these files: {str(error).strip()[:300] or type(error).__name__}"
         if export != "gguf":  # GGUF files are for llama.cpp; Transformers reads few of its architectures
             emit(Warned("consumer_check", reason))
-        return ConsumerCheck(not_checked=reason)
+        return ConsumerCheck(not_checked=reason, is_refused=True)
     if missing:
         raise ProofError(
             f"{program} finds no values for {len(missing)} tensor(s) of the model in the {export} files, first"
@@ -145,14 +131,9 @@ def check_export(
     return ConsumerCheck(consumer=program, logit_difference=difference)
 
 
-def _is_in_stack(layer: LayerPlan) -> bool:
-    """Return True for an expert that Transformers holds in a stack; ``expert_0`` is a module of its own (NLLB-MoE)."""
-    return EXPERT.match(f"{layer.name}.weight") is not None and ".experts.expert_" not in layer.name
-
-
 def _holds_only_stacks(config: Mapping[str, Any], layers: tuple[LayerPlan, ...]) -> bool:
     """Return True if ``layers`` has experts, and Transformers has no names for single experts of this model."""
-    if not any(map(_is_in_stack, layers)):
+    if not any(is_in_stack(layer.name) for layer in layers):
         return False
     try:
         return not stores_single_experts(build_declared(dict(config)))
@@ -266,7 +247,7 @@ def _dtype(export: str, layers: tuple[LayerPlan, ...]) -> torch.dtype:
 
 
 def _is_decoded_exactly(layer: LayerPlan) -> bool:
-    is_packed_expert = layer.weight.dtype is Dtype.int4 and _is_in_stack(layer)
+    is_packed_expert = layer.weight.dtype is Dtype.int4 and is_in_stack(layer.name)
     return is_plain(layer.weight) and not is_packed_expert
 
 

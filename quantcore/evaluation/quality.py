@@ -234,6 +234,9 @@ class ConsumerCheck(Record):
         Field(description="The model does not fit into memory: a small twin, exported in the same way, was read."),
     ] = False
     not_checked: str | None = None
+    is_refused: Annotated[
+        bool, Field(description="The program does not load and run such files, for the reason in not_checked.")
+    ] = False
 
     def __str__(self) -> str:
         """Return the outcome in a sentence."""

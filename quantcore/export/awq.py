@@ -109,7 +109,7 @@ class AwqExporter:
         return layers
 
     def load_hint(self, path: str) -> str:
-        return f"from vllm import LLM\nllm = LLM('{path}', quantization='awq')"
+        return f"from vllm import LLM\nllm = LLM({path!r}, quantization='awq')"
 
 
 def _group_size(layer: LayerPlan) -> int:

@@ -179,7 +179,7 @@ class BitsAndBytesExporter:
         return layers
 
     def load_hint(self, path: str) -> str:
-        return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')"
+        return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained({path!r})"
 
 
 def _is_int8_token(inputs: QuantizationSpec | None) -> bool:

@@ -136,7 +136,7 @@ class CompressedTensorsExporter:
         return {name: _stored_layer(name, quantization_config, files) for name in files.modules_with("weight_scale")}
 
     def load_hint(self, path: str) -> str:
-        return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')"
+        return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained({path!r})"
 
 
 def _target_list(layers: Sequence[LayerPlan], drafts: Mapping[str, LayerPlan]) -> list[str]:

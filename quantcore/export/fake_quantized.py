@@ -39,7 +39,7 @@ class FakeQuantizedExporter:
         return None
 
     def load_hint(self, path: str) -> str:
-        return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')"
+        return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained({path!r})"
 
 
 _exporter: Exporter = EXPORTERS.add("fake_quantized")(FakeQuantizedExporter())

@@ -135,7 +135,7 @@ class Fp8Exporter:
         return {name: _stored_layer(name, files) for name in files.modules_with("weight_scale")}
 
     def load_hint(self, path: str) -> str:
-        return f"from vllm import LLM\nllm = LLM('{path}', quantization='fp8')"
+        return f"from vllm import LLM\nllm = LLM({path!r}, quantization='fp8')"
 
 
 def _kv_scale(layer: LayerPlan) -> str:

@@ -96,17 +96,19 @@ class GptqExporter:
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any]:
         usual = _usual(config, layers)
-        others = {f"+:^{re.escape(own.name)}$": _numbers(own) for own in layers if _numbers(own) != _numbers(usual)}
+        others = {
+            f"+:^{re.escape(own.name)}$": numbers_of(own) for own in layers if numbers_of(own) != numbers_of(usual)
+        }
         return {
             "quant_method": "gptq",
-            **_numbers(usual),
+            **numbers_of(usual),
             "desc_act": False,
             "checkpoint_format": "gptq" if self.version == 1 else "gptq_v2",
             "lm_head": any(layer.block is None and not layer.is_beside for layer in layers),
             "dynamic": others
             | {f"-:^{re.escape(name)}$": {} for name in kept}
             | {f"-:{pattern}": {} for pattern in draft_patterns(layers, kept)}
-            | {f"+:{draft_pattern(part)}": _numbers(own) for part, own in draft_parts(layers).items()},
+            | {f"+:{draft_pattern(part)}": numbers_of(own) for part, own in draft_parts(layers).items()},
         }
 
     def matches(self, config: Mapping[str, Any]) -> bool:
@@ -117,7 +119,7 @@ class GptqExporter:
         return {name: _stored_layer(name, quantization_config, files) for name in files.modules_with("qweight")}
 
     def load_hint(self, path: str) -> str:
-        return f"from gptqmodel import GPTQModel\nmodel = GPTQModel.load('{path}')"
+        return f"from gptqmodel import GPTQModel\nmodel = GPTQModel.load({path!r})"
 
     @property
     def _less(self) -> int:
@@ -125,7 +127,8 @@ class GptqExporter:
         return 1 if self.version == 1 else 0
 
 
-def _numbers(layer: LayerPlan) -> dict[str, Any]:
+def numbers_of(layer: LayerPlan) -> dict[str, Any]:
+    """Return what ``quantization_config`` says of a layer, at its top or in ``dynamic``."""
     weight = layer.weight
     is_grouped = weight.qscheme is QSchemeType.per_group
     return {"bits": weight.format.bits, "group_size": weight.group_size if is_grouped else -1, "sym": weight.symmetric}

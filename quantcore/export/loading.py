@@ -1,36 +1,39 @@
 """The lines of Python that load an artifact in a program that was tested with such files.
 
 The test results are in ``consumers.json``, which the tests in tests/consumers fill, scheme by scheme. A scheme or a mix
-of schemes that is not in the table gets only our own loading lines, not those of another program. GGUF states the type
-of every tensor, so a program that was seen to read each scheme reads any mix of them.
+of schemes that is not in the table gets only our own loading lines, not those of another program. The table was filled
+with models without experts, so experts get lines for Transformers alone, and only once it has read these very files.
+GGUF states the type of every tensor, so a program that was seen to read each scheme reads any mix of them, and experts.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.experts import is_in_stack
 from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan, usual_layers
 from quantcore.config.quantization import Config
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import EXPORTERS
+from quantcore.export.unread import not_in_transformers, not_in_vllm
 
 TABLE = Path(__file__).with_name("consumers.json")
 Kinds = frozenset[str]
 
 AUTO_CLASS = "AutoModelForCausalLM"
 """The class in the lines for Transformers, by default."""
-VLLM = "from vllm import LLM\nllm = LLM('{path}')"
-TRANSFORMERS = f"from transformers import {AUTO_CLASS}\nmodel = {AUTO_CLASS}.from_pretrained('{{path}}')"
+VLLM = "from vllm import LLM\nllm = LLM({path!r})"
+TRANSFORMERS = f"from transformers import {AUTO_CLASS}\nmodel = {AUTO_CLASS}.from_pretrained({{path!r}})"
 AMD_QUARK = (
-    "from quark.torch import import_model_from_safetensors\nmodel = import_model_from_safetensors(None, '{path}')"
+    "from quark.torch import import_model_from_safetensors\nmodel = import_model_from_safetensors(None, {path!r})"
 )
-OURS = "import quantcore\nmodel, config = quantcore.load('{path}')"
+OURS = "import quantcore\nmodel, config = quantcore.load({path!r})"
 MAIN = {
     "quark": "vLLM (CPU)", "compressed_tensors": "Transformers + compressed-tensors", "fp8": "vLLM (CPU)",
     "gptq": "GPTQModel", "gptq_v2": "GPTQModel", "awq": "vLLM (CPU)", "bitsandbytes": "Transformers + bitsandbytes",
@@ -46,23 +49,48 @@ def load_lines(programs: Mapping[str, str], path: str) -> str:
     return next(iter(programs.values()), OURS.format(path=path))
 
 
-def program_lines(
-    export: str, layers: Iterable[LayerPlan], path: str, *, is_read_by_transformers: bool, model_class: str
+def at_folder(lines: str, path: str, folder: str) -> str:
+    """Return loading ``lines`` for ``path``, a folder of an artifact without quotes in it, with ``folder`` instead."""
+    named = re.compile(rf"'{re.escape(path)}((?:/[^']*)?)'")
+    return named.sub(lambda match: repr(folder + match[1]), lines, count=1)
+
+
+def known_refusals(
+    export: str, layers: Sequence[LayerPlan], kept: Iterable[str], refused_by_transformers: str | None
 ) -> dict[str, str]:
+    """Return why programs do not load the ``export`` of ``layers``, in a sentence each, by program.
+
+    ``kept``: the names of linear layers that are not quantized. ``refused_by_transformers``: why Transformers did not
+    load and run these very files, if that was tried.
+    """
+    reasons = {"vLLM": not_in_vllm(export, layers, kept)}
+    if export != "gguf":  # for llama.cpp; there are no lines for Transformers
+        reasons["Transformers"] = refused_by_transformers or not_in_transformers(export, layers)
+    return {program: reason for program, reason in reasons.items() if reason is not None}
+
+
+def program_lines(
+    export: str, layers: Sequence[LayerPlan], path: str, *, is_read_by_transformers: bool, model_class: str,
+    refusals: Container[str] = (),
+) -> dict[str, str]:  # fmt: skip
     """Return the Python lines that load the ``export`` of ``layers`` at ``path`` by program, the main one first.
 
     A program that was not seen to load such files is left out. ``is_read_by_transformers``: Transformers has read these
     very files, see ``consumer.check_export``. ``model_class``: the class of Transformers that loads the model.
+    ``refusals``: the programs that do not load it, see ``known_refusals``.
     """
-    lines = _program_lines(export, frozenset(map(_kind, layers)), path, is_read_by_transformers=is_read_by_transformers)
-    return {name: text.replace(AUTO_CLASS, model_class) for name, text in lines.items()}
+    lines = _program_lines(export, layers, path, is_read_by_transformers=is_read_by_transformers)
+    return {name: text.replace(AUTO_CLASS, model_class) for name, text in lines.items() if name not in refusals}
 
 
-def _program_lines(export: str, kinds: Kinds, path: str, *, is_read_by_transformers: bool) -> dict[str, str]:
+def _program_lines(
+    export: str, layers: Sequence[LayerPlan], path: str, *, is_read_by_transformers: bool
+) -> dict[str, str]:
     hint = EXPORTERS.get(export).load_hint(path)
-    seen = _seen_by(export, kinds)
     if export not in MAIN:
         return {PLAIN.get(export, export): hint}
+    has_experts = export != "gguf" and any(is_in_stack(layer.name) for layer in layers)
+    seen = set() if has_experts else _seen_by(export, frozenset(map(_kind, layers)))
     lines = {_title(MAIN[export]): hint} if MAIN[export] in seen else {}
     if is_read_by_transformers and export != "gguf":
         lines.setdefault("Transformers", TRANSFORMERS.format(path=path))

@@ -173,7 +173,7 @@ class QuarkExporter:
         return layers
 
     def load_hint(self, path: str) -> str:
-        return f"from vllm import LLM\nllm = LLM('{path}', quantization='quark')"
+        return f"from vllm import LLM\nllm = LLM({path!r}, quantization='quark')"
 
     @staticmethod
     def _layer_overrides(

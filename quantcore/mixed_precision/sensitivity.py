@@ -19,7 +19,7 @@ from quantcore.blockwise.algorithms import BlockAlgorithms
 from quantcore.blockwise.backward import BackwardPass, Call, Gradients
 from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.calibration.ranges import Activations
-from quantcore.checkpoint.experts import EXPERT
+from quantcore.checkpoint.fused import group_of
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.config.spec import QuantizationSpec
@@ -170,14 +170,13 @@ def in_pieces(windows_NT: torch.Tensor) -> torch.Tensor:
 
 
 def units_of(calls: Sequence[Call], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the unit of each layer: all experts of a mixture, or the layers that read one tensor."""
+    """Return the unit of each layer: the layers that runtimes fuse, or others that read one tensor."""
     inputs = {call.name: id(call.inputs) for call in reversed(calls)}
     members: dict[object, list[str]] = {}
     for name in dict.fromkeys(
         [*(call.name for call in calls), *names]
     ):  # in running order, then those that did not run
-        expert = EXPERT.match(name)
-        members.setdefault(expert["moe"] if expert else inputs.get(name, name), []).append(name)
+        members.setdefault(group_of(name) or inputs.get(name, name), []).append(name)
     return {name: tuple(unit) for unit in members.values() for name in unit}
 
 

@@ -289,8 +289,7 @@ def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
 def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> None:
     """Write config.json with the format's quantization_config, and copy the files that stay unchanged."""
     model_config = plan.result_config(headers.config)
-    kept_layers = [entry.name for entry in plan.kept if entry.is_layer]
-    layers, kept = with_module_names(model_config, plan.layers, kept_layers)
+    layers, kept = with_module_names(model_config, plan.layers, plan.kept_layers)
     for export in plan.exports:
         target, exporter = export_dir(folder, plan, export), EXPORTERS.get(export)
         if isinstance(exporter, Container) and exporter.holds_tokenizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,7 @@ def decide(
     _check_found(config, layers)
     check_kv_cache(config, layers, in_blocks, model_config)
     check_whole_cache(layers, in_blocks, tensors)
-    left = [entry.name for entry in kept if entry.is_layer]
+    left = kept_layers(kept)
     kinds = {name: "Conv1D" if f"{name}.weight" in conv1d else "Linear" for name in left}
     kinds |= {layer.name: layer.kind for layer in layers} | {"lm_head": "Linear"}
     if not any(map(is_head, tensors)):
@@ -107,6 +107,23 @@ def decide(
         tuple(kept),
         (*config.warn_of_unmatched(kinds), *_warn_of_unused(sorted(unused, key=natural_order))),
     )
+
+
+def kept_layers(kept: Iterable[KeptTensor]) -> list[str]:
+    """Return the names of the linear layers that stay in high precision."""
+    return [entry.name for entry in kept if entry.is_layer]
+
+
+def warn_of_layers_beside(layers: Sequence[LayerPlan]) -> Iterator[str]:
+    """Yield what is to be known of quantized layers of towers and of draft heads."""
+    if num_layers := sum(layer.is_in_tower for layer in layers):
+        yield (
+            f"{num_layers} layers of towers are rounded without calibration. An evaluation on text does not run them:"
+            " measure answers about images or sound with data that hold some, in the job or with bitfoundry evaluate"
+            " --eval_dataset."
+        )
+    if num_layers := sum(layer.is_in_draft for layer in layers):
+        yield f"{num_layers} layers of draft heads are rounded without calibration."
 
 
 def _warn_of_unused(names: Sequence[str]) -> Iterator[str]:

@@ -5,7 +5,7 @@ A job that cannot work is rejected here, before anything else happens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ from quantcore.export import (
     holds_codes,
     layouts_of,
 )
-from quantcore.plan.decisions import KeptTensor, decide
+from quantcore.plan.decisions import KeptTensor, decide, kept_layers, warn_of_layers_beside
 from quantcore.plan.distillation import check_distillation
 from quantcore.plan.footprint import Footprint
+from quantcore.plan.fused import warn_of_fused
 
 STREAMED_TYPES = ("Linear", "Conv1D")
 FLOAT_DTYPES = ("F32", "F16", "BF16")
@@ -72,6 +73,11 @@ class Plan:
     def result_config(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the config.json of the quantized model, as far as Transformers builds the model from it."""
         return {**model_config, "tie_word_embeddings": False} if self.added else dict(model_config)
+
+    @property
+    def kept_layers(self) -> list[str]:
+        """The names of the linear layers that stay in high precision."""
+        return kept_layers(self.kept)
 
     @property
     def num_blocks(self) -> int:
@@ -177,7 +183,7 @@ def make_plan(
     _check_rotation(config, tensors, blocks)
     layers, kept, unmatched = decide(config, model_config, tensors, blocks)
     warnings += warn_of_other_parts(tensors, blocks, [layer.name for layer in layers if layer.is_beside])
-    warnings += (*unmatched, *_warn_of_layers_beside(layers))
+    warnings += (*unmatched, *warn_of_layers_beside(layers))
     if not layers:
         raise ConfigError(
             "Nothing is left to quantize: every linear layer is excluded or has no weight spec.",
@@ -193,6 +199,7 @@ def make_plan(
     check_groups(layers)
     check_super_blocks(layers)
     check_exports(layers, exports)
+    warnings += warn_of_fused(config, layers, kept_layers(kept), exports)
     check_distillation(config, layers, exports)
     needs_calibration = _needs_calibration(config, layers)
     if file2file:
@@ -223,17 +230,6 @@ def make_plan(
         experts=_expected_tokens(model_config, calibration) if needs_calibration else None,
         warnings=warnings,
     )  # fmt: skip
-
-
-def _warn_of_layers_beside(layers: Sequence[LayerPlan]) -> Iterator[str]:
-    if num_layers := sum(layer.is_in_tower for layer in layers):
-        yield (
-            f"{num_layers} layers of towers are rounded without calibration. An evaluation on text does not run them:"
-            " measure answers about images or sound with data that hold some, in the job or with bitfoundry evaluate"
-            " --eval_dataset."
-        )
-    if num_layers := sum(layer.is_in_draft for layer in layers):
-        yield f"{num_layers} layers of draft heads are rounded without calibration."
 
 
 def _expected_tokens(model_config: Mapping[str, Any], calibration: CalibrationConfig) -> dict[str, int] | None:

@@ -292,7 +292,8 @@ def check_twin(
         written = WrittenCheckpoint(twin.plan, twin.folder, export, twin.model.headers)
         check = check_in_consumer(twin.plan, twin.folder, export, twin.model, written, emit)
     if check.not_checked is not None:
-        return ConsumerCheck(not_checked=f"{too_large} Nor was a small twin of it checked: {check.not_checked}")
+        reason = f"{too_large} Nor was a small twin of it checked: {check.not_checked}"
+        return ConsumerCheck(not_checked=reason, is_refused=check.is_refused)
     return check.replace(of_twin=True)
 
 

@@ -140,7 +140,13 @@ def _warnings(report: Report) -> str:
 
 def _loading(report: Report) -> str:
     parts = [
-        f"{code(name)}, in {code(export.path)}:\n\n```python\n{export.load}\n```"
+        "\n\n".join(
+            (
+                f"{code(name)}, in {code(export.path)}:",
+                f"```python\n{export.load}\n```",
+                *map(escape, export.refusals.values()),
+            )
+        )
         for name, export in report.summary.exports.items()
     ]
     return "## Loading\n\n" + "\n\n".join(parts)

@@ -285,6 +285,7 @@ def _loading(exports: Mapping[str, ExportSummary]) -> str:
             f"<p>{escape(program)}</p><pre>{escape(lines)}</pre>" if program else f"<pre>{escape(lines)}</pre>"
             for program, lines in programs.items()
         )
+        parts.extend(f"<p>{escape(reason)}</p>" for reason in export.refusals.values())
     return "<h2>Use it</h2>" + "".join(parts)
 
 

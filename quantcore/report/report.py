@@ -22,7 +22,7 @@ from quantcore.config.texts import CalibrationConfig
 from quantcore.evaluation.quality import Quality, TaskResults, Verdict
 from quantcore.evaluation.verdict import judge_quality
 from quantcore.events import Warned
-from quantcore.export.loading import load_lines, program_lines
+from quantcore.export.loading import known_refusals, load_lines, program_lines
 from quantcore.plan.planner import Plan
 from quantcore.proof.gate_result import GateResult, beside_gates
 from quantcore.proof.judging import Outcome
@@ -269,11 +269,16 @@ def _source(task: Task) -> dict[str, str]:
 
 
 def _export(plan: Plan, name: str, proof: Proof, model_class: str) -> ExportSummary:
-    path, is_read = "." if len(plan.exports) == 1 else name, proof.consumer_check.consumer is not None
-    programs = program_lines(name, plan.layers, path, is_read_by_transformers=is_read, model_class=model_class)
+    path, check = "." if len(plan.exports) == 1 else name, proof.consumer_check
+    refusals = known_refusals(name, plan.layers, plan.kept_layers, check.not_checked if check.is_refused else None)
+    programs = program_lines(
+        name, plan.layers, path, is_read_by_transformers=check.consumer is not None, model_class=model_class,
+        refusals=refusals,
+    )  # fmt: skip
     return ExportSummary(
         path=path,
         bytes=sum(layout.num_bytes for layout in plan.layouts[name].values()),
         load=load_lines(programs, path),
         programs=programs,
+        refusals=refusals,
     )

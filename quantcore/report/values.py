@@ -87,13 +87,15 @@ class RankMemory(MemoryUse):
 class ExportSummary(Record):
     """A checkpoint of the artifact: its folder, its size, and the Python lines that load it.
 
-    ``programs``: the lines of each program that was seen to load such files. Reports of earlier versions lack it.
+    ``programs``: the lines of each program that was seen to load such files. ``refusals``: why a program is known
+    not to load them, by program. Reports of earlier versions lack both.
     """
 
     path: str
     bytes: int
     load: str
     programs: dict[str, str] = Field(default_factory=dict)
+    refusals: dict[str, str] = Field(default_factory=dict)
 
 
 class MixSummary(Record):

@@ -189,6 +189,27 @@ def test_what_is_not_checked_says_why(tmp_path, monkeypatch):
     assert "and 0.0 GB are free" in check("5", "w4a16_sym", "compressed_tensors")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "preset"),
+    [("mixtral", "int8_dynamic"), ("gpt_oss", "int8_dynamic"), ("gpt_oss", "nvfp4_weight_only")],
+)
+def test_experts_that_transformers_does_not_load_get_no_line_for_it(model_type, preset, tmp_path):
+    """The line stood right below the reason why Transformers does not decode them."""
+    model_dir = tiny_model(tmp_path / "model", model_type=model_type, **MIXTURES[model_type])
+    report = quantized(model_dir, tmp_path, presets.resolve(preset), "compressed_tensors")
+    export = report["summary"]["exports"]["compressed_tensors"]
+    assert export["programs"] == {} and export["load"].startswith("import quantcore")
+    assert "does not decode experts" in export["refusals"]["Transformers"]
+    for file in ("report.html", "README.md"):
+        text = (tmp_path / "out" / file).read_text().replace("\\", "")
+        assert "from_pretrained" not in text and export["refusals"]["Transformers"] in text
+    try:
+        _, found = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    except RuntimeError:
+        return
+    assert any(".experts." in name for name in found["missing_keys"])  # at random, without an error
+
+
 def test_a_tensor_that_the_float_model_lacks_is_no_fault_of_the_files(tmp_path):
     model_dir = tiny_model(tmp_path / "model")
     tensors = load_file(model_dir / "model.safetensors")

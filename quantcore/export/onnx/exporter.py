@@ -169,7 +169,7 @@ class OnnxExporter:
         return layers
 
     def load_hint(self, path: str) -> str:
-        return f"import onnxruntime\nsession = onnxruntime.InferenceSession('{path}/{FILE_NAME}')"
+        return f"import onnxruntime\nsession = onnxruntime.InferenceSession({f'{path}/{FILE_NAME}'!r})"
 
     def float_layout(self, name: str, tensor: TensorHeader, model_config: Mapping[str, Any]) -> TensorLayout | None:
         return None if is_computed(name) else TensorLayout(tensor.dtype, tensor.shape)

@@ -17,7 +17,7 @@ export function UseIt({ job }: { job: Job }) {
       </div>
       <p>On the command line:</p>
       <Code text={`bitfoundry download ${job.id} model\ncd model`} label="Download command" />
-      {exports.map(([name, { load, bytes, programs = {} }]) => (
+      {exports.map(([name, { load, bytes, programs = {}, refusals = {} }]) => (
         <div key={name}>
           <h3>
             {name} <span className="faint">{formatBytes(bytes)}</span>
@@ -34,6 +34,9 @@ export function UseIt({ job }: { job: Job }) {
           ) : (
             <Code text={load} label={`Load ${name}`} />
           )}
+          {Object.entries(refusals).map(([program, reason]) => (
+            <p key={program}>{reason}</p>
+          ))}
         </div>
       ))}
     </section>

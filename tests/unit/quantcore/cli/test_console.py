@@ -55,3 +55,17 @@ def test_the_summary_shows_the_quality_of_an_embedding_model(
     show_report(Report.model_validate(reports.report() | {"encoder": measured}), "out")
     shown = " ".join(capsys.readouterr().out.split())
     assert "cosine of the embeddings 0.9987" in shown and "rank agreement, share of pairs 0.991" in shown
+
+
+def test_the_lines_name_the_folder_of_each_export_and_say_what_does_not_load_it(capsys):
+    export = {"bytes": 1, "programs": {}, "refusals": {"vLLM": "vLLM needs [one] scheme."}}
+    exports = {
+        "quark": export | {"path": "quark", "load": "LLM('quark', quantization='quark')"},
+        "gguf": export | {"path": ".", "load": "Llama('./model.gguf')"},
+    }
+    whole = reports.report()
+    whole["summary"]["exports"] = exports
+    show_report(Report.model_validate(whole), "it's")
+    shown = capsys.readouterr().out
+    assert """LLM("it's/quark", quantization='quark')""" in shown and """Llama("it's/model.gguf")""" in shown
+    assert "vLLM needs [one] scheme." in shown

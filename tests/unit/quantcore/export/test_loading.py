@@ -1,13 +1,23 @@
 """The printed lines promise only what a test saw."""
 
+import ast
 import json
+from dataclasses import replace
 
 import pytest
 
 from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.export import EXPORTERS
-from quantcore.export.loading import AUTO_CLASS, TABLE, kinds_of, load_lines, program_lines
+from quantcore.export.loading import (
+    AUTO_CLASS,
+    TABLE,
+    at_folder,
+    kinds_of,
+    known_refusals,
+    load_lines,
+    program_lines,
+)
 
 SEEN, UNSEEN = True, False
 
@@ -79,3 +89,123 @@ def test_the_size_of_groups_makes_no_other_scheme():
 def test_the_table_is_of_formats_that_there_are():
     rows = json.loads(TABLE.read_text())
     assert {row["format"] for row in rows} <= set(EXPORTERS) and all(row["agrees"] for row in rows)
+
+
+def block_of(preset, *, kv_rows=1024, **others):
+    """Attention and MLP of a block with one preset for all layers; ``others``: a preset by the last part of a name."""
+    shapes = {"q_proj": 4096, "k_proj": kv_rows, "v_proj": kv_rows, "o_proj": 4096, "gate_proj": 4096, "up_proj": 4096}
+    return [
+        LayerPlan(
+            f"model.layers.0.self_attn.{name}", 0, (rows, 4096), presets.resolve(own).global_quant_config,
+            chosen_by="layer_quant_config" if name in others else "global_quant_config",
+        )
+        for name, rows in shapes.items() if (own := others.get(name, preset)) is not None
+    ]  # fmt: skip
+
+
+HEAD = LayerPlan("lm_head", None, (4096, 4096), presets.resolve("w4a16_sym").global_quant_config)
+EXPERTS = "model.layers.0.mlp.experts.0.gate_proj"
+
+
+def vllm_of(export, layers, kept=()):
+    """Why vLLM does not load it; without a reason, whether lines for vLLM are printed."""
+    refusals = known_refusals(export, layers, kept, None)
+    lines = program_lines(
+        export, layers, "out", is_read_by_transformers=False, model_class=AUTO_CLASS, refusals=refusals
+    )
+    assert not ("vLLM" in refusals and "vLLM" in lines)
+    return refusals.get("vLLM", "vLLM" in lines)
+
+
+@pytest.mark.parametrize("export", ["quark", "compressed_tensors", "gptq", "awq"])
+def test_layers_that_vllm_fuses_need_one_scheme(export):
+    whole = block_of("w4a16_sym")
+    assert vllm_of(export, whole) is True
+    kept = block_of("w4a16_sym", v_proj=None)
+    assert "self_attn.v_proj" in vllm_of(export, kept, ["model.layers.0.self_attn.v_proj"])
+    assert vllm_of(export, kept) is True  # a class without such a layer
+    assert vllm_of(export, block_of("w4a16_sym", o_proj=None), ["model.layers.0.self_attn.o_proj"]) is True
+
+
+@pytest.mark.parametrize("other", ["int4_wo_32", "int8_weight_only", "w4a16"])
+def test_another_group_size_width_or_symmetry_of_one_part_is_found(other):
+    reason = vllm_of("compressed_tensors", block_of("w4a16_sym", up_proj=other))
+    assert "gate_proj and model.layers.0.self_attn.up_proj in one layer" in reason
+
+
+def test_what_chose_the_scales_makes_no_other_scheme():
+    layers = block_of("w4a16_sym")
+    weight = replace(layers[0].weight, observer_cls="PerGroupMSEObserver")
+    layers[0] = replace(layers[0], config=replace(layers[0].config, weight=weight))
+    assert layers[0].weight != layers[1].weight and vllm_of("quark", layers) is True
+
+
+def test_vllm_does_not_find_the_parts_of_a_fused_layer_in_dynamic_of_gptq():
+    several = {"q_proj": "int8_weight_only", "k_proj": "int8_weight_only", "v_proj": "int8_weight_only"}
+    layers = block_of("w4a16_sym", **several)
+    assert "`dynamic`" in vllm_of("gptq", layers) and not vllm_of("compressed_tensors", layers)
+    assert vllm_of("gptq", block_of("w4a16_sym", o_proj="int8_weight_only")) is False  # never seen
+
+
+@pytest.mark.parametrize(("kv_rows", "is_refused"), [(64, True), (192, True), (128, False), (1024, False)])
+def test_only_the_last_part_of_a_fused_layer_may_end_within_a_block(kv_rows, is_refused):
+    reason = vllm_of("fp8", block_of("fp8_block", kv_rows=kv_rows))
+    assert f"k_proj with other layers, for which its {kv_rows} rows" in reason if is_refused else reason is True
+    shorter = [layer for layer in block_of("fp8_block") if "v_proj" not in layer.name]
+    last = replace(block_of("fp8_block", kv_rows=64)[2], block=0)
+    assert vllm_of("fp8", [*shorter, last]) is True
+
+
+def test_vllm_reads_no_quantized_head_but_in_gptq():
+    layers = [*block_of("w4a16_sym"), HEAD]
+    for export in ("quark", "compressed_tensors", "awq"):
+        assert "a quantized lm_head" in vllm_of(export, layers)
+    assert vllm_of("gptq", layers) is True
+
+
+@pytest.mark.parametrize("preset", ["nvfp4_weight_only", "int8_dynamic"])
+def test_experts_that_transformers_does_not_decode_get_no_line_for_it(preset):
+    layers = [*block_of(preset), replace(block_of(preset)[0], name=EXPERTS)]
+    refusals = known_refusals("compressed_tensors", layers, [], None)
+    assert "does not decode experts" in refusals["Transformers"]
+    assert lines_for(layers, refusals) == {}
+    assert "Transformers" in lines_for(
+        block_of(preset), known_refusals("compressed_tensors", block_of(preset), [], None)
+    )
+
+
+def test_experts_have_lines_for_transformers_once_it_has_read_the_files():
+    layers = [*block_of("w4a16_sym"), replace(block_of("w4a16_sym")[0], name=EXPERTS)]
+    assert lines_for(layers, {}) == {} and list(lines_for(layers, {}, is_read=True)) == ["Transformers"]
+
+
+@pytest.mark.parametrize("export", ["compressed_tensors", "fake_quantized"])
+def test_files_that_transformers_did_not_load_get_no_line_for_it(export):
+    layers = block_of("w4a16_sym")
+    refusals = known_refusals(export, layers, [], "Transformers does not load and run these files: no.")
+    assert "Transformers" in refusals and "Transformers" not in lines_for(layers, refusals, export=export)
+
+
+def lines_for(layers, refusals, *, export="compressed_tensors", is_read=False):
+    return program_lines(
+        export, layers, "out", is_read_by_transformers=is_read, model_class=AUTO_CLASS, refusals=refusals
+    )
+
+
+@pytest.mark.parametrize("folder", ["it's", 'a "model"', 'it\'s "so"', r"C:\new\table", "\n"])
+@pytest.mark.parametrize("export", [*EXPORTERS])
+def test_a_path_with_quotes_or_backslashes_stays_a_path(export, folder):
+    def strings_in(lines):
+        return {node.value for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Constant)}
+
+    def is_named(lines):
+        return any(
+            str(text).removesuffix("/model.gguf").removesuffix("/model.onnx") == folder for text in strings_in(lines)
+        )
+
+    hint = EXPORTERS.get(export).load_hint(folder)
+    assert is_named(hint) and is_named(load_lines({}, folder))
+    for path in (".", export):
+        assert is_named(at_folder(EXPORTERS.get(export).load_hint(path), path, folder))
+        several = program_lines(export, layers_of("w4a16"), path, is_read_by_transformers=True, model_class=AUTO_CLASS)
+        assert all(is_named(at_folder(lines, path, folder)) for lines in several.values())

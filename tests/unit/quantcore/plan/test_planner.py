@@ -94,7 +94,7 @@ def test_patterns_choose_and_useless_ones_are_said():
         "layer_quant_config '*.k_proj' has no weight spec",
         "shares its weight with the embedding",
     }
-    assert result.warnings == ("The pattern '*.nothing' matches no layer.",)
+    assert result.warnings[0] == "The pattern '*.nothing' matches no layer."
 
 
 @pytest.mark.parametrize("field", ["exclude", "include", "layer_quant_config", "kv_cache_quant_config"])
@@ -135,6 +135,19 @@ def test_a_class_that_matches_nothing_is_a_warning_and_with_strict_an_error():
         plan("fp8", **unmatched, strict=True)
     assert caught.value.code == "unmatched_names" and caught.value.message == " ".join(said)
     assert plan("fp8", strict=True).warnings == ()
+
+
+def test_layers_that_vllm_fuses_with_different_schemes_are_a_warning_and_with_strict_an_error():
+    parts = {"exclude": ("lm_head", "model.layers.*.v_proj")}
+    [warning] = plan("fp8", **parts).warnings
+    assert warning.startswith("vLLM will not load this result. vLLM computes model.layers.0.self_attn.q_proj and")
+    assert "v_proj in one layer" in warning and "29 more" in warning and "exclude all of them" in warning
+    with pytest.raises(ConfigError) as caught:
+        plan("fp8", **parts, strict=True)
+    assert caught.value.code == "fused_layers_differ" and "one scheme" in caught.value.hint
+    assert plan("fp8", exports=("onnx",), strict=True, **parts).warnings == ()  # not for vLLM
+    whole = {"exclude": ("lm_head", *(f"model.layers.*.{part}_proj" for part in "qkv"))}
+    assert plan("fp8", **whole, strict=True).warnings == ()
 
 
 def test_a_group_size_that_does_not_divide_names_the_layers_and_the_sizes_that_fit():

@@ -55,6 +55,7 @@ def test_the_lines_of_every_program_that_loads_an_export_are_shown():
     assert "<p>vLLM</p><pre>LLM(&#x27;.&#x27;)</pre><p>Transformers</p><pre>from_x(&#x27;.&#x27;)</pre>" in text
     assert "load me" not in text
     assert "<pre>load me</pre>" in render(summary={"exports": {"quark": export | {"programs": {}}}})
+    assert "<p>vLLM &lt; 1</p>" in render(summary={"exports": {"quark": export | {"refusals": {"vLLM": "vLLM < 1"}}}})
 
 
 def test_a_sample_is_marked_from_the_first_difference_on():
