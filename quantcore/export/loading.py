@@ -18,7 +18,7 @@ from typing import Any
 from quantcore.checkpoint.experts import is_in_stack
 from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan, usual_layers
-from quantcore.config.quantization import Config
+from quantcore.config.quantization import Config, ScaleType
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import EXPORTERS
 from quantcore.export.unread import not_in_transformers, not_in_vllm
@@ -28,6 +28,8 @@ Kinds = frozenset[str]
 
 AUTO_CLASS = "AutoModelForCausalLM"
 """The class in the lines for Transformers, by default."""
+IN_BFLOAT16 = ", dtype='bfloat16'"
+"""What the call of Transformers needs for files that it decodes to bfloat16 whatever the dtype of the model is."""
 VLLM = "from vllm import LLM\nllm = LLM({path!r})"
 TRANSFORMERS = f"from transformers import {AUTO_CLASS}\nmodel = {AUTO_CLASS}.from_pretrained({{path!r}})"
 AMD_QUARK = (
@@ -97,7 +99,14 @@ def _program_lines(
     for name, text in OTHERS.items():
         if name in seen:
             lines.setdefault(_title(name), text.format(path=path))
+    if "Transformers" in lines and export == "compressed_tensors" and any(map(_is_decoded_to_bfloat16, layers)):
+        lines["Transformers"] = lines["Transformers"].removesuffix(")") + f"{IN_BFLOAT16})"
     return lines
+
+
+def _is_decoded_to_bfloat16(layer: LayerPlan) -> bool:
+    """Return True for MXFP4, MXFP6, MXFP8 and NVFP4 of compressed-tensors: a model in another dtype does not run."""
+    return layer.weight.scale_type in (ScaleType.e8m0, ScaleType.e4m3)
 
 
 def _title(program: str) -> str:

@@ -56,7 +56,7 @@ ALLOWED = {
         "quantcore.errors",
     },
     "bitfoundry.commands.main": {"quantcore.cli.main", "quantcore.config.recipes"},
-    "bitfoundry.commands.terminal": {"quantcore.events"},
+    "bitfoundry.commands.terminal": {"quantcore.events", "quantcore.export.loading"},
     "bitfoundry.commands.submission": {"quantcore.cli", "quantcore.config.recipes", "quantcore.errors"},
     "bitfoundry.commands.doctor": {"quantcore.runtime.landlock"},
     "bitfoundry.commands.publish": {"quantcore.cli.main"},

@@ -210,6 +210,19 @@ def test_experts_that_transformers_does_not_load_get_no_line_for_it(model_type, 
     assert any(".experts." in name for name in found["missing_keys"])  # at random, without an error
 
 
+@pytest.mark.parametrize("preset", ["mxfp4_weight_only", "nvfp4_weight_only", "w4a16_sym"])
+def test_the_line_for_transformers_runs_for_a_model_in_float16(preset, tmp_path, monkeypatch):
+    """Transformers decodes some schemes to bfloat16: "expected m1 and m2 to have the same dtype"."""
+    model_dir = tiny_model(tmp_path / "model", dtype=torch.float16)
+    report = quantized(model_dir, tmp_path, presets.resolve(preset), "compressed_tensors")
+    lines = report["summary"]["exports"]["compressed_tensors"]["programs"]["Transformers"]
+    assert ("dtype='bfloat16'" in lines) == (preset != "w4a16_sym")
+    monkeypatch.chdir(tmp_path / "out")
+    names = {}
+    exec(lines, names)
+    assert names["model"](IDS).logits.isfinite().all()
+
+
 def test_a_tensor_that_the_float_model_lacks_is_no_fault_of_the_files(tmp_path):
     model_dir = tiny_model(tmp_path / "model")
     tensors = load_file(model_dir / "model.safetensors")
