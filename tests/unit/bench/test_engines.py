@@ -80,7 +80,8 @@ def model_dir(tmp_path: Path) -> Path:
     """A folder with a tokenizer and a checkpoint of three blocks of one tensor each."""
     folder = tmp_path / "model"
     tiny_tokenizer().save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}))
+    config = {"model_type": "qwen2", "num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+    (folder / "config.json").write_text(json.dumps(config))
     names = ["model.embed_tokens.weight", *(f"model.layers.{index}.w" for index in range(3))]
     save_file({name: torch.full((2,), float(index)) for index, name in enumerate(names)}, folder / "model.safetensors")
     return folder
