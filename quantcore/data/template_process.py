@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 
+GRACE_S = 30.0
+
+
 class TookTooLong(Exception):
     """The function was ended by the limit of time."""
 
@@ -46,9 +49,9 @@ class LimitedProcess:
         try:
             _send(self._connection, pickle.dumps(arguments))
             is_result, answer = json.loads(_receive(self._connection))
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
             status = self._stop()
-            if status == -signal.SIGALRM:
+            if status == -signal.SIGALRM or isinstance(error, TimeoutError):
                 raise TookTooLong(f"it took more than {self._limits[0]:g} s") from None
             raise MemoryError(f"it ended its process (status {status})") from None
         if is_result:
@@ -68,6 +71,7 @@ class LimitedProcess:
                 _serve(theirs, self._function, max_seconds, most)
             os._exit(0)
         theirs.close()
+        ours.settimeout(2 * max_seconds + GRACE_S)  # the kernel ends the process before
         self._end = weakref.finalize(self, _finish, ours, self._pid)
         return ours
 
@@ -81,7 +85,9 @@ class LimitedProcess:
 
 
 def _finish(connection: socket.socket, pid: int) -> int:
-    connection.close()  # the process ends when it sees that
+    """End the process and return its status. Later forks may hold its connection as well: it would see no end."""
+    connection.close()
+    os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

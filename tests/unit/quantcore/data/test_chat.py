@@ -62,6 +62,20 @@ def test_what_a_template_tries_is_stopped(case: str, monkeypatch: pytest.MonkeyP
     assert render("{{ messages[0].content }}") == "hello"  # the limits are gone
 
 
+def test_processes_of_several_templates_end_in_any_order() -> None:
+    """Each fork has the connections of those before it: an earlier one would not see that its own is closed."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    try:
+        first, second, third = (chat_renderer(tokenizer, {}) for _ in range(3))
+        assert [render(MESSAGES) for render in (first, second, third)] == ["hello"] * 3
+        del first
+        assert second(MESSAGES) == "hello"
+        del third, second
+    finally:
+        tokenizer.chat_template = None
+
+
 def test_messages_that_the_template_does_not_know() -> None:
     with pytest.raises(CalibrationError, match="cannot render"):
         render("{{ messages[0].content + 1 }}")
