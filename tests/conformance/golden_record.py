@@ -21,6 +21,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from quantcore.export import EXPORTERS
+
 RECORD = Path(__file__).with_suffix(".json")
 MAKER = "intel" if "GenuineIntel" in Path("/proc/cpuinfo").read_text() else "other"
 """Which of the records holds on this machine."""
@@ -149,9 +151,11 @@ ADDED = {
     "clipping",
     "distillation",
     "experts",
+    "is_refused",
     "kl_stderr",
     "perplexity_ratio_stderr",
     "programs",
+    "refusals",
     "verdict",
 }
 """Fields that report and plan did not have yet when the record was made."""
@@ -169,6 +173,9 @@ def _content(path: Path) -> bytes:
     data = json.loads(path.read_text())
     if path.name == "report.json":
         data["summary"]["worst_layer"] = _worst_by_weight(data["layers"])
+        if any(".experts." in layer["name"] for layer in data["layers"]):  # of which no line was seen to hold
+            for name, export in data["summary"]["exports"].items():
+                export["load"] = EXPORTERS.get(name).load_hint(export["path"])
     return json.dumps(_without_measured(data), sort_keys=True).encode()
 
 
