@@ -80,8 +80,8 @@ class Readers:
             )  # fmt: skip
             with self._connect() as connection, connection.makefile("rwb") as stream:
                 connection.settimeout(3 * SECONDS)
-                pickle.dump(request, stream)
                 try:
+                    pickle.dump(request, stream)
                     stream.flush()
                     answer = json.loads(stream.read())
                 except (OSError, ValueError) as error:  # the child's end is closed when it is killed
