@@ -1,9 +1,10 @@
 """The lines of Python that load an artifact in a program that was tested with such files.
 
-The test results are in ``consumers.json``, which the tests in tests/consumers fill, scheme by scheme. A scheme or a mix
-of schemes that is not in the table gets only our own loading lines, not those of another program. The table was filled
-with models without experts, so experts get lines for Transformers alone, and only once it has read these very files.
-GGUF states the type of every tensor, so a program that was seen to read each scheme reads any mix of them, and experts.
+The test results are in ``consumers.json``, which the tests in tests/consumers fill, scheme by scheme and architecture
+by architecture. A program has lines for a format if it was seen to read this scheme, or mix of schemes, and this
+``model_type`` in it; of a model with experts it must have been both at once. Else the result has only our own lines,
+and those of Transformers if it has read these very files. GGUF states the type of every tensor, so a program that was
+seen to read each scheme reads any mix of them, and experts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,13 @@ AUTO_CLASS = "AutoModelForCausalLM"
 """The class in the lines for Transformers, by default."""
 IN_BFLOAT16 = ", dtype='bfloat16'"
 """What the call of Transformers needs for files that it decodes to bfloat16 whatever the dtype of the model is."""
+SENTENCE_TRANSFORMERS = "from sentence_transformers import SentenceTransformer\nmodel = SentenceTransformer({path!r})"
+DECOMPRESSED = (
+    "from sentence_transformers import SentenceTransformer\nfrom transformers import CompressedTensorsConfig\n"
+    "decompressed = {{'quantization_config': CompressedTensorsConfig(run_compressed=False)}}\n"
+    "model = SentenceTransformer({path!r}, model_kwargs=decompressed)"
+)
+"""sentence-transformers calls the model past the hook that would decompress it, so it is loaded decompressed."""
 VLLM = "from vllm import LLM\nllm = LLM({path!r})"
 TRANSFORMERS = f"from transformers import {AUTO_CLASS}\nmodel = {AUTO_CLASS}.from_pretrained({{path!r}})"
 AMD_QUARK = (
@@ -44,6 +53,18 @@ MAIN = {
 """The program of each format's ``load_hint``. The others, onnx and fake_quantized, are an ordinary graph and model."""
 PLAIN = {"onnx": "ONNX Runtime", "fake_quantized": "Transformers"}
 OTHERS = {"vLLM (CPU)": VLLM, "AMD Quark": AMD_QUARK, "Transformers + GPTQModel": TRANSFORMERS}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What of a model decides which programs load it, beside its layers.
+
+    ``class_name``: the class of Transformers that loads it. ``has_modules``: it is one of sentence-transformers.
+    """
+
+    model_type: str
+    class_name: str = AUTO_CLASS
+    has_modules: bool = False
 
 
 def load_lines(programs: Mapping[str, str], path: str) -> str:
@@ -72,28 +93,34 @@ def known_refusals(
 
 
 def program_lines(
-    export: str, layers: Sequence[LayerPlan], path: str, *, is_read_by_transformers: bool, model_class: str,
+    export: str, layers: Sequence[LayerPlan], path: str, model: LoadedModel, *, is_read_by_transformers: bool,
     refusals: Container[str] = (),
 ) -> dict[str, str]:  # fmt: skip
     """Return the Python lines that load the ``export`` of ``layers`` at ``path`` by program, the main one first.
 
     A program that was not seen to load such files is left out. ``is_read_by_transformers``: Transformers has read these
-    very files, see ``consumer.check_export``. ``model_class``: the class of Transformers that loads the model.
-    ``refusals``: the programs that do not load it, see ``known_refusals``.
+    very files, see ``consumer.check_export``. ``refusals``: the programs that do not load it, see ``known_refusals``.
     """
-    lines = _program_lines(export, layers, path, is_read_by_transformers=is_read_by_transformers)
-    return {name: text.replace(AUTO_CLASS, model_class) for name, text in lines.items() if name not in refusals}
+    lines = _program_lines(export, layers, path, model, is_read_by_transformers=is_read_by_transformers)
+    if "Transformers" in refusals:
+        lines.pop("sentence-transformers", None)  # which loads the model with it
+    return {name: text.replace(AUTO_CLASS, model.class_name) for name, text in lines.items() if name not in refusals}
 
 
 def _program_lines(
-    export: str, layers: Sequence[LayerPlan], path: str, *, is_read_by_transformers: bool
+    export: str, layers: Sequence[LayerPlan], path: str, model: LoadedModel, *, is_read_by_transformers: bool
 ) -> dict[str, str]:
     hint = EXPORTERS.get(export).load_hint(path)
     if export not in MAIN:
-        return {PLAIN.get(export, export): hint}
-    has_experts = export != "gguf" and any(is_in_stack(layer.name) for layer in layers)
-    seen = set() if has_experts else _seen_by(export, frozenset(map(_kind, layers)))
-    lines = {_title(MAIN[export]): hint} if MAIN[export] in seen else {}
+        own = {"sentence-transformers": SENTENCE_TRANSFORMERS.format(path=path)} if model.has_modules else {}
+        return {**(own if export == "fake_quantized" else {}), PLAIN.get(export, export): hint}
+    has_experts = any(is_in_stack(layer.name) for layer in layers)
+    seen = _seen_by(export, frozenset(map(_kind, layers)), model.model_type, at_once=has_experts)
+    lines = {}
+    if model.has_modules and "sentence-transformers" in seen:
+        lines["sentence-transformers"] = DECOMPRESSED.format(path=path)
+    if MAIN[export] in seen:
+        lines[_title(MAIN[export])] = hint
     if is_read_by_transformers and export != "gguf":
         lines.setdefault("Transformers", TRANSFORMERS.format(path=path))
     for name, text in OTHERS.items():
@@ -123,22 +150,28 @@ def _kind(layer: LayerPlan) -> str:
     return re.sub(r"per_group \d+", "per_group", layer.scheme)
 
 
-def _seen_by(export: str, kinds: Kinds) -> set[str]:
-    seen: dict[str, list[Kinds]] = {}
-    for program, own_format, own_kinds in _rows():
-        if own_format == export:
-            seen.setdefault(program, []).append(own_kinds)
-    if export == "gguf":
-        return {program for program, known in seen.items() if kinds <= frozenset().union(*known)}
-    return {program for program, known in seen.items() if kinds in known}
+def _seen_by(export: str, kinds: Kinds, model_type: str, *, at_once: bool) -> set[str]:
+    """Return the programs that were seen to read layers of these ``kinds`` and models of this type (``at_once``)."""
+    rows = [(program, own_type, own) for program, own_format, own_type, own in _rows() if own_format == export]
+    of_type = {program for program, own_type, _ in rows if own_type == model_type}
+    if export == "gguf":  # it states the type of every tensor
+        known = {
+            program: frozenset().union(*(own for other, _, own in rows if other == program)) for program in of_type
+        }
+        return {program for program, own_kinds in known.items() if kinds <= own_kinds}
+    if at_once:
+        return {program for program, own_type, own_kinds in rows if (own_type, own_kinds) == (model_type, kinds)}
+    return {program for program, _, own_kinds in rows if own_kinds == kinds and program in of_type}
 
 
 @cache
-def _rows() -> list[tuple[str, str, Kinds]]:
-    """Return (program, format, kinds of layers) of every row with a scheme that is known here."""
+def _rows() -> list[tuple[str, str, str, Kinds]]:
+    """Return (program, format, model_type, kinds of layers) of every row with a scheme that is known here."""
     rows = json.loads(TABLE.read_text("utf-8"))
-    agreeing = [(row["consumer"], row["format"], _kinds_of_row(row)) for row in rows if row["agrees"]]
-    return [(program, export, kinds) for program, export, kinds in agreeing if kinds]
+    agreeing = [
+        (row["consumer"], row["format"], row["model_type"], _kinds_of_row(row)) for row in rows if row["agrees"]
+    ]
+    return [row for row in agreeing if row[-1]]
 
 
 def _kinds_of_row(row: dict[str, Any]) -> Kinds:

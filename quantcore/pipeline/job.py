@@ -21,7 +21,7 @@ from quantcore.blockwise.algorithms import BlockAlgorithms
 from quantcore.blockwise.distillation import CodeFiles
 from quantcore.blockwise.savepoint import SavePoint
 from quantcore.calibration.ranges import quantized_activations
-from quantcore.checkpoint.artifact import building, seal, write_json
+from quantcore.checkpoint.artifact import MODULES, building, seal, write_json
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.opening import Seen, unchanging
@@ -49,6 +49,7 @@ from quantcore.evaluation.text import (
     with_special_tokens,
 )
 from quantcore.events import Completed, Emit, Eta, Event, PhaseClock, PhaseStarted, Progress, Saved, Warned, silence
+from quantcore.export.loading import LoadedModel
 from quantcore.hub.download import fetch
 from quantcore.mixed_precision.command import with_mix
 from quantcore.model.kinds import WITH_ENCODER, Kind, loading_class
@@ -142,7 +143,7 @@ def _run(
             task, plan, outcome, proved.proofs, results, warnings, mixed=mixed,
             quantize_s=quantized_s, total_s=time.monotonic() - started, seconds_by_phase=emit.seconds,
             peaks_bytes=Peaks(peaks_bytes, (held_memory_bytes() or peaks_bytes[0]) + proved.peak_memory_bytes),
-            model_class=loading_class(headers.config),
+            model=LoadedModel(plan.model_type, loading_class(headers.config), (folder / MODULES).is_file()),
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())
         write_report(task, folder, report)

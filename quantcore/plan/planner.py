@@ -34,7 +34,7 @@ from quantcore.export import (
 from quantcore.plan.decisions import KeptTensor, decide, kept_layers, warn_of_layers_beside
 from quantcore.plan.distillation import check_distillation
 from quantcore.plan.footprint import Footprint
-from quantcore.plan.fused import warn_of_fused
+from quantcore.plan.unread import warn_of_unread
 
 STREAMED_TYPES = ("Linear", "Conv1D")
 FLOAT_DTYPES = ("F32", "F16", "BF16")
@@ -199,7 +199,7 @@ def make_plan(
     check_groups(layers)
     check_super_blocks(layers)
     check_exports(layers, exports)
-    warnings += warn_of_fused(config, layers, kept_layers(kept), exports)
+    warnings += warn_of_unread(config, layers, kept_layers(kept), exports)
     check_distillation(config, layers, exports)
     needs_calibration = _needs_calibration(config, layers)
     if file2file:

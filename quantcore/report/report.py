@@ -22,7 +22,7 @@ from quantcore.config.texts import CalibrationConfig
 from quantcore.evaluation.quality import Quality, TaskResults, Verdict
 from quantcore.evaluation.verdict import judge_quality
 from quantcore.events import Warned
-from quantcore.export.loading import known_refusals, load_lines, program_lines
+from quantcore.export.loading import LoadedModel, known_refusals, load_lines, program_lines
 from quantcore.plan.planner import Plan
 from quantcore.proof.gate_result import GateResult, beside_gates
 from quantcore.proof.judging import Outcome
@@ -79,13 +79,12 @@ def build_report(
     total_s: float,
     seconds_by_phase: dict[str, float],
     peaks_bytes: Peaks,
-    model_class: str,
+    model: LoadedModel,
 ) -> Report:
     """Build the report. Times are in seconds, sizes in bytes.
 
-    ``model_class``: the class of Transformers that loads the model (see ``kinds.loading_class``). ``warnings`` are
-    those of this run; an earlier run that it resumed left its own in ``outcome``. ``mixed`` is the result of
-    ``mixed_precision.command.choose`` if the config was chosen by it.
+    ``warnings`` are those of this run; an earlier run that it resumed left its own in ``outcome``. ``mixed`` is the
+    result of ``mixed_precision.command.choose`` if the config was chosen by it. ``model``: how programs load it.
     """
     main = proofs[plan.main_export]
     mix = None if mixed is None else _mix(mixed)
@@ -109,7 +108,7 @@ def build_report(
             failed_tasks=main.failed_tasks,
             gate=task.gate,
             gates=tuple(gates),
-            exports={name: _export(plan, name, proofs[name], model_class) for name in plan.exports},
+            exports={name: _export(plan, name, proofs[name], model) for name in plan.exports},
         ),
         model=SourceModel(**_source(task), model_type=plan.model_type),
         config=task.config.to_dict(),
@@ -268,13 +267,12 @@ def _source(task: Task) -> dict[str, str]:
     return {"path": str(task.model_folder)}
 
 
-def _export(plan: Plan, name: str, proof: Proof, model_class: str) -> ExportSummary:
+def _export(plan: Plan, name: str, proof: Proof, model: LoadedModel) -> ExportSummary:
     path, check = "." if len(plan.exports) == 1 else name, proof.consumer_check
     refusals = known_refusals(name, plan.layers, plan.kept_layers, check.not_checked if check.is_refused else None)
     programs = program_lines(
-        name, plan.layers, path, is_read_by_transformers=check.consumer is not None, model_class=model_class,
-        refusals=refusals,
-    )  # fmt: skip
+        name, plan.layers, path, model, is_read_by_transformers=check.consumer is not None, refusals=refusals
+    )
     return ExportSummary(
         path=path,
         bytes=sum(layout.num_bytes for layout in plan.layouts[name].values()),

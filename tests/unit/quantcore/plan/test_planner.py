@@ -141,13 +141,20 @@ def test_layers_that_vllm_fuses_with_different_schemes_are_a_warning_and_with_st
     parts = {"exclude": ("lm_head", "model.layers.*.v_proj")}
     [warning] = plan("fp8", **parts).warnings
     assert warning.startswith("vLLM will not load this result. vLLM computes model.layers.0.self_attn.q_proj and")
-    assert "v_proj in one layer" in warning and "29 more" in warning and "exclude all of them" in warning
+    assert "v_proj in one layer and needs one scheme for both" in warning
     with pytest.raises(ConfigError) as caught:
         plan("fp8", **parts, strict=True)
-    assert caught.value.code == "fused_layers_differ" and "one scheme" in caught.value.hint
+    assert caught.value.code == "not_for_vllm" and "one scheme" in caught.value.hint
     assert plan("fp8", exports=("onnx",), strict=True, **parts).warnings == ()  # not for vLLM
     whole = {"exclude": ("lm_head", *(f"model.layers.*.{part}_proj" for part in "qkv"))}
     assert plan("fp8", **whole, strict=True).warnings == ()
+
+
+def test_whatever_else_vllm_does_not_load_is_a_warning_too():
+    config = presets.resolve("w4a16_sym", group_size=64, include=("lm_head",))
+    for exports, heads in ((("compressed_tensors",), 1), (("compressed_tensors", "awq"), 2), (("gptq",), 0)):
+        warnings = make_plan(config, SMOLLM2, smollm2(tied=False), exports=exports).warnings
+        assert sum("vLLM does not read a quantized lm_head" in warning for warning in warnings) == heads
 
 
 def test_a_group_size_that_does_not_divide_names_the_layers_and_the_sizes_that_fit():
