@@ -2,7 +2,7 @@
 
 The test results are in ``consumers.json``, which the tests in tests/consumers fill, scheme by scheme and architecture
 by architecture. A program has lines for a format if it was seen to read this scheme, or mix of schemes, and this
-``model_type`` in it; of a model with experts it must have been both at once. Else the result has only our own lines,
+``model_type`` in it; with experts, or scales of a cache, it must have been both at once. Else the result has only our own lines,
 and those of Transformers if it has read these very files. GGUF states the type of every tensor, so a program that was
 seen to read each scheme reads any mix of them, and experts.
 """
@@ -114,8 +114,8 @@ def _program_lines(
     if export not in MAIN:
         own = {"sentence-transformers": SENTENCE_TRANSFORMERS.format(path=path)} if model.has_modules else {}
         return {**(own if export == "fake_quantized" else {}), PLAIN.get(export, export): hint}
-    has_experts = any(is_in_stack(layer.name) for layer in layers)
-    seen = _seen_by(export, frozenset(map(_kind, layers)), model.model_type, at_once=has_experts)
+    at_once = any(is_in_stack(layer.name) or layer.config.output_tensors for layer in layers)
+    seen = _seen_by(export, frozenset(map(_kind, layers)), model.model_type, at_once=at_once)
     lines = {}
     if model.has_modules and "sentence-transformers" in seen:
         lines["sentence-transformers"] = DECOMPRESSED.format(path=path)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quantcore.config import presets
-from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.layer_plan import LayerPlan, usual_layers
 from quantcore.export import EXPORTERS, loading
 from quantcore.export.loading import (
     TABLE,
@@ -223,11 +223,11 @@ def test_experts_need_a_row_of_their_scheme_and_architecture_at_once(monkeypatch
         assert ("vLLM" in lines) is is_seen
 
 
-@pytest.mark.parametrize("export", ["compressed_tensors", "fake_quantized"])
-def test_files_that_transformers_did_not_load_get_no_line_for_it(export):
-    layers = block_of("w4a16_sym")
-    refusals = known_refusals(export, layers, [], "Transformers does not load and run these files: no.")
-    assert "Transformers" in refusals and "Transformers" not in lines_for(layers, refusals, export=export)
+def test_scales_of_a_cache_need_such_a_row_too():
+    layers, opt = usual_layers(presets.resolve("int8_dynamic", kv_cache="fp8")), LoadedModel("opt")
+    assert "vLLM" in lines_for(layers, {}, export="quark")
+    assert "vLLM" in lines_for(block_of("int8_dynamic"), {}, export="quark", model=opt)
+    assert "vLLM" not in lines_for(layers, {}, export="quark", model=opt)
 
 
 def lines_for(layers, refusals, *, export="compressed_tensors", is_read=False, model=LLAMA):
