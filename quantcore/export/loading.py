@@ -2,9 +2,9 @@
 
 The test results are in ``consumers.json``, which the tests in tests/consumers fill, scheme by scheme and architecture
 by architecture. A program has lines for a format if it was seen to read this scheme, or mix of schemes, and this
-``model_type`` in it; with experts, or scales of a cache, it must have been both at once. Else the result has only our own lines,
-and those of Transformers if it has read these very files. GGUF states the type of every tensor, so a program that was
-seen to read each scheme reads any mix of them, and experts.
+``model_type`` in it; with experts, or scales of a cache, it must have been both at once. Else the result has only our
+own lines, and those of Transformers if it has read these very files. GGUF states the type of every tensor, so a program
+that was seen to read each scheme reads any mix of them, and experts.
 """
 
 from __future__ import annotations

@@ -230,6 +230,13 @@ def test_scales_of_a_cache_need_such_a_row_too():
     assert "vLLM" not in lines_for(layers, {}, export="quark", model=opt)
 
 
+@pytest.mark.parametrize("export", ["compressed_tensors", "fake_quantized"])
+def test_files_that_transformers_did_not_load_get_no_line_for_it(export):
+    layers = block_of("w4a16_sym")
+    refusals = known_refusals(export, layers, [], "Transformers does not load and run these files: no.")
+    assert "Transformers" in refusals and "Transformers" not in lines_for(layers, refusals, export=export)
+
+
 def lines_for(layers, refusals, *, export="compressed_tensors", is_read=False, model=LLAMA):
     return program_lines(export, layers, "out", model, is_read_by_transformers=is_read, refusals=refusals)
 
