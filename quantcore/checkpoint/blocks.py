@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.model_config import HIDDEN, first
 from quantcore.errors import ModelError
 
 DEPTHS = (
@@ -19,7 +20,6 @@ DEPTHS = (
     "encoder_layers", "num_encoder_layers", "num_layers_per_stack", "num_hidden_groups",
 )  # fmt: skip
 KINDS = ("layer_types", "layers_block_type")
-WIDTHS = ("hidden_size", "n_embd", "d_model")
 ONE_LIST = "Bitfoundry quantizes models with one list of blocks, or with one list of an encoder and one of its decoder."
 SMALL_SHARE = 0.01  # of the bytes of the decoder blocks; a smaller list is not worth a warning
 _NUMBERED = re.compile(r"((?:.*?\.)?)(\d+)\.(?=.*\.)")  # with modules inside: layers alone are no blocks
@@ -244,7 +244,7 @@ def _depth(blocks: BlockList, configs: Sequence[Mapping[str, Any]]) -> int | Non
     if blocks.indices != set(range(blocks.count)):
         return None
     for config in configs:
-        width = next((config[name] for name in WIDTHS if isinstance(config.get(name), int)), None)
+        width = first(config, HIDDEN)
         if width is not None and width not in blocks.sides:
             continue
         for depth in _depths(config):

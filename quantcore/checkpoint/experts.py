@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from quantcore.checkpoint.layout import Stack, TensorHeader
+from quantcore.checkpoint.model_config import ModelConfig
 
 EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?:expert_)?(?P<index>\d+)\.(?P<projection>.+)$")
 """Pattern of a matrix or layer of an expert, called 0 or expert_0; ``moe`` holds experts, router and shared experts."""
 
-_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "num_experts_per_token")
 _ROUTER = re.compile(r"\.(gate|router)(?=\.|$)")
 _MOE = re.compile(r"(^|[._])(moe|experts?)([._]|$)")
 _DOWN = {
@@ -121,12 +120,11 @@ def routing_of(config: Mapping[str, Any]) -> dict[str, int] | None:
 
     The language model's part of a nested config counts.
     """
-    for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
-        for name in _COUNTS:
-            if isinstance(part.get(name), int) and part[name] > 1:
-                per_token = next((part[key] for key in _PER_TOKEN if isinstance(part.get(key), int)), None)
-                return {"num_experts": part[name]} | ({} if per_token is None else {"num_per_token": per_token})
-    return None
+    sizes = ModelConfig(config)
+    if sizes.num_experts is None:
+        return None
+    per_token = sizes.num_experts_per_token
+    return {"num_experts": sizes.num_experts} | ({} if per_token is None else {"num_per_token": per_token})
 
 
 def find_routers(shapes: Mapping[str, Sequence[int]]) -> set[str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.config.goal import Goal, Runtime
 from quantcore.config.target_devices import device_of
 from quantcore.errors import ConfigError
@@ -99,11 +100,9 @@ def kv_cache_bytes(model_config: Mapping[str, Any], num_tokens: int, bytes_per_n
 
     A config whose sizes are not found counts nothing: a state of constant size stands in for the cache there.
     """
-    text = model_config.get("text_config") or model_config
-    layers = text.get("num_hidden_layers") or text.get("n_layer") or 0
-    if rank := text.get("kv_lora_rank"):  # multi-head latent attention keeps one compressed vector
-        return int(layers * num_tokens * (rank + text.get("qk_rope_head_dim", 0)) * bytes_per_number)
-    heads = text.get("num_attention_heads") or text.get("n_head") or 0
-    hidden = text.get("hidden_size") or text.get("n_embd") or 0
-    width = text.get("head_dim") or (hidden // heads if heads else 0)
-    return int(2 * layers * num_tokens * (text.get("num_key_value_heads") or heads) * width * bytes_per_number)
+    sizes = ModelConfig(model_config)
+    layers = sizes.num_layers or 0
+    if rank := sizes.text.get("kv_lora_rank"):  # multi-head latent attention keeps one compressed vector
+        return int(layers * num_tokens * (rank + sizes.text.get("qk_rope_head_dim", 0)) * bytes_per_number)
+    width = (sizes.num_key_value_heads or 0) * (sizes.head_dim or 0)
+    return 2 * layers * num_tokens * width * bytes_per_number

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from quantcore.checkpoint.model_config import EXPERTS, EXPERTS_PER_TOKEN, HEAD_DIMS, HEADS, HIDDEN, ModelConfig, first
 from quantcore.errors import ModelError
 from quantcore.model.skeleton import clean_config
 
@@ -30,20 +31,12 @@ MIN_WIDTH = 8
 MAX_PARAMETERS = 100_000_000
 """Far more than the twin of any published config has: 0.4 GB."""
 
-_HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "n_heads")
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "emb_dim", "embedding_dim")
-_HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels", "qk_nope_head_dim", "d_kv")
 _TOKEN_IDS = ("token_id", "token_index")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
-_PER_TOKEN = (
-    "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "num_selected_experts",
-)  # fmt: skip
 # Words in the name of a field that holds a width, not a number of heads, groups or layers.
 _WIDTHS = (
     "hidden_size", "intermediate", "ffn", "d_ff", "n_inner", "d_model", "n_embd", "width", "d_inner", "embed_dim",
     "emb_dim", "d_ssm", "attention_hidden", "embedding_dim",
 )  # fmt: skip
-_TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 _OUTPUT_WIDTHS = ("out_hidden_size", "text_hidden_size", "output_dim", "projection_dim", "hidden_out_dim", "d_out")
 _RANKS = ("head_dim", "headdim", "_rank", "d_head", "head_size", "rotary_dim", "d_kv", "kv_channels")
 
@@ -57,10 +50,10 @@ class _Scale:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> _Scale:
-        heads, hidden = (_first(config, names) for names in (_HEADS, _HIDDEN))
+        heads, hidden = (first(config, names) for names in (HEADS, HIDDEN))
         if heads is None or hidden is None:
             return cls(Fraction(1), Fraction(1, max(1, (hidden or MIN_HIDDEN) // 64)))
-        width = _first(config, _HEAD_DIM) or max(1, hidden // heads)
+        width = first(config, HEAD_DIMS) or max(1, hidden // heads)
         by = 1 if _has_list(config.get("rope_parameters") or config.get("rope_scaling")) else width // HEAD_DIM
         by = max((size for size in range(1, by + 1) if not (width % size or hidden % size)), default=1)
         small = {num: Fraction(hidden * num, heads * by) for num in range(min(MIN_HEADS, heads), heads + 1)}
@@ -76,7 +69,7 @@ def twin_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     scale = _Scale.of(config)
     twin = {key: _small(key, value, scale) for key, value in config.items() if key != "quantization_config"}
-    before, after = (_first(_text_of(each), _HIDDEN) for each in (config, twin))
+    before, after = (ModelConfig(each).hidden_size for each in (config, twin))
     return _with_outputs(twin, config, before, after) if before and after else twin
 
 
@@ -122,11 +115,6 @@ def _check_small(build: Callable[..., PreTrainedModel], config: PretrainedConfig
         )
 
 
-def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    inner = (config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), Mapping))
-    return next(inner, config)
-
-
 def _with_outputs(twin: Mapping[str, Any], config: Mapping[str, Any], before: int, after: int) -> dict[str, Any]:
     """Return ``twin`` with ``after`` where ``config`` says that a tower gives the language model's width ``before``."""
     return {
@@ -139,7 +127,7 @@ def _with_outputs(twin: Mapping[str, Any], config: Mapping[str, Any], before: in
 
 def _small(key: str, value: Any, scale: _Scale) -> Any:
     if isinstance(value, Mapping):
-        if _first(value, _HIDDEN) is not None:  # a config of its own: a tower, the text model
+        if first(value, HIDDEN) is not None:  # a config of its own: a tower, the text model
             return twin_config(value)
         return {name: _small(name, part, scale) for name, part in value.items()}
     if isinstance(value, list):
@@ -155,9 +143,9 @@ def _kind(key: str) -> str | None:
         return "token"
     if "vocab_size" in key:
         return "vocabulary"
-    if key in _EXPERTS:
+    if key in EXPERTS:
         return "experts"
-    if key in _PER_TOKEN:
+    if key in EXPERTS_PER_TOKEN:
         return "experts_per_token"
     if key.endswith(("heads", "n_head", "n_groups", "ngroups")):
         return "heads"
@@ -183,10 +171,6 @@ def _width(wanted: Fraction) -> int:
     A multiple is kept, so that heads times widths still fits.
     """
     return max(2 * MIN_WIDTH, math.ceil(wanted / MIN_WIDTH) * MIN_WIDTH)
-
-
-def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    return next((config[name] for name in names if type(config.get(name)) is int and config[name] > 0), None)
 
 
 def _has_list(value: Any) -> bool:

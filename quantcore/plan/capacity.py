@@ -17,6 +17,7 @@ from quantcore.checkpoint.blocks import DEPTHS, KINDS, find_blocks
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layers import is_linear
 from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.plan.distillation import BYTES_PER_SCALE, SAVED_BYTES_PER_SCALE, bytes_of_scales, num_passes
@@ -354,7 +355,7 @@ def _work(
     counts: Sequence[int], hardware: Hardware,
 ) -> Work:  # fmt: skip
     num_experts = max((int(m["index"]) + 1 for name in tensors if (m := EXPERT.match(name))), default=1)
-    share = min(1.0, (model_config.get("num_experts_per_tok") or num_experts) / num_experts)
+    share = min(1.0, (ModelConfig(model_config).num_experts_per_token or num_experts) / num_experts)
     linear = {name: math.prod(entry.shape) for name, entry in tensors.items() if is_linear(name, entry)}
     everything = _in_all(plan, counts, linear)
     experts = _in_all(plan, counts, {name: size for name, size in linear.items() if EXPERT.match(name)})

@@ -16,6 +16,7 @@ from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.headers import ModelHeaders, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.checkpoint.opening import open_file
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, Config
@@ -111,7 +112,7 @@ def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
         tied_embeddings=not any(map(is_head, tensors)),
         experts=routing_of(config),
         max_position_embeddings=config.get("max_position_embeddings"),
-        vocab_size=config.get("vocab_size"),
+        vocab_size=ModelConfig(config).vocab_size,
         license=read_license(folder),
         num_files=len(files),
         size_bytes=sum((folder / name).stat().st_size for name in files),

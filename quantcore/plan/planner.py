@@ -15,6 +15,7 @@ from quantcore.checkpoint.experts import is_stack_of_experts, is_stack_of_shared
 from quantcore.checkpoint.headers import main_dtype, scale_dtype
 from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.checkpoint.roles import tensors_of_drafts
 from quantcore.config.algorithms import RotationConfig
 from quantcore.config.job_spec import Evaluation
@@ -382,7 +383,7 @@ def _own_head(
     """Return the output projection that a rotated stream needs if the model shares the embedding's weight."""
     if not _rotates_stream(config) or any(map(is_head, tensors)):
         return {}
-    rows = model_config.get("vocab_size")
+    rows = ModelConfig(model_config).vocab_size
     embeddings = [
         header
         for name, header in tensors.items()

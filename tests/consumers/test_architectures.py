@@ -2,14 +2,15 @@
 
 Their rows in the table decide which loading lines a result gets (quantcore/export/loading.py). A family that a program
 does not load stands in ``NOT_LOADED`` with the program's words, so that a newer version that loads it is noticed.
-They need ``make consumers``; ``make test-all`` runs them.
+Mixtures are not among them: on a CPU vLLM has no kernels for experts of 4 bits ("No WNA16 MoE backend"), so they get no
+lines for it. They need ``make consumers``; ``make test-all`` runs them.
 """
 
 import pytest
 
 from quantcore.config import presets
 from tests.support.consumers import HAS_VNNI, NO_AVX512, TOLERANCE, check, export_all
-from tests.support.models import MIXTURES, tiny_model
+from tests.support.models import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -31,14 +32,12 @@ FAMILIES = {
     "granite": {},
     "hunyuan_v1_dense": {},
     "mistral": {},
-    "mixtral": MIXTURES["mixtral"],
     "olmo2": {},
     "olmo3": {},
     "opt": {"ffn_dim": 256, "word_embed_proj_dim": 128},
     "phi3": {"tie_word_embeddings": False},
     "qwen2": {},
     "qwen3": {},
-    "qwen3_moe": MIXTURES["qwen3_moe"],
     "seed_oss": {},
     "smollm3": {},
     "stablelm": {},
@@ -59,7 +58,7 @@ PROGRAMS = {
 NOT_LOADED = {
     ("bloom", "vLLM (CPU)", name): "is invalid for input of size"  # its loader gives scales the shape of weights
     for name in ("compressed_tensors", "quark", "gptq", "awq")
-}
+} | {("glm4", "vLLM (CPU)", "gptq"): "object has no attribute 'data'"}
 """(family, program, format) -> a part of the error of a scheme in it."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.errors import ModelError
 from quantcore.export.gguf.header import read_gguf_header
 from quantcore.export.gguf.model_config import model_config
@@ -24,7 +25,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
     header = read_gguf_header(path)
     config = model_config(header)
     places, tensors = Places(config), {}
-    num_experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
+    num_experts = ModelConfig(config).num_experts or 0
     for stored, tensor in header.tensors.items():
         names = places.names(stored, num_experts)
         stack = tensor.shape[0] if len(tensor.shape) == 3 else 1

@@ -1,0 +1,85 @@
+"""Reads sizes of a model from its config.json, under every name that a family gives them.
+
+Another list of such names anywhere else is one that misses a family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "emb_dim", "embedding_dim")
+HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "n_heads")
+KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads")
+HEAD_DIMS = ("head_dim", "attention_head_dim", "kv_channels", "qk_nope_head_dim", "d_kv")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+EXPERTS_PER_TOKEN = (
+    "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k",
+    "num_selected_experts", "router_top_k",
+)  # fmt: skip
+DEPTH = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The sizes of a language model; of a model with towers, those of its text part. None: config.json does not say."""
+
+    raw: Mapping[str, Any]
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The part of config.json for the language model, or all of it."""
+        inner = (self.raw[key] for key in TEXT_CONFIGS if isinstance(self.raw.get(key), Mapping))
+        part = next(inner, None)
+        return self.raw if part is None else ModelConfig(part).text
+
+    @property
+    def hidden_size(self) -> int | None:
+        return first(self.text, HIDDEN)
+
+    @property
+    def num_layers(self) -> int | None:
+        return first(self.text, DEPTH)
+
+    @property
+    def num_heads(self) -> int | None:
+        return first(self.text, HEADS)
+
+    @property
+    def num_key_value_heads(self) -> int | None:
+        """The heads of keys and values, which are those of the queries unless config.json says otherwise."""
+        return first(self.text, KEY_VALUE_HEADS) or self.num_heads
+
+    @property
+    def head_dim(self) -> int | None:
+        """The width of a head of keys and values."""
+        heads, hidden = self.num_heads, self.hidden_size
+        return first(self.text, HEAD_DIMS) or (hidden // heads if heads and hidden else None)
+
+    @property
+    def vocab_size(self) -> int | None:
+        return first(self.text, ("vocab_size",)) or first(self.raw, ("vocab_size",))
+
+    @property
+    def num_experts(self) -> int | None:
+        """The number of experts of a mixture, in whichever part of config.json it stands."""
+        return next((found for part in self._parts() if (found := first(part, EXPERTS)) and found > 1), None)
+
+    @property
+    def num_experts_per_token(self) -> int | None:
+        """The number of experts that a token gets, beside ``num_experts``."""
+        mixtures = (part for part in self._parts() if (first(part, EXPERTS) or 0) > 1)
+        return next((first(part, EXPERTS_PER_TOKEN) for part in mixtures), None)
+
+    def _parts(self) -> Iterator[Mapping[str, Any]]:
+        yield self.raw
+        for value in self.raw.values():
+            if isinstance(value, Mapping):
+                yield from ModelConfig(value)._parts()
+
+
+def first(config: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    """Return the first positive number that ``config`` has under one of these names."""
+    return next((config[name] for name in names if type(config.get(name)) is int and config[name] > 0), None)
