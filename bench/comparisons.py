@@ -21,7 +21,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from bench.engines.results import FOLDER
@@ -153,14 +152,14 @@ def measured(
     """Measure all results and those with larger errors against the original."""
     original = open_model(read_model(model))
     states = original.last_states(text, lambda done: None)
-    with original.head() as head, torch.no_grad():
+    with original.vocabulary(states[0]) as vocabulary:
         plain, worse = ([], [])
         for pair in folders:
             for folder, found in zip(pair, (plain, worse), strict=True):
                 result = open_model(read_model(folder))
                 own = result.last_states(text, lambda done: None)
-                with result.head() as own_head:
-                    found.append(measure(own_head, own, text, (head, states)))
+                with result.vocabulary(own[0]) as own_vocabulary:
+                    found.append(measure(own_vocabulary, own, text, (vocabulary, states)))
     return plain, worse
 
 

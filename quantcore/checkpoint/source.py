@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,10 @@ TORCH_DTYPES = {
 }  # fmt: skip
 
 
+Rows = Callable[[range], torch.Tensor]
+"""Function that returns some rows of a matrix."""
+
+
 class TensorSource(Protocol):
     """Reads the tensors of a checkpoint or an artifact; ``tensors`` are their headers."""
 
@@ -28,6 +33,7 @@ class TensorSource(Protocol):
     def tensors(self) -> Mapping[str, TensorHeader]: ...
     def __contains__(self, name: str) -> bool: ...
     def read(self, name: str) -> torch.Tensor: ...
+    def rows(self, name: str) -> Rows: ...
 
 
 class Source:
@@ -60,12 +66,22 @@ class Source:
 
     def read_rows(self, name: str, rows: range) -> torch.Tensor:
         """Return some rows of a tensor. If it is stored row by row, only their bytes are read."""
-        header = self.tensors.get(name)
-        if header is None or header.transposed or header.num_heads or header.offset or not header.shape[0]:
+        if not self._is_stored_by_row(name):
             return self.read(name)[rows.start : rows.stop]
+        header = self.tensors[name]
         row_bytes = header.num_bytes // header.shape[0]
         tensor = self._bytes(name, rows.start * row_bytes, len(rows) * row_bytes).view(TORCH_DTYPES[header.dtype])
         return tensor.view(len(rows), *header.shape[1:])
+
+    def rows(self, name: str) -> Rows:
+        """Return a function that reads rows of a matrix. One that is not stored row by row is read whole, once."""
+        return partial(self.read_rows, name) if self._is_stored_by_row(name) else rows_of(self.read(name))
+
+    def _is_stored_by_row(self, name: str) -> bool:
+        header = self.tensors.get(name)
+        return (
+            header is not None and not (header.transposed or header.num_heads or header.offset) and header.shape[0] > 0
+        )
 
     def expect(self, names: Iterable[str]) -> None:
         """Tell the system that these tensors will be read soon, so that it fetches them from the disk meanwhile."""
@@ -89,6 +105,11 @@ class Source:
                     raise ModelError(f"{header.file} ends inside '{name}'.", code="corrupt_weights")
                 done += more
         return buffer
+
+
+def rows_of(matrix: torch.Tensor) -> Rows:
+    """Return a function that returns rows of a matrix in memory."""
+    return lambda rows: matrix[rows.start : rows.stop]
 
 
 def interleaved(num_rows: int, num_heads: int) -> torch.Tensor:

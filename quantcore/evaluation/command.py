@@ -62,7 +62,7 @@ def evaluate(
         fields |= _measure(model, before, text, emit)
     if before is not None and evaluation.num_prompts:
         fields["samples"] = compare_samples(
-            tokenizer, evaluation.chat_template_kwargs, text, evaluation.num_prompts, before[0], model, before[1], emit
+            path, evaluation.chat_template_kwargs, text, evaluation.num_prompts, before[0], model, before[1], emit
         )
     if evaluation.tasks and not vllm_python:
         fields["harness"], failed_tasks = _run_tasks(evaluation, tokenizer, model, before)
@@ -114,16 +114,16 @@ def _measure(
     """Return ``quality``, and ``drafts`` if the model has draft layers that Transformers can run."""
     states = model.last_states(text, block_progress(emit, model))
     if before is None:
-        with model.head() as head:
-            quality: AbsoluteQuality = summarize(measure(head, states, text), text)
-            drafts = measure_drafts(Drafting(model, head, states), None, text.ids_NT, emit)
+        with model.vocabulary(states[0]) as vocabulary:
+            quality: AbsoluteQuality = summarize(measure(vocabulary, states, text), text)
+        drafts = measure_drafts(Drafting(model, states), None, text.ids_NT, emit)
     else:
         original, cache = before
         original_states = states_of_original(original, cache, text, emit)
-        with model.head() as head, original.head() as original_head:
-            quality = summarize_both(measure(head, states, text, (original_head, original_states)), text)
-            both = Drafting(model, head, states), Drafting(original, original_head, original_states)
-            drafts = measure_drafts(*both, text.ids_NT, emit)
+        with model.vocabulary(states[0]) as vocabulary, original.vocabulary(original_states[0]) as original_vocabulary:
+            quality = summarize_both(measure(vocabulary, states, text, (original_vocabulary, original_states)), text)
+        both = Drafting(model, states), Drafting(original, original_states)
+        drafts = measure_drafts(*both, text.ids_NT, emit)
     return {"quality": quality} | ({} if drafts is None else {"drafts": drafts})
 
 

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
-from quantcore.evaluation.perplexity import (
-    Logits,
-    exponential,
-    mean_and_stderr,
-    perplexities,
-    rows_at_a_time,
-    tiles_of,
-    token_losses,
-)
+from quantcore.evaluation.perplexity import exponential, mean_and_stderr, perplexities
 from quantcore.evaluation.quality import AbsoluteQuality, Divergence, Measure, PositionQuality, Quality
 from quantcore.evaluation.text import EvaluationText
+from quantcore.evaluation.token_sums import TokenSums, sums_of_tokens
+from quantcore.runtime.relay import Outside
+from quantcore.runtime.vocabulary import Vocabulary, common_parts
+from quantcore.runtime.workload import LOGIT_ROWS, PART_ROWS
 
 POSITIONS = (16, 64, 256, 1024, 4096, 16384, 65536)
 """Last positions of the ranges for which the distance is also given: each is about four times as long as the last."""
@@ -39,55 +35,39 @@ class Measured:
 
 
 def measure(
-    logits: Logits, states: Sequence[torch.Tensor], text: EvaluationText,
-    original: tuple[Logits, Sequence[torch.Tensor]] | None = None,
+    vocabulary: Vocabulary, states: Sequence[torch.Tensor], text: EvaluationText,
+    original: tuple[Vocabulary, Sequence[torch.Tensor]] | None = None,
 ) -> Measured:  # fmt: skip
-    """Measure losses and distances window by window, some rows at a time.
+    """Measure losses and distances, for a part of the vocabulary after the other, and for some rows of a window.
 
-    ``states`` are the last hidden states [1, T, H]; ``original`` has logits and states of the float model.
+    ``states`` are the last hidden states [1, T, H]; ``original`` has vocabulary and states of the float model.
     """
-    losses, compared = [], []
+    others = [] if original is None else [original[0]]
+    sums: dict[tuple[int, int], TokenSums] = {}
     with torch.inference_mode():
-        for window, predicted_P in enumerate(text.predicted_NP):
-            for rows in rows_at_a_time(len(predicted_P)):
-                targets_T = predicted_P[rows]
-                logits_TV = logits(states[window][:, rows])[0]
-                if original is None:
-                    losses.append(token_losses(logits_TV, targets_T))
-                else:
-                    original_TV = original[0](original[1][window][:, rows])[0]
-                    compared.append(compare(original_TV, logits_TV, targets_T))
-    shape = (len(text.ids_NT), -1)
-    if original is None:
-        return Measured(torch.cat(losses).view(shape))
-    original_losses_N, losses_N, distances_N4 = (torch.cat(parts) for parts in zip(*compared, strict=True))
-    return Measured(losses_N.view(shape), original_losses_N.view(shape), distances_N4.view(*shape, 4))
+        for tokens in common_parts(vocabulary, *others):
+            with vocabulary.part(tokens) as logits, _part_of(original, tokens) as original_logits:
+                for window, predicted_P in enumerate(text.predicted_NP):
+                    for rows in _slices(len(predicted_P), PART_ROWS if tokens else LOGIT_ROWS):
+                        outputs = [logits(states[window][:, rows])[0]]
+                        if original is not None and original_logits is not None:
+                            outputs.insert(0, original_logits(original[1][window][:, rows])[0])
+                        added = sums_of_tokens(outputs, predicted_P[rows], tokens.start if tokens else 0)
+                        before = sums.get((window, rows.start))
+                        sums[window, rows.start] = added if before is None else before.joined(added)
+    found, shape = [sums[place] for place in sorted(sums)], (len(text.ids_NT), -1)
+    *of_original, losses_NP = (
+        torch.cat(parts).view(shape) for parts in zip(*(each.losses() for each in found), strict=True)
+    )
+    if not of_original:
+        return Measured(losses_NP)
+    return Measured(losses_NP, of_original[0], torch.cat([each.distances() for each in found]).view(*shape, 4))
 
 
-def compare(
-    original_TV: torch.Tensor, logits_TV: torch.Tensor, targets_T: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the original's losses of the ``targets_T``, the other's [T], and the distances [T, 4], on the CPU.
-
-    The distances, in float64, are KL(original || other) in nats, 1 for the same first choice, the sum of squared
-    differences of the logits, and the sum of squares of the original's logits. Both sums are without the mean over the
-    vocabulary, on which no probability depends.
-    """
-    tiles, targets_T1 = [], targets_T.to(logits_TV.device)[:, None]
-    for rows in tiles_of(original_TV):
-        ours, theirs = original_TV[rows].float(), logits_TV[rows].float()
-        log_p, log_q = functional.log_softmax(ours, -1), functional.log_softmax(theirs, -1)
-        losses = [-logs.gather(1, targets_T1[rows])[:, 0].cpu() for logs in (log_p, log_q)]
-        torch.sub(log_p, log_q, out=log_q)  # in place, because new memory costs more than these sums
-        kl_T = log_p.exp_().mul_(log_q).sum(-1).clamp(min=0)
-        agrees_T = ours.max(-1).indices == theirs.max(-1).indices  # argmax takes three times as long
-        centred = torch.sub(ours, ours.mean(-1, keepdim=True), out=log_p)
-        lost = torch.sub(theirs, theirs.mean(-1, keepdim=True), out=log_q).sub_(centred)
-        lost_T, power_T = (values.square_().sum(-1) for values in (lost, centred))
-        distances_T4 = torch.stack([kl_T, agrees_T.float(), lost_T, power_T], -1).double().cpu()
-        tiles.append((*losses, distances_T4))
-    original_losses_T, losses_T, distances_T4 = (torch.cat(parts) for parts in zip(*tiles, strict=True))
-    return original_losses_T, losses_T, distances_T4
+def _part_of(
+    original: tuple[Vocabulary, Sequence[torch.Tensor]] | None, tokens: range | None
+) -> AbstractContextManager[Outside | None]:
+    return nullcontext() if original is None else original[0].part(tokens)
 
 
 def summarize(measured: Measured, text: EvaluationText) -> AbsoluteQuality:
@@ -136,6 +116,10 @@ def _by_position(kl_NP: torch.Tensor, agrees_NP: torch.Tensor, text: EvaluationT
                 first=first, last=last, num_tokens=num_tokens, kl_mean=_with_stderr(kl_NP, range_NP, text),
                 top1_agreement=_with_stderr(agrees_NP, range_NP, text),
             )  # fmt: skip
+
+
+def _slices(num_rows: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
 def _with_stderr(values_NP: torch.Tensor, counts_NP: torch.Tensor, text: EvaluationText) -> Measure:

@@ -25,10 +25,9 @@ from quantcore.runtime.relay import Outside, model_code
 
 @dataclass(frozen=True)
 class Drafting:
-    """A model with draft layers, its loaded head, and the last hidden states [1, T, H] of the windows."""
+    """A model with draft layers, and the last hidden states [1, T, H] of the windows."""
 
     model: EvaluatedModel
-    head: Outside
     states: Sequence[torch.Tensor]
 
     def acceptance(self, ids_NT: torch.Tensor) -> Measure:
@@ -36,10 +35,13 @@ class Drafting:
 
         A draft for position t + 2 needs the state at t and the token at t + 1: a window of T tokens has T - 1 drafts.
         """
-        device = self.head.device
-        with torch.inference_mode(), self.model.draft() as draft, model_code("its draft"), matmul_precision(device):
+        device = self.model.streamed.device
+        with (
+            torch.inference_mode(), self.model.head() as head, self.model.draft() as draft, model_code("its draft"),
+            matmul_precision(device),
+        ):  # fmt: skip
             pairs = zip(ids_NT.to(device), self.states, strict=True)
-            accepted_NP = torch.stack([_accepted(self.head, draft, ids_T[None], state) for ids_T, state in pairs])
+            accepted_NP = torch.stack([_accepted(head, draft, ids_T[None], state) for ids_T, state in pairs])
         mean, stderr = mean_and_stderr(accepted_NP.double(), torch.ones_like(accepted_NP))
         return Measure(value=mean, stderr=stderr)
 

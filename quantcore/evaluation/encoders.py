@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from quantcore.evaluation.perplexity import Logits
 from quantcore.evaluation.quality import EncoderQuality, Measure
 from quantcore.evaluation.text import EvaluationText
 from quantcore.model.kinds import Kind
+from quantcore.runtime.relay import Outside
 
 
 def compare_outputs(
-    kind: Kind, text: EvaluationText, head: Logits, states: Sequence[torch.Tensor], original_head: Logits,
+    kind: Kind, text: EvaluationText, head: Outside, states: Sequence[torch.Tensor], original_head: Outside,
     original_states: Sequence[torch.Tensor],
 ) -> EncoderQuality:  # fmt: skip
     """Compare the outputs of a model of ``kind`` for every window with the original's.

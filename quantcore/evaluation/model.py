@@ -18,7 +18,7 @@ from transformers.modeling_layers import MtpModel
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.shared_cache import find_unused
-from quantcore.checkpoint.source import TORCH_DTYPES
+from quantcore.checkpoint.source import TORCH_DTYPES, Rows, rows_of
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.text import EvaluationText
@@ -30,6 +30,7 @@ from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks, computing_together
 from quantcore.runtime.relay import Outside
 from quantcore.runtime.streamed_model import StreamedModel
+from quantcore.runtime.vocabulary import Vocabulary, in_parts
 
 Told = Callable[[int], None]
 """Callback that gets the number of blocks done."""
@@ -39,12 +40,13 @@ Told = Callable[[int], None]
 class EvaluatedModel:
     """A float or quantized model that is run block by block, or as a whole.
 
-    ``layers`` are the quantized ones; a float model has none. ``activations`` are the static parameters of their inputs
-    and outputs, which are set when the layer's weight is read. If several ``ranks`` hold the model together, each loads
-    ``stored``.
+    ``read_rows`` reads a matrix by its checkpoint name, some rows at a time. ``layers`` are the quantized ones; a float
+    model has none. ``activations`` are the static parameters of their inputs and outputs, which are set when the
+    layer's weight is read. If several ``ranks`` hold the model together, each loads ``stored``.
     """
 
     streamed: StreamedModel
+    read_rows: Callable[[str], Rows]
     layers: tuple[LayerPlan, ...] = ()
     activations: dict[LayerPlan, Activations] = field(default_factory=dict)
     has_run: bool = False
@@ -84,13 +86,36 @@ class EvaluatedModel:
     @contextmanager
     def head(self) -> Iterator[Outside]:
         """Yield a function from the states behind the last block to logits."""
-        if not self.has_run:  # only a run shows whether its blocks return tuples
-            hidden = self.streamed.embed(torch.zeros(1, 2, dtype=torch.long))
-            for start in self.streamed.starts:
-                self.streamed.enter(start, hidden)
-            self.has_run = True
+        self._run_a_little()
         with self.streamed.head() as logits, self._quantized(None):
             yield logits
+
+    @contextmanager
+    def vocabulary(self, like: torch.Tensor) -> Iterator[Vocabulary]:
+        """Yield the same in parts of the vocabulary, whose weights are read one after the other, if its code allows it.
+
+        ``like``: hidden states [1, T, H] behind the last block.
+        """
+        self._run_a_little()
+        name = self.streamed.matrix_of_head
+        if name is not None:
+            rows = self.read_rows(name)  # that of codes sets the layer's activations
+            with self.streamed.head(with_matrices=False) as logits, self._quantized(None):
+                vocabulary = in_parts(logits, like, rows)
+                if vocabulary.parts:
+                    yield vocabulary
+                    return
+        with self.head() as logits:
+            yield Vocabulary(logits)
+
+    def _run_a_little(self) -> None:
+        """Let the model note whether its blocks return tuples, which only a run shows."""
+        if self.has_run:
+            return
+        hidden = self.streamed.embed(torch.zeros(1, 2, dtype=torch.long))
+        for start in self.streamed.starts:
+            self.streamed.enter(start, hidden)
+        self.has_run = True
 
     @contextmanager
     def draft(self) -> Iterator[MtpModel]:
@@ -141,10 +166,13 @@ def open_model(model: Model, ranks: Ranks = ALONE) -> EvaluatedModel:
             activations[layer] = Activations(parts.inputs, parts.outputs)
         return source.read(name)
 
+    def read_rows(name: str) -> Rows:
+        return rows_of(read(name)) if name in layers else source.rows(name)
+
     blocks = find_blocks(headers.tensors, headers.config)
     streamed = StreamedModel(
         headers.config, read, set(headers.tensors), blocks, TORCH_DTYPES[headers.main_dtype], default_device()
     )
     unused = find_unused((layer.name for layer in layers.values()), headers.config, blocks)
     run = tuple(layer for layer in layers.values() if layer.name not in unused)
-    return EvaluatedModel(streamed, run, activations, stored=model, ranks=ranks)
+    return EvaluatedModel(streamed, read_rows, run, activations, stored=model, ranks=ranks)

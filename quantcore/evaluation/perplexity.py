@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch.nn import functional
 
 from quantcore.errors import NumericsError
 from quantcore.evaluation.quality import Measure, Perplexities
 from quantcore.evaluation.text import EvaluationText
-from quantcore.runtime.workload import CACHED_TILE_BYTES, LOGIT_ROWS, TILE_BYTES
 
 LARGEST_EXPONENT = 700.0  # exp of more overflows float64
 MIN_OF_STRATUM = 5
@@ -20,35 +17,6 @@ MIN_OF_STRATUM = 5
 With 5, the 95 % intervals of 12 to 50 windows of the built-in text hold the mean in 92 to 99 of 100 draws, and are 25
 to 60 % narrower than without strata; with 2 it is 84. See ``test_intervals_of_a_real_result_hold_its_mean``.
 """
-
-Logits = Callable[[torch.Tensor], torch.Tensor]
-"""Function from the last block's output [1, T, H] to logits [1, T, V]."""
-
-
-def token_losses(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
-    """Return -log p (natural) of the token that follows each row of logits: [T], float32 on the CPU."""
-    targets_T = targets_T.to(logits_TV.device)
-    tiles = [
-        functional.cross_entropy(logits_TV[rows].float(), targets_T[rows], reduction="none")
-        for rows in tiles_of(logits_TV)
-    ]
-    return torch.cat(tiles).cpu()
-
-
-def rows_at_a_time(num_rows: int) -> list[slice]:
-    """Return the slices of rows of a window whose logits are computed together."""
-    return _slices(num_rows, LOGIT_ROWS)
-
-
-def tiles_of(logits_TV: torch.Tensor) -> list[slice]:
-    """Return the slices of rows of logits that are converted to float32 together."""
-    num_rows, vocab_size = logits_TV.shape
-    num_bytes = CACHED_TILE_BYTES if logits_TV.device.type == "cpu" else TILE_BYTES
-    return _slices(num_rows, max(1, num_bytes // (4 * vocab_size)))
-
-
-def _slices(num_rows: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
 def mean_and_stderr(

@@ -21,6 +21,7 @@ from quantcore.mixed_precision.sensitivity import Sensitivity
 from quantcore.plan.planner import Plan
 from quantcore.reading.model import Model
 from quantcore.runtime.hidden import Hidden
+from quantcore.runtime.vocabulary import in_parts
 
 
 class Trial:
@@ -55,12 +56,13 @@ class Trial:
         return self._compared(algorithms, plan, hidden)
 
     def _compared(self, algorithms: BlockAlgorithms, plan: Plan, hidden: Hidden) -> Quality:
-        with self._original.head() as original, self._rounded.head() as logits:
+        with self._original.vocabulary(self._states[0]) as original, self._rounded.head() as logits:
             layers = self._modules(plan, None)
             prepared = algorithms.prepare_head(layers, logits, self._sensitivity.behind(plan))
             _round(algorithms, None, layers, prepared)
             with quantized_activations(layers, prepared.activations, logits.model):
-                measured = measure(logits, list(hidden.states), self._text, (original, self._states))
+                rounded = in_parts(logits, hidden.states[0])
+                measured = measure(rounded, list(hidden.states), self._text, (original, self._states))
         return summarize_both(measured, self._text)
 
     def _modules(self, plan: Plan, index: int | None) -> dict[LayerPlan, nn.Module]:

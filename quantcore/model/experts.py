@@ -11,7 +11,7 @@ Legend: E experts, H hidden size, I inner size, T tokens, K experts a token.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -160,6 +160,15 @@ def is_fused(module: nn.Module) -> bool:
     names = tuple(inspect.signature(module.forward).parameters)
     has_gate = module._parameters.get("gate_up_proj") is not None and hasattr(module, "act_fn")
     return has_gate and names in (("hidden_states",), ("hidden_states", "top_k_index", "top_k_weights"))
+
+
+def stored_singly(block: nn.Module, start: str, stored: Container[str]) -> list[str]:
+    """Return the modules in a block whose experts the checkpoint stores one by one.
+
+    ``start`` is the block's name, and ``stored`` has the parameters that one stored tensor fills.
+    """
+    fused = [name for name, module in block.named_modules() if is_fused(module)]
+    return [name for name in fused if f"{start}{name}.down_proj" not in stored]
 
 
 def _is_decorated(module: nn.Module) -> bool:

@@ -223,6 +223,16 @@ def num_tokens(model: PreTrainedModel) -> int:
     return len(first.get_parameter("weight"))
 
 
+def reads_no_media(model: PreTrainedModel) -> ModelError:
+    """Return the error for images or sound that are given to a ``model`` of text."""
+    return ModelError(
+        f"A {type(model).__name__} cannot be calibrated or measured with images or sound here: its language model reads"
+        " tokens alone.",
+        code="unsupported_architecture",
+        hint="Give calibration data of text.",
+    )
+
+
 def silence(model: PreTrainedModel) -> torch.Tensor:
     """Return what the encoder of a speech model gets for silence: samples, or features of frames, all 0.
 

@@ -75,6 +75,7 @@ from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.read_ahead import ReadAhead
 from quantcore.runtime.sharded import check_all_finite, sharing_ranks
 from quantcore.runtime.streamed_model import Shards, StreamedModel
+from quantcore.runtime.vocabulary import in_parts
 from quantcore.runtime.workload import NUM_PROBES
 
 
@@ -291,7 +292,8 @@ def quantize_head(
             writer.write_module(solved, layers[solved.layer], prepared)
         writer.note(prepared)
         with quantized_activations(layers, prepared.activations, outside.model):
-            writer.expected.probe_logits = probe_logits(outside, probes.states)
+            vocabulary = in_parts(outside, probes.states[0])
+            writer.expected.probe_logits = probe_logits(vocabulary, probes.states)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from quantcore.errors import ProofError
 from quantcore.evaluation.text import EvaluationText
+from quantcore.runtime.vocabulary import Vocabulary, common_parts
 from quantcore.runtime.workload import PROBE_POSITIONS
+
+LOGIT_TOLERANCE = 1e-3
+"""Upper bound on the largest |difference| of a logit over the largest |logit|. Same weights and kernels give 0."""
 
 
 @dataclass
@@ -49,13 +54,19 @@ class Expectation:
         for name, values in digests.items():
             getattr(self, name).update(values)
 
-    def save(self, folder: Path) -> None:
+    def take_probe_logits(self) -> torch.Tensor:
+        """Return ``probe_logits``, which are compared once, and keep them no longer: they may be large."""
+        taken, self.probe_logits = self.probe_logits, torch.empty(0)
+        return taken
+
+    def move_to(self, folder: Path) -> None:
+        """Move everything into files in ``folder``: the logits and states are in memory no longer."""
         tensors = {
             "held_out": self.held_out.ids_NT,
             "first_scored": self.held_out.first_N,
             "targets": self.held_out.targets_NP,
             "strata": self.held_out.strata_N,
-            "probe_logits": self.probe_logits,
+            "probe_logits": self.take_probe_logits(),
             "original_states": self.original_states_NTH,
         }
         for window, media in enumerate(self.held_out.media):
@@ -64,6 +75,7 @@ class Expectation:
         record = {"digests": self.digests, "counts": counts, "model": self.model, "first": self.calibration_first}
         stored = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         save_file(stored, folder / "expected.safetensors")
+        self.original_states_NTH = None
         (folder / "expected.json").write_text(json.dumps(record), "utf-8")
 
     @classmethod
@@ -85,6 +97,29 @@ class Expectation:
         return cls(held_out, tensors["probe_logits"], states, record["model"], first, **record["digests"])
 
 
-def probe_logits(logits: Callable[[torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return logits [N, PROBE_POSITIONS, V] of the last positions of N windows, float32 on the CPU."""
-    return torch.stack([logits(state[:, -PROBE_POSITIONS:])[0].float().cpu() for state in states])
+def probe_logits(vocabulary: Vocabulary, states: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return logits [N, PROBE_POSITIONS, V] of the last positions of N windows, float32 on the CPU.
+
+    They are computed in the same parts in both processes: other shapes of a product may round otherwise.
+    """
+    parts = []
+    for tokens in common_parts(vocabulary):
+        with vocabulary.part(tokens) as logits:
+            parts.append(torch.stack([logits(state[:, -PROBE_POSITIONS:])[0].float().cpu() for state in states]))
+    return torch.cat(parts, -1)
+
+
+def difference_of_probes(vocabulary: Vocabulary, states: Sequence[torch.Tensor], expected: torch.Tensor) -> float:
+    """Return the largest difference of a logit from the ``expected`` ones [N, P, V], over the largest logit.
+
+    Raises ProofError if it is too large.
+    """
+    probes = probe_logits(vocabulary, states[: len(expected)])
+    difference = float(probes.sub_(expected).abs_().max() / expected.abs().max())
+    if not difference <= LOGIT_TOLERANCE:
+        raise ProofError(
+            f"The files give other logits than the model in memory: relative difference {difference:.2e}.",
+            code="proof_logits_differ",
+            hint=f"Allowed is {LOGIT_TOLERANCE:.0e}. Please report this: the artifact is not handed out.",
+        )
+    return difference

@@ -41,7 +41,7 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
     Raises ProofError with its message, and ModelError ``model_changed`` (see ``opening.unchanging``).
     """
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".proof-") as scratch:
-        expected.save(Path(scratch))
+        expected.move_to(Path(scratch))
         (Path(scratch) / "task.json").write_text(task.model_dump_json(), "utf-8")
         (Path(scratch) / STAMPS).write_text(json.dumps(seen_so_far()), "utf-8")
         proofs: dict[str, Proof] = {}

@@ -16,9 +16,10 @@ from quantcore.checkpoint.experts import EXPERT
 from quantcore.evaluation.quality import Measure
 from quantcore.events import LayerQuantized, Warned
 from quantcore.plan.planner import Plan
+from quantcore.proof.expectation import LOGIT_TOLERANCE
 from quantcore.proof.gate_result import GateResult, Status
 from quantcore.proof.scheme_limits import SchemeLimits, limits_of
-from quantcore.proof.verify import LOGIT_TOLERANCE, Proof
+from quantcore.proof.verify import Proof
 
 ROUNDING_SHARE = 1.05  # of plain rounding's error: an algorithm may be worse by no more than noise
 FALLBACK_SHARE = 0.05  # of the layers

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.checkpoint.source import TORCH_DTYPES, Rows, Source, rows_of
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.export import EXPORTERS, Decoder, tensor_name
 from quantcore.numerics.qtensor import QLayer
@@ -49,6 +49,9 @@ class DequantizingSource(Source):
         if self._layer_of(name) is not None:
             return self.read(name)[rows.start : rows.stop]
         return super().read_rows(name, rows)
+
+    def rows(self, name: str) -> Rows:
+        return super().rows(name) if self._layer_of(name) is None else rows_of(self.read(name))
 
     def _layer_of(self, name: str) -> LayerPlan | None:
         return self._quantized.layers.get(name) or self._quantized.embeddings.get(name)

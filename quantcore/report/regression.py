@@ -17,13 +17,13 @@ from quantcore.evaluation.command import block_progress, find_model, held_out_te
 from quantcore.evaluation.divergence import Measured, measure, summarize_both
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.paired import compare_measured, mean_of
-from quantcore.evaluation.perplexity import Logits
 from quantcore.evaluation.provenance import environment, identity_of
 from quantcore.evaluation.quality import PairedQuality
 from quantcore.evaluation.text import EvaluationText, for_kind
 from quantcore.events import Emit, PhaseStarted
 from quantcore.reading.model import read_model
 from quantcore.report.compare import read_report
+from quantcore.runtime.vocabulary import Vocabulary
 
 SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
 """Fields of the text part of a config in which a result does not differ from its original."""
@@ -57,8 +57,8 @@ def measure_change(
     prove_twin(described, emit)
     text = for_kind(held_out_text(original_path, evaluation, fewer=True), kind, load_tokenizer(original_path))
     states = states_of_original(original, BaselineCache(identity), text, emit)
-    with original.head() as head:
-        measured = [_measured(model, (head, states), text, emit) for model in models]
+    with original.vocabulary(states[0]) as vocabulary:
+        measured = [_measured(model, (vocabulary, states), text, emit) for model in models]
     of_new, of_old = measured[: len(new)], measured[len(new) :]
     return PairedQuality(
         new=", ".join(new), old=", ".join(old), against=against, environment=environment(),
@@ -68,11 +68,11 @@ def measure_change(
 
 
 def _measured(
-    model: EvaluatedModel, original: tuple[Logits, Sequence[torch.Tensor]], text: EvaluationText, emit: Emit
+    model: EvaluatedModel, original: tuple[Vocabulary, Sequence[torch.Tensor]], text: EvaluationText, emit: Emit
 ) -> Measured:
     states = model.last_states(text, block_progress(emit, model))
-    with model.head() as head:
-        return measure(head, states, text, original)
+    with model.vocabulary(states[0]) as vocabulary:
+        return measure(vocabulary, states, text, original)
 
 
 def _check_origin(

@@ -10,7 +10,7 @@ the two tricks meet: the encoder's first block returns what its last one compute
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from quantcore.checkpoint.blocks import Blocks
 from quantcore.checkpoint.roles import tensors_of_drafts
 from quantcore.errors import ModelError
 from quantcore.model.drafts import FIRST, Draft, build_draft
-from quantcore.model.experts import experts_split, is_fused
-from quantcore.model.kinds import Kind, Media, body_of, halves, inputs_of, language_model, num_tokens
+from quantcore.model.experts import experts_split, stored_singly
+from quantcore.model.kinds import Kind, Media, body_of, halves, inputs_of, language_model, num_tokens, reads_no_media
 from quantcore.model.names import (
     FROM_FILE_TO_FILE,
     check_not_rearranged,
@@ -88,6 +88,7 @@ class StreamedModel:
         self.dtype = dtype
         self.model, self.kind = build_skeleton(raw_config, dtype), kind_of(raw_config)
         self.reader = language_model(self.model, self.kind)
+        self._head: nn.Module | None = self.reader.get_output_embeddings()  # type: ignore[no-untyped-call]
         self.draft_names = tensors_of_drafts(names, blocks)
         self._placed, self._assembled = place_converted(self.model, names, place_tensors(self.model, names))
         self._stored = {place: name for name, place in self._placed.items()}
@@ -173,7 +174,7 @@ class StreamedModel:
         """
         self._check_ids(windows_NT)
         if any(media) and (self.kind not in (Kind.causal, Kind.speech) or self.reader is not self.model):
-            raise _reads_no_media(self.model)
+            raise reads_no_media(self.model)
         hidden = Hidden(StatesInMemory(len(windows_NT)) if states is None else states)
         with self._outside_loaded(head=False):
             for window_T, seen in zip(windows_NT, media or [{}] * len(windows_NT), strict=True):
@@ -279,7 +280,7 @@ class StreamedModel:
         if self._shards is not None:  # sharding cannot be undone: use a copy of the block that is dropped later
             self.model.set_submodule(self.block_name(index), deepcopy(kept))
         block = self.model.get_submodule(self.block_name(index))
-        with experts_split(block, _stored_singly(block, prefix, self._stored), self._projections):
+        with experts_split(block, stored_singly(block, prefix, self._stored), self._projections):
             if self._shards is not None:
                 keeps = lambda name: self._keeps_float32(prefix + name)  # noqa: E731
                 shard(block, self._shards.ranks, self.device, keeps)
@@ -316,13 +317,22 @@ class StreamedModel:
         self._num_returned[place] = hidden.num_returned
 
     @contextmanager
-    def head(self) -> Iterator[Outside]:
-        """Yield the model around its blocks; the weights of embeddings and head are in memory inside."""
+    def head(self, *, with_matrices: bool = True) -> Iterator[Outside]:
+        """Yield the model around its blocks; the weights of embeddings and head are in memory inside.
+
+        Without ``with_matrices`` they are NaN, which take no memory: see ``vocabulary``.
+        """
         with ExitStack() as stack:
-            stack.enter_context(self._outside_loaded(head=True))
+            stack.enter_context(self._outside_loaded(head=True, with_matrices=with_matrices))
             for place in range(len(self._lists)):
                 relay = stack.enter_context(self._blocks_replaced(place, self._no_arguments(place)))
             yield Outside(self.reader, relay, self.device, self.kind, self._inputs, self.axes)
+
+    @property
+    def matrix_of_head(self) -> str | None:
+        """The checkpoint's name of the weight [V, H] that gives the logits; None without one that is stored alone."""
+        place = next((f"{name}.weight" for name, module in self.model.named_modules() if module is self._head), "")
+        return self._stored.get(place, self._stored.get(self.model.all_tied_weights_keys.get(place, "")))
 
     @contextmanager
     def whole(self) -> Iterator[PreTrainedModel]:
@@ -342,7 +352,7 @@ class StreamedModel:
         """
         draft = build_draft(self.reader, self.draft_names)
         stored = {place: name for name, place in draft.placed.items()}
-        with experts_split(draft.layer, _stored_singly(draft.layer, FIRST, stored), self._projections):
+        with experts_split(draft.layer, stored_singly(draft.layer, FIRST, stored), self._projections):
             buffers = [(name, buffer) for name, buffer in draft.layer.named_buffers() if FIRST + name in stored]
             for name, before in [*draft.layer.named_parameters(), *buffers]:
                 value = self._read(stored.get(FIRST + name, FIRST + name))
@@ -350,15 +360,19 @@ class StreamedModel:
             yield draft
 
     @contextmanager
-    def _outside_loaded(self, *, head: bool) -> Iterator[None]:
-        """Hold the weights outside the blocks in memory: the head only if ``head``, a tower's only once it runs."""
+    def _outside_loaded(self, *, head: bool, with_matrices: bool = True) -> Iterator[None]:
+        """Hold the weights outside the blocks in memory: the head only if ``head``, a tower's only once it runs.
+
+        Without ``with_matrices`` the weights of embeddings and of the head are NaN.
+        """
         every = self.model.named_parameters(remove_duplicate=False)  # each name, also of those that are tied by now
         names = [name for name, _ in every if not name.startswith(self._places.prefixes)]
         if not head:
             sources = self.model.all_tied_weights_keys
             names = [name for name in names if not self._is_stored_head(sources.get(name, name))]
         prefixes = tuple(f"{tower}." for tower in self._towers)
-        at_once = [name for name in names if not name.startswith(prefixes)]
+        holes = {name for name in names if name.startswith(prefixes) or (not with_matrices and self._is_matrix(name))}
+        at_once = [name for name in names if name not in holes]
         with ExitStack() as stack:
             stack.callback(self._drop, self.model, names)
             for name in at_once:
@@ -368,14 +382,19 @@ class StreamedModel:
             for name in at_once:
                 if self.model.get_parameter(name).is_meta:
                     self._fill_missing(name)
-            for name in names:
-                if name.startswith(prefixes):  # some models take their device from a tower
-                    parameter = self.model.get_parameter(name)
-                    hole = torch.full((), math.nan, dtype=parameter.dtype, device=self.device)
-                    set_parameter(self.model, name, hole.expand(parameter.shape))
+            for name in holes:  # some models take their device from a tower
+                parameter = self.model.get_parameter(name)
+                dtype = torch.float32 if self._keeps_float32(name) else parameter.dtype
+                hole = torch.full((), math.nan, dtype=dtype, device=self.device)
+                set_parameter(self.model, name, hole.expand(parameter.shape))
             for name, tower in self._towers.items():
                 stack.callback(tower.register_forward_pre_hook(partial(self._load_tower, name)).remove)
             yield
+
+    def _is_matrix(self, name: str) -> bool:
+        """Return True for the weight of an embedding or of the head."""
+        module = self.model.get_submodule(name.rpartition(".")[0])
+        return name.endswith(".weight") and (module is self._head or isinstance(module, nn.Embedding))
 
     def _fill_missing(self, name: str) -> None:
         """Fill a parameter that is not stored: it is that of another module, or a table that the model's code makes."""
@@ -400,8 +419,7 @@ class StreamedModel:
     def _is_stored_head(self, name: str) -> bool:
         """Return True for a parameter of an output projection with its own weight."""
         path = name.rpartition(".")[0]
-        head = self.reader.get_output_embeddings()  # type: ignore[no-untyped-call]
-        return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head
+        return f"{path}.weight" in self._stored and self.model.get_submodule(path) is self._head
 
     @contextmanager
     def _blocks_replaced(self, place: int, arguments: list[Arguments]) -> Iterator[Relay]:
@@ -430,21 +448,3 @@ class StreamedModel:
         for name in names:
             parameter = module.get_parameter(name)
             set_parameter(module, name, torch.empty_like(parameter, device="meta"))
-
-
-def _reads_no_media(model: PreTrainedModel) -> ModelError:
-    return ModelError(
-        f"A {type(model).__name__} cannot be calibrated or measured with images or sound here: its language model reads"
-        " tokens alone.",
-        code="unsupported_architecture",
-        hint="Give calibration data of text.",
-    )
-
-
-def _stored_singly(block: nn.Module, start: str, stored: Container[str]) -> list[str]:
-    """Return the modules in a block whose experts the checkpoint stores one by one.
-
-    ``start`` is the block's name, and ``stored`` has the parameters that one stored tensor fills.
-    """
-    fused = [name for name, module in block.named_modules() if is_fused(module)]
-    return [name for name in fused if f"{start}{name}.down_proj" not in stored]

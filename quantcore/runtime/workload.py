@@ -22,10 +22,22 @@ PROBE_POSITIONS = 16
 """Number of last positions of such a window that are compared."""
 LOGIT_ROWS = 128
 """Number of positions of a window whose logits are computed at a time."""
+PART_BYTES = 32 << 20
+"""Size in float32 of the parts of a head's weight that are in memory at a time on a CPU. Accelerators get more work at
+a time: 8 times as much."""
+PART_TOKENS = 16384
+"""Largest number of tokens of the vocabulary in such a part."""
+PART_ROWS = 512
+"""Number of positions of a window whose logits for a part of the vocabulary are computed at a time."""
 TILE_BYTES = 8 << 20
 """Size in float32 of the tiles into which large matrices, and logits on an accelerator, are divided."""
 CACHED_TILE_BYTES = 2 << 20
 """Size in float32 of the tiles of logits on a CPU, whose caches hold it: a dozen operations read each tile again."""
+
+
+def part_size(width: int, *, on_host: bool) -> int:
+    """Return the number of tokens whose rows [H] of a head's weight are in memory at a time, for ``width`` H."""
+    return max(1, min(PART_TOKENS, PART_BYTES // (4 * width))) * (1 if on_host else 8)
 
 
 def solving_flops(width: int, num_outputs: int) -> tuple[float, float]:

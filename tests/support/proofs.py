@@ -18,7 +18,7 @@ def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> Any:
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         # A fresh process belongs to no group. In one, compressed-tensors would wait for ranks that prove nothing.
         patch.setattr("torch.distributed.is_initialized", lambda: False)
-        expected.save(Path(scratch))
+        expected.move_to(Path(scratch))
         proofs = {proof.export: proof for proof in prove_all(task, folder, Path(scratch), emit, export_twin)}
     return Proved(proofs, peak_memory_bytes())
 

@@ -17,7 +17,7 @@ import torch
 from quantcore.checkpoint.folder import find_gguf, model_name
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.checkpoint.sink import OpenFiles, open_for_writing, write_at
-from quantcore.checkpoint.source import TORCH_DTYPES, Source, interleaved
+from quantcore.checkpoint.source import TORCH_DTYPES, Rows, Source, interleaved
 from quantcore.export.gguf.header import read_gguf_header
 from quantcore.export.gguf.metadata import (
     OF_THE_FILE,
@@ -146,6 +146,12 @@ class GgufSource:
         """Return the tensor called ``name`` on the CPU: codes as bytes, others as the checkpoint has them."""
         tensor = self._source.read(name)
         return tensor.to(TORCH_DTYPES[self._floats[name].dtype]) if name in self._floats else tensor
+
+    def rows(self, name: str) -> Rows:
+        """Return a function that reads rows of the tensor called ``name``, as ``read`` does."""
+        rows_of_file = self._source.rows(name)
+        dtype = TORCH_DTYPES[self._floats[name].dtype] if name in self._floats else None
+        return lambda rows: rows_of_file(rows) if dtype is None else rows_of_file(rows).to(dtype)
 
 
 def _places(layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any]) -> dict[str, Place]:
