@@ -38,9 +38,8 @@ from quantcore.errors import ModelError, ProofError
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.quality import ConsumerCheck
 from quantcore.events import Emit, Warned
-from quantcore.export import TRANSFORMERS_PACKAGES
 from quantcore.export.exporter import is_plain
-from quantcore.export.unread import not_in_transformers
+from quantcore.export.unread import TRANSFORMERS_PACKAGES, unread
 from quantcore.model.kinds import declared_class, inputs_of, language_model, outputs_of
 from quantcore.model.names import stores_single_experts
 from quantcore.model.skeleton import build_declared, clean_config, harmless_config, kind_of
@@ -58,15 +57,6 @@ A rounded router may choose another expert for a token. A model with random tens
 """
 ROUNDS_INPUTS = 0.3
 """Allowed difference for LLM.int8(), which always rounds inputs. Measured: 0.06."""
-
-
-def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
-    """Return the known reason why Transformers 5.23 does not read such an export on a CPU; None without one."""
-    if export not in TRANSFORMERS_PACKAGES:
-        return f"No program that reads {export} files runs in the proof."
-    if export == "fp8" and any(layer.weight.block_size is None for layer in layers):
-        return "Without a GPU Transformers reads fp8 files with weights in blocks alone."
-    return not_in_transformers(export, layers)
 
 
 def needed_bytes(tensors: Mapping[str, TensorHeader], layout: Mapping[str, TensorLayout]) -> int:

@@ -31,12 +31,6 @@ __all__ = [
     "config_json", "default_format", "encoded", "formats_for", "holds_codes", "layouts_of", "tensor_name",
 ]  # fmt: skip
 
-TRANSFORMERS_PACKAGES = {
-    "compressed_tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf", "fp8": None,
-    "fake_quantized": None,
-}  # fmt: skip
-"""Formats that Transformers reads on a CPU, and the package that each of them needs as well."""
-
 
 _BY_CONSUMERS = ("compressed_tensors", "awq", "bitsandbytes", "gguf", "quark")
 """Formats of language models, from the one that most programs load directly (docs/reference/compatibility.md)."""

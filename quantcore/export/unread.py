@@ -15,6 +15,11 @@ from quantcore.config.quantization import Dtype, QuantizationSpec, ScaleType
 from quantcore.export.exporter import is_plain
 from quantcore.export.gptq import numbers_of
 
+TRANSFORMERS_PACKAGES = {
+    "compressed_tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf", "fp8": None,
+    "fake_quantized": None,
+}  # fmt: skip
+"""Formats that Transformers reads on a CPU, and the package that each of them needs as well."""
 VLLM_FORMATS = ("quark", "compressed_tensors", "fp8", "gptq", "awq")
 """Formats that vLLM reads."""
 _WITHOUT_HEAD = ("quark", "compressed_tensors", "fp8", "awq")
@@ -113,3 +118,12 @@ def _named_apart(export: str, layers: Sequence[LayerPlan]) -> str | None:
         f"vLLM looks in `dynamic` of a GPTQ file for the layer that it fuses from {odd} and others, and finds each of"
         " them alone."
     )
+
+
+def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
+    """Return the known reason why Transformers 5.23 does not read such an export on a CPU; None without one."""
+    if export not in TRANSFORMERS_PACKAGES:
+        return f"No program that reads {export} files runs in the proof."
+    if export == "fp8" and any(layer.weight.block_size is None for layer in layers):
+        return "Without a GPU Transformers reads fp8 files with weights in blocks alone."
+    return not_in_transformers(export, layers)

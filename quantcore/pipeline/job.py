@@ -143,7 +143,7 @@ def _run(
         report = build_report(
             task, plan, outcome, proved.proofs, results, warnings, mixed=mixed,
             quantize_s=quantized_s, total_s=time.monotonic() - started, seconds_by_phase=emit.seconds,
-            peaks_bytes=Peaks(peaks_bytes, (held_memory_bytes() or peaks_bytes[0]) + proved.peak_memory_bytes),
+            peaks_bytes=Peaks(peaks_bytes, proved.peak_memory_bytes),
             model=LoadedModel(plan.model_type, loading_class(headers.config), (folder / MODULES).is_file()),
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())

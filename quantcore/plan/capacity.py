@@ -21,8 +21,9 @@ from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.plan.distillation import BYTES_PER_SCALE, SAVED_BYTES_PER_SCALE, bytes_of_scales, num_passes
-from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Input, Parts, by_block, input_of
+from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Parts, by_block
 from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
+from quantcore.plan.layer_sizes import Input, input_of
 from quantcore.plan.planner import FILE_TO_FILE, STREAMED, Plan, make_plan
 from quantcore.runtime.workload import (
     KERNEL_INPUTS,
@@ -159,9 +160,7 @@ def capacity(
     if footprint.tuned:
         footprint = replace(footprint, tuned=_in_all(plan, counts, bytes_of_scales(plan.layers)))
     candidates = _candidates(plan, footprint, hardware, can_shard=config.needs_whole_blocks is None)
-    able = [
-        entry for entry in candidates if entry.executor != RESIDENT_FSDP
-    ]  # that one runs models, but cannot calibrate
+    able = [entry for entry in candidates if entry.executor != RESIDENT_FSDP]  # that one cannot calibrate
     chosen = next((entry for entry in able if entry.fits), min(able, key=lambda entry: entry.num_bytes))
     work = _work(plan, config, model_config, tensors, counts, hardware)
     disk = {"model": before, "artifact": after, "hidden_states": _states_on_disk(footprint, hardware, chosen)}

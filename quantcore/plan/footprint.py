@@ -13,22 +13,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quantcore.checkpoint.blocks import Blocks
+from quantcore.checkpoint.layers import is_head
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
-from quantcore.config.algorithms import RTNConfig, SolverConfig
 from quantcore.config.job_spec import Evaluation
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.plan.distillation import NUM_HELD_BACK, bytes_of_scales
+from quantcore.plan.layer_sizes import coupled_of, grams_of, most_weights, outputs_of, solved_of, values_beside
 from quantcore.runtime.workload import (
     KEPT_STATES_BYTES,
     LOGIT_ROWS,
     NUM_PROBES,
+    PART_ROWS,
     PROBE_POSITIONS,
-    SOLVED_ROWS,
     TILE_BYTES,
     WINDOWS_PER_STEP,
-    count_coupled,
     count_sums,
+    part_size,
 )
 
 RUNTIME_BYTES = 450 << 20
@@ -49,13 +50,22 @@ DISTILLED_LOGITS = 16
 """Copies of the logits while the divergence is taken backward: those of two models and their float32 forms."""
 PRODUCT_TILES = 3
 """Copies of a tile during a matrix product: the tile, the library's packed copy, and the result."""
-DISTANCE_TILES = 16
-"""Copies of a tile while the logits of two models are compared.
-
-``divergence.distance`` holds 9, and the allocator keeps most of the memory freed before.
-"""
-GENERATION_BYTES = 256 << 20
-"""Memory of Transformers in addition to the model while it generates text, with the allocator's rest from loading."""
+PART_COPIES = 3
+"""Copies of a part of the head's weight and of its logits while logits are compared, with the allocator's rest."""
+VERIFYING_RUNTIME_BYTES = 350 << 20
+"""Memory of the process that verifies, which is forked, before any weight."""
+TOKENIZER_BYTES = 2000
+"""Memory for each token of the vocabulary while a tokenizer is loaded: 1,900 measured with 262,144 tokens."""
+TOKENIZER_REST_BYTES = 270
+"""The allocator's rest of that in the process that waits, for each token."""
+PROVEN_LOGITS = 14
+"""Bytes of a logit while a window is compared with the whole model's: of both, and three copies in float32."""
+PROVEN_POSITIONS = 24
+"""Positions of that window."""
+GENERATION_BYTES = 80 << 20
+"""Memory of Transformers in addition to the model while it generates text."""
+GENERATED_LOGIT_BYTES = 64
+"""Bytes for each token of the vocabulary while eight texts are continued: two copies of their logits in float32."""
 WHOLE_BYTES = 1 << 30
 """Largest size of a model that may be in memory as a whole to generate text.
 
@@ -70,18 +80,15 @@ TASK_LOGIT_COPIES = 3
 DEVICE_RUNTIME_BYTES = 1_500_000_000
 """Memory of an accelerator's context and the work space of its libraries."""
 
-OUTPUTS = ("o_proj", "out_proj", "down_proj", "c_proj", "dense", "wo", "w2", "fc2")
-"""Names of layers that read the output of the other layers of their module, at any width."""
-
 Parts = dict[str, int]
-Input = tuple[str, int, bool]
 
 
 @dataclass(frozen=True)
 class Footprint:
     """Quantities that determine a job's memory, in bytes.
 
-    ``whole``: all tensors; ``outside``: embedding, head and everything else around the blocks; ``block``: the largest
+    ``whole``: all tensors; ``outside``: embedding, head and everything else around the blocks, of which ``head`` is the
+    output projection if it has its own weight; ``block``: the largest
     block; ``tensor``: the largest tensor; ``weight``: the largest weight to be rounded, in float32; ``grams``: one set
     of the matrices that calibration learns, for all inputs of a block; ``gram``: the matrices of the widest input;
     ``num_windows`` of a text determine the number of such sets during calibration; ``factors`` and ``solved``: the
@@ -95,13 +102,17 @@ class Footprint:
     ``autorounded``: what AutoRound holds to tune a block.
 
     The rest is for measuring the result: ``held_out``, the hidden states of all of its windows; ``logits``, those of
-    ``LOGIT_ROWS`` positions; ``probes``, the logits that are compared one by one; ``measures``: the original is
-    compared with the result; ``generates``: both continue texts; ``task_logits``: those of a batch of documents, 0
-    without tasks; ``num_values``: the number of values of all tensors. ``is_read``: another program reads an export.
+    ``LOGIT_ROWS`` positions; ``part``: a part of the head's weight and its logits (``runtime.vocabulary``);
+    ``restored_head``, the float32 weight of a quantized head; ``vocab_size``, the number of tokens; ``probes``, the
+    logits that are compared one by one; ``measures``: the original is compared with the result; ``generates``: both
+    continue texts; ``task_logits``: those of a batch of documents, 0 without tasks; ``num_values``: the number of
+    values of all tensors. ``is_read``: another program reads an export. ``predicts_tokens``: the model has a head for
+    them.
     """
 
     whole: int
     outside: int
+    head: int
     block: int
     tensor: int
     weight: int
@@ -126,6 +137,10 @@ class Footprint:
     held_out: int = 0
     logits: int = 0
     probes: int = 0
+    part: int = 0
+    restored_head: int = 0
+    vocab_size: int = 0
+    predicts_tokens: bool = True
     measures: bool = False
     generates: bool = False
     task_logits: int = 0
@@ -136,23 +151,24 @@ class Footprint:
     def of(
         cls, config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], blocks: Blocks,
         calibration: CalibrationConfig, evaluation: Evaluation, *, needs_calibration: bool, num_schemes: int = 0,
-        is_read: bool = False,
+        is_read: bool = False, predicts_tokens: bool = True,
     ) -> Footprint:  # fmt: skip
         sizes = by_block(blocks, {name: tensor.num_bytes for name, tensor in tensors.items()})
         num_tokens = calibration.num_samples * calibration.seq_len
         learns = needs_calibration or num_schemes > 0
         element = DTYPE_BYTES[tensors[f"{layers[0].name}.weight"].dtype]
         [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most read the hidden states
-        grams, gram = _grams(config, layers)
-        factors, solved = _solved(config, layers, element) if grams else (0, 0)
+        grams, gram = grams_of(config, layers)
+        factors, solved = solved_of(config, layers, element) if grams else (0, 0)
         widest = max(layer.in_features for layer in layers)
-        beside = element * _values_beside(layers, tensors)
+        beside = element * values_beside(layers, tensors)
         measures = evaluation.num_windows > 0
         num_distilled = 0 if config.distills is None else config.distills.num_windows + NUM_HELD_BACK
         vocab_size = _vocab_size(tensors, blocks)
         return cls(
             whole=sum(sizes.values()),
             outside=sizes[-1],
+            head=sum(tensor.num_bytes for name, tensor in tensors.items() if is_head(name)),
             block=max(sizes[index] for index in range(len(blocks))),  # later blocks do not run
             tensor=max(tensor.num_bytes for tensor in tensors.values()),
             weight=4 * max(math.prod(layer.shape) for layer in layers),
@@ -161,7 +177,7 @@ class Footprint:
             num_windows=calibration.num_samples,
             factors=factors,
             solved=solved,
-            codes=_most_weights(layers),  # a byte each
+            codes=most_weights(layers),  # a byte each
             window=4 * widest * max(calibration.seq_len * learns, evaluation.held_out_len),
             states=((1 + config.compares) * hidden * element + beside) * num_tokens * needs_calibration,
             num_schemes=num_schemes,
@@ -170,13 +186,19 @@ class Footprint:
             distilled=2 * calibration.seq_len * hidden * element * num_distilled,
             tuned=sum(bytes_of_scales(layers).values()) if num_distilled else 0,
             stepped=WINDOWS_PER_STEP * calibration.seq_len * hidden * element * bool(num_distilled),
-            autorounded=AUTOROUND_BYTES * _most_weights(layers) if config.autorounds is not None else 0,
+            autorounded=AUTOROUND_BYTES * most_weights(layers) if config.autorounds is not None else 0,
             num_blocks=len(blocks),
-            outputs=_outputs(layers) if config.goes_back else 0,
-            coupled=_coupled(layers) if config.goes_back else 0,
+            outputs=outputs_of(layers) if config.goes_back else 0,
+            coupled=coupled_of(layers) if config.goes_back else 0,
             held_out=max(evaluation.num_windows, NUM_PROBES) * evaluation.held_out_len * (hidden * element + beside),
             logits=min(LOGIT_ROWS, evaluation.held_out_len) * vocab_size * element,
             probes=4 * NUM_PROBES * PROBE_POSITIONS * vocab_size,
+            part=element
+            * min(vocab_size, part_size(hidden, on_host=True))
+            * (hidden + min(PART_ROWS, evaluation.held_out_len)),
+            restored_head=4 * max((math.prod(layer.shape) for layer in layers if layer.block is None), default=0),
+            vocab_size=vocab_size,
+            predicts_tokens=predicts_tokens,
             measures=measures,
             generates=measures and evaluation.num_prompts > 0,
             is_read=is_read,
@@ -232,7 +254,9 @@ class Footprint:
 
     def _comparing(self) -> Parts:
         products = {"products": PRODUCT_TILES * TILE_BYTES}
-        return {"whole_model": self.whole, "embedding_and_head": self.outside, "one_block": self.block} | products
+        logits = {"logits": PROVEN_LOGITS * PROVEN_POSITIONS * self.vocab_size}
+        whole = {"whole_model": self.whole, "embedding_and_head": self.outside, "one_block": self.block}
+        return whole | logits | products
 
     def _moments(self, num_ranks: int = 1, num_shards: int = 1) -> tuple[Parts, ...]:
         """Return the moments of a rank that quantizes, without those that hold a whole model."""
@@ -243,6 +267,7 @@ class Footprint:
         solved = min(self.grams, self.gram + self.grams // num_ranks) + self.outputs + self.coupled
         rounded = {"one_block": block, "codes": self.codes}
         moments: tuple[Parts, ...] = (
+            self._tokenizer,
             {"embedding_and_head": self.outside, "logits": 4 * self.probes, "products": PRODUCT_TILES * TILE_BYTES},
             {"one_block": block, "statistics": learning, "one_window": copies * self.window},
             rounded | {"statistics": solved, "one_weight_in_float32": rounding},
@@ -264,17 +289,17 @@ class Footprint:
     def verifying(self, *, runs_model: bool) -> Parts:
         """Return the memory of the fresh process that verifies and of the one that waits.
 
-        It holds one weight or one block, then the embedding and the head of both models; a whole model only if
+        It holds one weight or one block, then parts of the heads of both models; a whole model only if
         ``allows_whole``.
         """
-        waiting = {"waiting_process": RUNTIME_BYTES + self.held_out * self.measures}
+        waiting = {"waiting_process": RUNTIME_BYTES + TOKENIZER_REST_BYTES * self.vocab_size * runs_model}
         moments = self._bounded(runs_model=runs_model)
         if runs_model and self.allows_whole(runs_model=runs_model):
             moments += self._whole()
         if self.allows_check(runs_model=runs_model):
             moments += (self._checking(),)
         held_out = {"held_out_states": (1 + self.measures) * self.held_out} if runs_model else {}
-        return {**waiting, "runtime": RUNTIME_BYTES, **_larger(*moments), **held_out}
+        return {**waiting, "runtime": VERIFYING_RUNTIME_BYTES, **_larger(*moments), **held_out}
 
     def allows_whole(self, *, runs_model: bool) -> bool:
         """Return True if the whole model may be in memory.
@@ -303,20 +328,29 @@ class Footprint:
         products = {"products": PRODUCT_TILES * TILE_BYTES}
         running = {"one_block": self.block, "one_weight_in_float32": FLOAT_COPIES * self.weight}
         num_models = 1 + self.measures
-        logits = num_models * (2 * self.logits + self.probes) + self.measures * DISTANCE_TILES * TILE_BYTES
+        heads = {"parts_of_heads": PART_COPIES * num_models * self.part, "restored_head": self.restored_head}
+        if not self.predicts_tokens:
+            heads = {"embeddings_and_heads": num_models * self.outside}
         return (
             *moments,
             running | window,
-            {"embeddings_and_heads": num_models * self.outside, "logits": logits} | products,
+            self._tokenizer,
+            {"embedding": self.outside - self.head, "logits": self.probes} | products,
+            heads | {"logits": 3 * self.probes} | products,
         )
+
+    @property
+    def _tokenizer(self) -> Parts:
+        return {"tokenizer": TOKENIZER_BYTES * self.vocab_size}
 
     def _whole(self) -> tuple[Parts, ...]:
         """Return the moments in which the original, then the result, generates text or does tasks."""
         whole = {"whole_model": self.whole, "one_weight_in_float32": FLOAT_COPIES * self.weight}
-        samples = {"products": PRODUCT_TILES * TILE_BYTES, "generation": GENERATION_BYTES}
+        samples = {"generation": GENERATION_BYTES + GENERATED_LOGIT_BYTES * self.vocab_size}
         tasks = {
             "products": 4 * self.tensor,  # the largest matrix in float32 twice: the harness runs Transformers' own code
             "task_runtime": TASK_RUNTIME_BYTES,
+            **self._tokenizer,
             "task_logits": TASK_LOGIT_COPIES * self.task_logits,
         }
         return (*[whole | samples] * self.generates, *[whole | tasks] * bool(self.task_logits))
@@ -365,80 +399,3 @@ def _vocab_size(tensors: Mapping[str, TensorHeader], blocks: Blocks) -> int:
     """Return the rows of the largest matrix around the blocks, which is the embedding or the head."""
     around = [tensor for name, tensor in tensors.items() if not name.startswith(blocks.prefixes)]
     return max((tensor.shape[0] for tensor in around if len(tensor.shape) == 2), default=0)
-
-
-def _values_beside(layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]) -> int:
-    """Return the number of values that blocks get for each token in addition to the hidden states.
-
-    Names show them: the per-layer inputs of Gemma 3n and 4, and the keys and values that two kinds of their blocks
-    leave for later ones.
-    """
-    per_layer = [tensor.shape[1] for name, tensor in tensors.items() if name.endswith("embed_tokens_per_layer.weight")]
-    keys = [layer.out_features for layer in layers if layer.name.endswith(".k_proj")]
-    return sum(per_layer) + 4 * max(keys, default=0) * bool(per_layer)
-
-
-def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int]:
-    """Return the bytes of matrices [I, I]: all of the block that has most of them, and those of the widest input."""
-    count = max((algorithm.num_grams for algorithm in config.algo_config if algorithm.needs_calibration), default=0)
-    inputs: dict[int | None, set[Input]] = {}
-    for layer in layers:
-        inputs.setdefault(layer.block, set()).add(input_of(layer))
-    squares = [sum(width * width for _, width, _ in of_block) for of_block in inputs.values()]
-    element = _bytes_of_moments(config)
-    return count * element * max(squares), count * element * max(layer.in_features for layer in layers) ** 2
-
-
-def _bytes_of_moments(config: Config) -> int:
-    return 8 if any(getattr(algorithm, "hessian_dtype", "") == "float64" for algorithm in config.algo_config) else 4
-
-
-def _most_weights(layers: Sequence[LayerPlan]) -> int:
-    """Return the number of weights to round in the block that has most of them."""
-    sums: Counter[int | None] = Counter()
-    for layer in layers:
-        sums[layer.block] += math.prod(layer.shape)
-    return max(sums.values())
-
-
-def _outputs(layers: Sequence[LayerPlan]) -> int:
-    """Return the bytes of the second moments of all outputs of a block, for the block with most of them."""
-    sums: Counter[int | None] = Counter()
-    for layer in layers:
-        sums[layer.block] += 4 * count_coupled(layer.out_features)
-    return max(sums.values())
-
-
-def _coupled(layers: Sequence[LayerPlan]) -> int:
-    """Return the bytes of the factors of these moments, and of the errors, for the layers of one input."""
-    sums: Counter[tuple[int | None, Input]] = Counter()
-    for layer in layers:
-        sums[layer.block, input_of(layer)] += 2 * 4 * (count_coupled(layer.out_features) + math.prod(layer.shape))
-    return max(sums.values())
-
-
-def _solved(config: Config, layers: Sequence[LayerPlan], element: int) -> tuple[int, int]:
-    """Return the bytes that solving the costliest input of a block takes: of further matrices, and of its layers.
-
-    Those of the layers are the weights, their codes (a byte each), their targets if those differ from the weights, and
-    the rows that are being solved.
-    """
-    solver = next((entry for entry in config.algo_config if isinstance(entry, SolverConfig)), RTNConfig())
-    rows: Counter[tuple[int | None, Input]] = Counter()
-    for layer in layers:
-        rows[layer.block, input_of(layer)] += layer.out_features
-    whole = element + 1 + 4 * config.compares
-    costs = (
-        (
-            solver.num_factors * _bytes_of_moments(config) * width**2,
-            width * (whole * height + 4 * solver.row_copies * min(height, SOLVED_ROWS)),
-        )
-        for (_, (_, width, _)), height in rows.items()
-    )
-    return max(costs, key=sum)
-
-
-def input_of(layer: LayerPlan) -> Input:
-    """Return the key shared by layers of a block that read the same input, judged by names and widths."""
-    parent, _, name = layer.name.rpartition(".")
-    return parent, layer.in_features, name in OUTPUTS

@@ -24,7 +24,6 @@ from quantcore.config.quantization import CalibrationConfig, Config, Quantizatio
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import (
     EXPORTERS,
-    TRANSFORMERS_PACKAGES,
     Container,
     adapted,
     check_exports,
@@ -32,6 +31,7 @@ from quantcore.export import (
     holds_codes,
     layouts_of,
 )
+from quantcore.export.unread import unread
 from quantcore.plan.decisions import KeptTensor, decide, kept_layers, warn_of_layers_beside
 from quantcore.plan.distillation import check_distillation
 from quantcore.plan.footprint import Footprint
@@ -226,11 +226,20 @@ def make_plan(
         footprint=Footprint.of(
             config, layers, tensors, blocks, calibration, evaluation or Evaluation(),
             needs_calibration=needs_calibration, num_schemes=num_schemes,
-            is_read=not TRANSFORMERS_PACKAGES.keys().isdisjoint(exports),
+            is_read=any(unread(name, layers) is None for name in exports),
+            predicts_tokens=_predicts_tokens(model_config),
         ),
         experts=_expected_tokens(model_config, calibration) if needs_calibration else None,
         warnings=warnings,
     )  # fmt: skip
+
+
+def _predicts_tokens(model_config: Mapping[str, Any]) -> bool:
+    """Return False for a model of embeddings or scores, judged by its declared class; True without one."""
+    names = model_config.get("architectures") or [""]
+    return not str(names[0]).endswith("ForSequenceClassification") and (
+        not str(names[0]).endswith("Model") or "LMHead" in str(names[0])
+    )
 
 
 def _expected_tokens(model_config: Mapping[str, Any], calibration: CalibrationConfig) -> dict[str, int] | None:

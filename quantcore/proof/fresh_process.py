@@ -21,7 +21,7 @@ from quantcore.events import Emit, parse
 from quantcore.proof.expectation import Expectation
 from quantcore.proof.standby import ENDED, waiting
 from quantcore.proof.verify import Proof
-from quantcore.runtime.devices import peak_memory_bytes
+from quantcore.runtime.devices import held_memory_bytes, peak_memory_bytes
 
 STAMPS = "stamps.json"
 _PROOF = TypeAdapter(Proof)
@@ -29,7 +29,7 @@ _PROOF = TypeAdapter(Proof)
 
 @dataclass(frozen=True)
 class Proved:
-    """Answer of the fresh process: the proof of each export, and its peak memory."""
+    """Answer of the fresh process: the proof of each export, and its peak memory with what the waiting one held."""
 
     proofs: dict[str, Proof]
     peak_memory_bytes: int
@@ -42,6 +42,7 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
     """
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".proof-") as scratch:
         expected.move_to(Path(scratch))
+        held = held_memory_bytes() or peak_memory_bytes()
         (Path(scratch) / "task.json").write_text(task.model_dump_json(), "utf-8")
         (Path(scratch) / STAMPS).write_text(json.dumps(seen_so_far()), "utf-8")
         proofs: dict[str, Proof] = {}
@@ -68,7 +69,7 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
                 hint=failure.get("hint", "See the log above."),
                 retryable=not failure,
             )
-    return Proved(proofs, peak)
+    return Proved(proofs, held + peak)
 
 
 def _lines_of(folder: Path, scratch: Path) -> Generator[str]:

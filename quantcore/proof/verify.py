@@ -30,7 +30,7 @@ from quantcore.errors import ConfigError, NumericsError, ProofError, QuantError,
 from quantcore.evaluation import harness
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.clipping import Clipping
-from quantcore.evaluation.consumer import check_export, needed_bytes, unread
+from quantcore.evaluation.consumer import check_export, needed_bytes
 from quantcore.evaluation.divergence import measure, summarize_both
 from quantcore.evaluation.drafts import Drafting, measure_drafts
 from quantcore.evaluation.encoders import compare_outputs
@@ -40,6 +40,7 @@ from quantcore.evaluation.samples import compare_samples
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress, Warned
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
+from quantcore.export.unread import unread
 from quantcore.model.kinds import Kind
 from quantcore.model.skeleton import kind_of
 from quantcore.numerics.qtensor import QLayer, is_finite

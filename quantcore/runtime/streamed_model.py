@@ -341,6 +341,7 @@ class StreamedModel:
             stack.enter_context(self._outside_loaded(head=True))
             for index in range(self.num_blocks):
                 stack.enter_context(self.block(index))
+                release_freed_memory()
             yield self.reader
 
     @contextmanager
@@ -446,5 +447,4 @@ class StreamedModel:
 
     def _drop(self, module: nn.Module, names: list[str]) -> None:
         for name in names:
-            parameter = module.get_parameter(name)
-            set_parameter(module, name, torch.empty_like(parameter, device="meta"))
+            set_parameter(module, name, torch.empty_like(module.get_parameter(name), device="meta"))
