@@ -28,10 +28,7 @@ JOBS: dict[str, tuple[str, ...]] = {
         "--quant_scheme", "w4a16", "--seq_len", "2048", "--num_calib_data", "8", "--eval_seq_len", "2048",
     ),
 }  # fmt: skip
-RANDOM_MODELS = {
-    "random, small head": {"num_blocks": 2, "widths": (1024, 2816), "vocab_size": 512},
-    "random, large head": {"num_blocks": 2, "widths": (512, 1024), "vocab_size": 131072},
-}
+RANDOM_MODELS = ("random, small head", "random, large head", "random, mixture")
 RANDOM_JOBS = ("w4a16, fast, awq", "w4a16, balanced, compressed_tensors")
 MOST_BELOW = 0.05
 """By how much a plan may be below what is measured: workers admit jobs by it."""
@@ -72,11 +69,24 @@ def main() -> None:
         for model in options.models:
             for job in options.jobs:
                 print_lines(measured(model, model.name, job, Path(scratch), options.flags))
-        for name, shape in {} if options.no_random else RANDOM_MODELS.items():
+        for name in () if options.no_random else RANDOM_MODELS:
             folder = Path(scratch) / name
-            write_random_model(folder, **shape)
+            write_model(folder, name)
             for job in RANDOM_JOBS:
                 print_lines(measured(folder, name, job, Path(scratch), options.flags))
+
+
+def write_model(folder: Path, name: str) -> None:
+    """Write one of the ``RANDOM_MODELS``. Their tokenizer has 512 tokens, fewer than a large head has rows."""
+    from tests.support.models import tiny_model
+
+    if name == "random, mixture":
+        experts = {"num_experts": 32, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+        tiny_model(folder, model_type="qwen3_moe", hidden_size=1024, num_hidden_layers=2, **experts)
+    else:
+        is_large = name == "random, large head"
+        widths, vocab_size = ((512, 1024), 131072) if is_large else ((1024, 2816), 512)
+        write_random_model(folder, num_blocks=2, widths=widths, vocab_size=vocab_size)
 
 
 def print_lines(uses: Sequence[Use]) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bench.memory_plan import MOST_BELOW, RANDOM_MODELS, measured
+from bench.memory_plan import MOST_BELOW, RANDOM_MODELS, measured, write_model
 from bench.process_tree import watch
 from bench.random_model import write_random_model
 from quantcore.config import presets
@@ -89,7 +89,7 @@ def test_the_plan_and_the_report_cover_every_process(tmp_path):
 @pytest.mark.parametrize("name", RANDOM_MODELS)
 def test_a_job_takes_little_more_than_its_plan(tmp_path, name):
     """Workers admit jobs by their plan. A large head was what took a third more than planned."""
-    write_random_model(tmp_path / "model", **RANDOM_MODELS[name])
+    write_model(tmp_path / "model", name)
     flags = ("--num_calib_data", "4", "--num_eval_data", "2")
     uses = measured(tmp_path / "model", name, "w4a16, fast, awq", tmp_path, flags)
     planned, taken = max(use.planned for use in uses), max(use.measured for use in uses)
