@@ -48,6 +48,8 @@ chunks holds those of four.
 """
 DISTILLED_LOGITS = 16
 """Copies of the logits while the divergence is taken backward: those of two models and their float32 forms."""
+LOGIT_BYTES_BACK = 21
+"""Bytes of a logit of a window while its gradients are taken: in the model's dtype and in float32, forward and back."""
 PRODUCT_TILES = 3
 """Copies of a tile during a matrix product: the tile, the library's packed copy, and the result."""
 PART_COPIES = 3
@@ -103,11 +105,11 @@ class Footprint:
 
     The rest is for measuring the result: ``held_out``, the hidden states of all of its windows; ``logits``, those of
     ``LOGIT_ROWS`` positions; ``part``: a part of the head's weight and its logits (``runtime.vocabulary``);
-    ``restored_head``, the float32 weight of a quantized head; ``vocab_size``, the number of tokens; ``probes``, the
-    logits that are compared one by one; ``measures``: the original is compared with the result; ``generates``: both
-    continue texts; ``task_logits``: those of a batch of documents, 0 without tasks; ``num_values``: the number of
-    values of all tensors. ``is_read``: another program reads an export. ``predicts_tokens``: the model has a head for
-    them.
+    ``restored_head``, the float32 weight of a quantized head; ``vocab_size``, the number of tokens; ``window_len``,
+    those of a calibration window; ``probes``, the logits that are compared one by one; ``measures``: the original is
+    compared with the result; ``generates``: both continue texts; ``task_logits``: those of a batch of documents, 0
+    without tasks; ``num_values``: the number of values of all tensors. ``is_read``: another program reads an export.
+    ``predicts_tokens``: the model has a head for them.
     """
 
     whole: int
@@ -140,6 +142,7 @@ class Footprint:
     part: int = 0
     restored_head: int = 0
     vocab_size: int = 0
+    window_len: int = 0
     predicts_tokens: bool = True
     measures: bool = False
     generates: bool = False
@@ -198,6 +201,7 @@ class Footprint:
             * (hidden + min(PART_ROWS, evaluation.held_out_len)),
             restored_head=4 * max((math.prod(layer.shape) for layer in layers if layer.block is None), default=0),
             vocab_size=vocab_size,
+            window_len=calibration.seq_len,
             predicts_tokens=predicts_tokens,
             measures=measures,
             generates=measures and evaluation.num_prompts > 0,
@@ -277,6 +281,9 @@ class Footprint:
             moments += ({"one_block": block, "statistics": self.grams + solved},)
         if self.num_schemes or self.goes_back or self.distilled:
             moments += (self._measuring(),)
+        if self.num_schemes or self.goes_back:
+            logits = {"logits": LOGIT_BYTES_BACK * self.window_len * self.vocab_size}
+            moments += ({"embedding_and_head": self.outside} | logits,)
         if self.autorounded:
             window = {"one_window": WINDOW_COPIES_BACK * self.window}
             statistics = {"statistics": self.grams + self.outputs}
