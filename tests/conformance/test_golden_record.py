@@ -30,14 +30,31 @@ def test_the_record_holds_every_cell(record):
 
 
 def test_usual_cells_write_the_same_files(record):
-    assert golden_record.run(USUAL, num_ranks=1) == {name: record[name] for name in USUAL}
+    found = golden_record.run(USUAL, num_ranks=1)
+    assert recorded(found, record) == {name: record[name] for name in USUAL}
+
+
+def recorded(cells, record):
+    """Leave out reports whose figures changed on purpose, until the record is written on a processor of this maker.
+
+    Those are the reports alone: every other file is in both records.
+    """
+    assert all(path == "report.json" for name in cells for path in cells[name].keys() - record[name].keys())
+    return {name: {path: files[path] for path in files if path in record[name]} for name, files in cells.items()}
+
+
+def test_the_records_differ_in_reports_alone():
+    records = json.loads(golden_record.RECORD.read_text())
+    for name in golden_record.names():
+        assert records["intel"][name].keys() ^ records["other"][name].keys() <= {"report.json"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_all_cells_write_the_same_files_on_any_number_of_ranks(record, num_ranks):
-    assert for_ranks(golden_record.run(golden_record.names(), num_ranks), num_ranks) == for_ranks(record, num_ranks)
+    found = recorded(golden_record.run(golden_record.names(), num_ranks), record)
+    assert for_ranks(found, num_ranks) == for_ranks(record, num_ranks)
 
 
 def for_ranks(cells, num_ranks):
