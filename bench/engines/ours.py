@@ -77,7 +77,7 @@ def read_back(task: Task, export: str, stack: ExitStack) -> torch.nn.Module:
     if unexpected or set(missing) - tied:
         raise RuntimeError(f"the files hold another model: missing {missing}, unexpected {unexpected}")
     modules = {layer: model.get_submodule(layer.name) for layer in plan.layers}
-    stack.enter_context(quantized_activations(modules, written.activations))
+    stack.enter_context(quantized_activations(modules, written.activations, model))
     return model
 
 

@@ -41,7 +41,7 @@ def main() -> None:
     dtype = torch.float32 if job.scheme == "mxfp4" else torch.bfloat16
     with Clock() as load:
         model = AutoModelForCausalLM.from_pretrained(job.model_dir, dtype=dtype).eval()
-    template = LLMTemplate.get("llama")
+    template = LLMTemplate.get(model.config.model_type)
     kv_cache = "fp8" if job.scheme == "fp8_kv" else None
     config = template.get_config(scheme=SCHEMES[job.scheme], algorithm=job.algorithms or None, kv_cache_scheme=kv_cache)
     quantizer = ModelQuantizer(config)
