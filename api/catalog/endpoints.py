@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
@@ -80,6 +80,17 @@ class EstimateOut(BaseModel):
     refused: dict[str, str] | None = None
 
 
+class GridOut(BaseModel):
+    """Levels on which weights lie already. ``scope``: what shares a scale; ``share``: of the weights looked at."""
+
+    title: str
+    name: str
+    bits: int
+    scope: Literal["group", "block", "row", "tensor"]
+    group_size: int | None
+    share: float
+
+
 class InspectionOut(BaseModel):
     """The properties of a model. ``model`` names it as a job would store it: a real path, or an id with its commit."""
 
@@ -98,13 +109,14 @@ class InspectionOut(BaseModel):
     num_files: int
     size_bytes: int
     quantization: dict[str, str | None] | None
+    grids: list[GridOut]
     estimates: list[EstimateOut]
     warnings: list[str]
 
 
 @router.get("/models/inspect", responses=may(422))
 def inspect_model(model: Annotated[ModelRef, Query()], caller: Reader, context: ContextDep) -> InspectionOut:
-    """Describe a model, and estimate the usual presets for it. Reads the headers only, no weight."""
+    """Describe a model, and estimate the usual presets for it. Reads the headers, and a few rows of the weights."""
     reference, inspection = models.inspect(model, context, caller)
     return InspectionOut.model_validate({"model": reference, **inspection})
 

@@ -322,7 +322,10 @@ class Estimate(Answer):
 
 
 class Inspection(Answer):
-    """The properties of a model, read from its headers."""
+    """The properties of a model, read from its headers.
+
+    `grids`: levels on which its weights lie already, since they were quantized before; from a few rows of them.
+    """
 
     model: dict[str, Any]
     model_type: str
@@ -336,6 +339,7 @@ class Inspection(Answer):
     license: str | None = None
     size_bytes: int
     quantization: dict[str, str | None] | None = None
+    grids: list[dict[str, Any]] = []
     estimates: list[Estimate]
     warnings: list[str]
 

@@ -309,6 +309,7 @@ def inspection_details(found: Inspection) -> Group:
         "embeddings": "tied to the output head" if found.tied_embeddings else "not tied to the output head",
         "experts": " of ".join(str(number) for number in reversed((found.experts or {}).values())),
         "quantized": quantization.get("quant_method") or "no",
+        "grid": "; ".join(f"{grid['title']} ({100 * grid['share']:.0f} %)" for grid in found.grids),
         "licence": found.license or "unknown",
         "warnings": "\n".join(found.warnings),
     }

@@ -25,6 +25,7 @@ from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.checkpoint.onnx_headers import is_ours, read_onnx_headers
 from quantcore.checkpoint.opening import MAX_SIDE_FILE_BYTES, open_file
 from quantcore.errors import ModelError
+from quantcore.grids.grid import GridShare
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_INDEX_BYTES = 32 << 20  # a mixture of experts has tens of thousands of tensors, some 100 bytes each
@@ -41,12 +42,14 @@ _IN_LIST = re.compile(r"(^|\.)\d+\.")
 class ModelHeaders:
     """A model without its weights: ``config`` as in config.json, ``tensors`` by name.
 
-    ``warnings`` are for the user, before the model is quantized.
+    ``warnings`` are for the user, before the model is quantized. ``grids``: those on which the weights lie, where
+    ``reading.grids`` has looked.
     """
 
     config: dict[str, Any]
     tensors: dict[str, TensorHeader]
     warnings: tuple[str, ...] = ()
+    grids: tuple[GridShare, ...] = ()
 
     @property
     def total_bytes(self) -> int:

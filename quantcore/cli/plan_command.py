@@ -19,6 +19,7 @@ from quantcore.plan.capacity import Capacity, plan_for
 from quantcore.plan.hardware import GB, parse_hardware
 from quantcore.plan.job import fitted_text
 from quantcore.plan.shapes_of_config import tensors_of
+from quantcore.reading.grids import with_grids
 from quantcore.reading.model import read_model
 
 EXECUTORS = {
@@ -33,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     flags = Flags(
         prog="bitfoundry plan",
         description="Show which resources a job would need: executor, memory, disk, time; and what would make it fit."
-        " No weights are read.",
+        " Of the weights a few rows are read.",
     )
     flags.add_argument("model", help="config.json, folder with one (weights are optional), or org/name on the Hub")
     add_hardware(flags)
@@ -60,7 +61,7 @@ def read_outline(model: str) -> ModelHeaders:
         return hub.read_headers(model)[0]
     has_weights = path.is_dir() and any(path.glob("*.safetensors"))
     if has_weights or path.suffix == ".gguf":
-        return read_model(path).headers
+        return with_grids(read_model(path)).headers
     config = read_json(path / "config.json" if path.is_dir() else path, "no_config")
     warnings: tuple[str, ...] = ("Shapes were derived from config.json, because there are no weight files.",)
     if config.pop("quantization_config", None):

@@ -37,6 +37,7 @@ from quantcore.plan.capacity import capacity
 from quantcore.plan.hardware import Hardware
 from quantcore.plan.job import fitted, plan_job
 from quantcore.plan.planner import Plan
+from quantcore.reading.grids import with_grids
 from quantcore.reading.model import read_model
 from quantcore.runtime import landlock
 
@@ -119,11 +120,14 @@ def _read(request: Request) -> dict[str, Any]:
 
 def _headers(request: Request) -> tuple[ModelHeaders, str | None]:
     if request.model_id is None:
-        return read_model(Path(str(request.path))).headers, None
+        return _read_headers(Path(str(request.path))), None
     return hub.read_headers(
-        request.model_id, request.revision, read=lambda folder: read_model(folder).headers, needed=READ_BY_IMPORTERS,
-        token=request.token,
-    )  # fmt: skip
+        request.model_id, request.revision, read=_read_headers, needed=READ_BY_IMPORTERS, token=request.token
+    )
+
+
+def _read_headers(path: Path) -> ModelHeaders:
+    return with_grids(read_model(path)).headers
 
 
 def _plan(spec: JobSpec, headers: ModelHeaders, hardware: Hardware | None) -> dict[str, Any]:

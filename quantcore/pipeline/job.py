@@ -66,6 +66,7 @@ from quantcore.proof.fresh_process import prove_in_fresh_process
 from quantcore.proof.judging import Outcome, judge_result, tell_gates
 from quantcore.proof.verify import may_be_whole
 from quantcore.reading.dequantize import open_source
+from quantcore.reading.grids import with_grids
 from quantcore.reading.model import Model, read_model
 from quantcore.report.report import Peaks, build_report, write_report
 from quantcore.report.values import Report
@@ -100,7 +101,7 @@ def _run(
     task: Task, emit: PhaseClock, ranks: Ranks, started: float, warnings: list[Warned], seen: Seen
 ) -> Report | None:
     """Run the job on a local model; ``seen`` checks that its files do not change."""
-    model = read_model(task.model_folder)
+    model = with_grids(read_model(task.model_folder))
     seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
     headers = model.headers
     task = fitted(task, headers.config)
@@ -143,7 +144,7 @@ def _run(
         report = build_report(
             task, plan, outcome, proved.proofs, results, warnings, mixed=mixed,
             quantize_s=quantized_s, total_s=time.monotonic() - started, seconds_by_phase=emit.seconds,
-            peaks_bytes=Peaks(peaks_bytes, proved.peak_memory_bytes),
+            peaks_bytes=Peaks(peaks_bytes, proved.peak_memory_bytes), grids=headers.grids,
             model=LoadedModel(plan.model_type, loading_class(headers.config), (folder / MODULES).is_file()),
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())

@@ -1,4 +1,4 @@
-"""Describes a model and its possible exports, from its config and file headers: no weight is read."""
+"""Describes a model and its possible exports, from its config, its file headers and a few rows of its weights."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from quantcore.export import formats_for, holds_codes
 from quantcore.export.gguf.model import read_gguf
 from quantcore.hub import download as hub
 from quantcore.plan.planner import make_plan
+from quantcore.reading.grids import with_grids
 from quantcore.reading.model import read_model
 
 USUAL_PRESETS = (
@@ -40,7 +41,8 @@ class Inspection:
     """A description of a model.
 
     ``linear_layers`` are counted by name and shape [out, in]; ``num_parameters`` of a quantized model are those of its
-    float model if the format is known. Sizes are bytes. ``estimates``: for every usual preset the size of each format
+    float model if the format is known. ``grids``: the levels on which the weights lie already, with their shares of the
+    weights. Sizes are bytes. ``estimates``: for every usual preset the size of each format
     that can hold it and the peak of memory, or the reason against it.
     """
 
@@ -58,12 +60,12 @@ class Inspection:
     num_files: int
     size_bytes: int
     quantization: dict[str, Any] | None
+    grids: tuple[dict[str, Any], ...]
     estimates: tuple[dict[str, Any], ...]
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "architectures": list(self.architectures), "linear_layers": list(self.linear_layers),
-                "estimates": list(self.estimates), "warnings": list(self.warnings)}  # fmt: skip
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
 def inspect_hub(model_id: str, revision: str = "main", *, token: str | None = None) -> tuple[Inspection, str]:
@@ -89,7 +91,7 @@ def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
     warnings: tuple[str, ...] = ()
     if quantization is None or is_whole:  # the tensors may be needed to interpret a quantized file
         try:
-            model = read_model(path)
+            model = with_grids(read_model(path))
             headers, warnings = model.headers, model.headers.warnings
             if quantization is not None and model.quantized is not None:
                 quantization["export"] = model.quantized.export
@@ -117,6 +119,7 @@ def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
         num_files=len(files),
         size_bytes=sum((folder / name).stat().st_size for name in files),
         quantization=quantization,
+        grids=() if headers is None else tuple(share.to_dict() for share in headers.grids),
         estimates=() if headers is None else tuple(_estimate(name, headers) for name in USUAL_PRESETS),
         warnings=warnings,
     )

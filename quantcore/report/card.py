@@ -75,8 +75,14 @@ def _intro(report: Report) -> str:
         f"This is {code(report.model.name)}{commit} with {summary.num_layers_quantized} layers quantized"
         f" ({', '.join(map(code, report.schemes))}) by Bitfoundry {report.environment['quantcore']}."
         f" Linear layers kept in their original precision: {summary.num_layers_kept}."
-        f"{_mix(report.mix)}{_goal(report.goal)}"
+        f"{_grids(report)}{_mix(report.mix)}{_goal(report.goal)}"
     )
+
+
+def _grids(report: Report) -> str:
+    if not report.model.grids:
+        return ""
+    return f" Its weights had been quantized before: {escape(report.model.grids_in_words)}."
 
 
 def _mix(mix: Mix | None) -> str:

@@ -99,6 +99,7 @@ def _overview(report: Report) -> str:
     phases = summary.memory_by_phase.rows if summary.memory_by_phase else []
     rows = [
         ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({after / before:.1%})"),
+        *([("Weights of the model given", report.model.grids_in_words)] if report.model.grids else []),
         ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} kept"),
         (worst.title.capitalize(), str(worst)),
         ("Time", f"{summary.total_s:.1f} s{_phases(summary.seconds_by_phase)}"),

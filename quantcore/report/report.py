@@ -23,6 +23,7 @@ from quantcore.evaluation.quality import Quality, TaskResults, Verdict
 from quantcore.evaluation.verdict import judge_quality
 from quantcore.events import Warned
 from quantcore.export.loading import LoadedModel, known_refusals, load_lines, program_lines
+from quantcore.grids.grid import GridShare
 from quantcore.plan.planner import Plan
 from quantcore.proof.gate_result import GateResult, beside_gates
 from quantcore.proof.judging import Outcome
@@ -50,6 +51,7 @@ from quantcore.report.values import (
     Report,
     SourceModel,
     Summary,
+    WeightGrid,
     WorstLayer,
 )
 
@@ -80,11 +82,13 @@ def build_report(
     seconds_by_phase: dict[str, float],
     peaks_bytes: Peaks,
     model: LoadedModel,
+    grids: Sequence[GridShare] = (),
 ) -> Report:
     """Build the report. Times are in seconds, sizes in bytes.
 
     ``warnings`` are those of this run; an earlier run that it resumed left its own in ``outcome``. ``mixed`` is the
     result of ``mixed_precision.command.choose`` if the config was chosen by it. ``model``: how programs load it.
+    ``grids``: those of its weights.
     """
     main = proofs[plan.main_export]
     mix = None if mixed is None else _mix(mixed)
@@ -110,7 +114,7 @@ def build_report(
             gates=tuple(gates),
             exports={name: _export(plan, name, proofs[name], model) for name in plan.exports},
         ),
-        model=SourceModel(**_source(task), model_type=plan.model_type),
+        model=_source(task, plan, grids),
         config=task.config.to_dict(),
         mix=mix,
         calibration=_calibration(task.calibration),
@@ -260,11 +264,11 @@ def _use(peak: int, planned: int) -> MemoryUse:
     return MemoryUse(peak_memory_bytes=peak, planned_peak_memory_bytes=planned)
 
 
-def _source(task: Task) -> dict[str, str]:
-    """Return the origin of the float model: enough to get the same bytes again."""
-    if task.model_id:
-        return {"id": task.model_id, "sha": task.revision}
-    return {"path": str(task.model_folder)}
+def _source(task: Task, plan: Plan, grids: Sequence[GridShare]) -> SourceModel:
+    """Return the origin of the model: enough to get the same bytes again."""
+    where = {"id": task.model_id, "sha": task.revision} if task.model_id else {"path": str(task.model_folder)}
+    found = {"grids": tuple(WeightGrid(**share.to_dict()) for share in grids)} if grids else {}
+    return SourceModel.model_validate({**where, **found, "model_type": plan.model_type})
 
 
 def _export(plan: Plan, name: str, proof: Proof, model: LoadedModel) -> ExportSummary:

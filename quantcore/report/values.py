@@ -162,13 +162,32 @@ class Summary(Record):
         )
 
 
+class WeightGrid(Record):
+    """Levels on which weights of the model lay before: what shares a scale, and the share of the weights on them."""
+
+    name: str
+    bits: int
+    scope: str
+    group_size: int | None
+    title: str
+    share: float
+
+
 class SourceModel(Record):
-    """Origin of the float model: ``id`` and ``sha`` on the Hub, or the ``path`` of a folder."""
+    """Origin of the model: ``id`` and ``sha`` on the Hub, or the ``path`` of a folder.
+
+    ``grids`` are there if its weights were quantized before: then it is not the float model that it was made from.
+    """
 
     id: str | None = None
     sha: str | None = None
     path: str | None = None
     model_type: str
+    grids: tuple[WeightGrid, ...] | None = None
+
+    @property
+    def grids_in_words(self) -> str:
+        return "; ".join(f"{grid.title} ({100 * grid.share:.0f} %)" for grid in self.grids or ())
 
     @property
     def name(self) -> str:

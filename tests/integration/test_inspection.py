@@ -20,6 +20,7 @@ from quantcore.errors import ModelError
 from quantcore.pipeline.job import run
 from quantcore.plan import planner as plan
 from quantcore.plan.inspection import USUAL_PRESETS, inspect, inspect_hub, read_license
+from tests.support.grids import on_grids
 from tests.support.hub_server import HubServer
 from tests.support.models import MIXTURES, tiny_model
 
@@ -163,6 +164,20 @@ def test_over_http(client: TestClient, model: Path, hub: HubServer) -> None:
         problem = answer.json()
         assert (answer.status_code, problem["code"]) == (422, code), problem
         assert where.items() <= problem["errors"][0].items(), problem
+
+
+def test_weights_on_a_grid_are_named(client: TestClient, model: Path, hub: HubServer) -> None:
+    assert client.get("/v1/models/inspect", params={"path": str(model)}).json()["grids"] == []
+    on_grids(model, {"_proj": "gguf_q4_1"})
+    found = client.get("/v1/models/inspect", params={"path": str(model)}).json()
+    assert [(grid["title"], grid["share"]) for grid in found["grids"]] == [("Q4_1, groups of 32", 1.0)]
+    [warning] = found["warnings"]
+    assert "Q4_1, groups of 32 (100 %)" in warning and "the model you gave" in warning
+    hub.add("org/tiny", model)
+    remote = client.get("/v1/models/inspect", params={"id": "org/tiny"}).json()
+    assert (remote["grids"], remote["warnings"]) == ([], [])  # its weights are not there
+    planned = client.post("/v1/plans", json={"model": {"path": str(model)}, "config": {"preset": "int8_weight_only"}})
+    assert planned.json()["warnings"] == [warning], planned.text
 
 
 def test_the_models_that_jobs_can_read_are_found(client: TestClient, settings: Settings) -> None:

@@ -23,6 +23,7 @@ from quantcore.pipeline.job import run
 from quantcore.report.card import code, escape
 from quantcore.report.html import page
 from quantcore.report.values import Report
+from tests.support.grids import on_grids
 from tests.support.jobs import BOTH, task
 from tests.support.models import tiny_model
 from tests.support.proofs import proving_here
@@ -106,6 +107,20 @@ def test_without_an_evaluation_it_does_too(artifact, schema, tmp_path, proof_in_
     [most_clipped] = [row["value"] for row in report["summary"]["gates"] if row["name"] == "clipping"]
     assert "q_proj input" in report["clipping"] and 0 <= max(report["clipping"].values()) <= most_clipped
     assert "clipping" not in artifact[1]  # of weights alone
+    assert "grids" not in artifact[1]["model"]
+
+
+def test_a_model_that_was_quantized_before_is_called_that(schema, tmp_path, proof_in_this_process):
+    model_dir = on_grids(tiny_model(tmp_path / "model"), {"_proj": "gguf_q5_1"})
+    folder = tmp_path / "out"
+    report = run(task(model_dir, folder, "int8_weight_only", num_prompts=0), lambda event: None).to_dict()
+    jsonschema.validate(json.loads(json.dumps(report)), schema)
+    [grid] = report["model"]["grids"]
+    assert grid["title"] == "Q5_1, groups of 32" and grid["share"] == 1
+    assert any("not against the float model" in warning for warning in report["warnings"])
+    assert "Weights of the model given" in (page := (folder / "report.html").read_text())
+    assert "Q5_1, groups of 32 (100 %)" in page
+    assert "quantized before: Q5\\_1, groups of 32 \\(100 %\\)" in (folder / "README.md").read_text()
 
 
 def test_the_distance_by_position_is_that_of_all_scored_tokens(artifact):
