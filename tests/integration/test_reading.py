@@ -208,8 +208,10 @@ def test_a_quantized_model_can_be_quantized_anew(float_model, tmp_path):
     ]
     one, other = (load_file(tmp_path / f"from_{name}/model.safetensors") for name in ("bitsandbytes", "fake_quantized"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    said = [[warning for warning in report["warnings"] if "already" in warning] for report in reports]
-    assert said[1] == [] and "quantized already (bitsandbytes)" in said[0][0]
+    first, on_grid = (warning for warning in reports[0]["warnings"] if "already" in warning)
+    assert "quantized already (bitsandbytes)" in first and "nf4, groups of 64 (100 %)" in on_grid
+    by_values = reports[1]["model"]["grids"]
+    assert {grid["name"] for grid in by_values} == {"nf4"} and sum(grid["share"] for grid in by_values) == 1
     assert "quantization_config" not in read_model(tmp_path / "nf4/bitsandbytes").headers.config
     assert json.loads((tmp_path / "from_bitsandbytes/config.json").read_text())["quantization_config"]["version"]
 
