@@ -118,7 +118,10 @@ def find_grid(rows: Sequence[Sequence[float]], *, smallest_error: float = 0.0) -
     valued = [list(with_errors(row, mantissa_bits, smallest_error)) for row in rows]
     width = len(rows[0])
     sizes = [size for size in GROUP_SIZES if size < width and width % size == 0] + [width]
-    found = [each for kind, fit in _kinds() for each in _fitting(kind, fit, valued, sizes)]
+    found: list[_Found] = []
+    for kind, fit in _kinds():
+        if kind not in CODEBOOKS or all(each.cost > CODEBOOKS[kind].bits for each in found):  # else it costs more
+            found += _fitting(kind, fit, valued, sizes)
     if not found or any(each.kind == "zero" and _is_one_power_of_two(each.fits) for each in found):
         return None
     if any(each.kind == "fp8_e5m2" for each in found):  # its levels are among those of e4m3, but for its range
