@@ -10,7 +10,7 @@ from bench.engines.cells import ALGORITHMS, ENGINES, FLOAT, SCHEMES, Cell, all_c
 
 Row = dict[str, Any]
 HEAD = (
-    "engine", "perplexity", "over float", "KL", "top-1", "CPU s", "wall s", "peak MB", "ours / it: perplexity", "CPU",
+    "engine", "perplexity", "over given", "KL", "top-1", "CPU s", "wall s", "peak MB", "ours / it: perplexity", "CPU",
     "memory",
 )  # fmt: skip
 AIMS = (
@@ -48,18 +48,27 @@ def _introduction(results: dict[str, Any]) -> Iterator[str]:
         f"{settings['model']}; {settings['num_samples']} x {settings['seq_len']} tokens for calibration and "
         f"{settings['num_windows']} x {settings['seq_len']} held out, of {settings['text']}, the same for all. "
         f"{'; '.join(f'{letter}: {machine}' for machine, letter in machines.items())}; one thread. "
-        f"Perplexity of the float model in bfloat16: {_number(float_row.get('perplexity'), 3)}."
+        f"Perplexity of the model as given, in bfloat16: {_number(float_row.get('perplexity'), 3)}. "
+        f"{_grids(settings)}"
     )
     yield ""
     yield (
         "CPU and wall seconds are those of the quantize step. For ours they include reading and writing the files; for "
-        "the peers they leave out imports, loading and saving. KL is the mean divergence of the float model's "
+        "the peers they leave out imports, loading and saving. KL is the mean divergence of the given model's "
         "predictions in nats, top-1 the share of tokens for which both models predict the same. Peak memory is that of "
         "the whole process up to the end of that step. "
         "Each engine has its own defaults, except what its row in the JSON file names under `settings`. A ratio below "
         "1 is better for ours. `load` is the machine's load average when the row began: wall seconds mean little where "
         "it exceeds the cores. Only rows of one machine are held against each other."
     )
+
+
+def _grids(settings: dict[str, Any]) -> str:
+    """Return what is known of the levels of the model's weights: files from before 2026-11-29 do not say it."""
+    if "grids" not in settings:
+        return "Whether its weights lay on a grid was not looked at."
+    found = "; ".join(settings["grids"])
+    return f"Its weights lie on a grid: {found}." if found else "Its weights lie on no grid."
 
 
 def _float(rows: list[Row]) -> Row:

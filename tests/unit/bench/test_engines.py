@@ -245,6 +245,14 @@ def test_missed_aims_are_told_with_the_reason(tmp_path: Path) -> None:
     assert "fastest peer" not in (tmp_path / "r.md").read_text()
 
 
+def test_the_page_says_which_grid_the_model_lay_on() -> None:
+    results: dict[str, Any] = {"date": "d", "settings": SETTINGS, "rows": []}
+    assert "was not looked at" in markdown(results)
+    assert "on no grid" in markdown(results | {"settings": SETTINGS | {"grids": []}})
+    named = markdown(results | {"settings": SETTINGS | {"grids": ["Q4_1, groups of 32 (100 %)"]}})
+    assert "Its weights lie on a grid: Q4_1, groups of 32 (100 %)." in named
+
+
 def test_two_runs_may_write_to_one_file(tmp_path: Path) -> None:
     one, other = (Results(tmp_path / "r.json", SETTINGS) for _ in range(2))
     one.add(Cell("ours", "uint4", "rtn"), row(30.0))
