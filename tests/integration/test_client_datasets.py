@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from bitfoundry.client import datasets
 from bitfoundry.client.service import Client
 from bitfoundry.client.transport import Transport
 from bitfoundry.commands import main as cli
 from bitfoundry.errors import ApiError, BitfoundryError
+from tests.support.grids import on_grids
 from tests.support.service import Server
 
 
@@ -79,6 +82,14 @@ def test_inspect(command: Callable[..., Any], service: Client, make_model: Calla
     assert service.inspect(model).linear_layers == [{"name": "q_proj", "shape": [64, 64], "count": 2}]
     shown = command("inspect", str(model), as_json=False)
     assert "2 × q_proj [64, 64]" in shown and "gguf_q8_0" in shown
+    weights = load_file(model / "model.safetensors")
+    save_file(
+        {name: torch.randn(weight.shape).to(weight.dtype) for name, weight in weights.items()},
+        model / "model.safetensors",
+    )
+    on_grids(model, {"_proj": "gguf_q4_1"})
+    assert command("inspect", str(model))["grids"][0]["title"] == "Q4_1, groups of 32"
+    assert "Q4_1, groups of 32 (100 %)" in command("inspect", str(model), as_json=False)
     assert command("inspect", str(model / "nothing"), status=1)["error"]["code"] == "model_not_found"
 
 
