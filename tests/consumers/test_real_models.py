@@ -7,7 +7,7 @@ tokenizer adds, and the cache holds normalized keys. The mixture has experts. ``
 import pytest
 
 from quantcore.config import presets
-from tests.support.consumers import HAS_VNNI, NO_AVX512, TOLERANCE, check, export_all
+from tests.support.consumers import HAS_VNNI, NO_AVX512, TOLERANCE, check, export_all, run_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -31,7 +31,11 @@ def test_gemma_in_vllm(of_gemma, agrees):
     results, windows = of_gemma
     for scheme, (folder, summary) in results.items():
         cache = ["fp8"] if "KV" in scheme else []
-        for export in ("compressed_tensors", "quark"):
+        if cache:  # vLLM's loader of Gemma has no place for scales of outputs in quark, so no line for it is printed
+            found, printed = run_in("vllm", "check_vllm.py", folder / "quark", windows, *cache)
+            assert found is None and "object has no attribute 'data'" in printed
+            assert "vLLM" not in summary["exports"]["quark"]["programs"]
+        for export in ("compressed_tensors",) if cache else ("compressed_tensors", "quark"):
             found = check("vllm", "check_vllm.py", folder / export, windows, *cache)
             assert found["prompt_ids"][0] == BOS
             ours = summary["perplexity_after"]
