@@ -116,6 +116,8 @@ def show_evaluation(result: EvaluationResult) -> None:
             table.add_row(f"kl mean, positions {each}", "", str(each.kl_mean))
     if result.verdict is not None:
         table.add_row("verdict", "", str(result.verdict))
+        if result.verdict.advice:
+            table.add_row("advice", "", result.verdict.advice)
     if result.drafts is not None:
         table.add_row("drafts accepted", f"{result.drafts.before or '–'}", str(result.drafts.after))
     out = Console()

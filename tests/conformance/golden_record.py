@@ -21,8 +21,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from quantcore.export import EXPORTERS
-
 RECORD = Path(__file__).with_suffix(".json")
 MAKER = "intel" if "GenuineIntel" in Path("/proc/cpuinfo").read_text() else "other"
 """Which of the records holds on this machine."""
@@ -153,12 +151,13 @@ ADDED = {
     "experts",
     "is_refused",
     "kl_stderr",
+    "load",
     "perplexity_ratio_stderr",
     "programs",
     "refusals",
     "verdict",
 }
-"""Fields that report and plan did not have yet when the record was made."""
+"""Fields that report and plan did not have yet when the record was made, or that follow a table of other programs."""
 
 
 def hashes(output_dir: Path) -> dict[str, str]:
@@ -173,9 +172,6 @@ def _content(path: Path) -> bytes:
     data = json.loads(path.read_text())
     if path.name == "report.json":
         data["summary"]["worst_layer"] = _worst_by_weight(data["layers"])
-        if any(".experts." in layer["name"] for layer in data["layers"]):  # of which no line was seen to hold
-            for name, export in data["summary"]["exports"].items():
-                export["load"] = EXPORTERS.get(name).load_hint(export["path"])
     return json.dumps(_without_measured(data), sort_keys=True).encode()
 
 

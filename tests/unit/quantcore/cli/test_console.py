@@ -3,7 +3,8 @@
 import pytest
 
 from quantcore import events
-from quantcore.cli.console import progress_display, show_report
+from quantcore.cli.console import progress_display, show_evaluation, show_report
+from quantcore.evaluation.quality import EvaluationResult, Verdict
 from quantcore.report.values import Report
 from tests.support import reports
 
@@ -55,6 +56,14 @@ def test_the_summary_shows_the_quality_of_an_embedding_model(
     show_report(Report.model_validate(reports.report() | {"encoder": measured}), "out")
     shown = " ".join(capsys.readouterr().out.split())
     assert "cosine of the embeddings 0.9987" in shown and "rank agreement, share of pairs 0.991" in shown
+
+
+def test_an_evaluation_shows_how_much_text_an_unclear_verdict_needs(capsys):
+    verdict = Verdict(level="unclear", reason="there is not enough text to tell", advice="Measure on more text.")
+    found = {"model": "out", "against": "float", "environment": {}, "quality": reports.report()["quality"]}
+    show_evaluation(EvaluationResult.model_validate(found | {"verdict": verdict}))
+    shown = capsys.readouterr().out
+    assert "advice" in shown and "Measure on more text." in shown
 
 
 def test_the_lines_name_the_folder_of_each_export_and_say_what_does_not_load_it(capsys):
