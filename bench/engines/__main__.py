@@ -30,6 +30,8 @@ from quantcore.config.algorithms import DistillConfig
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig
 from quantcore.plan.distillation import NUM_HELD_BACK
+from quantcore.reading.grids import with_grids
+from quantcore.reading.model import read_model
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = {"quark": "peers", "llmcompressor": "llmc", "gptqmodel": "gptqmodel", "autoround": "autoround"}
@@ -86,6 +88,7 @@ class Inputs:
         self.small, _ = self._cut(scratch / "small", scratch / "small.safetensors", options.text, **small)
         self.settings = {
             "model": model_dir.name,
+            "grids": [str(share) for share in with_grids(read_model(model_dir)).headers.grids],
             "model_sha256": _sha256(model_dir.glob("*.safetensors")),
             "text": "the built-in text" if options.text == "builtin" else Path(options.text).name,
             "tokens_sha256": tokens,
