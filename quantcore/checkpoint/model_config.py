@@ -73,6 +73,13 @@ class ModelConfig:
         mixtures = (part for part in self._parts() if (first(part, EXPERTS) or 0) > 1)
         return next((first(part, EXPERTS_PER_TOKEN) for part in mixtures), None)
 
+    @property
+    def predicts_tokens(self) -> bool:
+        """False for a model of embeddings or scores, judged by its declared class; True without one."""
+        declared = str((self.raw.get("architectures") or [""])[0])
+        is_bare = declared.endswith("Model") and "LMHead" not in declared
+        return not is_bare and not declared.endswith("ForSequenceClassification")
+
     def _parts(self) -> Iterator[Mapping[str, Any]]:
         yield self.raw
         for value in self.raw.values():

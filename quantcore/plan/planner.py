@@ -227,19 +227,11 @@ def make_plan(
             config, layers, tensors, blocks, calibration, evaluation or Evaluation(),
             needs_calibration=needs_calibration, num_schemes=num_schemes,
             is_read=any(unread(name, layers) is None for name in exports),
-            predicts_tokens=_predicts_tokens(model_config),
+            predicts_tokens=ModelConfig(model_config).predicts_tokens,
         ),
         experts=_expected_tokens(model_config, calibration) if needs_calibration else None,
         warnings=warnings,
     )  # fmt: skip
-
-
-def _predicts_tokens(model_config: Mapping[str, Any]) -> bool:
-    """Return False for a model of embeddings or scores, judged by its declared class; True without one."""
-    names = model_config.get("architectures") or [""]
-    return not str(names[0]).endswith("ForSequenceClassification") and (
-        not str(names[0]).endswith("Model") or "LMHead" in str(names[0])
-    )
 
 
 def _expected_tokens(model_config: Mapping[str, Any], calibration: CalibrationConfig) -> dict[str, int] | None:

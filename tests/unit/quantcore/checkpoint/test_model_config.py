@@ -71,3 +71,12 @@ def test_a_single_expert_is_no_mixture():
     assert ModelConfig({"num_experts": 1, "num_experts_per_tok": 1}).num_experts is None
     nested = {"ffn_config": {"moe_num_experts": 16, "moe_top_k": 4}}
     assert (ModelConfig(nested).num_experts, ModelConfig(nested).num_experts_per_token) == (16, 4)
+
+
+@pytest.mark.parametrize(
+    ("declared", "predicts"),
+    [("LlamaForCausalLM", True), ("GPT2LMHeadModel", True), ("BertModel", False), ("BertForMaskedLM", True),
+     ("XLMRobertaForSequenceClassification", False), (None, True)],
+)  # fmt: skip
+def test_the_declared_class_says_whether_tokens_are_predicted(declared, predicts):
+    assert ModelConfig({"architectures": declared and [declared]}).predicts_tokens is predicts
