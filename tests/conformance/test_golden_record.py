@@ -37,7 +37,7 @@ def test_usual_cells_write_the_same_files(record):
 def recorded(cells, record):
     """Leave out reports whose figures changed on purpose, until the record is written on a processor of this maker.
 
-    Those are the reports alone: every other file is in both records.
+    A report also follows the table of other programs. Every other file is in both records.
     """
     assert all(path == "report.json" for name in cells for path in cells[name].keys() - record[name].keys())
     return {name: {path: files[path] for path in files if path in record[name]} for name, files in cells.items()}
