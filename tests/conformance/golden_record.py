@@ -137,6 +137,7 @@ MEASURED = {
     "seconds_by_phase",
     "quantize_s",
     "peak_memory_bytes",
+    "planned_peak_memory_bytes",
     "memory_by_phase",
     "ranks",
     "environment",
