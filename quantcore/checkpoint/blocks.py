@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.checkpoint.model_config import HIDDEN, first
+from quantcore.checkpoint.model_config import DEPTH, HIDDEN, first
 from quantcore.errors import ModelError
 
 DEPTHS = (
-    "num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_blocks", "decoder_layers", "num_decoder_layers",
+    *DEPTH, "num_blocks", "decoder_layers", "num_decoder_layers",
     "encoder_layers", "num_encoder_layers", "num_layers_per_stack", "num_hidden_groups",
 )  # fmt: skip
 KINDS = ("layer_types", "layers_block_type")
