@@ -20,8 +20,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from api.settings import Settings
-from quantcore.checkpoint.artifact import side_files
 from quantcore.checkpoint.opening import VARIABLE, Identity, folders_beside, identify
+from quantcore.checkpoint.side_files import side_files
 from quantcore.errors import ConfigError, ModelError
 from quantcore.runtime import landlock
 

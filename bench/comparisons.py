@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from quantcore.evaluation.inputs import held_out_text
 from safetensors.torch import load_file, save_file
 
 from bench.engines.results import FOLDER
@@ -28,7 +29,6 @@ from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.recipes import with_recipe
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.evaluation.command import held_out_text
 from quantcore.evaluation.divergence import Measured, measure
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.paired import compare_measured, judge

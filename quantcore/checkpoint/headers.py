@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.artifact import SIDE_FILES, inner_files, side_files
 from quantcore.checkpoint.besides import ADAPTER, check_strays, refuse_adapter, weights_without_index
 from quantcore.checkpoint.config_checks import check_config
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.checkpoint.onnx_headers import is_ours, read_onnx_headers
 from quantcore.checkpoint.opening import MAX_SIDE_FILE_BYTES, open_file
+from quantcore.checkpoint.side_files import SIDE_FILES, inner_files, side_files
 from quantcore.errors import ModelError
 from quantcore.grids.grid import GridShare
 

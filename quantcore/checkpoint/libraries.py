@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.artifact import side_files
 from quantcore.checkpoint.harmless import FILTERED, VOCABULARIES, KeyPath, harmless_file
 from quantcore.checkpoint.opening import MAX_SIDE_FILE_BYTES, open_file, path_for_libraries, read_bytes
+from quantcore.checkpoint.side_files import side_files
 from quantcore.errors import ModelError
 
 TOKENIZER_FILES = (

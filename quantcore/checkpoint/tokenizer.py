@@ -50,6 +50,16 @@ def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def unpack_tokenizer(model_dir: Path, folder: Path) -> None:
+    """Write the tokenizer inside a GGUF file to ``folder``, unless files of a tokenizer lie beside the GGUF file.
+
+    Does nothing for a model that is a folder. Raises as ``load_tokenizer``.
+    """
+    gguf_file = find_gguf(model_dir)
+    if gguf_file is not None and not (gguf_file.parent / "tokenizer.json").exists():
+        load_tokenizer(gguf_file).save_pretrained(folder)
+
+
 def check_left_out(kind: type, file: str, left_out: Iterable[KeyPath]) -> None:
     """Raise ModelError ``unsafe_setting`` if a key that was left out of ``file`` is one that the class ``kind`` reads.
 

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
         def load(emit: Emit) -> Chat:
             from quantcore.evaluation.chat import open_chat
-            from quantcore.evaluation.command import find_model
+            from quantcore.evaluation.inputs import find_model
             from quantcore.runtime.devices import limit_threads
 
             limit_threads()

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
-from quantcore.checkpoint.artifact import building, copy_side_files, digest, seal, write_json
+from quantcore.checkpoint.artifact import building, seal, write_json
+from quantcore.checkpoint.hashing import tensor_digest
+from quantcore.checkpoint.side_files import copy_side_files
 from quantcore.checkpoint.sink import Sink
+from quantcore.checkpoint.tokenizer import unpack_tokenizer
 from quantcore.errors import ConfigError, ProofError
 from quantcore.events import Completed, Emit, PhaseStarted, Progress
 from quantcore.export import EXPORTERS, Container, check_exports, config_json, encoded, holds_codes
@@ -38,6 +41,7 @@ def convert(model_dir: Path, output_dir: Path, export: str, emit: Emit) -> dict[
         config = config_json(export, model.headers.config, quantized.config, named, kept)
         write_json(folder / "config.json", config)
         copy_side_files(model_dir, folder)
+        unpack_tokenizer(model_dir, folder)
         emit(PhaseStarted("verify"))
         _verify(folder, digests)
         seal(folder)
@@ -99,12 +103,12 @@ def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, 
             if (layer := quantized.layers.get(name)) is None:
                 tensor = source.read(name)
                 sink.write(name, tensor)
-                digests[name] = digest(tensor)
+                digests[name] = tensor_digest(tensor)
             else:
                 qlayer = read_layer(quantized, layer)
                 for part, tensor in encoded(exporter, layer, qlayer, dtype).items():
                     sink.write(part, tensor.to(sink.dtype_of(part)))
-                digests[name] = digest(_whole(qlayer) if holds_codes(export) else source.read(name))
+                digests[name] = tensor_digest(_whole(qlayer) if holds_codes(export) else source.read(name))
             emit(Progress("export", count, len(tensors), "tensor", None))
         sink.finish()
     return digests
@@ -122,7 +126,7 @@ def _verify(folder: Path, digests: dict[str, str]) -> None:
             tensor = source.read(name)
         else:
             tensor = _whole(read_layer(written.quantized, layer))
-        if digest(tensor) != value:
+        if tensor_digest(tensor) != value:
             raise ProofError(
                 f"'{name}' differs between the files and what was written.",
                 code="proof_tensor_differs",

@@ -23,11 +23,10 @@ from quantcore.config.quantization import QuantizationConfig
 from quantcore.errors import ModelError, QuantError, reason_of
 from quantcore.evaluation.consumer import quiet
 from quantcore.events import Emit, Warned
-from quantcore.model.cache_taps import Through, tap_caches
+from quantcore.model.cache_taps import Through, cached_names, tap_caches
 from quantcore.model.kinds import inputs_of, language_model, model_class, num_tokens
 from quantcore.model.skeleton import clean_config
 from quantcore.model.twin import build_twin, twin_config
-from quantcore.nn.selection import cached_names
 from quantcore.reading.model import Model
 from quantcore.runtime.matmul import matmul_precision
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 import quantcore
-from quantcore.checkpoint.artifact import digest, sha256
+from quantcore.checkpoint.artifact import sha256
 from quantcore.checkpoint.folder import find_gguf
+from quantcore.checkpoint.hashing import tensor_digest
 from quantcore.config.task import Task
 from quantcore.runtime.devices import default_device
 
@@ -50,8 +51,8 @@ def provenance(task: Task, calibration_NT: torch.Tensor, held_out_NT: torch.Tens
     config = json.dumps(task.config.to_dict(), sort_keys=True)
     return {
         "model": model_identity(task),
-        "calibration_sha256": digest(calibration_NT),
-        "held_out_sha256": digest(held_out_NT),
+        "calibration_sha256": tensor_digest(calibration_NT),
+        "held_out_sha256": tensor_digest(held_out_NT),
         "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
         "seed": str(task.calibration.seed),
         "environment": environment(),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.errors import ConfigError
-from quantcore.evaluation.command import find_model
+from quantcore.evaluation.inputs import find_model
 from quantcore.events import Emit, PhaseStarted, Progress
 from quantcore.runtime.devices import limit_threads
 from quantcore.serving.run_in_env import STOPWATCH, kv_cache_dtype, run_in_env

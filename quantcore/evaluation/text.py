@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from quantcore.checkpoint.artifact import digest
+from quantcore.checkpoint.hashing import tensor_digest
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.checkpoint.tokenizer import begin_of_text, load_tokenizer, tokenize_with
 from quantcore.config.task import EvaluationConfig, Task
@@ -60,7 +60,7 @@ class EvaluationText:
     @property
     def identity(self) -> dict[str, Any]:
         """The tokens and the digests of the media, as JSON data: the key of what is cached for this text."""
-        media = [{name: digest(value) for name, value in one.items()} for one in self.media]
+        media = [{name: tensor_digest(value) for name, value in one.items()} for one in self.media]
         return {"windows": self.ids_NT.tolist()} | ({"media": media} if media else {})
 
     def prompts(self, num: int, length: int) -> torch.Tensor:

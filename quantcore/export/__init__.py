@@ -21,6 +21,7 @@ from quantcore.export.exporter import (
     Exporter,
     Uniform,
     encoded,
+    file_of,
     holds_codes,
     layouts_of,
     tensor_name,
@@ -28,7 +29,7 @@ from quantcore.export.exporter import (
 
 __all__ = [
     "EXPORTERS", "TRANSFORMERS_PACKAGES", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports",
-    "config_json", "default_format", "encoded", "formats_for", "holds_codes", "layouts_of", "tensor_name",
+    "config_json", "default_format", "encoded", "file_of", "formats_for", "holds_codes", "layouts_of", "tensor_name",
 ]  # fmt: skip
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.checkpoint.roles import DRAFT_PART
@@ -92,6 +93,10 @@ class Container(Protocol):
     @property
     def holds_tokenizer(self) -> bool: ...
 
+    @property
+    def file_module(self) -> str:
+        """The full name of the module with the functions of ``ContainerFile``. It may need torch; exporters do not."""
+
     def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
         """Return the layers with open settings of their configs decided as the format needs, and warnings."""
 
@@ -100,6 +105,10 @@ class Container(Protocol):
 
     def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
         """Raise ConfigError for a model that the format cannot hold."""
+
+
+class ContainerFile(Protocol):
+    """Writes and reads the file of a container."""
 
     def sink(
         self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
@@ -115,6 +124,11 @@ class Container(Protocol):
         floats: Mapping[str, TensorHeader],
     ) -> TensorSource:  # fmt: skip
         """Return the source that reads the written files; ``floats`` are the checkpoint's tensors."""
+
+
+def file_of(exporter: Container) -> ContainerFile:
+    """Return what writes and reads the container's file."""
+    return cast(ContainerFile, import_module(exporter.file_module))
 
 
 def tensor_name(layer: str, part: str) -> str:

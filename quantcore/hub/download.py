@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quantcore.checkpoint.artifact import MODULES, SIDE_FILES, TEMPLATES, sha256
+from quantcore.checkpoint.artifact import sha256
 from quantcore.checkpoint.besides import refuse_adapter, weights_without_index
 from quantcore.checkpoint.headers import (
     MAX_CONFIG_BYTES,
@@ -33,6 +33,7 @@ from quantcore.checkpoint.headers import (
     read_local,
     read_safetensors_header,
 )
+from quantcore.checkpoint.side_files import MODULES, SIDE_FILES, TEMPLATES
 from quantcore.config.task import Task
 from quantcore.config.time_limits import HUB_S
 from quantcore.errors import ModelError

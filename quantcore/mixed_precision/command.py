@@ -20,7 +20,7 @@ from quantcore.data.chat import chat_renderer
 from quantcore.data.windows import token_windows
 from quantcore.errors import ConfigError
 from quantcore.evaluation.architecture import prove_twin
-from quantcore.evaluation.command import find_model
+from quantcore.evaluation.inputs import find_model
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.quality import Quality
 from quantcore.evaluation.text import EvaluationText, begin_of_windows, of_held_out

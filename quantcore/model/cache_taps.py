@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
-from transformers import Cache, DynamicCache, EncoderDecoderCache
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from quantcore.config.kv_cache import NO_CACHE_HINT
+from quantcore.config.kv_cache import NO_CACHE_HINT, holds_keys_or_values
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import ModelError
 
@@ -165,3 +165,11 @@ def _parts(cache: Any) -> list[Cache]:
     if isinstance(cache, (EncoderDecoderCache, _EmptyCache)):
         return [cache.self_attention_cache, cache.cross_attention_cache]
     return [] if cache is None else [cache]
+
+
+def cached_names(model: nn.Module) -> Iterator[str]:
+    """Yield the names of layers whose outputs are cached keys and values; those of vision or audio towers are not."""
+    tensors = {name for name, _ in model.named_parameters()}
+    decoder: Any = model.get_decoder() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
+    inside = set((decoder or model).modules())
+    return (name for name, module in model.named_modules() if module in inside and holds_keys_or_values(name, tensors))

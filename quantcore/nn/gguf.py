@@ -13,7 +13,7 @@ from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import ConfigError
-from quantcore.export import EXPORTERS, Container, encoded, layouts_of
+from quantcore.export import EXPORTERS, Container, encoded, file_of, layouts_of
 from quantcore.nn.codes import encode_layer
 from quantcore.nn.layers import QuantizedLayer, num_groups
 from quantcore.nn.log import log
@@ -45,7 +45,7 @@ def export_gguf(stored: Stored, model_config: dict[str, Any], tokenizer_dir: Pat
     for name, plan in plans.items():
         layouts |= layouts_of(exporter, plan, dtypes[name])
     exporter.check(model_config, layouts)
-    with closing(exporter.sink(folder, layouts, tuple(plans.values()), model_config, tokenizer_dir)) as sink:
+    with closing(file_of(exporter).sink(folder, layouts, tuple(plans.values()), model_config, tokenizer_dir)) as sink:
         for message in sink.warnings:
             log.warning(message)
         for name, tensor in stored.floats.items():

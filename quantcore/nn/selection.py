@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.checkpoint.roles import find_roles
-from quantcore.config.kv_cache import check_kv_cache, holds_keys_or_values
+from quantcore.config.kv_cache import check_kv_cache
 from quantcore.config.layer_plan import LayerPlan, check_groups, check_super_blocks
 from quantcore.config.quantization import Config, QSchemeType
 from quantcore.errors import ConfigError, ModelError
+from quantcore.model.cache_taps import cached_names
 from quantcore.nn.layers import kind_of, num_groups
 from quantcore.numerics.qtensor import check_finite
 from quantcore.numerics.weight_layout import canonical
@@ -79,14 +79,6 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
     check_groups(weighted)
     check_super_blocks(weighted)
     return Selection(modules, kept, tuple(_warnings(config, layers, shared)))
-
-
-def cached_names(model: nn.Module) -> Iterator[str]:
-    """Yield the names of layers whose outputs are cached keys and values; those of vision or audio towers are not."""
-    tensors = {name for name, _ in model.named_parameters()}
-    decoder: Any = model.get_decoder() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
-    inside = set((decoder or model).modules())
-    return (name for name, module in model.named_modules() if module in inside and holds_keys_or_values(name, tensors))
 
 
 def _shared_otherwise(model: nn.Module, chosen: dict[str, LayerPlan]) -> Iterator[tuple[str, str]]:

@@ -21,10 +21,11 @@ from quantcore.blockwise.algorithms import BlockAlgorithms
 from quantcore.blockwise.distillation import CodeFiles
 from quantcore.blockwise.savepoint import SavePoint
 from quantcore.calibration.ranges import quantized_activations
-from quantcore.checkpoint.artifact import MODULES, building, seal, write_json
+from quantcore.checkpoint.artifact import building, seal, write_json
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.opening import Seen, unchanging
+from quantcore.checkpoint.side_files import MODULES
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
 from quantcore.config.layer_plan import LayerPlan

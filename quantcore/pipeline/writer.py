@@ -14,17 +14,19 @@ from torch import nn
 from quantcore.blockwise.errors import measured
 from quantcore.blockwise.results import Prepared, Solved
 from quantcore.calibration.ranges import Activations
-from quantcore.checkpoint.artifact import LICENSES, copy_side_files, write_json
+from quantcore.checkpoint.artifact import write_json
 from quantcore.checkpoint.hashing import Hashing
 from quantcore.checkpoint.headers import ModelHeaders, main_dtype, scale_dtype
+from quantcore.checkpoint.side_files import LICENSES, copy_side_files
 from quantcore.checkpoint.sink import Sink, TensorSink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.checkpoint.tokenizer import unpack_tokenizer
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import DEFAULT_SHARD_SIZE, parse_size
 from quantcore.config.task import Task
 from quantcore.errors import ModelError
 from quantcore.events import Emit, LayerQuantized, Warned, parse
-from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_codes, layouts_of
+from quantcore.export import EXPORTERS, Container, config_json, encoded, file_of, holds_codes, layouts_of
 from quantcore.model.module_names import with_module_names
 from quantcore.numerics.qtensor import QLayer, QTensor
 from quantcore.numerics.weight_layout import stored
@@ -257,7 +259,7 @@ def open_sink(
     if isinstance(exporter, Container):
         made = ranks.is_first
         model_config = plan.result_config(headers.config)
-        return exporter.sink(target, layouts, plan.layers, model_config, task.model_folder) if made else None
+        return file_of(exporter).sink(target, layouts, plan.layers, model_config, task.model_folder) if made else None
     tensors, size = {} if holds_codes(export) else headers.tensors, parse_size(task.max_shard_size)
     if not ranks.is_first:
         ranks.wait()
@@ -297,6 +299,7 @@ def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path
             continue
         write_json(target / "config.json", config_json(export, model_config, task.config, layers, kept))
         copy_side_files(task.model_folder, target)
+        unpack_tokenizer(task.model_folder, target)
 
 
 def _is_same(kept: torch.Tensor, tensor: torch.Tensor) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 
 from quantcore.blockwise.distillation import Distilled
 from quantcore.blockwise.smoother import MAX_UPDATE_CHANGE
-from quantcore.checkpoint.artifact import differing_side_files
 from quantcore.checkpoint.headers import ModelHeaders
+from quantcore.checkpoint.side_files import differing_side_files
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config.task import Task
 from quantcore.errors import GateError

@@ -39,7 +39,7 @@ from quantcore.evaluation.quality import ConsumerCheck, DraftQuality, EncoderQua
 from quantcore.evaluation.samples import compare_samples
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress, Warned
-from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
+from quantcore.export import EXPORTERS, Container, Decoder, file_of, tensor_name
 from quantcore.export.unread import unread
 from quantcore.model.kinds import Kind
 from quantcore.model.skeleton import kind_of
@@ -329,7 +329,7 @@ class WrittenCheckpoint:
         if isinstance(exporter, Container):
             config, floats = plan.result_config(headers.config), {**headers.tensors, **plan.added}
             floats = {name: tensor for name, tensor in floats.items() if name not in self._layers}
-            self._source = exporter.source(folder, self._layouts, config, floats)
+            self._source = file_of(exporter).source(folder, self._layouts, config, floats)
             self._check_layout(self._source.tensors, export)
         else:
             tensors = read_tensor_headers(folder)

@@ -13,8 +13,8 @@ from quantcore.config.task import EvaluationConfig
 from quantcore.errors import ConfigError
 from quantcore.evaluation.architecture import prove_twin
 from quantcore.evaluation.baseline_cache import BaselineCache
-from quantcore.evaluation.command import block_progress, find_model, held_out_text, states_of_original
 from quantcore.evaluation.divergence import Measured, measure, summarize_both
+from quantcore.evaluation.inputs import block_progress, find_model, held_out_text, states_of_original
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.paired import compare_measured, mean_of
 from quantcore.evaluation.provenance import environment, identity_of

@@ -28,6 +28,7 @@ ALLOWED = {
         "quantcore.errors",
         "quantcore.checkpoint.opening",
         "quantcore.checkpoint.artifact",
+        "quantcore.checkpoint.side_files",
         "quantcore.runtime.landlock",
         "quantcore.cli.readers",
         "quantcore.events",

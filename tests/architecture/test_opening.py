@@ -30,7 +30,8 @@ ALLOWED = {
         "quantcore.data.media_files": 2,  # bytes that the guard has read
     },
     "the artifact that is being written": {
-        "quantcore.checkpoint.artifact": 3,
+        "quantcore.checkpoint.artifact": 2,
+        "quantcore.checkpoint.side_files": 1,
         "quantcore.checkpoint.sink": 1,
         "quantcore.proof.judging": 1,
         "quantcore.blockwise.savepoint": 5,

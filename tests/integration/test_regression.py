@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from quantcore.evaluation.inputs import held_out_text
 
 from quantcore.cli import main as cli
 from quantcore.cli.flags import COMPARED_TOKENS, comparing
@@ -12,7 +13,7 @@ from quantcore.cli.running import WORSE
 from quantcore.config.task import EvaluationConfig
 from quantcore.errors import CalibrationError, ConfigError
 from quantcore.evaluation.baseline_cache import VARIABLE
-from quantcore.evaluation.command import evaluate, held_out_text
+from quantcore.evaluation.command import evaluate
 from quantcore.model.kinds import declared_class
 from quantcore.model.twin import build_twin
 from quantcore.pipeline.job import run

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
-from quantcore.checkpoint.artifact import copy_side_files
+from quantcore.checkpoint.side_files import copy_side_files
 from quantcore.config import presets
 from quantcore.config.task import Task
 from quantcore.errors import ModelError

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
@@ -31,7 +30,6 @@ from quantcore.export.gguf.names import FILE_NAME, Places
 from quantcore.export.importer import StoredFiles, StoredLayer
 
 if TYPE_CHECKING:
-    from quantcore.export.gguf.file import GgufSink, GgufSource
     from quantcore.numerics.qtensor import QLayer
 
 
@@ -39,6 +37,7 @@ class GgufExporter:
     name = "gguf"
     title = "GGUF (llama.cpp)"
     holds_tokenizer = True
+    file_module = "quantcore.export.gguf.file"
 
     def refuse(self, layer: LayerPlan) -> str | None:
         spec = _fitted(layer).weight
@@ -113,22 +112,6 @@ class GgufExporter:
 
     def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
         Places(model_config).check(model_config, layouts)
-
-    def sink(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
-        model_config: Mapping[str, Any], model_dir: Path,
-    ) -> GgufSink:  # fmt: skip
-        from quantcore.export.gguf.file import GgufSink
-
-        return GgufSink(folder, layouts, model_config, model_dir)
-
-    def source(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
-        floats: Mapping[str, TensorHeader],
-    ) -> GgufSource:  # fmt: skip
-        from quantcore.export.gguf.file import GgufSource
-
-        return GgufSource(folder, layouts, model_config, floats)
 
 
 def _spec(kind: BlockType | MinimumK | Q6K) -> QuantizationSpec:

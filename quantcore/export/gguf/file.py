@@ -18,6 +18,8 @@ from quantcore.checkpoint.folder import find_gguf, model_name
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.checkpoint.sink import OpenFiles, open_for_writing, write_at
 from quantcore.checkpoint.source import TORCH_DTYPES, Rows, Source, interleaved
+from quantcore.checkpoint.tokenizer import load_tokenizer
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.export.gguf.header import read_gguf_header
 from quantcore.export.gguf.metadata import (
     OF_THE_FILE,
@@ -35,6 +37,22 @@ ALIGNMENT = 32  # of every tensor, GGUF's default
 EMBEDDING = "model.embed_tokens.weight"
 
 
+def sink(
+    folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
+    model_dir: Path,
+) -> GgufSink:  # fmt: skip
+    """See ``ContainerFile``."""
+    return GgufSink(folder, layouts, model_config, model_dir)
+
+
+def source(
+    folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+    floats: Mapping[str, TensorHeader],
+) -> GgufSource:  # fmt: skip
+    """See ``ContainerFile``."""
+    return GgufSource(folder, layouts, model_config, floats)
+
+
 class GgufSink(OpenFiles):
     """The single file of a GGUF artifact. ``write`` every tensor of ``layouts`` once, then ``finish``.
 
@@ -49,7 +67,7 @@ class GgufSink(OpenFiles):
         self.missing = set(layouts)
         self._places = _places(layouts, model_config)
         self._offsets: dict[str, int] = {}  # by the name in the file
-        tokenizer = describe_tokenizer(model_dir, layouts[EMBEDDING].shape[0])
+        tokenizer = describe_tokenizer(load_tokenizer(model_dir), layouts[EMBEDDING].shape[0])
         config = clean_config(dict(model_config)).to_dict()
         self.warnings = tokenizer.warnings + warn_of_window(config)
         computed = rope_tensors(config)

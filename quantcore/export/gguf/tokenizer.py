@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantcore.errors import ModelError
@@ -67,20 +66,18 @@ class TokenizerData:
     warnings: tuple[str, ...]
 
 
-def describe_tokenizer(folder: Path, num_rows: int) -> TokenizerData:
-    """Return the tokenizer in ``folder`` for a model whose embedding has ``num_rows`` rows.
+def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int) -> TokenizerData:
+    """Return what a GGUF file says of ``tokenizer``, for a model whose embedding has ``num_rows`` rows.
 
     Raises ModelError ``unsupported_tokenizer`` for any other kind than the two that are known.
     """
-    from quantcore.checkpoint.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(folder)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     data: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
     model = data.get("model", {})
     if model.get("type") != "BPE":
         raise ModelError(
-            f"GGUF files hold BPE tokenizers here, and that of {folder} is {model.get('type', 'not a fast one')}.",
+            f"GGUF files hold BPE tokenizers here, and that of {tokenizer.name_or_path} is"
+            f" {model.get('type', 'not a fast one')}.",
             code="unsupported_tokenizer",
             hint="Leave gguf out of the formats.",
         )

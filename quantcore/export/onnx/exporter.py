@@ -9,7 +9,6 @@ scale and zero point a scalar, [out], or [groups, out]. Scales are float32, like
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -33,8 +32,6 @@ from quantcore.export.exporter import EXPORTERS, Container, Exporter, Tensors, i
 from quantcore.export.importer import StoredFiles, StoredLayer
 
 if TYPE_CHECKING:
-    from quantcore.checkpoint.source import Source
-    from quantcore.export.onnx.file import OnnxSink
     from quantcore.numerics.affine import QParams
     from quantcore.numerics.qtensor import QLayer
 
@@ -55,6 +52,7 @@ class OnnxExporter:
     name = "onnx"
     title = "ONNX (ONNX Runtime)"
     holds_tokenizer = False
+    file_module = "quantcore.export.onnx.file"
 
     def refuse(self, layer: LayerPlan) -> str | None:
         weight = layer.weight
@@ -190,23 +188,6 @@ class OnnxExporter:
                 hint="Take another format.",
                 field="/export",
             )
-
-    def sink(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
-        model_config: Mapping[str, Any], model_dir: Path,
-    ) -> OnnxSink:  # fmt: skip
-        from quantcore.export.onnx.file import OnnxSink
-
-        return OnnxSink(folder, layouts, layers, model_config)
-
-    def source(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
-        floats: Mapping[str, TensorHeader],
-    ) -> Source:  # fmt: skip
-        from quantcore.checkpoint.onnx_headers import read_onnx_headers
-        from quantcore.checkpoint.source import Source
-
-        return Source(folder, read_onnx_headers(folder))
 
 
 def fault_of(spec: QuantizationSpec | None) -> str | None:

@@ -9,15 +9,31 @@ from typing import Any
 
 import torch
 
-from quantcore.checkpoint.layout import TensorLayout
-from quantcore.checkpoint.onnx_headers import DATA_NAME, DTYPES, FILE_NAME
+from quantcore.checkpoint.layout import TensorHeader, TensorLayout
+from quantcore.checkpoint.onnx_headers import DATA_NAME, DTYPES, FILE_NAME, read_onnx_headers
 from quantcore.checkpoint.sink import OpenFiles, open_for_writing, write_at
-from quantcore.checkpoint.source import TORCH_DTYPES
+from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.export.onnx.graph import Traced, trace
 from quantcore.export.onnx.nodes import check_installed
 
 ALIGNMENT = 4096  # a page: ONNX Runtime maps tensors that start at a page
+
+
+def sink(
+    folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
+    model_dir: Path,
+) -> OnnxSink:  # fmt: skip
+    """See ``ContainerFile``."""
+    return OnnxSink(folder, layouts, layers, model_config)
+
+
+def source(
+    folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+    floats: Mapping[str, TensorHeader],
+) -> Source:  # fmt: skip
+    """See ``ContainerFile``."""
+    return Source(folder, read_onnx_headers(folder))
 
 
 class OnnxSink(OpenFiles):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
 
-from quantcore.checkpoint.artifact import copy_side_files
+from quantcore.checkpoint.side_files import copy_side_files
 
 OTHERS = (
     "processor_config.json", "video_preprocessor_config.json", "chat_template.json", "normalizer.json", "source.spm",

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quantcore.checkpoint.artifact import copy_side_files, differing_side_files
 from quantcore.checkpoint.headers import read_folder
+from quantcore.checkpoint.side_files import copy_side_files, differing_side_files
 from quantcore.config.presets import resolve
 from quantcore.errors import ModelError
 from quantcore.export import config_json

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quantcore.checkpoint.artifact import copy_side_files
+from quantcore.checkpoint.side_files import copy_side_files
 from quantcore.checkpoint.tokenizer import load_tokenizer
 from quantcore.data.files import read_rows
 from quantcore.errors import ModelError, QuantError

@@ -11,8 +11,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from quantcore.checkpoint.artifact import module_files
 from quantcore.checkpoint.headers import ModelHeaders, read_local
+from quantcore.checkpoint.side_files import module_files
 from quantcore.cli import main as cli
 from quantcore.cli import running
 from quantcore.config.task import Task
