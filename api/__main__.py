@@ -29,7 +29,7 @@ from api.settings import Settings, read_settings
 from api.store.accounts import keys
 from api.store.engine import connect, dispose
 from quantcore.errors import ConfigError
-from quantcore.runtime.parent import end_with_parent
+from quantcore.sandbox.parent_death import end_with_parent
 
 SERVER: dict[str, Any] = {
     "http": BoundedProtocol,

@@ -2,7 +2,7 @@
 
 Such processes are the engines of jobs and chats, and the API's readers. Where the kernel has Landlock, it enforces
 these rules, even on a compromised process. Elsewhere the process itself checks the rules about its files
-(``quantcore.checkpoint.opening``): no link in a model gets around that check, but code smuggled into it would.
+(``quantcore.sandbox.opening``): no link in a model gets around that check, but code smuggled into it would.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from api.settings import Settings
-from quantcore.checkpoint.opening import VARIABLE, Identity, folders_beside, identify
 from quantcore.checkpoint.side_files import side_files
 from quantcore.errors import ConfigError, ModelError
-from quantcore.runtime import landlock
+from quantcore.sandbox import landlock
+from quantcore.sandbox.opening import VARIABLE, Identity, folders_beside, identify
 
 logger = logging.getLogger(__name__)
 
@@ -293,7 +293,7 @@ def _hub_caches() -> list[Path]:
 def _originals() -> Path | None:
     """Return the folder where engines cache results of original models.
 
-    See ``quantcore.evaluation.baseline_cache``.
+    See ``quantcore.engine.evaluation.baseline_cache``.
     """
     folder = os.environ.get(ORIGINALS)
     if folder is not None:

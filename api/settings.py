@@ -30,10 +30,10 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from api.store.vault import Vault
-from quantcore.checkpoint.opening import resolved
 from quantcore.config.values import sentence_of
 from quantcore.errors import ConfigError, ModelError, PublishError
 from quantcore.hub.target import check_url, is_below, is_url, real_url
+from quantcore.sandbox.opening import resolved
 
 
 def _split_folders(value: Any) -> Any:

@@ -21,7 +21,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from quantcore.evaluation.inputs import held_out_text
 from safetensors.torch import load_file, save_file
 
 from bench.engines.results import FOLDER
@@ -29,14 +28,15 @@ from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.recipes import with_recipe
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.evaluation.divergence import Measured, measure
-from quantcore.evaluation.model import open_model
-from quantcore.evaluation.paired import compare_measured, judge
-from quantcore.evaluation.text import EvaluationText
+from quantcore.engine.evaluation.divergence import Measured, measure
+from quantcore.engine.evaluation.inputs import held_out_text
+from quantcore.engine.evaluation.model import open_model
+from quantcore.engine.evaluation.paired import compare_measured, judge
+from quantcore.engine.evaluation.text import EvaluationText
+from quantcore.engine.pipeline.job import run
+from quantcore.engine.runtime.devices import limit_threads
 from quantcore.events import silence
-from quantcore.pipeline.job import run
-from quantcore.reading.model import read_model
-from quantcore.runtime.devices import limit_threads
+from quantcore.importing.model import read_model
 
 TOLERANCES = (0.0, 0.01, 0.02, 0.03, 0.05)
 

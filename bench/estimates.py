@@ -17,13 +17,13 @@ from statistics import fmean, variance
 
 from quantcore.config.goal import Goal
 from quantcore.config.quantization import CalibrationConfig
-from quantcore.evaluation.model import open_model
+from quantcore.engine.evaluation.model import open_model
+from quantcore.engine.mixed_precision.command import read_texts
+from quantcore.engine.mixed_precision.sensitivity import Losses, Sensitivity
 from quantcore.events import silence
-from quantcore.goal.fitting import fit
-from quantcore.goal.runtimes import MENUS
-from quantcore.mixed_precision.command import read_texts
-from quantcore.mixed_precision.sensitivity import Losses, Sensitivity
-from quantcore.reading.model import Model, read_model
+from quantcore.importing.model import Model, read_model
+from quantcore.plan.fitting import fit
+from quantcore.plan.runtimes import MENUS
 
 
 def estimate(model: Model, goal: Goal, calibration: CalibrationConfig) -> Losses:

@@ -19,7 +19,7 @@ import torch
 
 from quantcore.config.grouping import weight_grouping
 from quantcore.config.presets import PRESETS
-from quantcore.numerics.affine import fake_quantize, fake_quantize_activation, find_params, min_max
+from quantcore.tensors.affine import fake_quantize, fake_quantize_activation, find_params, min_max
 
 Cast = Callable[[], torch.Tensor]
 SCHEMES = {"int4": "int4_wo_128", "fp8": "fp8", "mxfp4": "mxfp4"}

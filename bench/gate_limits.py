@@ -1,4 +1,5 @@
-"""The quality loss of the schemes on one model: measurements behind the limits in ``quantcore/proof/gates.py``.
+"""The quality loss of the schemes on one model: measurements behind the limits in
+``quantcore/engine/verification/gates.py``.
 
 usage: python -m bench.gate_limits MODEL_DIR [PRESET ...]    one JSON line per preset
 """
@@ -12,11 +13,11 @@ from pathlib import Path
 
 from quantcore.config import presets
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.pipeline.job import run
+from quantcore.engine.runtime.devices import limit_threads
 from quantcore.errors import QuantError
 from quantcore.events import silence
 from quantcore.export import formats_for
-from quantcore.pipeline.job import run
-from quantcore.runtime.devices import limit_threads
 
 PRESETS = (
     "int8_weight_only int8_dynamic int8_static int8 fp8 fp8_dynamic mxfp8 gguf_q8_0 gguf_q6_k mxfp6_e3m2 gguf_q5_1"

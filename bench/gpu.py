@@ -25,9 +25,9 @@ from quantcore.config import presets
 from quantcore.config.algorithms import config_of
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.runtime.devices import about, default_device
 from quantcore.events import PhaseStarted, Progress, parse
 from quantcore.report.values import Report
-from quantcore.runtime.devices import about, default_device
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"

@@ -2,9 +2,10 @@
 
 Models that come as packages were often made from a file of 4 bits, and their weights still lie on its levels. A scheme
 with the same levels loses nothing there, and others lose more or less than on a model that was never quantized. This
-moves random scales, from 0.8 to 1.25, along the edges of every decoder block (``quantcore.edges``): from norms into
-the linear layers behind them, from v into o, and from up into down. In exact arithmetic the function stays as it is.
-The copy has the dtype of the model: rounding to it changes a weight by at most 0.4 % in bfloat16, at random.
+moves random scales, from 0.8 to 1.25, along the edges of every decoder block
+(``quantcore.engine.transforms.mappings``): from norms into the linear layers behind them, from v into o, and from up
+into down. In exact arithmetic the function stays as it is. The copy has the dtype of the model: rounding to it changes
+a weight by at most 0.4 % in bfloat16, at random.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from quantcore.edges.discovery import EdgeFinder
+from quantcore.engine.transforms.mappings.discovery import EdgeFinder
 
 LOWEST, HIGHEST = 0.8, 1.25
 NUM_TOKENS = 32  # that edges are proven with

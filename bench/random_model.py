@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.checkpoint.sink import Sink
+from quantcore.tensors.sink import Sink
 
 HEADS, KV_HEADS = 32, 4
 VOCAB = 512

@@ -100,13 +100,13 @@ from .errors import (
 from .formats import (
     FORMATS as FORMATS,
 )
-from .nn.exporter import (
+from .nn.model_exporter import (
     ExporterConfig as ExporterConfig,
     JsonExporterConfig as JsonExporterConfig,
     ModelExporter as ModelExporter,
     OnnxExporterConfig as OnnxExporterConfig,
 )
-from .nn.loading import (
+from .engine.modules.loading import (
     Loaded as Loaded,
     load as load,
 )
@@ -122,16 +122,16 @@ from .nn.result import (
     LayerResult as LayerResult,
     QuantizationResult as QuantizationResult,
 )
-from .numerics.affine import (
+from .tensors.affine import (
     find_params as find_params,
 )
-from .numerics.qtensor import (
+from .tensors.qtensor import (
     quantize_weight as quantize_weight,
 )
-from .observers import (
+from .engine.observers import (
     observer_for as observer_for,
 )
-from .observers.names import (
+from .engine.observers.by_name import (
     PerBlockHistogramObserver as PerBlockHistogramObserver,
     PerBlockMinMaxObserver as PerBlockMinMaxObserver,
     PerBlockMSEObserver as PerBlockMSEObserver,
@@ -151,12 +151,12 @@ from .observers.names import (
     PerTensorPercentileObserver as PerTensorPercentileObserver,
     PlaceholderObserver as PlaceholderObserver,
 )
-from .pipeline.job import (
+from .engine.pipeline.job import (
     run as run,
 )
-from .runtime.ranks import (
+from .engine.runtime.ranks import (
     joined as joined,
 )
-from .solvers.per_layer import (
+from .engine.solvers.per_layer import (
     register_solver as register_solver,
 )

@@ -90,7 +90,8 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class GatesJudged(Event):
-    """The result was checked against its limits (see ``quantcore.proof.gates``); ``results`` has a row per limit."""
+    """The result was checked against its limits (see ``quantcore.engine.verification.gates``); ``results`` has a row
+    per limit."""
 
     kind: ClassVar[str] = "gates"
     gate: str

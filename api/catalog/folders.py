@@ -85,7 +85,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _model_of(folder: Path, entries: list[os.DirEntry[str]]) -> FoundModel | None:
-    """Return the model in a folder with these entries, if it is one that ``quantcore.reading`` can read."""
+    """Return the model in a folder with these entries, if it is one that ``quantcore.importing`` can read."""
     files = [entry for entry in entries if not entry.name.startswith(".") and _is_file(entry)]
     by_suffix = {suffix: [file for file in files if file.name.endswith(suffix)] for suffix in WEIGHTS}
     has_config = any(file.name == "config.json" for file in files)

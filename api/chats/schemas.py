@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.jobs.schemas import RequestBody
 from api.store.tables.chats import Chat, ChatState, ChatTurn, EndReason, TurnState
-from quantcore.evaluation.answers import MAX_NEW_TOKENS, Answer
+from quantcore.report.answers import MAX_NEW_TOKENS, Answer
 
 MAX_PROMPT_CHARS = 8000
 

@@ -32,7 +32,7 @@ async def examine(
     file: Path, action: str, settings: Settings, *, task: Mapping[str, Any] | None = None, token: str | None = None,
     **options: str | int | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Examine the file with ``quantcore.data.examine`` in a child process. Take a turn first (``http.turns``).
+    """Examine the file with ``quantcore.engine.data.examine`` in a child process. Take a turn first (``http.turns``).
 
     The child reaches the file and the model of the ``task``, if any, as an engine does; ``token`` is for a model on the
     Hub. Raises QuantError for a fault in the file, Problem 422 ``unreadable_file`` if the reader did not survive it.

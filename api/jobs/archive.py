@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from api.jobs import being_sent, service
 from api.store import manifest
 from api.store.tables.jobs import Artifact, Job
-from quantcore.checkpoint.opening import open_file
+from quantcore.sandbox.opening import open_file
 
 CHUNK_BYTES = 1 << 20
 END = bytes(2 * tarfile.BLOCKSIZE)

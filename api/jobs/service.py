@@ -31,10 +31,10 @@ from quantcore.config.quantization import Config, parse_config
 from quantcore.config.quark import read_config
 from quantcore.config.recipes import with_recipe
 from quantcore.errors import ConfigError, QuantError
-from quantcore.goal.fitting import possible_chains
-from quantcore.goal.runtimes import MENUS
-from quantcore.mixed_precision import schemes
+from quantcore.plan import mix_schemes
+from quantcore.plan.fitting import possible_chains
 from quantcore.plan.hardware import Hardware, parse_hardware
+from quantcore.plan.runtimes import MENUS
 
 _BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanCreate.model_fields})
 
@@ -149,7 +149,7 @@ def _spec_of(request: JobRequest, presets_by_name: Mapping[str, Preset]) -> tupl
     """Return the preset that the request names, if any, and the JobSpec that it means."""
     if request.goal is not None:
         return None, _spec_of_goal(request)
-    mix = None if request.mix is None else schemes.resolve(request.mix, presets_by_name)
+    mix = None if request.mix is None else mix_schemes.resolve(request.mix, presets_by_name)
     asked = request.config if mix is None else _beside_mix(request.config)
     preset, config = _parse_config(asked, presets_by_name)
     by_default = None if "algo_config" in asked or mix is not None else preset

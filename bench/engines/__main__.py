@@ -29,9 +29,9 @@ from bench.engines.runner import Job
 from quantcore.config.algorithms import DistillConfig
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig
+from quantcore.importing.grid_search import with_grids
+from quantcore.importing.model import read_model
 from quantcore.plan.distillation import NUM_HELD_BACK
-from quantcore.reading.grids import with_grids
-from quantcore.reading.model import read_model
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = {"quark": "peers", "llmcompressor": "llmc", "gptqmodel": "gptqmodel", "autoround": "autoround"}

@@ -11,11 +11,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from quantcore.checkpoint.tokenizer import begin_of_text, load_tokenizer
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig
-from quantcore.data.chat import chat_renderer
-from quantcore.data.windows import TokenWindows, token_windows
+from quantcore.engine.data.chat_template import chat_renderer
+from quantcore.engine.data.tokenizer import begin_of_text, load_tokenizer
+from quantcore.engine.data.windows import TokenWindows, token_windows
 
 
 def cut_windows(

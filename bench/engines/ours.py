@@ -16,19 +16,19 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.engines.runner import Clock, Job, finish, quality, start
-from quantcore.calibration.ranges import quantized_activations
 from quantcore.checkpoint.headers import read_local
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, Config, parse_config
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data.windows import TokenWindows
+from quantcore.engine.calibration.ranges import quantized_activations
+from quantcore.engine.data.windows import TokenWindows
+from quantcore.engine.pipeline import job as pipeline
+from quantcore.engine.solvers import SOLVERS, TUNERS
+from quantcore.engine.transforms import SMOOTHINGS
+from quantcore.engine.verification.verify import WrittenCheckpoint
 from quantcore.events import Event, PhaseStarted
 from quantcore.export import EXPORTERS
-from quantcore.pipeline import job as pipeline
 from quantcore.plan.planner import export_dir, make_plan
-from quantcore.proof.verify import WrittenCheckpoint
-from quantcore.solvers import SOLVERS, TUNERS
-from quantcore.transforms import SMOOTHINGS
 
 PRESETS = {
     "uint4": "w4a16", "int4": "w4a16_sym", "uint3": "w3a16", "uint2": "w2a16", "int8": "int8_static",

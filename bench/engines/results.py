@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.engines.cells import FLOAT, Cell
 from bench.engines.table import markdown
-from quantcore.runtime.devices import about, default_device
+from quantcore.engine.runtime.devices import about, default_device
 
 FOLDER = Path(__file__).parents[1] / "results"
 MATRIX_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")  # that matrix products use

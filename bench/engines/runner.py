@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from quantcore.runtime.matmul import matmul_precision
+from quantcore.engine.runtime.matmul import matmul_precision
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 

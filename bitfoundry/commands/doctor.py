@@ -101,7 +101,7 @@ def _disk(home: Path) -> Finding:
 
 def _landlock() -> Finding:
     """Check whether this kernel can restrict engines to the files of their job."""
-    from quantcore.runtime.landlock import abi  # here: the client works without the engine
+    from quantcore.sandbox.landlock import abi  # here: the client works without the engine
 
     if number := abi():
         return Finding(

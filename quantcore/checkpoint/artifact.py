@@ -13,8 +13,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.opening import open_file
 from quantcore.errors import ConfigError, GateError
+from quantcore.sandbox.opening import open_file
 
 MANIFEST = "MANIFEST.json"
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.opening import read_bytes
 from quantcore.errors import ModelError
+from quantcore.sandbox.opening import read_bytes
 
 ADAPTER = "adapter_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -22,10 +22,10 @@ from quantcore.checkpoint.config_checks import check_config
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.checkpoint.onnx_headers import is_ours, read_onnx_headers
-from quantcore.checkpoint.opening import MAX_SIDE_FILE_BYTES, open_file
 from quantcore.checkpoint.side_files import SIDE_FILES, inner_files, side_files
 from quantcore.errors import ModelError
-from quantcore.grids.grid import GridShare
+from quantcore.formats.grid import GridShare
+from quantcore.sandbox.opening import MAX_SIDE_FILE_BYTES, open_file
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_INDEX_BYTES = 32 << 20  # a mixture of experts has tens of thousands of tensors, some 100 bytes each
@@ -43,7 +43,7 @@ class ModelHeaders:
     """A model without its weights: ``config`` as in config.json, ``tensors`` by name.
 
     ``warnings`` are for the user, before the model is quantized. ``grids``: those on which the weights lie, where
-    ``reading.grids`` has looked.
+    ``importing.grid_search`` has looked.
     """
 
     config: dict[str, Any]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
-from quantcore.checkpoint.opening import open_file
 from quantcore.errors import ModelError
+from quantcore.sandbox.opening import open_file
 
 FILE_NAME = "model.onnx"
 DATA_NAME = "model.onnx.data"

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 from quantcore.checkpoint.folder import find_gguf
-from quantcore.checkpoint.opening import MAX_SIDE_FILE_BYTES, open_file, read_bytes
 from quantcore.errors import ModelError
+from quantcore.sandbox.opening import MAX_SIDE_FILE_BYTES, open_file, read_bytes
 
 LICENSES = ("LICENSE*",)
 SIDE_FILES = (

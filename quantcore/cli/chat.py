@@ -17,12 +17,12 @@ from quantcore.cli.explain import explained
 from quantcore.cli.flags import Flags, positive
 from quantcore.cli.running import shown
 from quantcore.errors import ConfigError, ModelError, QuantError
-from quantcore.evaluation.answers import MAX_NEW_TOKENS
 from quantcore.events import Emit, silence
+from quantcore.report.answers import MAX_NEW_TOKENS
 from quantcore.report.compare import read_report
 
 if TYPE_CHECKING:
-    from quantcore.evaluation.chat import Chat
+    from quantcore.engine.chat.chat import Chat
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,9 +62,9 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
 
         def load(emit: Emit) -> Chat:
-            from quantcore.evaluation.chat import open_chat
-            from quantcore.evaluation.inputs import find_model
-            from quantcore.runtime.devices import limit_threads
+            from quantcore.engine.chat.chat import open_chat
+            from quantcore.engine.evaluation.inputs import find_model
+            from quantcore.engine.runtime.devices import limit_threads
 
             limit_threads()
             folder = find_artifact(options.out)

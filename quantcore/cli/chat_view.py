@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from quantcore.evaluation.answers import Turn
+from quantcore.report.answers import Turn
 
 MIN_COLUMNS = 80
 """Width of a terminal below which the answers stand one above the other."""

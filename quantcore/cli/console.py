@@ -18,8 +18,8 @@ from quantcore.errors import QuantError
 from quantcore.export.loading import at_folder
 
 if TYPE_CHECKING:
-    from quantcore.evaluation.quality import EvaluationResult, Interval, PairedQuality
     from quantcore.report.compare import Comparison
+    from quantcore.report.quality import EvaluationResult, Interval, PairedQuality
     from quantcore.report.values import Report
 
 _console = Console(stderr=True)
@@ -96,7 +96,7 @@ def show_report(report: Report, output_dir: str) -> None:
 
 def show_evaluation(result: EvaluationResult) -> None:
     """Show perplexities, the distance from the original, and tasks."""
-    from quantcore.evaluation.quality import Quality, TaskResult
+    from quantcore.report.quality import Quality, TaskResult
 
     quality = result.quality
     assert quality is not None
@@ -223,7 +223,7 @@ def show_mix(found: dict[str, Any]) -> None:
         layers = ", ".join(f"{num} {scheme}" for scheme, num in mix["layers"].items()) if name == "mix" else "all"
         sizes.add_row(letter, name, layers, _mega(mix["size_bytes"]), f"{mix['bits']:.2f}", f"{mix['loss']:.2g}")
     out.print(sizes)
-    from quantcore.evaluation.quality import Quality
+    from quantcore.report.quality import Quality
 
     measured = Quality.model_validate(found["mix"]["measured"])
     out.print(

@@ -39,7 +39,7 @@ from quantcore.config.values import config_error
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.export import default_format
 from quantcore.hub.download import is_model_id, resolve
-from quantcore.mixed_precision.schemes import resolve as resolve_schemes
+from quantcore.plan.mix_schemes import resolve as resolve_schemes
 
 CALIBRATION_FLAGS = {
     "config": "dataset_config", "split": "dataset_split", "column": "dataset_column",

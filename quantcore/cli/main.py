@@ -41,10 +41,10 @@ from quantcore.config import presets
 from quantcore.config.quantization import json_schema
 from quantcore.config.task import read_task
 from quantcore.errors import QuantError
-from quantcore.evaluation.quality import EvaluationResult, PairedQuality, Record
 from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
-from quantcore.runtime.parent import end_with_parent
+from quantcore.report.quality import EvaluationResult, PairedQuality, Record
+from quantcore.sandbox.parent_death import end_with_parent
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _examine(arguments: list[str]) -> int:
-    from quantcore.data import examine
+    from quantcore.engine.data import examine
 
     return examine.main(arguments)
 
@@ -130,7 +130,7 @@ def _convert(arguments: list[str]) -> int:
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> dict[str, Any]:
-        from quantcore.cli.convert import convert
+        from quantcore.engine.commands.convert import convert
 
         return convert(options.model_dir, options.output_dir, options.to, emit)
 
@@ -150,9 +150,9 @@ def _evaluate(arguments: list[str]) -> int:
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> EvaluationResult:
-        from quantcore.evaluation.command import evaluate
-        from quantcore.runtime.devices import limit_threads
-        from quantcore.runtime.ranks import joined
+        from quantcore.engine.commands.evaluate import evaluate
+        from quantcore.engine.runtime.devices import limit_threads
+        from quantcore.engine.runtime.ranks import joined
 
         limit_threads()
         inputs = options.model, options.against, evaluation_of(options), emit
@@ -173,7 +173,7 @@ def _speed(arguments: list[str]) -> int:
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> dict[str, Any]:
-        from quantcore.evaluation.speed import Load, speed
+        from quantcore.engine.commands.speed import Load, speed
 
         load = Load(options.prompt_len, options.num_new, options.batch_size, options.repeats)
         return speed(options.model, options.against, load, emit, runtime=options.runtime, python=options.python)
@@ -207,8 +207,8 @@ def _compare(arguments: list[str]) -> int:
 
 def _measure_change(options: argparse.Namespace) -> int:
     def work(emit: Emit) -> PairedQuality:
-        from quantcore.report.regression import measure_change
-        from quantcore.runtime.devices import limit_threads
+        from quantcore.engine.commands.compare import measure_change
+        from quantcore.engine.runtime.devices import limit_threads
 
         limit_threads()
         (new, old), text = (side.split(",") for side in options.folders), compared_text_of(options)
@@ -239,8 +239,8 @@ def _mix(arguments: list[str]) -> int:
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> dict[str, Any]:
-        from quantcore.mixed_precision.command import mix
-        from quantcore.runtime.devices import limit_threads
+        from quantcore.engine.mixed_precision.command import mix
+        from quantcore.engine.runtime.devices import limit_threads
 
         limit_threads()
         result = mix(options.model, emit=emit, **mix_of(options))
@@ -302,8 +302,8 @@ def _converse(arguments: list[str]) -> int:
         return 2
 
     def work(emit: Emit) -> None:
-        from quantcore.evaluation.converse import converse, read_chat_task
-        from quantcore.runtime.devices import limit_threads
+        from quantcore.engine.chat.converse import converse, read_chat_task
+        from quantcore.engine.runtime.devices import limit_threads
 
         limit_threads()
         converse(read_chat_task(Path(arguments[0])), sys.stdin, emit)

@@ -15,12 +15,12 @@ from quantcore.checkpoint.headers import ModelHeaders, read_json
 from quantcore.cli.flags import Flags, add_hardware, add_scheme
 from quantcore.cli.from_flags import calibration_of, config_of_flags, exports_of
 from quantcore.hub import download as hub
+from quantcore.importing.grid_search import with_grids
+from quantcore.importing.model import read_model
 from quantcore.plan.capacity import Capacity, plan_for
 from quantcore.plan.hardware import GB, parse_hardware
 from quantcore.plan.job import fitted_text
 from quantcore.plan.shapes_of_config import tensors_of
-from quantcore.reading.grids import with_grids
-from quantcore.reading.model import read_model
 
 EXECUTORS = {
     "file_to_file": "file to file, one weight at a time; the model is not run (--file2file_quantization)",

@@ -28,18 +28,17 @@ from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config.job_spec import JobSpec
 from quantcore.errors import ModelError, QuantError
 from quantcore.export.importer import READ_BY_IMPORTERS
-from quantcore.goal.fitting import fit
-from quantcore.goal.fitting import upper_bound as upper_bound_of_goal
 from quantcore.hub import download as hub
-from quantcore.mixed_precision import schemes
-from quantcore.plan import inspection
+from quantcore.importing.grid_search import with_grids
+from quantcore.importing.model import read_model
+from quantcore.plan import inspection, mix_schemes
 from quantcore.plan.capacity import capacity
+from quantcore.plan.fitting import fit
+from quantcore.plan.fitting import upper_bound as upper_bound_of_goal
 from quantcore.plan.hardware import Hardware
 from quantcore.plan.job import fitted, plan_job
 from quantcore.plan.planner import Plan
-from quantcore.reading.grids import with_grids
-from quantcore.reading.model import read_model
-from quantcore.runtime import landlock
+from quantcore.sandbox import landlock
 
 
 @dataclass(frozen=True)
@@ -151,12 +150,12 @@ def _plan_of(spec: JobSpec, headers: ModelHeaders) -> Plan:
     mix = spec.mix
     if mix is None:
         return plan_job(spec, headers)
-    plans = schemes.plan_each(
+    plans = mix_schemes.plan_each(
         mix,
         lambda config: plan_job(spec.model_copy(update={"config": config}), headers),
         spec.config.algo_config,
     )
-    return schemes.upper_bound(mix, plans)
+    return mix_schemes.upper_bound(mix, plans)
 
 
 def _too_large(memory_bytes: int) -> ModelError:

@@ -13,19 +13,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from quantcore.checkpoint.opening import unchanging
 from quantcore.cli.explain import explained
 from quantcore.config.task import Task, read_task
+from quantcore.engine.selftest.values import Selftest
 from quantcore.errors import QuantError, RankError
-from quantcore.evaluation.quality import EvaluationResult, PairedQuality
 from quantcore.events import Emit, Failed, print_json_lines, silence
+from quantcore.report.quality import EvaluationResult, PairedQuality
 from quantcore.report.values import Report, Summary
-from quantcore.selftest.values import Selftest
+from quantcore.sandbox.opening import unchanging
 
 T = TypeVar("T")
 WORSE = 3
 """Exit status of ``compare NEW OLD --against ORIGINAL`` if the new result is worse."""
-ENGINE = ("quantcore.pipeline.job", "quantcore.pipeline.twin_export", "transformers.modeling_utils")
+ENGINE = ("quantcore.engine.pipeline.job", "quantcore.engine.pipeline.tiny_export", "transformers.modeling_utils")
 """The modules that a job and its proof take seconds to load."""
 
 
@@ -105,7 +105,7 @@ def saying_nothing(work: Callable[[Emit], object]) -> Callable[[Emit], None]:
 
 @contextmanager
 def proof_standing_by() -> Iterator[None]:
-    """Load the engine, and keep a process waiting that verifies the result (see ``proof.standby``).
+    """Load the engine, and keep a process waiting that verifies the result (see ``sandbox.fork_server``).
 
     Not in a program that has used torch before: its threads would be missing in a fork.
     """
@@ -117,7 +117,7 @@ def proof_standing_by() -> Iterator[None]:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     get_checkpoint_conversion_mapping("")  # type: ignore[no-untyped-call]  # compiles all patterns, and keeps them
-    from quantcore.proof.standby import standing_by
+    from quantcore.sandbox.fork_server import standing_by
 
     gc.freeze()  # neither process frees what was imported, so it need not be scanned again
     with standing_by(verify):
@@ -131,10 +131,10 @@ def verify(arguments: Sequence[str]) -> int:
         return 2
 
     def work(emit: Emit) -> None:
-        from quantcore.pipeline.twin_export import export_twin
-        from quantcore.proof.fresh_process import STAMPS, peak_line, proof_line
-        from quantcore.proof.verify import prove_all
-        from quantcore.runtime.devices import limit_threads
+        from quantcore.engine.pipeline.tiny_export import export_twin
+        from quantcore.engine.runtime.devices import limit_threads
+        from quantcore.engine.verification.fresh_process import STAMPS, peak_line, proof_line
+        from quantcore.engine.verification.verify import prove_all
 
         limit_threads()
         folder, scratch = map(Path, arguments)
@@ -149,10 +149,10 @@ def verify(arguments: Sequence[str]) -> int:
 
 
 def pipeline(task: Task, emit: Emit) -> Report | None:
-    from quantcore.goal.run import run_goal
-    from quantcore.pipeline.job import run
-    from quantcore.runtime.devices import limit_threads
-    from quantcore.runtime.ranks import joined
+    from quantcore.engine.commands.goal import run_goal
+    from quantcore.engine.pipeline.job import run
+    from quantcore.engine.runtime.devices import limit_threads
+    from quantcore.engine.runtime.ranks import joined
 
     limit_threads()
     with joined() as ranks:

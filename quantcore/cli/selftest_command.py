@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from quantcore.cli.flags import Flags, new_file
+from quantcore.engine.selftest.values import Check, Selftest, Speed
 from quantcore.events import Emit
-from quantcore.selftest.values import Check, Selftest, Speed
 
 MAX_SHOWN = 8
 """Number of checks that are not as they should be which are shown one by one."""
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
 
 def answer(options: argparse.Namespace, emit: Emit) -> Selftest:
     """Run the self-test, and write its report where the flags say. Raises ConfigError for a device that is not here."""
-    from quantcore.selftest.run import selftest
+    from quantcore.engine.selftest.run import selftest
 
     found = selftest(options.device, emit)
     if options.report is not None:

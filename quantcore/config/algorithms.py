@@ -41,8 +41,9 @@ OPTIONS = ConfigDict(**STRICT, use_attribute_docstrings=True, json_schema_extra=
 class TransformConfig(Value):
     """The options of a transform, which changes weights before they are rounded. A chain may have several.
 
-    A class of an installed package also has a method ``create`` that makes the transform (see ``quantcore.transforms``)
-    from these options. It imports torch only when called, because the class itself must be importable without.
+    A class of an installed package also has a method ``create`` that makes the transform (see
+    ``quantcore.engine.transforms``) from these options. It imports torch only when called, because the class itself
+    must be importable without.
 
     ``num_grams``: the number of matrices [inputs, inputs] that it learns for each input. ``on_one_process``: ranks
     cannot share its work.
@@ -64,7 +65,7 @@ class TransformConfig(Value):
 class SolverConfig(Value):
     """The options of a solver, which rounds the weights. A chain has one at most, at its end.
 
-    A class of an installed package also has a method ``create``, as transforms have (see ``quantcore.solvers``).
+    A class of an installed package also has a method ``create``, as transforms have (see ``quantcore.engine.solvers``).
 
     ``compares``: it uses the activations of the float model beside those of the quantized one. ``goes_back``: it uses
     gradients of the float model's predictions. ``num_grams`` and ``on_one_process``: as for transforms.

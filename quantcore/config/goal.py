@@ -17,7 +17,7 @@ Runtime = Literal["vllm", "transformers", "llama_cpp", "onnx"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 Best = Literal["best"]
 DEFAULT_RECOVERY = 0.98
-"""The share that a *faithful* result keeps: its KL divergence is at most 0.02 (``evaluation.verdict``)."""
+"""The share that a *faithful* result keeps: its KL divergence is at most 0.02 (``report.verdict``)."""
 
 
 class Goal(Settings):

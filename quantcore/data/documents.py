@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.opening import resolved
 from quantcore.config.texts import BUILTIN, TextPart
 from quantcore.data import files, hub_dataset
 from quantcore.data.builtin_text import Render, read_builtin
@@ -22,6 +21,7 @@ from quantcore.data.columns import choose_column, no_column
 from quantcore.data.files import MAX_ROW_BYTES, Row
 from quantcore.data.messages import MEDIA_COLUMNS, Reference, holds_media, sounds_of, texts_of, without_references
 from quantcore.errors import CalibrationError
+from quantcore.sandbox.opening import resolved
 
 TOOLS = "tools"
 """Name of the column with the tools that a chat may call."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from quantcore.checkpoint.opening import open_named
 from quantcore.errors import CalibrationError
+from quantcore.sandbox.opening import open_named
 
 MAX_ROW_BYTES = 16 << 20
 MAX_UNPACKED_BYTES = 8 << 30

@@ -47,7 +47,7 @@ def is_hub_name(source: str) -> bool:
 def resolve(text: TextPart) -> TextPart:
     """Resolve an alias, and pin the commit that the dataset has now. This takes one request to the Hub.
 
-    Raises CalibrationError: ``invalid_dataset_name``, ``hub_*`` (see ``hub.errors``).
+    Raises CalibrationError: ``invalid_dataset_name``, ``hub_*`` (see ``hub.hub_errors``).
     """
     options = text.model_dump(exclude_none=True)
     alias = ALIASES.get(text.source, {})
@@ -61,7 +61,7 @@ def resolve(text: TextPart) -> TextPart:
             allowed=("builtin", *ALIASES),
         )
 
-    from quantcore.hub.errors import explained
+    from quantcore.hub.hub_errors import explained
 
     revision = text.revision or "main"
     try:
@@ -143,7 +143,7 @@ def _choose_split(splits: list[str], split: str | None) -> str:
 def _explain(error: Exception, text: TextPart) -> QuantError:
     import httpx2
 
-    from quantcore.hub.errors import explain, gated
+    from quantcore.hub.hub_errors import explain, gated
 
     if isinstance(error, QuantError):
         return error

@@ -22,11 +22,11 @@ from quantcore.export.exporter import (
     stored_scale_dtype,
 )
 from quantcore.export.importer import StoredFiles, StoredLayer, not_held
+from quantcore.export.words import codes_of, pack_from_zero, unpack_from_zero
 from quantcore.formats import IntFormat
-from quantcore.formats.words import codes_of, pack_from_zero, unpack_from_zero
 
 if TYPE_CHECKING:
-    from quantcore.numerics.qtensor import QLayer
+    from quantcore.tensors.qtensor import QLayer
 
 SLOTS = 8  # codes in a word
 
@@ -60,7 +60,7 @@ class AwqExporter:
 
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
 
-        from quantcore.formats.packing import AWQ_ORDER
+        from quantcore.tensors.packing import AWQ_ORDER
 
         params, fmt = quantized.weight.params, layer.weight.format
         zero_point = params.zero_point_or_zeros
@@ -71,9 +71,9 @@ class AwqExporter:
         }
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
-        from quantcore.formats.packing import AWQ_ORDER
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QLayer, QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.packing import AWQ_ORDER
+        from quantcore.tensors.qtensor import QLayer, QTensor
 
         fmt = layer.weight.format
         zero_point = None if layer.weight.symmetric else unpack_from_zero(tensors["qzeros"], fmt, AWQ_ORDER).T

@@ -31,7 +31,7 @@ from quantcore.export.exporter import (
 from quantcore.export.importer import StoredFiles, StoredLayer, not_held
 
 if TYPE_CHECKING:
-    from quantcore.numerics.qtensor import QLayer
+    from quantcore.tensors.qtensor import QLayer
 
 QUANT_TYPES = {Dtype.nf4: "nf4", Dtype.fp4_bnb: "fp4"}
 BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -94,8 +94,8 @@ class BitsAndBytesExporter:
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         import torch
 
-        from quantcore.formats.packing import HIGH_FIRST, pack
-        from quantcore.numerics.double_quant import dynamic_map
+        from quantcore.tensors.double_quant import dynamic_map
+        from quantcore.tensors.packing import HIGH_FIRST, pack
 
         weight, scale = quantized.weight, quantized.weight.params.scale
         if layer.weight.dtype is Dtype.int8:
@@ -118,10 +118,10 @@ class BitsAndBytesExporter:
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         import torch
 
-        from quantcore.formats.packing import HIGH_FIRST, unpack
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.double_quant import NestedScales, dynamic_map
-        from quantcore.numerics.qtensor import QLayer, QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.double_quant import NestedScales, dynamic_map
+        from quantcore.tensors.packing import HIGH_FIRST, unpack
+        from quantcore.tensors.qtensor import QLayer, QTensor
 
         if layer.weight.dtype is Dtype.int8:
             params = QParams((tensors["SCB"] / INT8_STEPS).unsqueeze(1))

@@ -40,8 +40,8 @@ from quantcore.export.importer import StoredFiles, StoredLayer, matches, not_hel
 from quantcore.formats import IntFormat
 
 if TYPE_CHECKING:
-    from quantcore.numerics.affine import QParams
-    from quantcore.numerics.qtensor import QLayer
+    from quantcore.tensors.affine import QParams
+    from quantcore.tensors.qtensor import QLayer
 
 SCALE_DTYPES = {ScaleType.e8m0: "torch.uint8", ScaleType.e4m3: "torch.float8_e4m3fn"}
 """Names in config.json for the types of scales that are not ordinary numbers."""
@@ -93,8 +93,8 @@ class CompressedTensorsExporter:
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QLayer
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.qtensor import QLayer
 
         weight, outputs = family_of(layer).decode(layer, tensors), None
         if layer.config.output_tensors is not None:
@@ -153,7 +153,7 @@ def _inputs(tensors: Tensors) -> QParams | None:
     """Read the calibrated parameters of the inputs."""
     import torch
 
-    from quantcore.numerics.affine import QParams
+    from quantcore.tensors.affine import QParams
 
     if "input_global_scale" in tensors:
         return QParams(1 / tensors["input_global_scale"].reshape(()))

@@ -19,11 +19,11 @@ from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Dtype, QSchemeType, QuantizationSpec, ScaleType
 from quantcore.export.exporter import Tensors, is_plain, refuse_blocks, refuse_inputs, stored_scale_dtype
+from quantcore.export.words import WORD_BITS, codes_of, pack_from_zero, unpack_from_zero
 from quantcore.formats import IntFormat
-from quantcore.formats.words import WORD_BITS, codes_of, pack_from_zero, unpack_from_zero
 
 if TYPE_CHECKING:
-    from quantcore.numerics.qtensor import QTensor
+    from quantcore.tensors.qtensor import QTensor
 
 WORD_CODE_BITS = (2, 3, 4, 8)
 BLOCKS = {
@@ -82,8 +82,8 @@ class Numbers:
         return {"weight": weight.codes, "weight_scale": weight.params.scale.reshape(shape)}
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.qtensor import QTensor
 
         scale = tensors["weight_scale"].float().reshape(layer.num_scales)
         return QTensor(tensors["weight"], QParams(scale), layer.weight)
@@ -134,8 +134,8 @@ class Words:
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.qtensor import QTensor
 
         fmt, zero_point = layer.weight.format, None
         if not layer.weight.symmetric:
@@ -170,7 +170,7 @@ class Blocks:
         import torch
 
         from quantcore.formats.floats import encode_e8m0
-        from quantcore.formats.packing import pack
+        from quantcore.tensors.packing import pack
 
         bits, params = layer.weight.format.bits, weight.params
         codes = weight.codes if bits == 8 else pack(weight.codes, bits, dtype=torch.uint8)
@@ -184,9 +184,9 @@ class Blocks:
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
         from quantcore.formats.floats import decode_e8m0
-        from quantcore.formats.packing import unpack
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.packing import unpack
+        from quantcore.tensors.qtensor import QTensor
 
         fmt, stored = layer.weight.format, tensors[self._codes_name(layer)]
         codes = stored if fmt.bits == 8 else unpack(stored, fmt)

@@ -17,9 +17,9 @@ from quantcore.registry import Registry
 if TYPE_CHECKING:
     import torch
 
-    from quantcore.checkpoint.sink import TensorSink
-    from quantcore.checkpoint.source import TensorSource
-    from quantcore.numerics.qtensor import QLayer
+    from quantcore.tensors.qtensor import QLayer
+    from quantcore.tensors.sink import TensorSink
+    from quantcore.tensors.source import TensorSource
 
 Tensors = dict[str, "torch.Tensor"]
 

@@ -14,10 +14,10 @@ from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.export.exporter import EXPORTERS, Exporter, Tensors
-from quantcore.numerics.weight_layout import stored, stored_shape
+from quantcore.formats.weight_layout import stored, stored_shape
 
 if TYPE_CHECKING:
-    from quantcore.numerics.qtensor import QLayer
+    from quantcore.tensors.qtensor import QLayer
 
 
 class FakeQuantizedExporter:

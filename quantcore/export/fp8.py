@@ -29,7 +29,7 @@ from quantcore.export.exporter import (
 from quantcore.export.importer import StoredFiles, StoredLayer, not_held
 
 if TYPE_CHECKING:
-    from quantcore.numerics.qtensor import QLayer
+    from quantcore.tensors.qtensor import QLayer
 
 
 E8M0 = "F8_E8M0"
@@ -92,9 +92,9 @@ class Fp8Exporter:
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         import torch
 
-        from quantcore.formats.packing import unpack
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QLayer, QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.packing import unpack
+        from quantcore.tensors.qtensor import QLayer, QTensor
 
         def params(name: str) -> QParams:
             return QParams(tensors[name].float().reshape(1, 1))

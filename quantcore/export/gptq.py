@@ -31,11 +31,11 @@ from quantcore.export.exporter import (
     stored_scale_dtype,
 )
 from quantcore.export.importer import StoredFiles, StoredLayer, matches, not_held
+from quantcore.export.words import WORD_BITS, codes_of, pack_from_zero, unpack_from_zero
 from quantcore.formats import IntFormat
-from quantcore.formats.words import WORD_BITS, codes_of, pack_from_zero, unpack_from_zero
 
 if TYPE_CHECKING:
-    from quantcore.numerics.qtensor import QLayer
+    from quantcore.tensors.qtensor import QLayer
 
 BITS = (2, 3, 4, 8)
 
@@ -84,8 +84,8 @@ class GptqExporter:
         }
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QLayer, QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.qtensor import QLayer, QTensor
 
         fmt = layer.weight.format
         zero_point = unpack_from_zero(tensors["qzeros"], fmt).T + self._less

@@ -1,6 +1,6 @@
 """Reads the layers of a checkpoint that is already quantized, by any writer. No torch.
 
-An importer knows its ``quantization_config`` and the names of its tensors; ``quantcore.reading.model`` builds a model
+An importer knows its ``quantization_config`` and the names of its tensors; ``quantcore.importing.model`` builds a model
 from them.
 """
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from quantcore.checkpoint.layout import Stack, TensorHeader
-from quantcore.checkpoint.opening import open_file
 from quantcore.config.quantization import QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.errors import ModelError
+from quantcore.sandbox.opening import open_file
 
 READ_BY_IMPORTERS = re.compile(r"\.quant_state\.bitsandbytes__|\.g_idx$|\.weight_shape$")
 """Names of the small tensors whose bytes describe how layers are quantized (see ``StoredFiles.read_bytes``)."""

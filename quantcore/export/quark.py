@@ -41,7 +41,7 @@ from quantcore.export.quark_weights import family_of, is_mxint8, weight_shape
 from quantcore.formats import IntFormat
 
 if TYPE_CHECKING:
-    from quantcore.numerics.qtensor import QLayer
+    from quantcore.tensors.qtensor import QLayer
 
 QUARK_VERSION = "0.13"
 WORD_DTYPES = (Dtype.int4, Dtype.uint4)
@@ -102,8 +102,8 @@ class QuarkExporter:
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         import torch
 
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QLayer
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.qtensor import QLayer
 
         params: dict[str, QParams] = {}
         for name, spec in _static_activations(layer).items():

@@ -25,7 +25,7 @@ from quantcore.export.exporter import Tensors, stored_scale_dtype
 from quantcore.formats import IntFormat
 
 if TYPE_CHECKING:
-    from quantcore.numerics.qtensor import QTensor
+    from quantcore.tensors.qtensor import QTensor
 
 
 class Family(Protocol):
@@ -82,8 +82,8 @@ class Bytes:
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.qtensor import QTensor
 
         scale = tensors["weight_scale"].float().reshape(layer.num_scales)
         return QTensor(tensors["weight"], QParams(scale), layer.weight)
@@ -101,7 +101,7 @@ class Words:
 
     def encode(self, layer: LayerPlan, weight: QTensor) -> Tensors:
 
-        from quantcore.formats.packing import AWQ_ORDER, pack
+        from quantcore.tensors.packing import AWQ_ORDER, pack
 
         params = weight.params
         zero_point = params.zero_point_or_zeros
@@ -114,9 +114,9 @@ class Words:
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
         import torch
 
-        from quantcore.formats.packing import AWQ_ORDER, unpack
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.packing import AWQ_ORDER, unpack
+        from quantcore.tensors.qtensor import QTensor
 
         zero_point = unpack(tensors["weight_zero_point"], layer.weight.format, AWQ_ORDER).T.to(torch.int32)
         return QTensor(
@@ -141,7 +141,7 @@ class Blocks:
         import torch
 
         from quantcore.formats.floats import encode_e8m0
-        from quantcore.formats.packing import pack
+        from quantcore.tensors.packing import pack
 
         bits, params = layer.weight.format.bits, weight.params
         codes = weight.codes if bits == 8 else pack(weight.codes, bits, dtype=torch.uint8)
@@ -151,9 +151,9 @@ class Blocks:
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
         from quantcore.formats.floats import decode_e8m0
-        from quantcore.formats.packing import unpack
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.packing import unpack
+        from quantcore.tensors.qtensor import QTensor
 
         fmt, scale = layer.weight.format, tensors["weight_scale"]
         codes = tensors["weight"] if fmt.bits == 8 else unpack(tensors["weight"], fmt)
@@ -182,8 +182,8 @@ class IntBlocks:
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
         from quantcore.formats.floats import decode_e8m0
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.qtensor import QTensor
 
         return QTensor(tensors["weight"].T, QParams(decode_e8m0(tensors["weight_scale"]).T), layer.weight)
 
@@ -202,7 +202,7 @@ class Stages:
     def encode(self, layer: LayerPlan, weight: QTensor) -> Tensors:
         import torch
 
-        from quantcore.formats.packing import AWQ_ORDER, pack
+        from quantcore.tensors.packing import AWQ_ORDER, pack
 
         assert weight.params.global_scale is not None
         return {
@@ -213,9 +213,9 @@ class Stages:
         }
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
-        from quantcore.formats.packing import AWQ_ORDER, unpack
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.packing import AWQ_ORDER, unpack
+        from quantcore.tensors.qtensor import QTensor
 
         scale = tensors["weight_scale_2"].float().unsqueeze(1)
         params = QParams(scale, global_scale=tensors["weight_scale"])

@@ -92,7 +92,7 @@ def is_model_id(text: str) -> bool:
 
 
 def resolve(model_id: str, revision: str = "main") -> str:
-    """Return the commit that a branch, tag or commit names now. Raises ModelError (see ``hub.errors``)."""
+    """Return the commit that a branch, tag or commit names now. Raises ModelError (see ``hub.hub_errors``)."""
     return _list(model_id, revision).sha
 
 
@@ -104,7 +104,7 @@ def read_headers(
 
     ``read`` gets a folder with the true config, headers and sizes, zeros for weights, and the tensors that have
     ``needed`` in their names. ``token`` replaces huggingface_hub's own. Raises ModelError: ``invalid_model_id``,
-    ``hub_*`` (see ``hub.errors``), and any that ``read`` raises.
+    ``hub_*`` (see ``hub.hub_errors``), and any that ``read`` raises.
     """
     with outline(model_id, revision, needed=needed, token=token) as (folder, sha):
         return read(folder), sha
@@ -170,7 +170,7 @@ def download_tokenizer(model_id: str, revision: str = "main", *, token: str | No
 def _download(listing: Listing, names: list[str], emit: Emit) -> Path:
     from huggingface_hub import snapshot_download
 
-    from quantcore.hub.errors import explained
+    from quantcore.hub.hub_errors import explained
 
     limit_waits()
     counter = ByteCounter(sum(listing.files[name].size for name in names), emit)
@@ -200,7 +200,7 @@ def _list(model_id: str, revision: str, token: str | None = None) -> Listing:
             hint="An id looks like org/name: letters, digits, '-', '_' and '.'.",
         )
 
-    from quantcore.hub.errors import explained
+    from quantcore.hub.hub_errors import explained
 
     with explained(model_id, revision):
         info = hub_api(token).model_info(model_id, revision=revision, files_metadata=True, timeout=HUB_S)
@@ -310,7 +310,7 @@ def read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-    from quantcore.hub.errors import explained
+    from quantcore.hub.hub_errors import explained
 
     limit_waits()
     # Identity: a compressed response has no ranges.

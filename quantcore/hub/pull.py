@@ -40,7 +40,7 @@ def pull(model_id: str, revision: str, output_dir: Path, emit: Emit) -> dict[str
         )
     from huggingface_hub import snapshot_download
 
-    from quantcore.hub.errors import explained
+    from quantcore.hub.hub_errors import explained
 
     emit(PhaseStarted("download"))
     with explained(model_id, revision):

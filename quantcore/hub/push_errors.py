@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 )
 
 from quantcore.errors import PublishError, QuantError
-from quantcore.hub.errors import DISK_FULL, rate_limited
+from quantcore.hub.hub_errors import DISK_FULL, rate_limited
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantcore.checkpoint.artifact import sha256
-from quantcore.checkpoint.opening import read_bytes
 from quantcore.config.values import config_error
 from quantcore.errors import ProofError
 from quantcore.hub.target import Target
+from quantcore.sandbox.opening import read_bytes
 
 MANIFEST = "MANIFEST.json"
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from quantcore.checkpoint.opening import open_file
 from quantcore.errors import ProofError, PublishError
 from quantcore.events import Emit, PhaseStarted, Published
 from quantcore.hub.local_folder import LocalFolder
 from quantcore.hub.push_errors import storage_explained
 from quantcore.hub.push_progress import ByteProgress
 from quantcore.hub.push_task import MANIFEST, ManifestFile, PublishTask, digest, listed
+from quantcore.sandbox.opening import open_file
 
 NOTE = "MANIFEST.json.partial"
 CHUNK_BYTES = 4 << 20

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from quantcore.checkpoint.opening import resolved
 from quantcore.hub.download import is_model_id
+from quantcore.sandbox.opening import resolved
 
 MAIN = "main"
 RESERVED = frozenset({".git", ".cache"})

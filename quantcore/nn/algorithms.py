@@ -13,26 +13,26 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from quantcore.blockwise.algorithms import BlockAlgorithms
-from quantcore.blockwise.errors import measured
-from quantcore.blockwise.results import Prepared, Solved
-from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
-from quantcore.calibration.ranges import Activations, quantized_activations
-from quantcore.calibration.reduction import Span
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
+from quantcore.engine.blockwise.algorithms import BlockAlgorithms
+from quantcore.engine.blockwise.reported_errors import measured
+from quantcore.engine.blockwise.results import Prepared, Solved
+from quantcore.engine.blockwise.running_block import CalibrationStreams, RunningBlock
+from quantcore.engine.calibration.ranges import Activations, quantized_activations
+from quantcore.engine.calibration.reduction import Span
+from quantcore.engine.model.kinds import Kind, inputs_of
+from quantcore.engine.runtime.arguments import Arguments
+from quantcore.engine.runtime.block_capture import Outside, blocks_replaced
+from quantcore.engine.runtime.hidden import Hidden
+from quantcore.engine.transforms.rotation.model_rotation import untie
 from quantcore.errors import CalibrationError, ConfigError, ModelError
-from quantcore.model.kinds import Kind, inputs_of
 from quantcore.nn.calibration import evaluating, run
 from quantcore.nn.gradients import state_gradients
 from quantcore.nn.log import log
 from quantcore.nn.progress import Progress
 from quantcore.nn.result import EdgeResult, LayerResult
-from quantcore.numerics.affine import QParams
-from quantcore.rotation.model_rotation import untie
-from quantcore.runtime.arguments import Arguments
-from quantcore.runtime.hidden import Hidden
-from quantcore.runtime.relay import Outside, blocks_replaced
+from quantcore.tensors.affine import QParams
 
 EDGE_PROBE_LEN = 32
 

@@ -30,14 +30,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from quantcore.calibration.ranges import observer_of
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QuantizationSpec
+from quantcore.engine.calibration.ranges import observer_of
+from quantcore.engine.modules.tensor_quantizer import TensorQuantizer
+from quantcore.engine.observers import Observer
+from quantcore.engine.transforms.rotation.hadamard import orthogonal
 from quantcore.errors import CalibrationError, ConfigError, NumericsError
-from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.numerics.affine import find_params, static_params
-from quantcore.observers import Observer
-from quantcore.rotation.hadamard import orthogonal
+from quantcore.tensors.affine import find_params, static_params
 
 EAGER, SDPA = "quantcore", "quantcore_sdpa"
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax)

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.calibration.experts import share_ranges
-from quantcore.calibration.ranges import Activations, Watched, collect_ranges, learned
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.layer_plan import LayerPlan
+from quantcore.engine.calibration.experts import share_ranges
+from quantcore.engine.calibration.ranges import Activations, Watched, collect_ranges, learned
+from quantcore.engine.runtime.matmul import matmul_precision
 from quantcore.errors import CalibrationError
 from quantcore.nn.log import log
 from quantcore.nn.progress import Progress
-from quantcore.runtime.matmul import matmul_precision
 
 
 def calibrate(

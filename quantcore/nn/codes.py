@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from quantcore.config.spec import RoundType
+from quantcore.engine.modules.layers import QuantizedLayer
+from quantcore.engine.modules.tensor_quantizer import TensorQuantizer
 from quantcore.errors import ProofError
-from quantcore.nn.layers import QuantizedLayer
-from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.numerics.affine import QParams
-from quantcore.numerics.qtensor import QLayer, quantize_weight
+from quantcore.tensors.affine import QParams
+from quantcore.tensors.qtensor import QLayer, quantize_weight
 
 
 def encode_layer(layer: QuantizedLayer) -> QLayer:

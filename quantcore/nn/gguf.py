@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config.layer_plan import LayerPlan
+from quantcore.engine.modules.layers import QuantizedLayer, num_groups
+from quantcore.engine.modules.tensor_quantizer import TensorQuantizer
 from quantcore.errors import ConfigError
 from quantcore.export import EXPORTERS, Container, encoded, file_of, layouts_of
+from quantcore.formats.weight_layout import stored as as_module_keeps
 from quantcore.nn.codes import encode_layer
-from quantcore.nn.layers import QuantizedLayer, num_groups
+from quantcore.nn.layer_names import Stored
 from quantcore.nn.log import log
-from quantcore.nn.names import Stored
-from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.numerics.affine import QParams, as_stored, minimum_of, zero_point_of
-from quantcore.numerics.qtensor import QTensor
-from quantcore.numerics.weight_layout import stored as as_module_keeps
+from quantcore.tensors.affine import QParams, as_stored, minimum_of, zero_point_of
+from quantcore.tensors.qtensor import QTensor
+from quantcore.tensors.source import TORCH_DTYPES
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.blockwise.backward import StateGradients, log_p_of_drawn
+from quantcore.engine.blockwise.backward import StateGradients, log_p_of_drawn
 from quantcore.nn.calibration import run
 from quantcore.nn.log import log
 

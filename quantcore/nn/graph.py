@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from quantcore.engine.modules.layers import kind_of, num_groups
 from quantcore.errors import ModelError
+from quantcore.formats.weight_layout import canonical, stored
 from quantcore.nn.calibration import as_arguments, evaluating
-from quantcore.nn.layers import kind_of, num_groups
-from quantcore.numerics.weight_layout import canonical, stored
 
 aten = torch.ops.aten
 

@@ -2,7 +2,7 @@
 
 ONNX (opset 21) has integers of 4, 8 and 16 bits and fp8, with one scale for a tensor, a channel, or a block along one
 axis. Errors name the layers whose specs it does not have. Language models from files:
-``quantcore.export.onnx.exporter``.
+``quantcore.export.onnx.onnx_exporter``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch.nn import functional
 
 from quantcore.config.grouping import Grouping, weight_grouping
 from quantcore.config.spec import QuantizationSpec
+from quantcore.engine.containers.onnx_nodes import NARROW, OPSET, activation, check_installed, onnx_node
+from quantcore.engine.modules.layers import QuantizedLayer, quantized_layers
+from quantcore.engine.modules.tensor_quantizer import TensorQuantizer
 from quantcore.errors import ConfigError
-from quantcore.export.onnx.exporter import activation_fault, fault_of
-from quantcore.export.onnx.nodes import NARROW, OPSET, activation, check_installed, onnx_node
+from quantcore.export.onnx.onnx_exporter import activation_fault, fault_of
 from quantcore.nn.codes import encode_layer
 from quantcore.nn.graph import export_program
-from quantcore.nn.layers import QuantizedLayer, quantized_layers
-from quantcore.nn.tensor_quantizer import TensorQuantizer
 
 
 def export_onnx(

@@ -13,26 +13,32 @@ from typing import Any
 from torch import fx, nn
 from transformers import PreTrainedModel
 
-from quantcore.calibration.ranges import Activations
 from quantcore.config.algorithms import RotationConfig
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, QuantizationMode, learns_from_data
 from quantcore.config.values import shown
+from quantcore.engine.calibration.ranges import Activations
+from quantcore.engine.model.experts import split_experts
+from quantcore.engine.model.parameter_names import projection_names
+from quantcore.engine.model.stacks import restack
+from quantcore.engine.modules.layers import (
+    as_solved,
+    find_quantizers,
+    quantize_caches,
+    quantize_layer,
+    quantized_layers,
+)
+from quantcore.engine.modules.tensor_quantizer import TensorQuantizer
+from quantcore.engine.solvers.global_scale import shared_global_scales
 from quantcore.errors import CalibrationError, ConfigError
-from quantcore.model.experts import split_experts
-from quantcore.model.names import projection_names
-from quantcore.model.stacks import restack
 from quantcore.nn.algorithms import Applied, apply_algorithms, layer_result
 from quantcore.nn.attention import attention_watched, keys_behind_rope
 from quantcore.nn.calibration import calibrate
 from quantcore.nn.graph import layers_left, trace
-from quantcore.nn.layers import as_solved, find_quantizers, quantize_caches, quantize_layer, quantized_layers
 from quantcore.nn.log import log
 from quantcore.nn.progress import Callback, Progress
 from quantcore.nn.result import QuantizationResult
 from quantcore.nn.selection import select_layers
-from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.solvers.global_scale import shared_global_scales
 
 
 class ModelQuantizer:

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from quantcore.charts.errors import error_chart
 from quantcore.errors import ConfigError
+from quantcore.report.error_chart import error_chart
 
 _STYLE = "svg text{fill:gray;font-size:12px}svg line{stroke:silver}svg circle{fill:#0b5fb0}"
 NUM_SHOWN = 5

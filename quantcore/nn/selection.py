@@ -12,11 +12,11 @@ from quantcore.checkpoint.roles import find_roles
 from quantcore.config.kv_cache import check_kv_cache
 from quantcore.config.layer_plan import LayerPlan, check_groups, check_super_blocks
 from quantcore.config.quantization import Config, QSchemeType
+from quantcore.engine.model.cache_taps import cached_names
+from quantcore.engine.modules.layers import kind_of, num_groups
 from quantcore.errors import ConfigError, ModelError
-from quantcore.model.cache_taps import cached_names
-from quantcore.nn.layers import kind_of, num_groups
-from quantcore.numerics.qtensor import check_finite
-from quantcore.numerics.weight_layout import canonical
+from quantcore.formats.weight_layout import canonical
+from quantcore.tensors.qtensor import check_finite
 
 INDEXED = ("Embedding", "EmbeddingBag")
 CONVOLUTIONS = ("Conv1d", "Conv2d", "ConvTranspose2d")

@@ -25,7 +25,7 @@ from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Parts, by_
 from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
 from quantcore.plan.layer_sizes import Input, input_of
 from quantcore.plan.planner import FILE_TO_FILE, STREAMED, Plan, make_plan
-from quantcore.runtime.workload import (
+from quantcore.plan.workload import (
     KERNEL_INPUTS,
     SOLVED_ROWS,
     STATES_SHARE,
@@ -272,7 +272,7 @@ def _candidates(
 
 
 def _states_fit(footprint: Footprint, hardware: Hardware) -> bool:
-    """Return True if the hidden states fit into the memory of each rank, by the rule of ``runtime.states``."""
+    """Return True if the hidden states fit into the memory of each rank, by the rule of ``engine.runtime.states``."""
     limit = hardware.device_bytes if hardware.num_devices else hardware.host_bytes
     return not limit or footprint.states <= hardware.num_ranks * STATES_SHARE * limit
 

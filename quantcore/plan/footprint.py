@@ -20,7 +20,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.plan.distillation import NUM_HELD_BACK, bytes_of_scales
 from quantcore.plan.layer_sizes import coupled_of, grams_of, most_weights, outputs_of, solved_of, values_beside
-from quantcore.runtime.workload import (
+from quantcore.plan.workload import (
     KEPT_STATES_BYTES,
     LOGIT_ROWS,
     NUM_PROBES,
@@ -104,7 +104,7 @@ class Footprint:
     ``autorounded``: what AutoRound holds to tune a block.
 
     The rest is for measuring the result: ``held_out``, the hidden states of all of its windows; ``logits``, those of
-    ``LOGIT_ROWS`` positions; ``part``: a part of the head's weight and its logits (``runtime.vocabulary``);
+    ``LOGIT_ROWS`` positions; ``part``: a part of the head's weight and its logits (``engine.runtime.vocabulary``);
     ``restored_head``, the float32 weight of a quantized head; ``vocab_size``, the number of tokens; ``window_len``,
     those of a calibration window; ``probes``, the logits that are compared one by one; ``measures``: the original is
     compared with the result; ``generates``: both continue texts; ``task_logits``: those of a batch of documents, 0

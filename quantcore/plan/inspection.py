@@ -17,16 +17,16 @@ from quantcore.checkpoint.headers import ModelHeaders, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader
 from quantcore.checkpoint.model_config import ModelConfig
-from quantcore.checkpoint.opening import open_file
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.errors import ModelError, QuantError
 from quantcore.export import formats_for, holds_codes
 from quantcore.export.gguf.model import read_gguf
 from quantcore.hub import download as hub
+from quantcore.importing.grid_search import with_grids
+from quantcore.importing.model import read_model
 from quantcore.plan.planner import make_plan
-from quantcore.reading.grids import with_grids
-from quantcore.reading.model import read_model
+from quantcore.sandbox.opening import open_file
 
 USUAL_PRESETS = (
     "fp8", "fp8_dynamic", "int8", "int8_dynamic", "w4a16", "w4a16_sym", "mxfp4", "nvfp4", "nf4", "gguf_q4_k",

@@ -10,7 +10,7 @@ from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config.algorithms import RTNConfig, SolverConfig
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
-from quantcore.runtime.workload import SOLVED_ROWS, count_coupled
+from quantcore.plan.workload import SOLVED_ROWS, count_coupled
 
 OUTPUTS = ("o_proj", "out_proj", "down_proj", "c_proj", "dense", "wo", "w2", "fc2")
 """Names of layers that read the output of the other layers of their module, at any width."""

@@ -35,7 +35,7 @@ from quantcore.export.unread import unread
 from quantcore.plan.decisions import KeptTensor, decide, kept_layers, warn_of_layers_beside
 from quantcore.plan.distillation import check_distillation
 from quantcore.plan.footprint import Footprint
-from quantcore.plan.unread import warn_of_unread
+from quantcore.plan.runtime_gaps import warn_of_unread
 
 STREAMED_TYPES = ("Linear", "Conv1D")
 FLOAT_DTYPES = ("F32", "F16", "BF16")

@@ -9,9 +9,9 @@ from typing import Any
 from huggingface_hub import ModelCardData, metadata_load
 
 from quantcore.checkpoint.folder import find_gguf
-from quantcore.checkpoint.opening import open_file, path_for_libraries
 from quantcore.hub.download import MAX_FETCHED_CARD_BYTES
 from quantcore.report.values import GoalResult, Mix, Report
+from quantcore.sandbox.opening import open_file, path_for_libraries
 
 KEPT_FIELDS = tuple("license license_name license_link language pipeline_tag library_name datasets tags".split())
 """Fields of the source's front matter that stay true for the quantized model. Its scores (model-index) do not."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantcore.errors import ConfigError
-from quantcore.evaluation.quality import Measure, Quality, Record
+from quantcore.report.quality import Measure, Quality, Record
 from quantcore.report.values import Report
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from quantcore.charts.errors import HEIGHT, LEFT, WIDTH, error_chart, grid, height
-from quantcore.evaluation.answers import common_length
-from quantcore.evaluation.quality import DraftQuality, EncoderQuality, PositionQuality, Quality, Sample, TaskResults
+from quantcore.report.answers import common_length
+from quantcore.report.error_chart import HEIGHT, LEFT, WIDTH, error_chart, grid, height
+from quantcore.report.quality import DraftQuality, EncoderQuality, PositionQuality, Quality, Sample, TaskResults
 from quantcore.report.values import ExportSummary, GoalResult, LayerError, Mix, MixScheme, Report, Summary
 
 _STYLE = """

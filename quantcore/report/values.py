@@ -12,7 +12,8 @@ from pydantic import Field
 
 from quantcore.checkpoint.folder import model_name
 from quantcore.config.job_spec import Gate
-from quantcore.evaluation.quality import (
+from quantcore.report.gate_result import GateResult
+from quantcore.report.quality import (
     ConsumerCheck,
     DraftQuality,
     EncoderQuality,
@@ -24,7 +25,6 @@ from quantcore.evaluation.quality import (
     TaskResults,
     Verdict,
 )
-from quantcore.proof.gate_result import GateResult
 
 SCHEMA_VERSION: Literal[2] = 2
 

@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quantcore.pipeline import job
-from quantcore.solvers.measures import GroupMeasure
+from quantcore.engine.pipeline import job
+from quantcore.engine.solvers.measures import GroupMeasure
 from tests.support.accelerator import on_accelerator
 from tests.support.accelerator_jobs import counted, quantized, task
 from tests.support.models import MIXTURES, tiny_model

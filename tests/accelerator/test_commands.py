@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quantcore.blockwise import savepoint
 from quantcore.cli.main import main
 from quantcore.config.task import EvaluationConfig
-from quantcore.evaluation.command import evaluate
+from quantcore.engine.blockwise import savepoint
+from quantcore.engine.commands.evaluate import evaluate
+from quantcore.engine.pipeline.job import run
+from quantcore.engine.pipeline.writer import ResultWriter
+from quantcore.engine.runtime import sharded, streamed_model
+from quantcore.engine.runtime.shards import is_sharded, local_rows
 from quantcore.events import silence
-from quantcore.pipeline.job import run
-from quantcore.pipeline.writer import ResultWriter
-from quantcore.runtime import sharded, streamed_model
-from quantcore.runtime.shards import is_sharded, local_rows
 from tests.support.accelerator import SimTensor, accelerator, on_accelerator
 from tests.support.accelerator_jobs import as_on_accelerators, proofs_in_forks, quantized, task
 from tests.support.forks import config, forked, killed, task_file

@@ -14,8 +14,8 @@ from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.config.algorithms import AutoRoundConfig
 from quantcore.config.quantization import parse_config
+from quantcore.engine.pipeline import job
 from quantcore.errors import QuantError
-from quantcore.pipeline import job
 from tests.support.accelerator import on_accelerator
 from tests.support.accelerator_jobs import CHAINS, as_on_accelerators, on_both, proofs_in_forks, task
 from tests.support.forks import config, task_file

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from quantcore.cli.main import main
+from quantcore.engine.selftest import run, speeds, trial_job
+from quantcore.engine.selftest.parts import parts
 from quantcore.formats.floats import FloatFormat
-from quantcore.selftest import job, run, speeds
-from quantcore.selftest.parts import parts
 from tests.support.accelerator import SimTensor, on_accelerator
 from tests.support.accelerator_jobs import as_on_accelerators, proofs_in_forks
 
@@ -106,7 +106,7 @@ def test_what_a_device_cannot_do_is_found(few_parts, monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_job_that_keeps_nothing_of_gptq_is_found(monkeypatch, tmp_path):
     """Without calibration on the device its codes are those of plain rounding."""
-    from quantcore.solvers.gptq import GPTQ
+    from quantcore.engine.solvers.gptq import GPTQ
 
     plain = GPTQ.solve
 
@@ -118,7 +118,7 @@ def test_a_job_that_keeps_nothing_of_gptq_is_found(monkeypatch, tmp_path):
     assert selftest("--report", tmp_path / "report.json") == 1
     _, checks = reported(tmp_path / "report.json")
     [check] = checks.values()
-    assert check["verdict"] == "differs" and check["difference"]["share"] > job.ALLOWED.share
+    assert check["verdict"] == "differs" and check["difference"]["share"] > trial_job.ALLOWED.share
 
 
 def test_a_device_that_is_not_there_is_refused(capfd):

@@ -20,7 +20,7 @@ KNOWN = {
         "quantcore.serving.inside_env": 1,
         "quantcore.serving.vllm_tasks": 1,
     },
-    "a command that a person starts, with no thread that asks a database": {"quantcore.selftest.job": 3},
+    "a command that a person starts, with no thread that asks a database": {"quantcore.engine.selftest.trial_job": 3},
 }
 CHANGES = ("update", "setdefault", "pop", "popitem", "clear", "__setitem__", "__delitem__")
 

@@ -1,4 +1,4 @@
-"""Every place that opens a file by its path is known, with the reason why ``quantcore.checkpoint.opening`` is not used.
+"""Every place that opens a file by its path is known, with the reason why ``quantcore.sandbox.opening`` is not used.
 
 Models, data files and artifacts are opened there alone: a stranger may have made them.
 """
@@ -18,38 +18,38 @@ NOT_FILES = {("vault", "open"), ("received", "open"), ("parcel", "open"), ("file
 OURS = {("", "read_bytes"), ("", "read_text")}
 """Functions of ours: the guard's own, and one of texts."""
 
-GUARD = "quantcore.checkpoint.opening"
+GUARD = "quantcore.sandbox.opening"
 ALLOWED = {
     "the guard itself": {GUARD: 5},
     "libraries read a checked copy or an open file": {
-        "quantcore.checkpoint.tokenizer": 1,
-        "quantcore.evaluation.consumer": 1,
-        "quantcore.evaluation.architecture": 1,
+        "quantcore.engine.data.tokenizer": 1,
+        "quantcore.engine.verification.consumer": 1,
+        "quantcore.engine.verification.architecture": 1,
         "quantcore.report.card": 1,
-        "quantcore.data.media": 1,
-        "quantcore.data.media_files": 2,  # bytes that the guard has read
+        "quantcore.engine.data.media": 1,
+        "quantcore.engine.data.media_files": 2,  # bytes that the guard has read
     },
     "the artifact that is being written": {
         "quantcore.checkpoint.artifact": 2,
         "quantcore.checkpoint.side_files": 1,
-        "quantcore.checkpoint.sink": 1,
-        "quantcore.proof.judging": 1,
-        "quantcore.blockwise.savepoint": 5,
-        "quantcore.blockwise.distillation": 1,
-        "quantcore.goal.run": 1,
-        "quantcore.proof.expectation": 2,
+        "quantcore.tensors.sink": 1,
+        "quantcore.engine.verification.gate_inputs": 1,
+        "quantcore.engine.blockwise.savepoint": 5,
+        "quantcore.engine.blockwise.distillation": 1,
+        "quantcore.engine.commands.goal": 1,
+        "quantcore.engine.verification.expectation": 2,
     },
     "a file of the engine's own": {
         "quantcore.export.loading": 1,
-        "quantcore.evaluation.baseline_cache": 2,
+        "quantcore.engine.evaluation.baseline_cache": 2,
         "quantcore.serving.inside_env": 1,
-        "quantcore.runtime.landlock": 4,
+        "quantcore.sandbox.landlock": 4,
         "quantcore.data.builtin_text": 1,
         "quantcore.config.task": 1,
         "quantcore.cli.running": 1,
-        "quantcore.evaluation.converse": 1,
+        "quantcore.engine.chat.converse": 1,
     },
-    "pipes to a process of the engine's own": {"quantcore.proof.standby": 3},
+    "pipes to a process of the engine's own": {"quantcore.sandbox.fork_server": 3},
     "what was just downloaded, or is checked on its way": {
         "quantcore.hub.download": 3,
         "quantcore.hub.pull": 1,
@@ -66,7 +66,7 @@ ALLOWED = {
         "quantcore.serving.stopwatch": 2,
     },
     "what the kernel says": {
-        "quantcore.runtime.devices": 1,
+        "quantcore.engine.runtime.devices": 1,
         "quantcore.cli.readers": 1,
         "quantcore.data.template_process": 2,
         "worker.devices": 3,
@@ -109,7 +109,7 @@ def test_every_place_that_opens_a_path_is_known() -> None:
             calls = opened_in(module)
             assert len(calls) == known[module], (
                 f"{module} opens {len(calls)} file(s) by path, known are {known[module]}: open what belongs to a model,"
-                f" a dataset or an artifact with quantcore.checkpoint.opening, give any other file a reason: {calls}"
+                f" a dataset or an artifact with quantcore.sandbox.opening, give any other file a reason: {calls}"
             )
     assert not known.keys() - MODULES.keys()
 
@@ -117,5 +117,5 @@ def test_every_place_that_opens_a_path_is_known() -> None:
 def test_the_walk_sees_what_it_should(tmp_path: Path) -> None:
     """The test above can fail."""
     assert any("os.open" in call for call in opened_in(GUARD))
-    assert opened_in("quantcore.checkpoint.tokenizer")
-    assert not opened_in("quantcore.checkpoint.source") and not opened_in("quantcore.checkpoint.headers")
+    assert opened_in("quantcore.engine.data.tokenizer")
+    assert not opened_in("quantcore.tensors.source") and not opened_in("quantcore.checkpoint.headers")

@@ -16,10 +16,10 @@ THEMES = {
     "quantcore/checkpoint/test_bad_model_files": "config and tokenizer files, through every reader",
     "quantcore/checkpoint/test_safetensors": "headers, source and sink together",
     "quantcore/formats/test_formats": "every registered format",
-    "quantcore/numerics/test_pieces": "every calculation that works piece by piece",
-    "quantcore/reading/test_odd_tensors": "every reader of quantized files, and the plan",
-    "quantcore/solvers/test_solvers": "every registered solver",
-    "quantcore/transforms/test_transforms": "every registered smoothing",
+    "quantcore/tensors/test_pieces": "every calculation that works piece by piece",
+    "quantcore/importing/test_odd_tensors": "every reader of quantized files, and the plan",
+    "quantcore/engine/solvers/test_solvers": "every registered solver",
+    "quantcore/engine/transforms/test_transforms": "every registered smoothing",
 }
 """Unit tests that are about several files of a folder, with what joins them."""
 

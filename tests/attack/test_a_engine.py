@@ -10,7 +10,7 @@ import pytest
 
 from api.confinement import reach_of
 from api.settings import Settings
-from quantcore.runtime import landlock
+from quantcore.sandbox import landlock
 from worker.engine import Engine
 
 HOSTILE = """

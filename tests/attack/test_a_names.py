@@ -9,10 +9,10 @@ import pytest
 from transformers import AutoProcessor, AutoTokenizer
 
 from quantcore.checkpoint.harmless import CONFIG, PROCESSOR, TOKENIZER, Known
-from quantcore.checkpoint.tokenizer import load_tokenizer
-from quantcore.data.media import load_processor
+from quantcore.engine.data.media import load_processor
+from quantcore.engine.data.tokenizer import load_tokenizer
+from quantcore.engine.model.skeleton import build_skeleton
 from quantcore.errors import ModelError, QuantError
-from quantcore.model.skeleton import build_skeleton
 from tests.support.canary import FORMS, Canary
 from tests.support.class_keys import config_classes, config_keys, processor_keys, tokenizer_classes, tokenizer_keys
 from tests.support.models import SHAPE, tiny_tokenizer

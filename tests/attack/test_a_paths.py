@@ -8,9 +8,9 @@ import pytest
 
 from api.confinement import reach_of
 from api.settings import Settings
-from quantcore.checkpoint.opening import VARIABLE, folders_beside, identify, open_file, open_named
 from quantcore.errors import ModelError
-from quantcore.runtime import landlock
+from quantcore.sandbox import landlock
+from quantcore.sandbox.opening import VARIABLE, folders_beside, identify, open_file, open_named
 from tests.support.canary import Canary
 
 

@@ -13,10 +13,10 @@ from api.settings import Settings
 from api.store.tables.jobs import Job
 from quantcore.checkpoint.config_checks import check_config
 from quantcore.checkpoint.layout import TensorHeader
+from quantcore.engine.model.kinds import model_class
+from quantcore.engine.model.skeleton import clean_config
+from quantcore.engine.model.tiny_model import build_twin, twin_config
 from quantcore.errors import ModelError
-from quantcore.model.kinds import model_class
-from quantcore.model.skeleton import clean_config
-from quantcore.model.twin import build_twin, twin_config
 from tests.support.service import WorkerProcess, write_stub_model
 from worker.memory_watch import EXTRA_BYTES, limit_of
 

@@ -27,8 +27,8 @@ from api.store.tables.jobs import Job
 from bitfoundry.errors import StackError
 from bitfoundry.local import backup
 from bitfoundry.local.stack import LocalStack
-from quantcore.data.media import Reference
-from quantcore.data.media_files import content_of
+from quantcore.engine.data.media import Reference
+from quantcore.engine.data.media_files import content_of
 from quantcore.errors import ConfigError, QuantError
 from tests.support.api import PLACES, post, walk
 from tests.support.service import Server, WorkerProcess

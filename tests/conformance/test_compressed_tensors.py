@@ -11,13 +11,13 @@ from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 
-from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.config.spec import ScaleType
 from quantcore.export import EXPORTERS
 from quantcore.export.exporter import stored_scale_dtype
-from quantcore.numerics import affine
+from quantcore.tensors import affine
+from quantcore.tensors.source import TORCH_DTYPES
 from tests.support.exporting import CONFIGS, accepting
 from tests.support.params import with_rare
 

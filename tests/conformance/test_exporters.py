@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import QuantizationConfig, QuantizationSpec
+from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.export import EXPORTERS, Decoder, holds_codes
-from quantcore.numerics.qtensor import QLayer
-from quantcore.solvers.rtn import round_to_nearest
+from quantcore.tensors.qtensor import QLayer
+from quantcore.tensors.source import TORCH_DTYPES
 from tests.support.exporting import CONFIGS, accepting, solved
 
 PLAIN = {"int8_dynamic", "fp8", "w4a16", "w4a16_sym", "kv_cache_fp8"}

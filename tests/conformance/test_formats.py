@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantcore.formats import FORMATS, CodebookFormat, IntFormat
-from quantcore.formats.packing import AWQ_ORDER, HIGH_FIRST, pack, unpack
+from quantcore.tensors.packing import AWQ_ORDER, HIGH_FIRST, pack, unpack
 
 NAMES = list(FORMATS)
 PACKED = [name for name in NAMES if FORMATS[name].bits <= 8 and not FORMATS[name].storage.startswith("float")]

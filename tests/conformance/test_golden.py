@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config.layer_plan import LayerPlan
+from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.export import EXPORTERS
-from quantcore.numerics.qtensor import QLayer
-from quantcore.solvers.rtn import round_to_nearest
+from quantcore.tensors.qtensor import QLayer
+from quantcore.tensors.source import TORCH_DTYPES
 from tests.support.exporting import CONFIGS, static
 
 GOLDEN = Path(__file__).with_name("golden.json")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from quantcore.config.grouping import PER_TENSOR, Grouping
 from quantcore.config.spec import OBSERVER_NAMES, QuantizationSpec, observer_methods
+from quantcore.engine.observers import OBSERVERS, Observer, by_name, distribution, observer_for
+from quantcore.engine.observers.distribution import Bins
+from quantcore.engine.observers.mse import MSEObserver
+from quantcore.engine.observers.percentile import PercentileObserver
 from quantcore.errors import ConfigError
-from quantcore.numerics.affine import fake_quantize, find_params
-from quantcore.observers import OBSERVERS, Observer, distribution, names, observer_for
-from quantcore.observers.distribution import Bins
-from quantcore.observers.mse import MSEObserver
-from quantcore.observers.percentile import PercentileObserver
+from quantcore.tensors.affine import fake_quantize, find_params
 from tests.support.params import with_rare, with_usual
 
 METHODS = [method for method in OBSERVERS if method != "placeholder"]
@@ -460,8 +460,8 @@ def test_clipping_outliers_pays(spec: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("name", OBSERVER_NAMES)
 def test_every_name_is_a_class_that_observes(name: str) -> None:
-    cls = getattr(names, name)
-    assert cls.__name__ == name and issubclass(cls, Observer) and getattr(names, name) is cls
+    cls = getattr(by_name, name)
+    assert cls.__name__ == name and issubclass(cls, Observer) and getattr(by_name, name) is cls
     assert pickle.loads(pickle.dumps(cls)) is cls
     spec = {"dtype": "bfloat16"} if name == "PlaceholderObserver" else {"dtype": "int8"}
     for size, (fields, _, _) in SIZES.items():
@@ -480,9 +480,9 @@ def test_every_name_is_a_class_that_observes(name: str) -> None:
 def test_a_name_that_contradicts_the_spec_is_refused() -> None:
     spec = QuantizationSpec(dtype="int8", qscheme="per_channel")
     with pytest.raises(ConfigError, match="per_channel") as raised:
-        names.PerTensorMSEObserver(spec)
+        by_name.PerTensorMSEObserver(spec)
     assert raised.value.allowed == ("PerChannelMinMaxObserver",)
     with pytest.raises(AttributeError, match="PerTokenMSEObserver"):
-        names.PerTokenMSEObserver  # noqa: B018
+        by_name.PerTokenMSEObserver  # noqa: B018
     with pytest.raises(ConfigError, match="Unknown observer"):
         OBSERVERS.get("percentil")

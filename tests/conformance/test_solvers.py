@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quantcore.calibration.stats import Stats
 from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig, YAQAConfig, config_of
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import SUPER_BLOCK
-from quantcore.numerics.qtensor import QTensor
-from quantcore.solvers import SOLVERS
-from quantcore.solvers.rtn import round_to_nearest
+from quantcore.engine.calibration.stats import Stats
+from quantcore.engine.solvers import SOLVERS
+from quantcore.engine.solvers.rtn import round_to_nearest
+from quantcore.tensors.qtensor import QTensor
 from tests.support.exporting import CONFIGS
 from tests.support.params import with_usual
 

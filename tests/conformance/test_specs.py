@@ -8,10 +8,10 @@ import torch
 
 from quantcore.config.grouping import activation_grouping, weight_grouping
 from quantcore.config.quantization import Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.engine.observers import observer_for
 from quantcore.errors import ConfigError
-from quantcore.numerics.affine import fake_quantize, fake_quantize_activation, find_params
-from quantcore.numerics.qtensor import quantize_weight
-from quantcore.observers import observer_for
+from quantcore.tensors.affine import fake_quantize, fake_quantize_activation, find_params
+from quantcore.tensors.qtensor import quantize_weight
 
 SIZES = {
     QSchemeType.per_group: {"group_size": 16},

@@ -6,8 +6,8 @@ import torch
 
 from quantcore.config.grouping import weight_grouping
 from quantcore.config.spec import QuantizationSpec
-from quantcore.numerics import affine
-from quantcore.numerics.affine import QParams
+from quantcore.tensors import affine
+from quantcore.tensors.affine import QParams
 from tests.consumers.peers_cases import E8M0_MODES, Case
 
 Tensors = dict[str, torch.Tensor]

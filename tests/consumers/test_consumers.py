@@ -16,9 +16,9 @@ from quantcore import ModelExporter, ModelQuantizer
 from quantcore.config import presets
 from quantcore.config.layer_plan import DRAFTS, LayerPlan
 from quantcore.config.quantization import Config, parse_config
+from quantcore.engine.containers.dequantize import open_source
 from quantcore.export import EXPORTERS
-from quantcore.reading.dequantize import open_source
-from quantcore.reading.model import read_model
+from quantcore.importing.model import read_model
 from tests.support.consumers import HAS_VNNI, NO_AVX512, TOLERANCE, check, check_vllm, export_all, run_in
 from tests.support.modelopt import publish_as_nvfp4
 from tests.support.models import tiny_model

@@ -14,8 +14,8 @@ from torch.nn.functional import cosine_similarity
 import quantcore
 from quantcore.config import presets
 from quantcore.config.task import Task
+from quantcore.engine.pipeline import job
 from quantcore.export.loading import DECOMPRESSED
-from quantcore.pipeline import job
 from tests.support import real_models
 from tests.support.consumers import HAS_VNNI, NO_AVX512, check
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quantcore.checkpoint.tokenizer import load_tokenizer
 from quantcore.config import presets
+from quantcore.engine.data.tokenizer import load_tokenizer
 from tests.support.consumers import TOLERANCE, check, export_all
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.tokenizers import CUTS, byte_level, saved, sentencepiece

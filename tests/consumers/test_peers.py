@@ -15,8 +15,8 @@ import torch
 from quantcore.config.grouping import weight_grouping
 from quantcore.formats import FORMATS
 from quantcore.formats.floats import encode_e8m0
-from quantcore.numerics import affine
-from quantcore.numerics.affine import QParams
+from quantcore.tensors import affine
+from quantcore.tensors.affine import QParams
 from tests.consumers import peers_cases
 from tests.consumers.peers_cases import E8M0_MODES, Case, power_of_two
 from tests.consumers.peers_compare import (

@@ -11,10 +11,10 @@ from quantcore.config.grouping import Grouping
 from quantcore.config.spec import QuantizationSpec
 from quantcore.formats import FORMATS
 from quantcore.formats.floats import decode_e8m0
-from quantcore.formats.packing import AWQ_ORDER, HIGH_FIRST, pack, unpack, unpack_halves
-from quantcore.numerics import affine
-from quantcore.numerics.affine import QParams
-from quantcore.numerics.double_quant import NestedScales, dynamic_map
+from quantcore.tensors import affine
+from quantcore.tensors.affine import QParams
+from quantcore.tensors.double_quant import NestedScales, dynamic_map
+from quantcore.tensors.packing import AWQ_ORDER, HIGH_FIRST, pack, unpack, unpack_halves
 from tests.consumers import peers_inputs
 from tests.consumers.peers_compare import TINY, ULP, assert_same, assert_same_but_ties, largest
 

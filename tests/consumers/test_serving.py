@@ -4,8 +4,8 @@ import pytest
 
 from quantcore.config import presets
 from quantcore.config.task import EvaluationConfig
-from quantcore.evaluation.command import evaluate
-from quantcore.evaluation.speed import Load, speed
+from quantcore.engine.commands.evaluate import evaluate
+from quantcore.engine.commands.speed import Load, speed
 from quantcore.events import silence
 from tests.support.consumers import HAS_VNNI, NO_AVX512, ROOT, export_all
 from tests.support.harness_tasks import write_tasks

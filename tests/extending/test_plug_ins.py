@@ -9,9 +9,9 @@ import pytest
 from pydantic.dataclasses import dataclass
 
 from quantcore.config.algorithms import ALGORITHMS, TransformConfig, config_of
+from quantcore.engine.solvers.per_layer import register_solver
+from quantcore.engine.transforms import SMOOTHINGS
 from quantcore.errors import ConfigError
-from quantcore.solvers.per_layer import register_solver
-from quantcore.transforms import SMOOTHINGS
 from tests.support.packages import declare, run_python, write_files
 
 FORMAT = 'from quantcore.formats import IntFormat\nINT7 = IntFormat("int7", 7, signed=True)\n'

@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.pipeline import streams
+from quantcore.engine.pipeline.job import read_windows, run
+from quantcore.engine.runtime.states import StatesOnDisk
 from quantcore.errors import ConfigError, ModelError
-from quantcore.pipeline import streams
-from quantcore.pipeline.job import read_windows, run
-from quantcore.runtime.states import StatesOnDisk
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare, with_usual
 

@@ -17,7 +17,7 @@ from api.store.tables.jobs import Project
 from quantcore.config import presets
 from quantcore.config.goal import Goal
 from quantcore.config.quantization import Config, parse_config
-from quantcore.evaluation.quality import Level
+from quantcore.report.quality import Level
 from tests.support.reports import report
 
 Submit = Callable[..., str]

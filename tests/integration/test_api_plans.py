@@ -9,9 +9,9 @@ from fastapi.testclient import TestClient
 
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
+from quantcore.importing.model import read_model
 from quantcore.plan.capacity import plan_for
 from quantcore.plan.hardware import parse_hardware
-from quantcore.reading.model import read_model
 
 MakeModel = Callable[..., Path]
 

@@ -11,10 +11,10 @@ from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.roles import DRAFT, GATE, INDEXER, LATENT, ROUTER, TINY
 from quantcore.config import presets
+from quantcore.engine.model.parameter_names import check_not_rearranged, check_shares_nothing, place_tensors
+from quantcore.engine.model.regrouping import place_converted
+from quantcore.engine.model.skeleton import find_block_lists
 from quantcore.errors import ModelError
-from quantcore.model.names import check_not_rearranged, check_shares_nothing, place_tensors
-from quantcore.model.regrouping import place_converted
-from quantcore.model.skeleton import find_block_lists
 from quantcore.plan.planner import make_plan
 from tests.support.architectures import Outline, model_classes, outline
 from tests.support.params import with_rare
@@ -35,7 +35,7 @@ SEVERAL_LISTS = {"BltForCausalLM"}
 """The layers of their language models lie in more than one list, which do not take turns."""
 
 RESTACKED = {"JetMoeForCausalLM"}
-"""Transformers keeps the experts of their layers in modules that ``model.stacks`` replaces."""
+"""Transformers keeps the experts of their layers in modules that ``engine.model.stacks`` replaces."""
 
 BUILT_OTHERWISE = {"ZambaForCausalLM"}
 """Transformers shares weights between their blocks."""

@@ -17,12 +17,12 @@ from quantcore.config.job_spec import NO_SCHEME
 from quantcore.config.quantization import Config
 from quantcore.config.target_devices import DEVICES, Device
 from quantcore.config.task import Task
+from quantcore.engine.commands import goal as search
+from quantcore.engine.evaluation.baseline_cache import VARIABLE
+from quantcore.engine.pipeline import job
 from quantcore.errors import ConfigError, GateError
-from quantcore.evaluation.baseline_cache import VARIABLE
 from quantcore.events import Completed, Event, PhaseStarted, Warned
-from quantcore.goal import run as search
-from quantcore.goal.runtimes import USABLE_SHARE, kv_cache_bytes
-from quantcore.pipeline import job
+from quantcore.plan.runtimes import USABLE_SHARE, kv_cache_bytes
 from quantcore.report.values import GoalResult, GoalSummary, Report
 from tests.support.models import tiny_model
 from tests.support.proofs import proving_here

@@ -9,18 +9,18 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from quantcore.blockwise.algorithms import BlockAlgorithms
-from quantcore.blockwise.backward import BackwardPass, log_p_of_drawn
-from quantcore.blockwise.results import Prepared
-from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
-from quantcore.calibration.reduction import Span
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, parse_config
-from quantcore.evaluation.model import open_model
+from quantcore.engine.blockwise.algorithms import BlockAlgorithms
+from quantcore.engine.blockwise.backward import BackwardPass, log_p_of_drawn
+from quantcore.engine.blockwise.results import Prepared
+from quantcore.engine.blockwise.running_block import CalibrationStreams, RunningBlock
+from quantcore.engine.calibration.reduction import Span
+from quantcore.engine.evaluation.model import open_model
+from quantcore.engine.runtime.hidden import Hidden
+from quantcore.importing.model import read_model
+from quantcore.plan import workload
 from quantcore.plan.planner import make_plan
-from quantcore.reading.model import read_model
-from quantcore.runtime import workload
-from quantcore.runtime.hidden import Hidden
 from tests.support.models import MIXTURES, tiny_model
 
 SEED, NUM_WINDOWS, LENGTH = 3, 5, 24

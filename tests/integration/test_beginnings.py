@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM
 
 from quantcore.config.task import EvaluationConfig
 from quantcore.config.texts import CalibrationConfig
+from quantcore.engine.commands.evaluate import evaluate
+from quantcore.engine.evaluation.samples import find_prompts
+from quantcore.engine.evaluation.text import of_stream, of_windows, read_text
+from quantcore.engine.pipeline.job import read_windows, run
+from quantcore.engine.runtime.matmul import matmul_precision
 from quantcore.errors import ProofError
-from quantcore.evaluation.command import evaluate
-from quantcore.evaluation.samples import find_prompts
-from quantcore.evaluation.text import of_stream, of_windows, read_text
-from quantcore.pipeline.job import read_windows, run
-from quantcore.runtime.matmul import matmul_precision
 from tests.support.jobs import CPU, task, token_windows_of_jobs
 from tests.support.models import tiny_model, tiny_tokenizer
 
@@ -95,7 +95,7 @@ def test_prompts_begin_as_a_text_does(model):
     assert continued.ids[:2] == [bos(), 10] and BEGIN not in continued.text
 
 
-@pytest.mark.parametrize("part", ["quantcore.pipeline.job", "quantcore.evaluation.text"])
+@pytest.mark.parametrize("part", ["quantcore.engine.pipeline.job", "quantcore.engine.evaluation.text"])
 def test_a_missing_first_token_is_caught_in_the_job(
     model, text_file, tmp_path, proof_in_this_process, monkeypatch, part
 ):

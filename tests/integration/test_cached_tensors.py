@@ -9,18 +9,18 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from quantcore.blockwise import algorithms
-from quantcore.calibration import ranges
 from quantcore.config import presets
 from quantcore.config.quantization import Config, QuantizationConfig
+from quantcore.engine.blockwise import algorithms
+from quantcore.engine.calibration import ranges
+from quantcore.engine.evaluation.model import open_model
+from quantcore.engine.evaluation.text import of_windows
+from quantcore.engine.modules.loading import load
+from quantcore.engine.pipeline.job import read_windows, run
+from quantcore.engine.verification import cache_proof
 from quantcore.errors import ModelError, ProofError
-from quantcore.evaluation import caches
-from quantcore.evaluation.model import open_model
-from quantcore.evaluation.text import of_windows
-from quantcore.nn.loading import load
+from quantcore.importing.model import read_model
 from quantcore.nn.quantizer import ModelQuantizer
-from quantcore.pipeline.job import read_windows, run
-from quantcore.reading.model import read_model
 from tests.support.jobs import task
 from tests.support.models import tiny_model, tiny_tokenizer
 from tests.support.params import with_rare
@@ -129,13 +129,13 @@ class OutputsOfLayers:
 
 
 def test_taps_on_the_layers_are_caught_before_the_first_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(caches, "tap_caches", OutputsOfLayers())
-    caches._not_in_cache.cache_clear()
+    monkeypatch.setattr(cache_proof, "tap_caches", OutputsOfLayers())
+    cache_proof._not_in_cache.cache_clear()
     model_dir = saved(tmp_path / "model", "llama")  # even where RoPE alone makes the difference
     with pytest.raises(ModelError, match="not in the one that Transformers fills") as caught:
         quantized(model_dir, tmp_path / "out")
     assert caught.value.code == "kv_cache_not_found"
-    caches._not_in_cache.cache_clear()
+    cache_proof._not_in_cache.cache_clear()
 
 
 @pytest.mark.parametrize("export", ["compressed_tensors", "quark", "fp8"])
@@ -164,11 +164,11 @@ def test_attention_that_gives_its_cache_nothing_is_refused(tmp_path, monkeypatch
         return plain(self, hidden_states, position_embeddings, attention_mask, None, **named)
 
     monkeypatch.setattr(LlamaAttention, "forward", forward)
-    caches._not_in_cache.cache_clear()
+    cache_proof._not_in_cache.cache_clear()
     with pytest.raises(ModelError, match="it gave nothing to its cache") as caught:
         quantized(saved(tmp_path / "model", "llama"), tmp_path / "out")
     assert caught.value.code == "kv_cache_not_found" and "--kv_cache_dtype" in str(caught.value.hint)
-    caches._not_in_cache.cache_clear()
+    cache_proof._not_in_cache.cache_clear()
 
 
 def test_a_model_in_memory_and_its_copy_round_what_enters_the_cache(tmp_path):

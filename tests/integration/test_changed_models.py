@@ -16,9 +16,9 @@ from api.store.tables.jobs import Job
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.pipeline.job import run
 from quantcore.errors import ModelError
 from quantcore.events import Event, PhaseStarted, Progress
-from quantcore.pipeline.job import run
 from tests.support.models import tiny_model
 from tests.support.params import with_rare
 from tests.support.proofs import proving_here

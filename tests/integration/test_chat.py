@@ -14,10 +14,10 @@ from bitfoundry.commands.main import run as bitfoundry
 from bitfoundry.local import demo_model
 from quantcore.cli import chat as command
 from quantcore.cli import main as cli
+from quantcore.engine.chat.chat import open_chat
+from quantcore.engine.chat.streaming import stream_tokens
+from quantcore.engine.pipeline.job import run
 from quantcore.errors import ConfigError
-from quantcore.evaluation.chat import open_chat
-from quantcore.evaluation.streaming import stream_tokens
-from quantcore.pipeline.job import run
 from tests.support.jobs import task
 from tests.support.models import SHAPE, tiny_model, tiny_tokenizer
 from tests.support.proofs import prove_here
@@ -39,7 +39,7 @@ def model_dir(tmp_path_factory):
 def out(model_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quantcore.pipeline.job.prove_in_fresh_process", prove_here)
+        patch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", prove_here)
         run(task(model_dir, folder, "w4a16"), lambda event: None)
     return folder
 
@@ -92,7 +92,7 @@ def test_a_chat_with_a_person(tmp_path, monkeypatch):
     """Each model sees its own earlier answers until /reset; a prompt that is too long ends only its turn."""
     folder = with_template(tmp_path)
     seen = []
-    monkeypatch.setattr("quantcore.evaluation.chat.stream_tokens", noting(seen))
+    monkeypatch.setattr("quantcore.engine.chat.chat.stream_tokens", noting(seen))
     typed = StringIO("hello\nagain\n/reset\n\n" + "long " * SHAPE["max_position_embeddings"] + "\nhello\n/exit\n")
     typed.isatty = lambda: True
     screen = Console(file=StringIO(), width=100, force_terminal=True, color_system=None)

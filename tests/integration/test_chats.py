@@ -21,7 +21,7 @@ from api.store.queue.chat_leases import ChatLease, Limits
 from api.store.queue.leases import LeaseLost, Order
 from api.store.tables.chats import Chat, EndReason
 from bitfoundry.client.service import Client
-from quantcore.pipeline.job import run
+from quantcore.engine.pipeline.job import run
 from tests.support.api import bearer
 from tests.support.jobs import task
 from tests.support.models import tiny_model
@@ -38,7 +38,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("models")
     model = tiny_model(folder / "tiny", dtype=torch.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quantcore.pipeline.job.prove_in_fresh_process", prove_here)
+        patch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", prove_here)
         run(task(model, folder / "out", "w4a16"), lambda event: None)
     return model, folder / "out"
 

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from quantcore.config import presets
 from quantcore.config.quantization import Config, QuantizationConfig, QuantizationSpec, parse_config
+from quantcore.engine.pipeline.job import run
 from quantcore.errors import ConfigError
-from quantcore.pipeline.job import run
 from tests.support.jobs import math_close, perplexity_of, task
 from tests.support.models import tiny_model
 from tests.support.params import with_rare

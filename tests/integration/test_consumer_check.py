@@ -13,13 +13,13 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.pipeline import job as pipeline
+from quantcore.engine.pipeline import tiny_export
+from quantcore.engine.verification import consumer
+from quantcore.engine.verification import verify as proof
 from quantcore.errors import ConfigError, ProofError
-from quantcore.evaluation import consumer
 from quantcore.export import config_json
-from quantcore.pipeline import job as pipeline
-from quantcore.pipeline import twin_export
 from quantcore.plan.planner import Plan
-from quantcore.proof import verify as proof
 from tests.support.models import MIXTURES, SHAPE, tiny_model
 from tests.support.params import with_usual
 
@@ -276,7 +276,7 @@ def test_a_name_that_the_twin_s_files_lack_fails_the_job(tmp_path, too_large, mo
     def without_kept(export, model_config, config, layers, kept):
         return whole(export, model_config, config, layers, ())
 
-    monkeypatch.setattr("quantcore.pipeline.writer.config_json", without_kept)
+    monkeypatch.setattr("quantcore.engine.pipeline.writer.config_json", without_kept)
     with pytest.raises(ProofError, match="finds no values for"):
         model_dir = model_of(tmp_path / "model", "gpt_neox")
         quantized(model_dir, tmp_path, presets.resolve("w4a16_sym"), "compressed_tensors")
@@ -290,14 +290,14 @@ def test_why_no_twin_is_read_is_said(tmp_path, too_large, monkeypatch):
         return report["proof"][export]["consumer_check"]["not_checked"]
 
     assert reason("1", "quark") == "No program that reads quark files runs in the proof."
-    monkeypatch.setattr(twin_export, "build_twin", lambda config, kind: 1 / 0)
+    monkeypatch.setattr(tiny_export, "build_twin", lambda config, kind: 1 / 0)
     assert "hold less. Nor was a small twin of it checked: no small twin" in reason("2", "compressed_tensors")
 
 
 def test_a_twin_that_could_not_exist_is_not_spoken_of(tmp_path, too_large, monkeypatch):
     """A GGUF file holds no int8 with a scale a row, which a twin has if its widths do not fit the scheme."""
     model_dir = tiny_model(tmp_path / "model")
-    monkeypatch.setattr(twin_export, "_export", lambda *_: (_ for _ in ()).throw(ConfigError("cannot", code="x")))
+    monkeypatch.setattr(tiny_export, "_export", lambda *_: (_ for _ in ()).throw(ConfigError("cannot", code="x")))
     report = quantized(model_dir, tmp_path / "out", presets.resolve("w4a16_sym"), "compressed_tensors")
     why = report["proof"]["compressed_tensors"]["consumer_check"]["not_checked"]
     assert "this job was planned to hold less" in why and "twin" not in why

@@ -10,25 +10,25 @@ from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from quantcore.blockwise import savepoint
-from quantcore.blockwise.distillation import CodeFiles, Student, last_states
-from quantcore.blockwise.results import Solved
 from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import Task
+from quantcore.engine.blockwise import savepoint
+from quantcore.engine.blockwise.distillation import CodeFiles, Student, last_states
+from quantcore.engine.blockwise.results import Solved
+from quantcore.engine.evaluation.model import open_model
+from quantcore.engine.model.kinds import declared_class
+from quantcore.engine.model.tiny_model import build_twin
+from quantcore.engine.pipeline import distill as step
+from quantcore.engine.pipeline import writer as writing
+from quantcore.engine.pipeline.job import run
+from quantcore.engine.runtime.ranks import ALONE
+from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.errors import ConfigError
-from quantcore.evaluation.model import open_model
-from quantcore.model.kinds import declared_class
-from quantcore.model.twin import build_twin
-from quantcore.numerics.weight_layout import canonical
-from quantcore.pipeline import distill as step
-from quantcore.pipeline import writer as writing
-from quantcore.pipeline.job import run
+from quantcore.formats.weight_layout import canonical
+from quantcore.importing.model import read_model
 from quantcore.plan.planner import make_plan
-from quantcore.reading.model import read_model
-from quantcore.runtime.ranks import ALONE
-from quantcore.solvers.rtn import round_to_nearest
 from tests.support.forks import config, events_of, forked, killed, seen_of, task_file
 from tests.support.models import MIXTURES, tiny_model
 

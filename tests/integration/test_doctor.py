@@ -15,7 +15,7 @@ from api.store import migrate
 from api.store.engine import Sessions
 from bitfoundry.commands import doctor
 from bitfoundry.commands import main as cli
-from quantcore.runtime import landlock
+from quantcore.sandbox import landlock
 from tests.support.accelerator import on_accelerator
 from tests.support.device_counts import Counts
 from tests.support.service import Server, WorkerProcess

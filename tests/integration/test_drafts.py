@@ -15,11 +15,11 @@ from transformers.modeling_layers import MtpModel
 
 from quantcore.config import presets
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.commands import evaluate
+from quantcore.engine.evaluation.model import open_model
+from quantcore.engine.pipeline import job
 from quantcore.errors import ConfigError
-from quantcore.evaluation import command
-from quantcore.evaluation.model import open_model
-from quantcore.pipeline import job
-from quantcore.reading.model import read_model
+from quantcore.importing.model import read_model
 from tests.support.drafts import CONFIGS, NUM_BLOCKS, save_with_draft
 from tests.support.models import tiny_model
 from tests.support.params import with_rare, with_usual
@@ -118,7 +118,7 @@ def test_they_stay_as_they_are_unless_asked_for(model_dir, tmp_path):
 def test_codes_are_read_back_and_measured_alone(scheme, mellum, tmp_path):
     report, _ = quantize(mellum, tmp_path / "out", group_size=32, drafts=scheme, export=("compressed_tensors",))
     evaluation = EvaluationConfig(num_windows=NUM_WINDOWS, seq_len=SEQ_LEN, num_prompts=0)
-    result = command.evaluate(str(tmp_path / "out"), None, evaluation, lambda event: None)
+    result = evaluate.evaluate(str(tmp_path / "out"), None, evaluation, lambda event: None)
     assert result.drafts.after.value == pytest.approx(report["drafts"]["after"]["value"], abs=0.02)
     assert result.drafts.before is None and result.drafts.num_layers == report["drafts"]["num_layers"] > 0
     model = open_model(read_model(tmp_path / "out"))

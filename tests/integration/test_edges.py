@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quantcore.edges.discovery import EdgeFinder, find_edges, prove
+from quantcore.engine.transforms.mappings.discovery import EdgeFinder, find_edges, prove
 from tests.support.decoder_blocks import blocks_of, logits_of, model_in_memory, run_of
 from tests.support.known_edges import KNOWN, REJECTED, as_known, model_and_block
 

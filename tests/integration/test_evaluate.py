@@ -10,14 +10,14 @@ from transformers import AutoModelForCausalLM
 
 from quantcore.cli import main as cli
 from quantcore.config.task import EvaluationConfig
+from quantcore.engine.commands.evaluate import evaluate
+from quantcore.engine.evaluation import harness
+from quantcore.engine.evaluation.baseline_cache import VARIABLE, BaselineCache
+from quantcore.engine.modules import loading
+from quantcore.engine.pipeline.job import run
+from quantcore.engine.runtime.shards import is_sharded, local_rows
+from quantcore.engine.runtime.streamed_model import StreamedModel
 from quantcore.errors import ConfigError, ModelError
-from quantcore.evaluation import harness
-from quantcore.evaluation.baseline_cache import VARIABLE, BaselineCache
-from quantcore.evaluation.command import evaluate
-from quantcore.nn import loading
-from quantcore.pipeline.job import run
-from quantcore.runtime.shards import is_sharded, local_rows
-from quantcore.runtime.streamed_model import StreamedModel
 from tests.support.forks import forked
 from tests.support.harness_tasks import write_tasks
 from tests.support.jobs import task
@@ -93,7 +93,7 @@ def test_another_original_is_another_entry(tmp_path, monkeypatch):
         known.write_states({"x": 1}, torch.ones(2))
         assert known.read_states({"x": 2}) is None and torch.equal(known.read_states({"x": 1}), torch.ones(2))
         assert known.value({"y": 1}, lambda: [1]) == [1] == known.value({"y": 1}, lambda: [2])
-    monkeypatch.setattr("quantcore.evaluation.baseline_cache.MAX_BYTES", 100)
+    monkeypatch.setattr("quantcore.engine.evaluation.baseline_cache.MAX_BYTES", 100)
     known.write_states({"x": 3}, torch.ones(2))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 100
     monkeypatch.setenv(VARIABLE, "")

@@ -10,9 +10,9 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from quantcore.engine.model.tiny_model import twin_config
+from quantcore.engine.verification import architecture
 from quantcore.errors import ModelError
-from quantcore.evaluation import architecture
-from quantcore.model.twin import twin_config
 
 CLASSES = sorted(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING)
 REFUSED = {

@@ -10,17 +10,17 @@ from transformers import AutoModelForCausalLM
 
 from quantcore import ExporterConfig, JsonExporterConfig, ModelExporter, ModelQuantizer
 from quantcore.checkpoint.headers import read_local, read_tensor_headers
-from quantcore.checkpoint.source import Source
 from quantcore.config import presets
 from quantcore.config.algorithms import config_of
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig, QuantizationSpec
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data.windows import token_windows
+from quantcore.engine.data.windows import token_windows
+from quantcore.engine.pipeline.job import run
+from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.errors import ConfigError, ModelError, ProofError
 from quantcore.events import Warned
-from quantcore.pipeline.job import run
 from quantcore.plan.planner import make_plan
-from quantcore.solvers.rtn import round_to_nearest
+from quantcore.tensors.source import Source
 from tests.support.models import MIXTURES, tiny_model, tiny_tokenizer
 from tests.support.params import with_rare
 
@@ -178,7 +178,7 @@ def test_the_proof_sees_one_changed_bit(tmp_path, monkeypatch, proof_in_this_pro
             file.write(bytes([byte ^ 1]))
         return proof_in_this_process(task, folder.parent if len(export) > 1 else folder, expected, emit)
 
-    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", tamper)
+    monkeypatch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", tamper)
     with pytest.raises(ProofError) as caught:
         run(task(model_dir, tmp_path / "out", export=export), lambda event: None)
     assert caught.value.code == "proof_tensor_differs" and "fake_quantized" in caught.value.message

@@ -8,18 +8,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
-from quantcore.blockwise import savepoint
 from quantcore.checkpoint.artifact import sha256
 from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.spec import ScaleType
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.blockwise import savepoint
+from quantcore.engine.pipeline import file_to_file
+from quantcore.engine.pipeline import writer as writing
+from quantcore.engine.pipeline.job import run
+from quantcore.engine.solvers.global_scale import has_global_scale
 from quantcore.errors import ConfigError, ModelError, NumericsError
-from quantcore.pipeline import file_to_file
-from quantcore.pipeline import writer as writing
-from quantcore.pipeline.job import run
-from quantcore.solvers.global_scale import has_global_scale
 from tests.support.forks import config, events_of, forked, killed, task_file
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from api.store import manifest
-from quantcore.blockwise.algorithms import BlockAlgorithms
+from quantcore.engine.blockwise.algorithms import BlockAlgorithms
+from quantcore.engine.pipeline.job import run
+from quantcore.engine.verification import gate_inputs, gates
 from quantcore.errors import GateError, ModelError, NumericsError, ProofError
-from quantcore.evaluation.quality import Sample
 from quantcore.events import GatesJudged, LayerQuantized, Warned
-from quantcore.pipeline.job import run
-from quantcore.proof import gates, judging
+from quantcore.report.quality import Sample
 from tests.support.jobs import task
 from tests.support.models import tiny_model
 from tests.support.proofs import proving_here
@@ -133,7 +133,7 @@ def test_a_lost_shard_is_no_artifact_whatever_the_gate(model_dir, tmp_path, monk
         sorted(folder.glob("model-*.safetensors"))[1].unlink()
         return proof_in_this_process(task, folder, expected, emit)
 
-    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", lose)
+    monkeypatch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", lose)
     given = job(model_dir, tmp_path / "out", "w4a16", "off", max_shard_size="50KB")
     with pytest.raises((ModelError, ProofError)) as caught:
         run(given, lambda event: None)
@@ -145,7 +145,7 @@ def test_a_failure_to_generate_costs_no_artifact(model_dir, tmp_path, monkeypatc
     def fail(*given, **named):
         raise RuntimeError("no cache for this model")
 
-    monkeypatch.setattr("quantcore.evaluation.samples.generate", fail)
+    monkeypatch.setattr("quantcore.engine.evaluation.samples.generate", fail)
     events = []
     report = run(job(model_dir, tmp_path / "out", "w4a16", "fail", num_prompts=4), events.append).to_dict()
     [said] = [event.message for event in events if isinstance(event, Warned) and event.code == "samples_failed"]
@@ -158,7 +158,7 @@ def evidence(model_dir, tmp_path_factory):
     """What a good job with static activations shows."""
     seen = []
     with pytest.MonkeyPatch.context() as patch, proving_here():
-        patch.setattr(judging, "judge", lambda one: seen.append(one) or gates.judge(one))
+        patch.setattr(gate_inputs, "judge", lambda one: seen.append(one) or gates.judge(one))
         run(job(model_dir, tmp_path_factory.mktemp("out") / "out", "fp8", "fail", num_prompts=4), lambda event: None)
     return seen[0]
 

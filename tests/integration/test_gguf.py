@@ -15,17 +15,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore.checkpoint.headers import read_local
-from quantcore.checkpoint.source import Source
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, QuantizationSpec, parse_config
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.containers.gguf import GgufSink
+from quantcore.engine.pipeline import job as pipeline
+from quantcore.engine.solvers.rtn import round_to_nearest
+from quantcore.engine.verification.verify import WrittenCheckpoint
 from quantcore.errors import ConfigError, ProofError
-from quantcore.export.gguf.file import GgufSink
-from quantcore.export.gguf.names import ARCHITECTURES, Places
-from quantcore.pipeline import job as pipeline
+from quantcore.export.gguf.tensor_names import ARCHITECTURES, Places
 from quantcore.plan.planner import make_plan
-from quantcore.proof.verify import WrittenCheckpoint
-from quantcore.solvers.rtn import round_to_nearest
+from quantcore.tensors.source import Source
 from tests.support.gguf import LLAMA3, MODELS, WIDE
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare, with_usual
@@ -250,7 +250,7 @@ def test_the_proof_sees_a_changed_bit(tmp_path, monkeypatch, proof_in_this_proce
             file.write(bytes([byte ^ 1]))
         return proof_in_this_process(task, folder, expected, emit)
 
-    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", damage)
+    monkeypatch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", damage)
     with pytest.raises(ProofError, match=r"model\.layers\.1\.self_attn\.q_proj\.weight"):
         run(model_dir, tmp_path / "out", presets.resolve("gguf_q4_1"))
 

@@ -12,14 +12,14 @@ from transformers import AutoConfig
 
 import quantcore
 from quantcore.checkpoint.headers import read_local
-from quantcore.checkpoint.tokenizer import load_tokenizer
-from quantcore.cli.convert import convert
 from quantcore.cli.main import main
 from quantcore.config import presets
+from quantcore.engine.commands.convert import convert
+from quantcore.engine.containers.dequantize import open_source
+from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export.gguf.header import LONGEST_KEPT, read_gguf_header, shortest
-from quantcore.reading.dequantize import open_source
-from quantcore.reading.model import read_model
+from quantcore.importing.model import read_model
 from tests.support.gguf import LLAMA3, MODELS, WIDE
 from tests.support.models import tiny_model
 from tests.support.params import with_rare, with_usual

@@ -16,8 +16,8 @@ from quantcore.checkpoint.headers import read_local
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.pipeline.job import run
 from quantcore.errors import ModelError
-from quantcore.pipeline.job import run
 from quantcore.plan import planner as plan
 from quantcore.plan.inspection import USUAL_PRESETS, inspect, inspect_hub, read_license
 from tests.support.grids import on_grids

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 
 from quantcore.config import presets
 from quantcore.config.task import Task
+from quantcore.engine.evaluation.text import EvaluationText, evaluation_text
+from quantcore.engine.model.kinds import Kind, declared_class
+from quantcore.engine.model.skeleton import kind_of
+from quantcore.engine.model.tiny_model import build_twin
+from quantcore.engine.pipeline import job
 from quantcore.errors import ConfigError
-from quantcore.evaluation.text import EvaluationText, evaluation_text
-from quantcore.model.kinds import Kind, declared_class
-from quantcore.model.skeleton import kind_of
-from quantcore.model.twin import build_twin
-from quantcore.pipeline import job
 from tests.support.params import with_rare
 from tests.support.tokenizers import save_byte_tokenizer
 

@@ -3,12 +3,12 @@
 import json
 from dataclasses import replace
 
-from quantcore.cli.convert import convert
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.pipeline.job import run
-from quantcore.reading.model import read_model
+from quantcore.engine.commands.convert import convert
+from quantcore.engine.pipeline.job import run
+from quantcore.importing.model import read_model
 from tests.support.models import tiny_model
 
 FP8_KV = presets.resolve("fp8", kv_cache="fp8")

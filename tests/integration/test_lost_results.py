@@ -11,11 +11,11 @@ import pytest
 from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.evaluation import harness
+from quantcore.engine.pipeline.job import run
+from quantcore.engine.verification import fresh_process
+from quantcore.engine.verification import verify as proof
 from quantcore.errors import ConfigError
-from quantcore.evaluation import harness
-from quantcore.pipeline.job import run
-from quantcore.proof import fresh_process
-from quantcore.proof import verify as proof
 from tests.support.jobs import task
 from tests.support.models import tiny_model
 from tests.support.service import ROOT

@@ -9,19 +9,19 @@ import torch
 import transformers
 from PIL import Image
 
-from quantcore.checkpoint.tokenizer import load_tokenizer
 from quantcore.config import presets
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data import media as media_reader
+from quantcore.engine.commands.evaluate import evaluate
+from quantcore.engine.data import media as media_reader
+from quantcore.engine.data.tokenizer import load_tokenizer
+from quantcore.engine.evaluation.model import open_model
+from quantcore.engine.evaluation.samples import QUESTIONS
+from quantcore.engine.evaluation.text import read_text
+from quantcore.engine.model.kinds import decoder_inputs
+from quantcore.engine.model.tiny_model import build_twin
+from quantcore.engine.pipeline import job
 from quantcore.errors import CalibrationError, QuantError
-from quantcore.evaluation.command import evaluate
-from quantcore.evaluation.model import open_model
-from quantcore.evaluation.samples import QUESTIONS
-from quantcore.evaluation.text import read_text
-from quantcore.model.kinds import decoder_inputs
-from quantcore.model.twin import build_twin
-from quantcore.pipeline import job
-from quantcore.reading.model import read_model
+from quantcore.importing.model import read_model
 from tests.support.models import tiny_model
 from tests.support.params import with_rare
 from tests.support.proofs import proving_here

@@ -6,10 +6,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from quantcore.config.presets import resolve
+from quantcore.engine.modules.loading import load
+from quantcore.engine.pipeline.job import run
 from quantcore.errors import ModelError
-from quantcore.nn.loading import load
-from quantcore.pipeline.job import run
-from quantcore.reading.model import read_model
+from quantcore.importing.model import read_model
 from tests.support.jobs import task
 from tests.support.models import tiny_model, tiny_tokenizer
 

@@ -18,13 +18,13 @@ from api.store.queue import leases
 from bitfoundry.client import answers
 from bitfoundry.client.service import Client
 from bitfoundry.commands import main as cli
-from quantcore.blockwise import savepoint
 from quantcore.cli.main import main
 from quantcore.config.job_spec import MixConfig
 from quantcore.config.quantization import parse_config
-from quantcore.mixed_precision import command
-from quantcore.mixed_precision.schemes import resolve
-from quantcore.pipeline import writer as writing
+from quantcore.engine.blockwise import savepoint
+from quantcore.engine.mixed_precision import command
+from quantcore.engine.pipeline import writer as writing
+from quantcore.plan.mix_schemes import resolve
 from tests.support.docs import blocks_of, read_page
 from tests.support.forks import events_of, forked, killed, task_file
 from tests.support.models import tiny_model

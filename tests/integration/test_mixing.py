@@ -17,15 +17,15 @@ from quantcore.config import presets
 from quantcore.config.job_spec import MixConfig
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data.windows import token_windows
+from quantcore.engine.data.windows import token_windows
+from quantcore.engine.evaluation.model import open_model
+from quantcore.engine.mixed_precision.command import mix
+from quantcore.engine.mixed_precision.sensitivity import Sensitivity
+from quantcore.engine.pipeline.job import run
 from quantcore.errors import ConfigError
-from quantcore.evaluation.model import open_model
-from quantcore.mixed_precision.command import mix
-from quantcore.mixed_precision.schemes import resolve as resolve_schemes
-from quantcore.mixed_precision.sensitivity import Sensitivity
-from quantcore.pipeline.job import run
+from quantcore.importing.model import read_model
+from quantcore.plan.mix_schemes import resolve as resolve_schemes
 from quantcore.plan.planner import make_plan
-from quantcore.reading.model import read_model
 from tests.support.models import MIXTURES, tiny_model, tiny_tokenizer
 
 CALIBRATION = CalibrationConfig(num_samples=48, seq_len=32)

@@ -21,19 +21,19 @@ from quantcore import (
     QuantizationConfig,
     QuantizationSpec,
 )
-from quantcore.blockwise.savepoint import SavePoint
 from quantcore.cli.flags import parser
 from quantcore.cli.from_flags import task_of
 from quantcore.config.presets import resolve as preset
 from quantcore.config.presets import with_attention
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.blockwise.savepoint import SavePoint
+from quantcore.engine.model.module_names import with_module_names
+from quantcore.engine.pipeline.job import quantize, read_windows, run
+from quantcore.engine.runtime.ranks import ALONE
 from quantcore.export import EXPORTERS
-from quantcore.model.module_names import with_module_names
-from quantcore.pipeline.job import quantize, read_windows, run
+from quantcore.importing.model import read_model
 from quantcore.plan.planner import make_plan
-from quantcore.reading.model import read_model
-from quantcore.runtime.ranks import ALONE
 from tests.support.models import MIXTURES, tiny_model, tiny_tokenizer
 from tests.support.params import with_rare
 
@@ -250,8 +250,8 @@ def test_a_frozen_weight_that_was_changed_is_not_exported(tmp_path):
 @pytest.mark.parametrize("round_method", ["half_even", "floor", "round"])
 @pytest.mark.parametrize("model_dtype", [torch.bfloat16, torch.float16])
 def test_codes_are_found_again_from_a_weight_of_two_bytes(dtype, round_method, model_dtype):
-    from quantcore.nn.exporter import encode_layer
-    from quantcore.solvers.rtn import round_to_nearest
+    from quantcore.engine.solvers.rtn import round_to_nearest
+    from quantcore.nn.model_exporter import encode_layer
 
     spec = QuantizationSpec(dtype=dtype, qscheme="per_group", group_size=32, round_method=round_method)
     torch.manual_seed(0)

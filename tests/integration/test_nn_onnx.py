@@ -20,7 +20,7 @@ from quantcore import (
     QuantizationSpec,
     RotationConfig,
 )
-from quantcore.nn.layers import quantized_layers
+from quantcore.engine.modules.layers import quantized_layers
 from tests.support.consumers import HAS_VNNI
 from tests.support.models import SHAPE
 from tests.support.onnx_runtime import session_options

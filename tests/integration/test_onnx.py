@@ -24,14 +24,14 @@ from quantcore.checkpoint.onnx_headers import DATA_NAME, FILE_NAME, read_onnx_he
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, QuantizationConfig, QuantizationSpec
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.containers.dequantize import read_layer
+from quantcore.engine.containers.onnx_graph import trace
+from quantcore.engine.modules.layers import quantized_layers
+from quantcore.engine.pipeline import job as pipeline
 from quantcore.errors import ConfigError, ModelError, ProofError
-from quantcore.export.onnx.graph import trace
+from quantcore.importing.model import read_model
 from quantcore.nn.codes import encode_layer
-from quantcore.nn.layers import quantized_layers
-from quantcore.pipeline import job as pipeline
 from quantcore.plan.planner import make_plan
-from quantcore.reading.dequantize import read_layer
-from quantcore.reading.model import read_model
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.onnx_runtime import session_options
 from tests.support.params import with_rare

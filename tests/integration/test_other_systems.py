@@ -45,14 +45,14 @@ def test_every_module_of_the_engine_can_be_imported(system, tmp_path):
     names = [one.name for one in pkgutil.walk_packages(quantcore.__path__, "quantcore.")]
     places = {name: ROOT / name.replace(".", "/") for name in names}
     needs_triton = {name for name, place in places.items() if "import triton" in source_of(place)}
-    assert {name.rpartition(".")[0] for name in needs_triton} == {"quantcore.kernels"}
+    assert {name.rpartition(".")[0] for name in needs_triton} == {"quantcore.tensors.kernels"}
     modules = [name for name in places if "__main__" not in name and name not in needs_triton]
     code = f"""
 import importlib
 for name in {modules}:
     importlib.import_module(name)
 import bitfoundry.commands.main, bitfoundry.client.service
-from quantcore.runtime import devices
+from quantcore.engine.runtime import devices
 from quantcore.serving import stopwatch
 assert devices.sys.platform == {system!r}
 del devices.os.environ["OMP_NUM_THREADS"]

@@ -12,10 +12,10 @@ from quantcore.checkpoint.own_head import untie_own_head
 from quantcore.cli import main as cli
 from quantcore.config import presets
 from quantcore.config.quantization import Config
-from quantcore.evaluation.model import open_model
-from quantcore.nn.loading import load
-from quantcore.pipeline.job import run
-from quantcore.reading.model import read_model
+from quantcore.engine.evaluation.model import open_model
+from quantcore.engine.modules.loading import load
+from quantcore.engine.pipeline.job import run
+from quantcore.importing.model import read_model
 from tests.support.jobs import perplexity_of, task
 from tests.support.models import tiny_model, tiny_tokenizer
 

@@ -20,15 +20,15 @@ from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.pipeline.job import read_windows, run
+from quantcore.engine.runtime.matmul import matmul_precision
+from quantcore.engine.verification import verify as proof
+from quantcore.engine.verification.expectation import Expectation
+from quantcore.engine.verification.fresh_process import prove_in_fresh_process
 from quantcore.errors import ModelError, NumericsError, ProofError, QuantError
 from quantcore.events import Completed, LayerQuantized, Progress
 from quantcore.export.quark import QuarkExporter
-from quantcore.pipeline.job import read_windows, run
 from quantcore.plan.planner import make_plan
-from quantcore.proof import verify as proof
-from quantcore.proof.expectation import Expectation
-from quantcore.proof.fresh_process import prove_in_fresh_process
-from quantcore.runtime.matmul import matmul_precision
 from tests.support.jobs import BOTH, CPU, math_close, perplexity_of, task, token_windows_of_jobs
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare
@@ -264,7 +264,7 @@ def test_the_proof_sees_one_changed_byte(model_dir, tmp_path, monkeypatch, proof
             file.write(bytes([byte ^ 1]))
         return proof_in_this_process(task, folder, expected, emit)
 
-    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", tamper)
+    monkeypatch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", tamper)
     with pytest.raises(ProofError) as caught:
         run(task(model_dir, tmp_path / "out", export=BOTH), lambda event: None)
     assert caught.value.code == code and name.rpartition(".")[0] in caught.value.message
@@ -290,7 +290,7 @@ def test_the_proof_sees_other_logits(model_dir, tmp_path, monkeypatch):
         expected.probe_logits[0, 3, 7] += 0.01 * expected.probe_logits.abs().max()
         return prove_in_fresh_process(task, folder, expected, emit)
 
-    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", tamper)
+    monkeypatch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", tamper)
     with pytest.raises(ProofError, match="other logits"):
         run(task(model_dir, tmp_path / "out", "int8_dynamic"), lambda event: None)
 

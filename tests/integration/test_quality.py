@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quantcore.config.task import EvaluationConfig
-from quantcore.evaluation.text import of_stream, read_text
-from quantcore.pipeline.job import run
-from quantcore.runtime.matmul import matmul_precision
+from quantcore.engine.evaluation.text import of_stream, read_text
+from quantcore.engine.pipeline.job import run
+from quantcore.engine.runtime.matmul import matmul_precision
 from tests.support.jobs import CPU, task
 from tests.support.models import tiny_model, tiny_tokenizer
 from tests.support.proofs import proving_here

@@ -15,18 +15,18 @@ import jsonschema
 import pytest
 import torch
 
-from quantcore.blockwise.scheduler import Scheduler
-from quantcore.calibration.ranges import Watched, learned, ranges_of_all
 from quantcore.checkpoint.artifact import sha256
 from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan
+from quantcore.engine.blockwise.scheduler import Scheduler
+from quantcore.engine.calibration.ranges import Watched, learned, ranges_of_all
+from quantcore.engine.observers import observer_for
+from quantcore.engine.pipeline import writer as writing
+from quantcore.engine.runtime.ranks import joined
+from quantcore.engine.solvers import rtn
 from quantcore.errors import NumericsError
-from quantcore.observers import observer_for
-from quantcore.pipeline import writer as writing
-from quantcore.runtime import workload
-from quantcore.runtime.ranks import joined
-from quantcore.solvers import rtn
+from quantcore.plan import workload
 from tests.support.forks import START_S, config, events_of, forked, seen_of, task_file
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare

@@ -11,15 +11,15 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import quantcore
-from quantcore.cli.convert import convert
 from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.config.quantization import Dtype, parse_config
+from quantcore.engine.commands.convert import convert
+from quantcore.engine.containers.dequantize import open_source
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, holds_codes
 from quantcore.export.importer import Importer, matches
-from quantcore.reading.dequantize import open_source
-from quantcore.reading.model import read_model
+from quantcore.importing.model import read_model
 from tests.support.deepseek_v4 import publish_as_v4
 from tests.support.modelopt import publish_as_nvfp4
 from tests.support.models import MIXTURES, VOCAB_SIZE, tiny_model

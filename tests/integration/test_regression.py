@@ -4,21 +4,21 @@ import json
 import shutil
 
 import pytest
-from quantcore.evaluation.inputs import held_out_text
 
 from quantcore.cli import main as cli
 from quantcore.cli.flags import COMPARED_TOKENS, comparing
 from quantcore.cli.from_flags import compared_text_of
 from quantcore.cli.running import WORSE
 from quantcore.config.task import EvaluationConfig
+from quantcore.engine.commands.compare import measure_change
+from quantcore.engine.commands.evaluate import evaluate
+from quantcore.engine.evaluation.baseline_cache import VARIABLE
+from quantcore.engine.evaluation.inputs import held_out_text
+from quantcore.engine.model.kinds import declared_class
+from quantcore.engine.model.tiny_model import build_twin
+from quantcore.engine.pipeline.job import run
+from quantcore.engine.runtime.streamed_model import StreamedModel
 from quantcore.errors import CalibrationError, ConfigError
-from quantcore.evaluation.baseline_cache import VARIABLE
-from quantcore.evaluation.command import evaluate
-from quantcore.model.kinds import declared_class
-from quantcore.model.twin import build_twin
-from quantcore.pipeline.job import run
-from quantcore.report.regression import measure_change
-from quantcore.runtime.streamed_model import StreamedModel
 from tests.support.jobs import task
 from tests.support.models import tiny_model
 from tests.support.proofs import proving_here

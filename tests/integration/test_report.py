@@ -19,7 +19,7 @@ from quantcore.config.algorithms import GPTQConfig
 from quantcore.config.presets import resolve
 from quantcore.config.task import EvaluationConfig
 from quantcore.config.texts import CalibrationConfig
-from quantcore.pipeline.job import run
+from quantcore.engine.pipeline.job import run
 from quantcore.report.card import code, escape
 from quantcore.report.html import page
 from quantcore.report.values import Report

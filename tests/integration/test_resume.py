@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
-from quantcore.blockwise import savepoint
 from quantcore.cli.main import main
-from quantcore.pipeline import writer as writing
+from quantcore.engine.blockwise import savepoint
+from quantcore.engine.pipeline import writer as writing
 from tests.support.forks import config, events_of, forked, killed, seen_of, task_file
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data.windows import token_windows
+from quantcore.engine.data.windows import token_windows
+from quantcore.engine.pipeline.job import run
 from quantcore.errors import ConfigError
-from quantcore.pipeline.job import run
 from tests.support.models import tiny_model, tiny_tokenizer
 from tests.support.params import with_rare
 from tests.support.proofs import proving_here

@@ -13,9 +13,9 @@ from transformers import BertConfig, BertModel
 from quantcore.checkpoint.side_files import copy_side_files
 from quantcore.config import presets
 from quantcore.config.task import Task
+from quantcore.engine.pipeline import job
 from quantcore.errors import ModelError
-from quantcore.pipeline import job
-from quantcore.reading.model import read_model
+from quantcore.importing.model import read_model
 from tests.support.tokenizers import save_byte_tokenizer
 
 TEXTS = ["A model is quantized.", "Nothing is lost.", "The files are read by another program."]

@@ -10,14 +10,14 @@ import torch
 from safetensors import safe_open
 
 import quantcore
-from quantcore.checkpoint import source
 from quantcore.checkpoint.headers import read_local
 from quantcore.cli.main import main
-from quantcore.runtime import sharded
-from quantcore.runtime import streamed_model as single
-from quantcore.runtime.hidden import Hidden
-from quantcore.runtime.ranks import ALONE, Ranks, computing_together, joined
-from quantcore.runtime.shards import is_sharded, local_rows
+from quantcore.engine.runtime import sharded
+from quantcore.engine.runtime import streamed_model as single
+from quantcore.engine.runtime.hidden import Hidden
+from quantcore.engine.runtime.ranks import ALONE, Ranks, computing_together, joined
+from quantcore.engine.runtime.shards import is_sharded, local_rows
+from quantcore.tensors import source
 from tests.support.forks import config, events_of, forked, seen_of, task_file
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare

@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quantcore.checkpoint.blocks import Blocks
 from quantcore.checkpoint.shared_cache import find_unused
 from quantcore.config.presets import resolve
+from quantcore.engine.evaluation.model import open_model
+from quantcore.engine.modules.loading import load
+from quantcore.engine.pipeline.job import run
 from quantcore.errors import ModelError
-from quantcore.evaluation.model import open_model
-from quantcore.nn.loading import load
-from quantcore.pipeline.job import run
-from quantcore.reading.model import read_model
+from quantcore.importing.model import read_model
 from tests.support.jobs import task
 from tests.support.models import SHAPE, tiny_tokenizer
 

@@ -9,8 +9,8 @@ import pytest
 from quantcore.cli import main as cli
 from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan
+from quantcore.engine.commands.speed import Load, speed, summarize
 from quantcore.errors import ConfigError, ModelError
-from quantcore.evaluation.speed import Load, speed, summarize
 from quantcore.events import silence
 from quantcore.export import EXPORTERS
 from quantcore.serving.run_in_env import kv_cache_dtype

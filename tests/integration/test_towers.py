@@ -9,8 +9,8 @@ from transformers import AutoModelForImageTextToText
 
 from quantcore.config import presets
 from quantcore.config.task import Task
+from quantcore.engine.pipeline import job
 from quantcore.errors import ConfigError
-from quantcore.pipeline import job
 from tests.support.params import with_rare
 from tests.support.proofs import proving_here
 from tests.sweep.classes import build, find_class, save

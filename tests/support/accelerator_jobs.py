@@ -1,7 +1,8 @@
 """Small jobs, computed as an accelerator computes them, on the simulated one and on the CPU: results must be equal.
 
 Two things differ between the CPU and accelerators beside torch's kernels. Attention takes the "math" path here on both.
-The inner loop of GPTQ is a kernel of ours on GPUs (``quantcore.kernels``): here torch computes it, counted as a launch.
+The inner loop of GPTQ is a kernel of ours on GPUs (``quantcore.tensors.kernels``): here torch computes it, counted as a
+launch.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from quantcore.cli.running import verify
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.pipeline import job
-from quantcore.proof import fresh_process, standby
-from quantcore.selftest.parts import in_turn
-from quantcore.solvers import columns
-from quantcore.solvers.columns import Grid
+from quantcore.engine.pipeline import job
+from quantcore.engine.selftest.parts import in_turn
+from quantcore.engine.solvers import columns
+from quantcore.engine.solvers.columns import Grid
+from quantcore.engine.verification import fresh_process
+from quantcore.sandbox import fork_server
 from tests.support.accelerator import SimTensor, count_launch, on_accelerator, unwrapped
 from tests.support.device_counts import Counts
 
@@ -72,10 +74,10 @@ def as_on_accelerators() -> Iterator[None]:
 @contextmanager
 def proofs_in_forks() -> Iterator[None]:
     """Let each proof run in a fork of this process, which has its device: a new interpreter would have none."""
-    started: list[standby.Standby] = []
+    started: list[fork_server.Standby] = []
 
-    def waiting() -> standby.Standby:
-        started.append(standby._start(verify))
+    def waiting() -> fork_server.Standby:
+        started.append(fork_server._start(verify))
         return started[-1]
 
     with patch.object(fresh_process, "waiting", waiting):

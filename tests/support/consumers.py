@@ -10,10 +10,10 @@ import pytest
 
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.pipeline import job as pipeline
+from quantcore.engine.verification.expectation import Expectation
+from quantcore.engine.verification.fresh_process import Proved
 from quantcore.events import Emit
-from quantcore.pipeline import job as pipeline
-from quantcore.proof.expectation import Expectation
-from quantcore.proof.fresh_process import Proved
 
 ROOT = Path(__file__).parents[2]
 HAS_VNNI = "avx512_vnni" in Path("/proc/cpuinfo").read_text()

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from quantcore.model.experts import split_experts
-from quantcore.model.names import projection_names
+from quantcore.engine.model.experts import split_experts
+from quantcore.engine.model.parameter_names import projection_names
 from tests.support.models import MIXTURES, SHAPE
 
 NUM_TOKENS = 24

@@ -7,10 +7,10 @@ import torch
 from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import QuantizationConfig, QuantizationSpec, learns_from_data
+from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.export import EXPORTERS, Container
-from quantcore.numerics.affine import QParams
-from quantcore.numerics.qtensor import QLayer
-from quantcore.solvers.rtn import round_to_nearest
+from quantcore.tensors.affine import QParams
+from quantcore.tensors.qtensor import QLayer
 
 EXTRA = {
     "int8_weight_only_asym": QuantizationConfig(

@@ -13,7 +13,7 @@ from typing import Any
 from quantcore.checkpoint.artifact import sha256
 from quantcore.config import presets
 from quantcore.config.task import Task
-from quantcore.pipeline import job as pipeline
+from quantcore.engine.pipeline import job as pipeline
 
 NUM_WINDOWS = 70  # four chunks of windows, which do not divide it
 START_S = 240

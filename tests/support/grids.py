@@ -5,7 +5,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from quantcore.config import presets
-from quantcore.solvers.rtn import round_to_nearest
+from quantcore.engine.solvers.rtn import round_to_nearest
 
 
 def on_grids(folder: Path, schemes: dict[str, str]) -> Path:

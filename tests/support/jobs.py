@@ -10,8 +10,8 @@ import torch
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data.windows import TokenWindows, token_windows
-from quantcore.runtime.matmul import matmul_precision
+from quantcore.engine.data.windows import TokenWindows, token_windows
+from quantcore.engine.runtime.matmul import matmul_precision
 from tests.support.models import tiny_tokenizer
 
 CPU = torch.device("cpu")

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from quantcore.edges.edge import FoundEdges
+from quantcore.engine.transforms.mappings.scale_pair import FoundEdges
 
 
 @dataclass(frozen=True)
 class Known:
-    """An edge (``quantcore.edges.edge.Edge``) as values that can be compared."""
+    """An edge (``quantcore.engine.transforms.mappings.scale_pair.Edge``) as values that can be compared."""
 
     producer: str
     consumers: frozenset[str]

@@ -10,10 +10,10 @@ import pytest
 
 
 def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> Any:
-    from quantcore.pipeline.twin_export import export_twin
-    from quantcore.proof.fresh_process import Proved
-    from quantcore.proof.verify import prove_all
-    from quantcore.runtime.devices import peak_memory_bytes
+    from quantcore.engine.pipeline.tiny_export import export_twin
+    from quantcore.engine.runtime.devices import peak_memory_bytes
+    from quantcore.engine.verification.fresh_process import Proved
+    from quantcore.engine.verification.verify import prove_all
 
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         # A fresh process belongs to no group. In one, compressed-tensors would wait for ranks that prove nothing.
@@ -27,5 +27,5 @@ def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> Any:
 def proving_here() -> Iterator[None]:
     """Let proofs of jobs run here, with the same result: starting a fresh interpreter takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quantcore.pipeline.job.prove_in_fresh_process", prove_here)
+        patch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", prove_here)
         yield

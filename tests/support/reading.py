@@ -9,9 +9,9 @@ import torch
 
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data.windows import TokenWindows
-from quantcore.pipeline import job as pipeline
-from quantcore.runtime.matmul import matmul_precision
+from quantcore.engine.data.windows import TokenWindows
+from quantcore.engine.pipeline import job as pipeline
+from quantcore.engine.runtime.matmul import matmul_precision
 
 WINDOWS = torch.arange(6 * 32).mul(7).remainder(509).view(6, 32)  # fewer than any model here has
 

@@ -15,7 +15,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from quantcore.model.twin import build_twin
+from quantcore.engine.model.tiny_model import build_twin
 from tests.support.tokenizers import save_byte_tokenizer
 from tests.sweep.classes import find_class, small_config
 

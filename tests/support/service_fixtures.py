@@ -240,5 +240,5 @@ def read_pids() -> Callable[[Path], list[list[int]]]:
 @pytest.fixture
 def proof_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """``proving_here`` for one test, undone in turn with whatever else the test patches."""
-    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", prove_here)
+    monkeypatch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", prove_here)
     return prove_here

@@ -6,8 +6,8 @@ import torch
 
 from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.headers import read_local
-from quantcore.checkpoint.source import Source
-from quantcore.runtime.streamed_model import StreamedModel
+from quantcore.engine.runtime.streamed_model import StreamedModel
+from quantcore.tensors.source import Source
 
 
 def streamed(folder: Path, dtype: torch.dtype = torch.float32) -> StreamedModel:

@@ -14,9 +14,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from quantcore.model.kinds import inputs_of
-from quantcore.model.skeleton import kind_of
-from quantcore.model.twin import VOCAB_SIZE, build_twin, twin_config
+from quantcore.engine.model.kinds import inputs_of
+from quantcore.engine.model.skeleton import kind_of
+from quantcore.engine.model.tiny_model import VOCAB_SIZE, build_twin, twin_config
 from tests.support.architectures import OVERRIDES, shrink
 from tests.support.tokenizers import save_byte_tokenizer
 

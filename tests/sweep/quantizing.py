@@ -20,8 +20,8 @@ from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.headers import read_tensor_headers
 from quantcore.config import presets
 from quantcore.config.task import Task
+from quantcore.engine.pipeline import job
 from quantcore.errors import QuantError
-from quantcore.pipeline import job
 from tests.support.architectures import places
 from tests.support.proofs import proving_here
 from tests.sweep.classes import ModelClass, build, linear_weights, save

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from api.store.tables.jobs import PARENT, SOURCE, Job
 
 LEVELS = ("faithful", "good", "unclear", "degraded", "broken")
-"""Verdicts from the best to the worst (see ``quantcore.evaluation.quality.Level``)."""
+"""Verdicts from the best to the worst (see ``quantcore.report.quality.Level``)."""
 
 _RESULTS = f"project_id = :project_id AND {SOURCE} = {{name}} AND state = 'succeeded'"
 _MODELS = text(

@@ -86,7 +86,7 @@ class Chat(Base):
 
 
 class ChatTurn(Base):
-    """A prompt of a chat; ``answer`` is a ``quantcore.evaluation.answers.Turn`` as JSON, whole or so far."""
+    """A prompt of a chat; ``answer`` is a ``quantcore.report.answers.Turn`` as JSON, whole or so far."""
 
     __tablename__ = "chat_turn"
 

@@ -1,3 +1,3 @@
 """GGUF: reads models from it and writes models to it."""
 
-from quantcore.export.gguf.exporter import GgufExporter as GgufExporter
+from quantcore.export.gguf.gguf_exporter import GgufExporter as GgufExporter

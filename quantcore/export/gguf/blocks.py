@@ -14,7 +14,7 @@ from quantcore.config.quantization import Dtype, QuantizationSpec
 if TYPE_CHECKING:
     import torch
 
-    from quantcore.numerics.qtensor import QTensor
+    from quantcore.tensors.qtensor import QTensor
 
 BLOCK = 32  # codes
 
@@ -41,8 +41,8 @@ class BlockType:
         """Return rows of blocks as bytes, uint8 [O, G * num_bytes], for codes [O, I] with scales [O, G]."""
         import torch
 
-        from quantcore.formats.packing import pack, pack_halves
-        from quantcore.numerics.affine import minimum_of
+        from quantcore.tensors.affine import minimum_of
+        from quantcore.tensors.packing import pack, pack_halves
 
         params = weight.params
         codes_OGS = weight.codes.reshape(len(weight.codes), -1, BLOCK)
@@ -63,9 +63,9 @@ class BlockType:
         import torch
 
         from quantcore.formats import IntFormat
-        from quantcore.formats.packing import unpack, unpack_halves
-        from quantcore.numerics.affine import QParams, zero_point_of
-        from quantcore.numerics.qtensor import QTensor
+        from quantcore.tensors.affine import QParams, zero_point_of
+        from quantcore.tensors.packing import unpack, unpack_halves
+        from quantcore.tensors.qtensor import QTensor
 
         blocks = rows.reshape(len(rows), -1, self.num_bytes)
         num_numbers = 1 + self.has_minimum

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader
-from quantcore.checkpoint.opening import open_file
 from quantcore.errors import ModelError
+from quantcore.sandbox.opening import open_file
 
 MAX_HEADER_BYTES = 128 << 20  # 256 thousand tokens with their merges and scores take about 20 MB
 MAX_FIELDS = 10_000

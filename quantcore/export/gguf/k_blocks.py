@@ -18,7 +18,7 @@ from quantcore.formats import IntFormat
 if TYPE_CHECKING:
     import torch
 
-    from quantcore.numerics.qtensor import QTensor
+    from quantcore.tensors.qtensor import QTensor
 
 _GROUP = 32  # codes whose high bits lie together
 _BIT, _TWO_BITS = IntFormat("bit", 1, signed=False), IntFormat("two_bits", 2, signed=False)
@@ -42,9 +42,9 @@ class MinimumK:
         """Return rows of super-blocks as bytes, uint8 [O, B * num_bytes], for codes [O, I] with scales [O, G]."""
         import torch
 
-        from quantcore.formats.packing import pack, pack_halves
-        from quantcore.numerics.affine import minimum_of
-        from quantcore.numerics.super_blocks import LARGEST, two_levels
+        from quantcore.tensors.affine import minimum_of
+        from quantcore.tensors.packing import pack, pack_halves
+        from quantcore.tensors.super_blocks import LARGEST, two_levels
 
         params, largest = weight.params, LARGEST[weight.spec.scale_type]
         assert params.zero_point is not None
@@ -62,9 +62,9 @@ class MinimumK:
         """Return the inverse of ``encode``."""
         import torch
 
-        from quantcore.formats.packing import unpack, unpack_halves
-        from quantcore.numerics.affine import QParams, zero_point_of
-        from quantcore.numerics.qtensor import QTensor
+        from quantcore.tensors.affine import QParams, zero_point_of
+        from quantcore.tensors.packing import unpack, unpack_halves
+        from quantcore.tensors.qtensor import QTensor
 
         blocks = rows.reshape(len(rows), -1, self.num_bytes)
         units = blocks[..., :4].contiguous().view(torch.float16).float()
@@ -93,8 +93,8 @@ class Q6K:
         """Return rows of super-blocks as bytes, uint8 [O, B * num_bytes], for codes [O, I] with scales [O, G]."""
         import torch
 
-        from quantcore.formats.packing import pack, pack_halves
-        from quantcore.numerics.super_blocks import LARGEST, two_levels
+        from quantcore.tensors.packing import pack, pack_halves
+        from quantcore.tensors.super_blocks import LARGEST, two_levels
 
         scale = weight.params.scale
         unit, whole = two_levels(scale.reshape(len(scale), -1, 16), LARGEST[weight.spec.scale_type])
@@ -112,9 +112,9 @@ class Q6K:
         """Return the inverse of ``encode``."""
         import torch
 
-        from quantcore.formats.packing import unpack, unpack_halves
-        from quantcore.numerics.affine import QParams
-        from quantcore.numerics.qtensor import QTensor
+        from quantcore.tensors.affine import QParams
+        from quantcore.tensors.packing import unpack, unpack_halves
+        from quantcore.tensors.qtensor import QTensor
 
         blocks = rows.reshape(len(rows), -1, self.num_bytes)
         low, high, whole, unit = torch.split(blocks, [SUPER_BLOCK // 2, SUPER_BLOCK // 4, 16, 2], dim=-1)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from quantcore.export.gguf.names import rope_parts
-from quantcore.export.gguf.tokenizer import TokenizerData
+from quantcore.export.gguf.gguf_tokenizer import TokenizerData
+from quantcore.export.gguf.tensor_names import rope_parts
 
 if TYPE_CHECKING:
     import torch

@@ -8,9 +8,9 @@ from typing import Any
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.errors import ModelError
+from quantcore.export.gguf.gguf_config import model_config
 from quantcore.export.gguf.header import read_gguf_header
-from quantcore.export.gguf.model_config import model_config
-from quantcore.export.gguf.names import Places, stored_part
+from quantcore.export.gguf.tensor_names import Places, stored_part
 
 COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 FLOAT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}

@@ -1,3 +1,3 @@
 """ONNX: the graph of a quantized model, and the files that hold it."""
 
-from quantcore.export.onnx.exporter import OnnxExporter as OnnxExporter
+from quantcore.export.onnx.onnx_exporter import OnnxExporter as OnnxExporter

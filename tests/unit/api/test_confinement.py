@@ -16,9 +16,9 @@ import pytest
 from api import confinement
 from api.confinement import reach_of
 from api.settings import Settings
-from quantcore.checkpoint.opening import open_named
 from quantcore.errors import ConfigError, ModelError
-from quantcore.runtime import landlock
+from quantcore.sandbox import landlock
+from quantcore.sandbox.opening import open_named
 from worker.engine import Engine
 
 HAS_LANDLOCK = landlock.abi() > 0

@@ -91,7 +91,7 @@ def test_the_windows_are_those_that_the_engine_cuts(model_dir: Path, tmp_path: P
     from quantcore.config.presets import PRESETS
     from quantcore.config.quantization import Config
     from quantcore.config.task import Task
-    from quantcore.pipeline.job import read_windows
+    from quantcore.engine.pipeline.job import read_windows
 
     text = tmp_path / "text.txt"
     text.write_text(" ".join(str(number * number % 9973) for number in range(4000)))

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bench import off_grid
-from quantcore.reading.grids import with_grids
-from quantcore.reading.model import read_model
+from quantcore.importing.grid_search import with_grids
+from quantcore.importing.model import read_model
 from tests.support.grids import on_grids
 from tests.support.models import tiny_model
 

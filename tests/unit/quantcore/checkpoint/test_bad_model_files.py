@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from quantcore.checkpoint.headers import read_local
-from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
+from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
+from quantcore.engine.model.skeleton import build_skeleton
 from quantcore.errors import ModelError
-from quantcore.model.skeleton import build_skeleton
 from tests.support.models import tiny_model, tiny_tokenizer
 
 REFUSED = "config_implausible"

@@ -12,7 +12,7 @@ from quantcore.checkpoint.side_files import copy_side_files, differing_side_file
 from quantcore.config.presets import resolve
 from quantcore.errors import ModelError
 from quantcore.export import config_json
-from quantcore.reading.model import read_model
+from quantcore.importing.model import read_model
 from tests.support.models import tiny_model, tiny_tokenizer
 
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from quantcore.checkpoint.headers import read_local, read_tensor_headers
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.checkpoint.sink import Sink
-from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.errors import ModelError
+from quantcore.tensors.sink import Sink
+from quantcore.tensors.source import TORCH_DTYPES, Source
 from tests.support.models import tiny_model
 
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}

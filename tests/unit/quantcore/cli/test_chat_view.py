@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from quantcore.cli.chat_view import MARK, MIN_COLUMNS, layout, show_lines, show_streamed
-from quantcore.evaluation.answers import Answer, Turn
+from quantcore.report.answers import Answer, Turn
 
 
 def turn(original: str = "one two", quantized: str = "one six", token: int | None = 1, char: int | None = 4) -> Turn:

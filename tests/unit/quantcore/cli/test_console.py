@@ -4,7 +4,7 @@ import pytest
 
 from quantcore import events
 from quantcore.cli.console import progress_display, show_evaluation, show_report
-from quantcore.evaluation.quality import EvaluationResult, Verdict
+from quantcore.report.quality import EvaluationResult, Verdict
 from quantcore.report.values import Report
 from tests.support import reports
 

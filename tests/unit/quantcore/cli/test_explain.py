@@ -8,9 +8,9 @@ import pytest
 
 from quantcore.cli import main as cli
 from quantcore.cli.explain import TRACEBACK, explained
+from quantcore.engine.pipeline import job as pipeline
 from quantcore.errors import ModelError, QuantError
 from quantcore.events import PhaseStarted
-from quantcore.pipeline import job as pipeline
 from tests.support.models import tiny_model
 
 ERRORS = {

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from quantcore.checkpoint.sink import MAX_SHARD_BYTES
 from quantcore.cli.flags import ELSEWHERE, parser
 from quantcore.cli.from_flags import task_of
 from quantcore.config import presets
@@ -13,6 +12,7 @@ from quantcore.config.presets import resolve
 from quantcore.config.quantization import parse_size
 from quantcore.config.recipes import recipe
 from quantcore.errors import ConfigError
+from quantcore.tensors.sink import MAX_SHARD_BYTES
 
 
 def task(tmp_path, *flags):

@@ -7,9 +7,9 @@ import torch
 
 from quantcore.cli import selftest_command
 from quantcore.cli.main import main
-from quantcore.selftest import run
-from quantcore.selftest.parts import EXACT, Computed, Part
-from quantcore.selftest.values import Check, Difference, Selftest, Speed
+from quantcore.engine.selftest import run
+from quantcore.engine.selftest.parts import EXACT, Computed, Part
+from quantcore.engine.selftest.values import Check, Difference, Selftest, Speed
 
 
 def part(group, code, name="one"):

@@ -13,9 +13,9 @@ from quantcore.cli.from_flags import task_of
 from quantcore.config import presets
 from quantcore.config.kv_cache import holds_keys_or_values
 from quantcore.config.quantization import CalibrationConfig
-from quantcore.nn.layers import quantized_layers
+from quantcore.engine.modules.layers import quantized_layers
+from quantcore.importing.model import read_model
 from quantcore.plan.planner import make_plan
-from quantcore.reading.model import read_model
 from tests.support.models import MIXTURES, SHAPE, tiny_model
 
 INT8 = QuantizationConfig(weight=QuantizationSpec(dtype="int8", qscheme="per_channel"))

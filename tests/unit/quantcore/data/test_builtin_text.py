@@ -9,7 +9,7 @@ import pytest
 
 from quantcore.config.texts import CalibrationConfig
 from quantcore.data.builtin_text import KINDS, read_builtin, read_kind
-from quantcore.data.windows import token_windows
+from quantcore.engine.data.windows import token_windows
 from quantcore.errors import CalibrationError
 
 FOLDER = files("quantcore.data") / "builtin"

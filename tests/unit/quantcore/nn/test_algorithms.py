@@ -22,10 +22,10 @@ from quantcore.config.algorithms import (
 )
 from quantcore.config.quantization import Config, QuantizationConfig
 from quantcore.config.spec import QuantizationSpec
+from quantcore.engine.modules.layers import QuantizedLayer
+from quantcore.engine.solvers.autoround import AutoRound
+from quantcore.engine.transforms.rotation.fold import rotates_input
 from quantcore.errors import CalibrationError, ModelError
-from quantcore.nn.layers import QuantizedLayer
-from quantcore.rotation.fold import rotates_input
-from quantcore.solvers.autoround import AutoRound
 from tests.support.models import MIXTURES, SHAPE, correlate
 from tests.support.params import with_rare
 

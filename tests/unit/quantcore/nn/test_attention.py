@@ -22,9 +22,9 @@ from quantcore import (
     QuantizationSpec,
     RotationConfig,
 )
+from quantcore.engine.modules.tensor_quantizer import TensorQuantizer
+from quantcore.engine.transforms.rotation.hadamard import orthogonal
 from quantcore.nn.attention import HeadRotation, attention_watched, quantized_attention
-from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.rotation.hadamard import orthogonal
 from tests.support.models import MIXTURES, SHAPE
 
 FP8 = QuantizationSpec(dtype="fp8_e4m3")

@@ -23,8 +23,8 @@ from quantcore import (
     RTNConfig,
     SmoothQuantConfig,
 )
+from quantcore.engine.modules.layers import quantized_layers
 from quantcore.nn.graph import trace
-from quantcore.nn.layers import quantized_layers
 from tests.support.models import SHAPE
 
 INT8 = QuantizationSpec(dtype="int8", qscheme="per_channel")

@@ -19,7 +19,7 @@ from quantcore import (
     QuantizationSpec,
 )
 from quantcore.config import presets
-from quantcore.nn.layers import QuantizedLayer
+from quantcore.engine.modules.layers import QuantizedLayer
 from tests.support.models import SHAPE
 
 INT8 = QuantizationSpec(dtype="int8", qscheme="per_channel")

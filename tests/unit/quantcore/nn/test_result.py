@@ -21,8 +21,8 @@ from quantcore import (
     events,
     presets,
 )
+from quantcore.engine.modules.layers import QuantizedLayer
 from quantcore.nn import progress
-from quantcore.nn.layers import QuantizedLayer
 from tests.support.models import SHAPE
 
 INT4 = QuantizationConfig(weight=QuantizationSpec("int4", qscheme="per_group", group_size=32))

@@ -7,8 +7,8 @@ from quantcore.config import presets
 from quantcore.config.goal import Goal
 from quantcore.config.job_spec import NO_SCHEME, Evaluation, JobSpec, MixConfig
 from quantcore.config.quantization import CalibrationConfig, Config
-from quantcore.mixed_precision.schemes import resolve
 from quantcore.plan.job import fitted, plan_job, without_layers
+from quantcore.plan.mix_schemes import resolve
 from tests.support.models import tiny_model
 
 SHORT = CalibrationConfig(seq_len=64)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from quantcore import RotationConfig
-from quantcore.calibration.stats import Needs
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layers import find_conv1d
 from quantcore.checkpoint.layout import TensorHeader
@@ -15,10 +14,11 @@ from quantcore.checkpoint.roles import SHARED
 from quantcore.config import presets
 from quantcore.config.algorithms import NAMES, config_of
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig
+from quantcore.engine.calibration.stats import Needs
+from quantcore.engine.solvers import SOLVERS, TUNERS
+from quantcore.engine.transforms import SMOOTHINGS
 from quantcore.errors import ConfigError, ModelError
 from quantcore.plan.planner import make_plan
-from quantcore.solvers import SOLVERS, TUNERS
-from quantcore.transforms import SMOOTHINGS
 
 SMOLLM2 = {"model_type": "llama", "num_hidden_layers": 30, "max_position_embeddings": 8192}
 

@@ -7,11 +7,11 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
-from quantcore.evaluation.quality import ConsumerCheck, Measure
-from quantcore.proof.gate_result import GateResult
 from quantcore.report import schema
 from quantcore.report.card import model_card
+from quantcore.report.gate_result import GateResult
 from quantcore.report.html import page
+from quantcore.report.quality import ConsumerCheck, Measure
 from quantcore.report.values import Report
 from tests.support import reports
 

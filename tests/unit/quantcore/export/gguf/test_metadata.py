@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gguf import GGUFReader, GGUFWriter
 
-from quantcore.export.gguf.file import _general
+from quantcore.engine.containers.gguf import _general
 from quantcore.export.gguf.metadata import add_general
 
 

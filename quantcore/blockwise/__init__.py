@@ -1,1 +1,0 @@
-"""Runs the algorithms of a job on one decoder block after another, and keeps the progress in a savepoint."""

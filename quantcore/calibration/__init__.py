@@ -1,1 +1,0 @@
-"""Calibration learns statistics of inputs and ranges of activations from text."""

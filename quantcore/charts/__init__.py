@@ -1,1 +1,0 @@
-"""Charts as SVG without any library, for HTML reports and for notebooks."""

@@ -1,1 +1,0 @@
-"""Edges of a block: pairs of layers between which a scale can be folded, found by tracing and proven."""

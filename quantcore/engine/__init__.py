@@ -1,0 +1,1 @@
+"""Runs models: everything that needs torch and is more than arithmetic on tensors."""

@@ -1,0 +1,1 @@
+"""What is learned from calibration text: statistics and ranges."""

@@ -1,0 +1,1 @@
+"""Answers prompts with a result and its original."""

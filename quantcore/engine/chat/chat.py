@@ -1,0 +1,175 @@
+"""A chat with an original and a quantized model: both answer the same prompts, token by token, greedily."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from quantcore.engine.chat.streaming import stream_tokens
+from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
+from quantcore.engine.evaluation.model import open_model
+from quantcore.engine.evaluation.samples import Message, end_tokens, in_template, longest_input
+from quantcore.engine.model.kinds import Kind
+from quantcore.engine.model.skeleton import kind_of
+from quantcore.errors import CalibrationError, ConfigError, ModelError
+from quantcore.importing.model import Model, read_model
+from quantcore.report.answers import MAX_NEW_TOKENS, Answer, Turn, common_length, first_difference
+
+
+class Chat:
+    """A conversation with two models in memory, each of which sees its own earlier answers.
+
+    A tokenizer without a chat template has no conversation: the models continue each prompt by itself.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, models: tuple[PreTrainedModel, PreTrainedModel],
+        end_tokens: frozenset[int], max_new_tokens: int,
+    ) -> None:  # fmt: skip
+        self._tokenizer = tokenizer
+        self._models = models
+        self._end_tokens = end_tokens
+        self._max_new_tokens = max_new_tokens
+        self._messages: tuple[list[Message], list[Message]] = ([], [])
+
+    @property
+    def has_template(self) -> bool:
+        """True if the models are asked as chat models are."""
+        return bool(self._tokenizer.chat_template)
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        for messages in self._messages:
+            messages.clear()
+
+    def say(self, prompt: str) -> Generator[Turn]:
+        """Yield the turn as it grows, by a token of each answer at a time; the last one is whole.
+
+        A turn that is not read to its end is forgotten. Raises ModelError ``bad_chat_template`` and ``bad_tokenizer``,
+        and ConfigError ``empty_prompt``, or ``chat_too_long`` if the models read no more tokens.
+        """
+        asked = [[*messages, {"role": "user", "content": prompt}] for messages in self._messages]
+        first, second = (
+            _Answering(self._stream(model, messages), self._end_tokens)
+            for model, messages in zip(self._models, asked, strict=True)
+        )
+        with closing(first), closing(second):
+            goes_on = True
+            while goes_on:
+                goes_on = any([first.advance(), second.advance()])  # a list: both advance
+                yield self._turn(prompt, first, second, is_whole=not goes_on)
+        for own, messages, answering in zip(self._messages, asked, (first, second), strict=True):
+            own[:] = [*messages, {"role": "assistant", "content": self._text(answering.ids)}]
+
+    def _stream(self, model: PreTrainedModel, messages: list[Message]) -> Generator[int]:
+        ids = self._encode(messages)
+        if not ids:
+            raise ConfigError("The prompt has no tokens.", code="empty_prompt", hint="Give a text.")
+        longest = longest_input(model.config)
+        room = self._max_new_tokens if longest is None else min(self._max_new_tokens, longest - len(ids))
+        if room < 1:
+            raise ConfigError(
+                f"The conversation has {len(ids)} tokens, and the model reads {longest}, those of its answer included.",
+                code="chat_too_long",
+                hint="Start over, or give a shorter prompt.",
+            )
+        ends = sorted(self._end_tokens)
+        settings = GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=False, max_new_tokens=room, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0
+        )
+        return stream_tokens(model, ids, settings)
+
+    def _encode(self, messages: list[Message]) -> list[int]:
+        if not self.has_template:
+            return tokenize_with(self._tokenizer, with_special_tokens=True)(messages[-1]["content"])
+        try:
+            return in_template(self._tokenizer, {}, messages)
+        except CalibrationError as error:
+            raise ModelError(
+                error.message, code=error.code, hint="The template that came with the model is at fault."
+            ) from error
+
+    def _turn(self, prompt: str, first: _Answering, second: _Answering, *, is_whole: bool) -> Turn:
+        texts = [self._text(answering.ids) for answering in (first, second)]
+        original, quantized = (
+            Answer(text=text, num_tokens=len(answering.ids), time_s=round(answering.time_s, 3))
+            for text, answering in zip(texts, (first, second), strict=True)
+        )
+        index = first_difference(first.ids, second.ids, are_whole=is_whole)
+        char = None if index is None else common_length(texts[1], self._text(second.ids[:index]))
+        return Turn(
+            prompt=prompt, original=original, quantized=quantized, first_difference=index, first_different_char=char
+        )
+
+    def _text(self, ids: list[int]) -> str:
+        """Return the text of tokens, without an incomplete character at its end."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True)).rstrip("\ufffd")
+
+
+class _Answering:
+    """An answer that is being generated: its tokens ``ids`` so far, and the time that they took."""
+
+    def __init__(self, tokens: Generator[int], end_tokens: frozenset[int]) -> None:
+        self._tokens = tokens
+        self._end_tokens = end_tokens
+        self.ids: list[int] = []
+        self.time_s = 0.0
+
+    def advance(self) -> bool:
+        """Add a token; return False if the answer is whole."""
+        start = time.monotonic()
+        token = next(self._tokens, None)
+        self.time_s += time.monotonic() - start
+        if token is None or token in self._end_tokens:
+            self.close()
+            return False
+        self.ids.append(token)
+        return True
+
+    def close(self) -> None:
+        self._tokens.close()
+
+
+@contextmanager
+def open_chat(folder: Path, original_folder: Path, max_new_tokens: int = MAX_NEW_TOKENS) -> Iterator[Chat]:
+    """Hold both models in memory while this lasts, with weights in the dtype in which they compute.
+
+    Raises ModelError: ``cannot_generate`` for a model that is not a causal language model, ``other_vocabulary`` if
+    the two have different tokens, else as ``read_model`` and ``open_model``.
+    """
+    original, quantized = read_model(original_folder), read_model(folder)
+    for path, model in ((original_folder, original), (folder, quantized)):
+        _check_generates(path, model)
+    tokenizer = load_tokenizer(folder)
+    _check_same_tokens(load_tokenizer(original_folder), tokenizer)
+    ends = end_tokens(original, tokenizer) | end_tokens(quantized, tokenizer)
+    with open_model(original).whole() as first, open_model(quantized).whole() as second:
+        yield Chat(tokenizer, (first, second), ends, max_new_tokens)
+
+
+def _check_generates(path: Path, model: Model) -> None:
+    kind = kind_of(model.headers.config)
+    if kind is not Kind.causal:
+        raise ModelError(
+            f"The model in {path} ({model.headers.config['model_type']}, {kind.replace('_', ' ')}) does not generate"
+            " text from a prompt.",
+            code="cannot_generate",
+            hint="Only causal language models can chat. `bitfoundry evaluate` measures the other models.",
+        )
+
+
+def _check_same_tokens(original: PreTrainedTokenizerBase, quantized: PreTrainedTokenizerBase) -> None:
+    """Raise ModelError unless the quantized model has all tokens of the original, under the same numbers."""
+    known = quantized.get_vocab()
+    others = [token for token, number in original.get_vocab().items() if known.get(token) != number]
+    if others:
+        raise ModelError(
+            f"The two models have different vocabularies: {len(others)} tokens of the original have another number in"
+            f" the quantized model or are missing, such as {others[0]!r}.",
+            code="other_vocabulary",
+            hint="Give the model that the quantized one was made from.",
+        )

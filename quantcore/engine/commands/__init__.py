@@ -1,0 +1,1 @@
+"""The commands that run a model: evaluate, compare, convert, auto, speed."""

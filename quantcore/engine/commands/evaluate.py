@@ -1,0 +1,123 @@
+"""``bitfoundry evaluate``: measures an existing model, whoever quantized it, alone or beside its original."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from quantcore.config.task import EvaluationConfig
+from quantcore.engine.data.tokenizer import load_tokenizer
+from quantcore.engine.evaluation import harness
+from quantcore.engine.evaluation.baseline_cache import BaselineCache
+from quantcore.engine.evaluation.divergence import measure, summarize, summarize_both
+from quantcore.engine.evaluation.drafts import Drafting, measure_drafts
+from quantcore.engine.evaluation.inputs import block_progress, find_model, held_out_text, states_of_original
+from quantcore.engine.evaluation.model import EvaluatedModel, open_model
+from quantcore.engine.evaluation.provenance import environment, identity_of
+from quantcore.engine.evaluation.samples import compare_samples
+from quantcore.engine.evaluation.text import EvaluationText
+from quantcore.engine.runtime.ranks import ALONE, Ranks
+from quantcore.engine.verification.architecture import prove_twin
+from quantcore.errors import ConfigError, RankError, reason_of
+from quantcore.events import Emit, PhaseStarted, silence
+from quantcore.importing.model import read_model
+from quantcore.report.quality import AbsoluteQuality, EvaluationResult, Quality, TaskResults
+from quantcore.report.verdict import judge_quality
+
+
+def evaluate(
+    model_name: str, against: str | None, evaluation: EvaluationConfig, emit: Emit, *, vllm_python: str | None = None,
+    ranks: Ranks = ALONE,
+) -> EvaluationResult:  # fmt: skip
+    """Measure a model; the result has ``samples`` and ``harness`` if the ``evaluation`` requests them.
+
+    Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared. ``vllm_python`` is the
+    interpreter of an environment with vLLM and lm_eval, in which the tasks run instead of in our engine. All ``ranks``
+    call it: the first one measures the quality block by block, and all share the model where it must be whole. Raises
+    ModelError, ConfigError.
+    """
+    _check(evaluation, vllm_python, ranks)
+    if not ranks.is_first:
+        emit = silence
+    path = ranks.share(find_model(model_name, emit) if ranks.is_first else Path())
+    original_path = ranks.share(find_model(against, emit) if against is not None and ranks.is_first else None)
+    emit(PhaseStarted("verify"))
+    fields: dict[str, Any] = {}
+    if vllm_python:
+        fields["harness"], fields["served_by"] = harness.run_in_vllm(evaluation, path, original_path, vllm_python)
+    described = read_model(path)
+    if ranks.is_first:
+        prove_twin(described, emit)
+    model, tokenizer, text = open_model(described, ranks), load_tokenizer(path), held_out_text(path, evaluation)
+    before = None
+    if original_path is not None:
+        before = open_model(read_model(original_path), ranks), BaselineCache(identity_of(original_path), ranks)
+    if ranks.is_first:
+        fields |= _measure(model, before, text, emit)
+    if before is not None and evaluation.num_prompts:
+        fields["samples"] = compare_samples(
+            path, evaluation.chat_template_kwargs, text, evaluation.num_prompts, before[0], model, before[1], emit
+        )
+    if evaluation.tasks and not vllm_python:
+        fields["harness"], failed_tasks = _run_tasks(evaluation, tokenizer, model, before)
+    else:
+        failed_tasks = {}
+    if isinstance(quality := fields.get("quality"), Quality):
+        fields["verdict"] = judge_quality(quality, fields.get("harness"))
+    return EvaluationResult(
+        model=model_name, against=against, environment=environment(), failed_tasks=failed_tasks, **fields
+    )
+
+
+def _run_tasks(
+    evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, model: EvaluatedModel,
+    before: tuple[EvaluatedModel, BaselineCache] | None,
+) -> tuple[harness.Results | TaskResults, dict[str, str]]:  # fmt: skip
+    """Run the tasks; also return the reason for each task that failed, so that other measurements are not lost."""
+    try:
+        if before is None:
+            return harness.evaluate(evaluation, tokenizer, model), {}
+        return harness.compare(evaluation, tokenizer, before[0], model, before[1]), {}
+    except RankError:
+        raise
+    except Exception as error:  # code and data of others
+        return {}, dict.fromkeys(evaluation.tasks, reason_of(error))
+
+
+def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) -> None:
+    """Raise ConfigError for an evaluation that cannot run."""
+    if vllm_python is None:
+        harness.check(evaluation)
+        return
+    harness.check_folder(evaluation)
+    if not evaluation.tasks:
+        raise ConfigError(
+            "vLLM runs tasks, and none are named.", code="invalid_evaluation", hint="For example --tasks gsm8k."
+        )
+    if ranks.size > 1:
+        raise ConfigError(
+            f"vLLM shares a model among devices by itself, and these are {ranks.size} processes.",
+            code="invalid_evaluation",
+            hint="Leave torchrun out, or --vllm.",
+        )
+
+
+def _measure(
+    model: EvaluatedModel, before: tuple[EvaluatedModel, BaselineCache] | None, text: EvaluationText, emit: Emit
+) -> dict[str, Any]:
+    """Return ``quality``, and ``drafts`` if the model has draft layers that Transformers can run."""
+    states = model.last_states(text, block_progress(emit, model))
+    if before is None:
+        with model.vocabulary(states[0]) as vocabulary:
+            quality: AbsoluteQuality = summarize(measure(vocabulary, states, text), text)
+        drafts = measure_drafts(Drafting(model, states), None, text.ids_NT, emit)
+    else:
+        original, cache = before
+        original_states = states_of_original(original, cache, text, emit)
+        with model.vocabulary(states[0]) as vocabulary, original.vocabulary(original_states[0]) as original_vocabulary:
+            quality = summarize_both(measure(vocabulary, states, text, (original_vocabulary, original_states)), text)
+        both = Drafting(model, states), Drafting(original, original_states)
+        drafts = measure_drafts(*both, text.ids_NT, emit)
+    return {"quality": quality} | ({} if drafts is None else {"drafts": drafts})

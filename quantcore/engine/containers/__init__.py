@@ -1,0 +1,1 @@
+"""Files other than safetensors: GGUF and ONNX; and quantized files as float tensors."""

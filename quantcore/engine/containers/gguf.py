@@ -1,0 +1,212 @@
+"""A GGUF file (version 3), written tensor by tensor at offsets known before the first byte, and read back one by one.
+
+Callers use the tensors' checkpoint names. The differences of the file are handled here: names, experts in stacks, the
+order of rows of queries and keys, Gemma's norms. Rows of codes move like rows of floats: groups lie inside rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantcore.checkpoint.folder import find_gguf, model_name
+from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.engine.data.tokenizer import load_tokenizer
+from quantcore.engine.model.skeleton import clean_config
+from quantcore.export.gguf.gguf_tokenizer import describe_tokenizer
+from quantcore.export.gguf.header import read_gguf_header
+from quantcore.export.gguf.metadata import (
+    OF_THE_FILE,
+    add_general,
+    add_model,
+    add_tokenizer,
+    rope_tensors,
+    warn_of_window,
+)
+from quantcore.export.gguf.tensor_names import FILE_NAME, Place, Places, stored_part
+from quantcore.tensors.sink import OpenFiles, open_for_writing, write_at
+from quantcore.tensors.source import TORCH_DTYPES, Rows, Source, interleaved
+
+ALIGNMENT = 32  # of every tensor, GGUF's default
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def sink(
+    folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
+    model_dir: Path,
+) -> GgufSink:  # fmt: skip
+    """See ``ContainerFile``."""
+    return GgufSink(folder, layouts, model_config, model_dir)
+
+
+def source(
+    folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+    floats: Mapping[str, TensorHeader],
+) -> GgufSource:  # fmt: skip
+    """See ``ContainerFile``."""
+    return GgufSource(folder, layouts, model_config, floats)
+
+
+class GgufSink(OpenFiles):
+    """The single file of a GGUF artifact. ``write`` every tensor of ``layouts`` once, then ``finish``.
+
+    The model has this config.json and the tokenizer in ``model_dir``. ``warnings`` are about both.
+    """
+
+    def __init__(
+        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any], model_dir: Path
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._layouts = dict(layouts)
+        self.missing = set(layouts)
+        self._places = _places(layouts, model_config)
+        self._offsets: dict[str, int] = {}  # by the name in the file
+        tokenizer = describe_tokenizer(load_tokenizer(model_dir), layouts[EMBEDDING].shape[0])
+        config = clean_config(dict(model_config)).to_dict()
+        self.warnings = tokenizer.warnings + warn_of_window(config)
+        computed = rope_tensors(config)
+        writer = _writer(folder / FILE_NAME, Places(model_config).architecture.name)
+        about = _general(model_dir)
+        name = about.pop("general.name", None) or _model_name(model_config, model_dir)
+        add_model(writer, config, name, _file_type(layouts))
+        add_general(writer, about)
+        add_tokenizer(writer, tokenizer)
+        stacks = Counter(place.name for place in self._places.values())
+        shapes = {
+            place.name: _stored(layouts[name], stacks[place.name] if place.index is not None else None)
+            for name, place in self._places.items()
+        }
+        shapes |= {name: TensorLayout("F32", tuple(tensor.shape)) for name, tensor in computed.items()}
+        self._handles = [self._write_header(writer, folder / FILE_NAME, shapes)]
+        for name, tensor in computed.items():
+            write_at(self._handles[0], tensor, self._offsets[name])
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype in which ``write`` takes the tensor called ``name``."""
+        return TORCH_DTYPES[self._layouts[name].dtype]
+
+    def write(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Store ``tensor`` (any device), planned as any dtype that holds its values exactly; each name is written once.
+
+        Returns the tensor that a reader will get back if it may differ: norms that GGUF stores as 1 + weight, a sum
+        that is rounded to float32, as when the model computes with it. Returns None for all others.
+        """
+        if name not in self._layouts:
+            return None  # llama.cpp computes this one itself
+        layout, place, dtype = self._layouts[name], self._places[name], tensor.dtype
+        if layout.shape != tuple(tensor.shape) or name not in self.missing:
+            raise RuntimeError(f"{name}: planned {layout}, got {tensor.dtype} {tuple(tensor.shape)}, or written twice")
+        kept = tensor.to(TORCH_DTYPES[layout.dtype])
+        if place.offset:
+            kept = kept + place.offset
+        rows = interleaved(len(kept), place.num_heads) if place.num_heads else None
+        offset = self._offsets[place.name] + (place.index or 0) * layout.num_bytes
+        write_at(self._handles[0], kept if rows is None else kept[rows.to(kept.device)], offset)
+        self.missing.discard(name)
+        return (kept - place.offset).to(dtype) if place.offset else None
+
+    def _write_header(self, writer: Any, path: Path, shapes: Mapping[str, TensorLayout]) -> int:
+        """Write everything before the data and reserve room for the data. Returns the open file."""
+        import numpy
+        from gguf import GGMLQuantizationType
+
+        end = 0
+        for name, layout in shapes.items():
+            numpy_dtype = numpy.dtype("uint8" if layout.dtype in GGUF_BLOCKS else "float32")
+            kind = GGMLQuantizationType[layout.dtype]
+            writer.add_tensor_info(name, layout.shape, numpy_dtype, layout.num_bytes, raw_dtype=kind)
+            self._offsets[name] = end
+            end += layout.num_bytes + -layout.num_bytes % ALIGNMENT
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+        start = path.stat().st_size
+        start += -start % ALIGNMENT
+        self._offsets = {name: start + offset for name, offset in self._offsets.items()}
+        handle = open_for_writing(path, creates=False)
+        os.ftruncate(handle, start + end)
+        return handle
+
+
+class GgufSource:
+    """Reads the tensors of a GGUF file under the names of the checkpoint with this config.json.
+
+    ``tensors`` are the headers of the file's tensors; one that the checkpoint does not have keeps its GGUF name.
+    ``floats`` are the checkpoint's headers: tensors stored in another dtype are read back in theirs.
+    """
+
+    def __init__(
+        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+        floats: Mapping[str, TensorHeader],
+    ) -> None:  # fmt: skip
+        self._floats = floats
+        self._places = _places(layouts, model_config)
+        headers = read_gguf_header(folder / FILE_NAME).tensors
+        computed = rope_tensors(clean_config(dict(model_config)).to_dict())
+        used = {place.name for place in self._places.values()} | set(computed)
+        self.tensors = {name: header for name, header in headers.items() if name not in used}
+        for name, place in self._places.items():
+            if place.name in headers:
+                self.tensors[name] = stored_part(headers[place.name], place)
+        self._source = Source(folder, self.tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return the tensor called ``name`` on the CPU: codes as bytes, others as the checkpoint has them."""
+        tensor = self._source.read(name)
+        return tensor.to(TORCH_DTYPES[self._floats[name].dtype]) if name in self._floats else tensor
+
+    def rows(self, name: str) -> Rows:
+        """Return a function that reads rows of the tensor called ``name``, as ``read`` does."""
+        rows_of_file = self._source.rows(name)
+        dtype = TORCH_DTYPES[self._floats[name].dtype] if name in self._floats else None
+        return lambda rows: rows_of_file(rows) if dtype is None else rows_of_file(rows).to(dtype)
+
+
+def _places(layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any]) -> dict[str, Place]:
+    places = Places(model_config)
+    all_places = {name: places.find(name) for name in layouts}
+    return {name: place for name, place in all_places.items() if place is not None}
+
+
+def _stored(layout: TensorLayout, num_experts: int | None) -> TensorLayout:
+    return layout if num_experts is None else TensorLayout(layout.dtype, (num_experts, *layout.shape))
+
+
+def _writer(path: Path, architecture: str) -> Any:
+    from gguf import GGUFWriter
+
+    return GGUFWriter(path, architecture)
+
+
+def _general(model_dir: Path) -> dict[str, Any]:
+    """Return what a GGUF input says about the model in general: author, license, languages ...; {} for a folder."""
+    gguf_file = find_gguf(model_dir)
+    fields = {} if gguf_file is None else read_gguf_header(gguf_file).fields
+    return {key: value for key, value in fields.items() if key.startswith("general.") and key not in OF_THE_FILE}
+
+
+def _model_name(model_config: Mapping[str, Any], model_dir: Path) -> str:
+    given = str(model_config.get("_name_or_path") or "")
+    return given if given and not Path(given).is_absolute() else model_name(model_dir)
+
+
+def _file_type(layouts: Mapping[str, TensorLayout]) -> int:
+    """Return the llama.cpp file type that most bytes of blocks have. Readers only show it."""
+    from gguf import LlamaFileType
+
+    sizes = Counter[str]()
+    for layout in layouts.values():
+        if layout.dtype in GGUF_BLOCKS:
+            sizes[layout.dtype] += layout.num_bytes
+    name = sizes.most_common(1)[0][0]
+    return int(LlamaFileType[f"MOSTLY_{name}_S" if name in ("Q4_K", "Q5_K") else f"MOSTLY_{name}"])

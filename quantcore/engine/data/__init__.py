@@ -1,0 +1,1 @@
+"""Turns texts, chats, images and sound into the inputs of a model."""

@@ -1,0 +1,1 @@
+"""Measures: perplexity, divergence, clipping, samples, tasks."""

@@ -1,0 +1,127 @@
+"""Measures how far a model's predictions are from the original's, token by token on the same text.
+
+Perplexity can stay the same while answers change ("Accuracy is Not All You Need", arXiv:2407.09141). The divergence of
+the two distributions and the agreement of their first choices say more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from quantcore.engine.evaluation.perplexity import exponential, mean_and_stderr, perplexities
+from quantcore.engine.evaluation.text import EvaluationText
+from quantcore.engine.evaluation.token_sums import TokenSums, sums_of_tokens
+from quantcore.engine.runtime.block_capture import Outside
+from quantcore.engine.runtime.vocabulary import Vocabulary, common_parts
+from quantcore.plan.workload import LOGIT_ROWS, PART_ROWS
+from quantcore.report.quality import AbsoluteQuality, Divergence, Measure, PositionQuality, Quality
+
+POSITIONS = (16, 64, 256, 1024, 4096, 16384, 65536)
+"""Last positions of the ranges for which the distance is also given: each is about four times as long as the last."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Losses of the predicted tokens, [N, P]; with an original also its losses and the distances."""
+
+    losses_NP: torch.Tensor
+    original_losses_NP: torch.Tensor | None = None
+    distances_NP4: torch.Tensor | None = None
+
+
+def measure(
+    vocabulary: Vocabulary, states: Sequence[torch.Tensor], text: EvaluationText,
+    original: tuple[Vocabulary, Sequence[torch.Tensor]] | None = None,
+) -> Measured:  # fmt: skip
+    """Measure losses and distances, for a part of the vocabulary after the other, and for some rows of a window.
+
+    ``states`` are the last hidden states [1, T, H]; ``original`` has vocabulary and states of the float model.
+    """
+    others = [] if original is None else [original[0]]
+    sums: dict[tuple[int, int], TokenSums] = {}
+    with torch.inference_mode():
+        for tokens in common_parts(vocabulary, *others):
+            with vocabulary.part(tokens) as logits, _part_of(original, tokens) as original_logits:
+                for window, predicted_P in enumerate(text.predicted_NP):
+                    for rows in _slices(len(predicted_P), PART_ROWS if tokens else LOGIT_ROWS):
+                        outputs = [logits(states[window][:, rows])[0]]
+                        if original is not None and original_logits is not None:
+                            outputs.insert(0, original_logits(original[1][window][:, rows])[0])
+                        added = sums_of_tokens(outputs, predicted_P[rows], tokens.start if tokens else 0)
+                        before = sums.get((window, rows.start))
+                        sums[window, rows.start] = added if before is None else before.joined(added)
+    found, shape = [sums[place] for place in sorted(sums)], (len(text.ids_NT), -1)
+    *of_original, losses_NP = (
+        torch.cat(parts).view(shape) for parts in zip(*(each.losses() for each in found), strict=True)
+    )
+    if not of_original:
+        return Measured(losses_NP)
+    return Measured(losses_NP, of_original[0], torch.cat([each.distances() for each in found]).view(*shape, 4))
+
+
+def _part_of(
+    original: tuple[Vocabulary, Sequence[torch.Tensor]] | None, tokens: range | None
+) -> AbstractContextManager[Outside | None]:
+    return nullcontext() if original is None else original[0].part(tokens)
+
+
+def summarize(measured: Measured, text: EvaluationText) -> AbsoluteQuality:
+    """Summarize the losses of one model. Raises NumericsError if they are not finite."""
+    return AbsoluteQuality(
+        num_windows=len(text.ids_NT),
+        seq_len=text.ids_NT.shape[1],
+        num_tokens=int(text.scored_NP.sum()),
+        after=perplexities(measured.losses_NP, text),
+    )
+
+
+def summarize_both(measured: Measured, text: EvaluationText) -> Quality:
+    """Summarize the losses of both models and their distances. Raises NumericsError if losses are not finite."""
+    assert measured.original_losses_NP is not None and measured.distances_NP4 is not None
+    alone, scored = summarize(measured, text), text.scored_NP
+    kl_NP, agrees_NP, lost_NP, power_NP = measured.distances_NP4.unbind(-1)
+    lost, power = lost_NP[scored].sum(), power_NP[scored].sum()
+    return Quality(
+        num_windows=alone.num_windows,
+        seq_len=alone.seq_len,
+        num_tokens=alone.num_tokens,
+        after=alone.after,
+        before=perplexities(measured.original_losses_NP, text),
+        ratio=exponential(*mean_and_stderr(measured.losses_NP - measured.original_losses_NP, scored, text.strata_N)),
+        divergence=Divergence(
+            kl_mean=_with_stderr(kl_NP, scored, text),
+            kl_p99=kl_NP[scored].kthvalue(math.ceil(0.99 * int(scored.sum()))).values.item(),
+            top1_agreement=_with_stderr(agrees_NP, scored, text),
+            logit_error=(lost / power).sqrt().item() if power > 0 else 0.0,
+        ),
+        by_position=tuple(_by_position(kl_NP, agrees_NP, text)),
+    )
+
+
+def _by_position(kl_NP: torch.Tensor, agrees_NP: torch.Tensor, text: EvaluationText) -> Iterator[PositionQuality]:
+    """Yield the distance in each range of POSITIONS in which tokens are scored."""
+    num_positions = text.scored_NP.shape[1]
+    lasts = [*(last for last in POSITIONS if last < num_positions), num_positions]
+    for first, last in zip([1, *(last + 1 for last in lasts)], lasts, strict=False):
+        range_NP = text.scored_NP.clone()
+        range_NP[:, : first - 1] = False
+        range_NP[:, last:] = False
+        if num_tokens := int(range_NP.sum()):
+            yield PositionQuality(
+                first=first, last=last, num_tokens=num_tokens, kl_mean=_with_stderr(kl_NP, range_NP, text),
+                top1_agreement=_with_stderr(agrees_NP, range_NP, text),
+            )  # fmt: skip
+
+
+def _slices(num_rows: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+
+def _with_stderr(values_NP: torch.Tensor, counts_NP: torch.Tensor, text: EvaluationText) -> Measure:
+    mean, stderr = mean_and_stderr(values_NP, counts_NP, text.strata_N)
+    return Measure(value=mean, stderr=stderr)

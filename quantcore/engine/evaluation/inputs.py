@@ -1,0 +1,71 @@
+"""What an evaluation starts from: the model, the text, and the hidden states of the original."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig
+from quantcore.engine.data.chat_template import chat_renderer
+from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
+from quantcore.engine.data.windows import token_windows
+from quantcore.engine.evaluation.baseline_cache import BaselineCache
+from quantcore.engine.evaluation.model import EvaluatedModel
+from quantcore.engine.evaluation.text import EvaluationText, begin_of_windows, of_held_out, read_text
+from quantcore.errors import ModelError
+from quantcore.events import Emit, Eta, PhaseStarted, Progress
+from quantcore.hub import download as hub
+
+
+def find_model(name: str, emit: Emit) -> Path:
+    """Return the path of a folder or file, or download a model on the Hub. Raises ModelError ``model_not_found``."""
+    path = Path(name)
+    if path.exists():
+        return path
+    if hub.is_model_id(name):
+        emit(PhaseStarted("download"))
+        return hub.download(name, hub.resolve(name), emit)
+    raise ModelError(
+        f"There is no model at {name}.",
+        code="model_not_found",
+        hint="Give a folder with config.json, a GGUF file, or a model on the Hub: org/name.",
+    )
+
+
+def held_out_text(path: Path, evaluation: EvaluationConfig, *, fewer: bool = False) -> EvaluationText:
+    """Return the text of the evaluation; by default the held-out part of the built-in calibration text.
+
+    With ``fewer``, that part may have fewer windows than requested, as a text of its own may.
+    """
+    tokenizer = load_tokenizer(path)
+    if evaluation.source is not None:
+        return read_text(evaluation, path)
+    windows = token_windows(
+        CalibrationConfig(num_samples=1, seq_len=8),
+        tokenize_with(tokenizer),
+        num_held_out=evaluation.num_windows,
+        held_out_len=evaluation.seq_len,
+        fewer=fewer,
+        begin=begin_of_windows(path, tokenizer),
+        separator=tokenizer.eos_token_id,
+        render=chat_renderer(tokenizer, {}),
+    )
+    return of_held_out(windows, tokenizer)
+
+
+def states_of_original(
+    original: EvaluatedModel, cache: BaselineCache, text: EvaluationText, emit: Emit
+) -> list[torch.Tensor]:
+    """Return the last hidden states [1, T, H] of each window, from the cache if it has them."""
+    states_NTH = cache.states(text.identity, lambda: original.last_states_NTH(text, block_progress(emit, original)))
+    return [state[None].to(original.streamed.device) for state in states_NTH]
+
+
+def block_progress(emit: Emit, model: EvaluatedModel) -> Any:
+    """Return a callback that emits the number of blocks done."""
+    num_blocks = model.streamed.num_blocks
+    eta = Eta(num_blocks)
+    return lambda done: emit(Progress("verify", done, num_blocks, "block", eta.after(done)))

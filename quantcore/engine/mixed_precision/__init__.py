@@ -1,0 +1,1 @@
+"""Measures how much each layer suffers from each scheme."""

@@ -1,0 +1,1 @@
+"""The model as Transformers builds it: skeleton, names, experts, tiny copies."""

@@ -1,0 +1,1 @@
+"""Quantized layers as torch modules, and a checkpoint loaded into them."""

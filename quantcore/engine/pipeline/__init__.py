@@ -1,0 +1,1 @@
+"""A quantization job from start to end."""

@@ -1,0 +1,133 @@
+"""File to file: rounds weights that need no data, from the checkpoint into the artifact, one tensor at a time.
+
+No text is read, no block is run and no model class is built, so that any architecture works: the plan recognizes linear
+weights by names and shapes. Memory holds one weight. The pipeline's own functions round and write, so the bytes are the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.task import Task
+from quantcore.engine.blockwise.results import Solved
+from quantcore.engine.blockwise.savepoint import SavePoint
+from quantcore.engine.containers.dequantize import open_source
+from quantcore.engine.evaluation.provenance import provenance
+from quantcore.engine.evaluation.text import EvaluationText
+from quantcore.engine.pipeline.writer import ResultWriter
+from quantcore.engine.runtime.devices import default_device, release_freed_memory
+from quantcore.engine.runtime.ranks import spread
+from quantcore.engine.solvers.global_scale import by_global_scale, global_scale, has_global_scale
+from quantcore.engine.solvers.rtn import round_to_nearest
+from quantcore.engine.verification.expectation import Expectation
+from quantcore.engine.verification.gate_inputs import Outcome
+from quantcore.errors import at_block
+from quantcore.events import Emit, Eta, Progress, Saved
+from quantcore.formats.weight_layout import canonical, stored
+from quantcore.importing.model import Model
+from quantcore.plan.planner import Plan
+from quantcore.tensors.qtensor import check_finite
+from quantcore.tensors.source import TORCH_DTYPES, Source
+
+
+def round_files(
+    task: Task, model: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
+    saved: dict[str, Any] | None = None,
+) -> Outcome:  # fmt: skip
+    """Read every weight once, choose its codes, write them, drop it. Raises NumericsError for one that is not finite.
+
+    Processes as many blocks at a time as there are ranks, so that none is idle; each rank takes some of their layers.
+    Resumes after the blocks that were ``saved``.
+    """
+    ranks = savepoint.ranks
+    source = open_source(model)
+    weights = Weights(source, TORCH_DTYPES[model.headers.main_dtype], default_device())
+    nothing_NT = torch.empty(0, 1, dtype=torch.long)
+    expected = Expectation(EvaluationText(nothing_NT, nothing_NT[:, 0], 0, 0), torch.empty(0))
+    writer = ResultWriter(plan, source, expected, emit, ranks)
+    with writer.opened(task, model.headers, folder, saved):
+        first_block = 0 if saved is None else saved["next_block"]
+        eta = Eta(plan.num_blocks - first_block)
+        for begin in range(first_block, plan.num_blocks, ranks.size):
+            end = min(begin + ranks.size, plan.num_blocks)
+            layers = [layer for index in range(begin, end) for layer in plan.layers_of(index)]
+            round_layers(layers, weights, writer)
+            emit(Progress("quantize", end, plan.num_blocks, "block", eta.after(end - first_block)))
+            if end < plan.num_blocks and savepoint.save(end, {}, writer.notes):
+                emit(Saved(end, plan.num_blocks))
+        round_layers((*plan.layers_of(None), *plan.layers_beside), weights, writer)
+        writer.copy_the_rest()
+        writer.finish()
+    source_of = provenance(task, nothing_NT, nothing_NT) if ranks.is_first else {}
+    return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, None)
+
+
+class Weights:
+    """Reads weights one at a time, onto ``device`` and in the model's ``dtype``."""
+
+    def __init__(self, source: Source, dtype: torch.dtype, device: torch.device) -> None:
+        self.source = source
+        self._dtype = dtype
+        self._device = device
+
+    def read(self, layer: LayerPlan) -> torch.Tensor:
+        """Read the weight, [out, in]. Raises NumericsError if it holds NaN or infinity."""
+        weight = self.source.read(f"{layer.name}.weight").to(self._device, self._dtype)
+        check_finite(weight, layer.name)
+        return canonical(weight, layer.kind)
+
+    def read_bias(self, layer: LayerPlan) -> nn.Parameter | None:
+        """Read the layer's bias if it has one."""
+        name = f"{layer.name}.bias"
+        if name not in self.source:
+            return None
+        return nn.Parameter(self.source.read(name).to(self._device, self._dtype), requires_grad=False)
+
+
+def round_layers(layers: Sequence[LayerPlan], weights: Weights, writer: ResultWriter) -> None:
+    """Write the codes of ``layers``, each on one rank; layers that share a global scale on the same rank."""
+    groups = by_global_scale(layers)
+    costs = [sum(layer.in_features * layer.out_features for layer in group) for group in groups]
+    for group, owner in zip(groups, spread(costs, writer.ranks.size), strict=True):
+        if writer.writes(owner):
+            with at_block(group[0].block):
+                for solved in rounded(group, weights, owner):
+                    writer.write(solved, {})
+                    release_freed_memory()
+        for layer in group:
+            writer.leave(layer)
+            if layer.config.bias is not None:
+                writer.write_bias(layer, weights.read_bias(layer))
+    writer.tell()
+
+
+def rounded_when_read(layers: Sequence[LayerPlan], weights: Weights) -> Callable[[str], torch.Tensor]:
+    """Return a function that reads tensors: the weights and biases of ``layers`` as ``round_layers`` writes them."""
+    groups = {f"{layer.name}.weight": (layer, group) for group in by_global_scale(layers) for layer in group}
+    biases = {f"{layer.name}.bias": layer.config.bias for layer in layers if layer.config.bias is not None}
+
+    def read(name: str) -> torch.Tensor:
+        if name in groups:
+            layer, group = groups[name]
+            solved = next(solved for solved in rounded(group, weights, 0) if solved.layer is layer)
+            return stored(solved.restored_OI, layer.kind)
+        tensor = weights.source.read(name)
+        return round_to_nearest(tensor, biases[name]).dequantize() if name in biases else tensor
+
+    return read
+
+
+def rounded(layers: Sequence[LayerPlan], weights: Weights, owner: int) -> Iterator[Solved]:
+    """Yield the codes of layers that share a global scale if their spec has one; the weights then are read twice."""
+    spec = layers[0].weight
+    scale = global_scale(map(weights.read, layers), spec) if has_global_scale(spec) else None
+    for layer in layers:
+        weight_OI = weights.read(layer)
+        yield Solved(layer, weight_OI, round_to_nearest(weight_OI, layer.weight, scale), None, owner)

@@ -1,0 +1,1 @@
+"""Devices, ranks, hidden states, and one block in memory at a time."""

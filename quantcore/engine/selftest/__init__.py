@@ -1,0 +1,1 @@
+"""Compares a device with the CPU."""

@@ -1,0 +1,1 @@
+"""Finds and proves the pairs of layers between which scales can be folded."""

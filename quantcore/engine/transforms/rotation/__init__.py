@@ -1,0 +1,1 @@
+"""Rotations of the hidden states, folded into weights."""

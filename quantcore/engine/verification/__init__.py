@@ -1,0 +1,1 @@
+"""Reads the written files again in a fresh process, and judges them."""

@@ -1,1 +1,0 @@
-"""Measurements of a result beside the original: perplexity, divergence, samples, tasks, speed."""

@@ -1,0 +1,1 @@
+"""Reads models: float, or quantized by Bitfoundry or another program."""

@@ -1,1 +1,0 @@
-"""A model's modules: a skeleton without weights, the names of its tensors, experts, small twins."""

@@ -1,1 +1,0 @@
-"""The steps of a job: the main path in `job`, and its parts."""

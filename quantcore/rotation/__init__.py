@@ -1,1 +1,0 @@
-"""Rotations of the residual stream: recorded, folded into weights, simulated."""

@@ -1,1 +1,0 @@
-"""Runs a model block by block: devices, ranks, shards, hidden states, memory."""

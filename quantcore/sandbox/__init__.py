@@ -1,0 +1,1 @@
+"""Limits on what a process may open, and when it ends."""

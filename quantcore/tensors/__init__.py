@@ -1,0 +1,1 @@
+"""Arithmetic on tensors and codes, and the files that hold them."""

@@ -1,0 +1,37 @@
+"""What a search chooses from, and what its first candidate can be."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantcore.checkpoint.headers import read_local
+from quantcore.config.goal import Goal
+from quantcore.config.job_spec import DEFAULT_EXPORTS
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.plan.fitting import fit, possible_chains
+from tests.support.models import tiny_model
+
+CHAINS: dict[str, tuple[dict[str, Any], tuple[tuple[str, ...], ...]]] = {
+    "few bits or eight": ({"runtime": "vllm", "device": "24GB"}, (("gptq",), ())),
+    "the best": ({"runtime": "vllm", "device": "24GB", "min_recovery": "best"}, (("yaqa",), ("gptaq",))),
+    "eight bits beside few": (
+        {"runtime": "vllm", "device": "h100", "min_recovery": "best"}, (("gptaq",), ("yaqa",)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHAINS)
+def test_the_chain_follows_from_the_schemes_that_a_candidate_mixes(case: str) -> None:
+    goal, chains = CHAINS[case]
+    assert possible_chains(Goal.model_validate(goal)) == chains
+
+
+@pytest.mark.parametrize("width", [256, 288], ids=["K-quants divide the rows", "K-quants do not"])
+def test_other_types_are_tried_where_they_are_smaller_than_k_quants(tmp_path: Path, width: int) -> None:
+    model = tiny_model(tmp_path, hidden_size=width, intermediate_size=2 * width)
+    goal = Goal.model_validate({"runtime": "llama_cpp", "device": "cpu"})
+    found = fit(goal, read_local(model), CalibrationConfig(seq_len=64), DEFAULT_EXPORTS)
+    smaller = {"gguf_q4_0"} if width == 256 else {"gguf_q4_0", "gguf_q4_1"}  # the head is larger in gguf_q4_k
+    assert {*found.plans} == {"gguf_q4_k", "gguf_q5_k", "gguf_q6_k", "gguf_q8_0", *smaller}
+    assert found.smallest_bytes == found.plans["gguf_q4_0"][1].size_after_bytes
