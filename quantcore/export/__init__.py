@@ -12,7 +12,6 @@ from typing import Any
 from quantcore.checkpoint.besides import CODE
 from quantcore.config.layer_plan import LayerPlan, usual_layers
 from quantcore.config.quantization import Config
-from quantcore.config.spec import Dtype, ScaleType
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import (
     EXPORTERS,
@@ -24,17 +23,14 @@ from quantcore.export.exporter import (
     file_of,
     holds_codes,
     layouts_of,
+    readers_of,
     tensor_name,
 )
 
 __all__ = [
-    "EXPORTERS", "TRANSFORMERS_PACKAGES", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports",
-    "config_json", "default_format", "encoded", "file_of", "formats_for", "holds_codes", "layouts_of", "tensor_name",
+    "EXPORTERS", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports", "config_json",
+    "default_format", "encoded", "file_of", "formats_for", "holds_codes", "layouts_of", "readers_of", "tensor_name",
 ]  # fmt: skip
-
-
-_BY_CONSUMERS = ("compressed_tensors", "awq", "bitsandbytes", "gguf", "quark")
-"""Formats of language models, from the one that most programs load directly (docs/reference/compatibility.md)."""
 
 
 def formats_for(*configs: Config) -> list[str]:
@@ -44,9 +40,12 @@ def formats_for(*configs: Config) -> list[str]:
     """
     layers = [layer for config in configs for layer in usual_layers(config)]
     fitting = [name for name in EXPORTERS if layers and _holds(EXPORTERS.get(name), layers)]
-    first = _first_choice(layers)
-    order = [name for name in (first, *_BY_CONSUMERS) if name in fitting]
-    return sorted(fitting, key=lambda name: (not holds_codes(name), order.index(name) if name in order else len(order)))
+
+    def place(name: str) -> tuple[bool, bool, int]:
+        readers = readers_of(name)
+        return not holds_codes(name), not readers.prefers(layers), readers.preference
+
+    return sorted(fitting, key=place)
 
 
 def default_format(*configs: Config) -> str:
@@ -54,18 +53,8 @@ def default_format(*configs: Config) -> str:
 
     Where no format holds their codes, it is one whose refusal names what can be done.
     """
-    return next(filter(holds_codes, formats_for(*configs)), _BY_CONSUMERS[0])
-
-
-def _first_choice(layers: Sequence[LayerPlan]) -> str:
-    """Return the format to prefer for these layers, if it holds them.
-
-    Transformers 5.23 unpacks asymmetric int4 of compressed-tensors wrongly, and reads it in AWQ's layout. Scales in
-    float16 are GGUF's own.
-    """
-    if any(layer.weight.scale_type is ScaleType.float16 for layer in layers):
-        return "gguf"
-    return "awq" if any(layer.weight.dtype is Dtype.uint4 for layer in layers) else _BY_CONSUMERS[0]
+    first = min(EXPORTERS, key=lambda name: readers_of(name).preference)
+    return next(filter(holds_codes, formats_for(*configs)), first)
 
 
 def _holds(exporter: Exporter, layers: Sequence[LayerPlan]) -> bool:

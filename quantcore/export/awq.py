@@ -6,7 +6,7 @@ the order of the kernels, starting at 0; ``scales`` [in / group, out]. AMD Quark
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
@@ -22,6 +22,7 @@ from quantcore.export.exporter import (
     stored_scale_dtype,
 )
 from quantcore.export.importer import StoredFiles, StoredLayer, not_held
+from quantcore.export.readers import Readers
 from quantcore.export.words import codes_of, pack_from_zero, unpack_from_zero
 from quantcore.formats import IntFormat
 
@@ -31,9 +32,16 @@ if TYPE_CHECKING:
 SLOTS = 8  # codes in a word
 
 
+class AwqReaders(Readers):
+    def prefers(self, layers: Sequence[LayerPlan]) -> bool:
+        """Transformers 5.23 unpacks asymmetric int4 of compressed-tensors wrongly, and reads it in AWQ's layout."""
+        return any(layer.weight.dtype is Dtype.uint4 for layer in layers)
+
+
 class AwqExporter:
     name = "awq"
     title = "AWQ safetensors (vLLM, Transformers)"
+    readers = AwqReaders("vLLM (CPU)", preference=2, in_vllm=True)
 
     def refuse(self, layer: LayerPlan) -> str | None:
         weight = layer.weight

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config.layer_plan import LayerPlan
@@ -29,6 +29,7 @@ from quantcore.export.exporter import (
     refuse_everywhere,
 )
 from quantcore.export.importer import StoredFiles, StoredLayer, not_held
+from quantcore.export.readers import Readers
 
 if TYPE_CHECKING:
     from quantcore.tensors.qtensor import QLayer
@@ -40,9 +41,20 @@ INT8_STEPS = 127
 OFFSET_DIGITS = 24  # of the longest float32 in JSON: shorter ones are padded with blanks
 
 
+class BitsAndBytesReaders(Readers):
+    def transformers_dtype(self, layers: Sequence[LayerPlan]) -> Literal["float32", "bfloat16"]:
+        return "bfloat16"  # that of its config
+
+    def rounds_inputs(self, layers: Sequence[LayerPlan]) -> bool:
+        return any(layer.input_tensors is not None for layer in layers)  # LLM.int8()
+
+
 class BitsAndBytesExporter:
     name = "bitsandbytes"
     title = "bitsandbytes safetensors (Transformers)"
+    readers = BitsAndBytesReaders(
+        "Transformers + bitsandbytes", preference=3, in_transformers=True, transformers_package="bitsandbytes"
+    )
 
     def refuse(self, layer: LayerPlan) -> str | None:
         if reason := refuse_everywhere(layer, outliers=True):

@@ -10,8 +10,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from quantcore.checkpoint.experts import is_in_stack
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import (
@@ -32,11 +33,13 @@ from quantcore.export.exporter import (
     draft_parts,
     draft_pattern,
     draft_patterns,
+    is_plain,
     refuse_everywhere,
     stored_scale_dtype,
     tensor_name,
 )
 from quantcore.export.importer import StoredFiles, StoredLayer, matches, not_held
+from quantcore.export.readers import Readers
 from quantcore.formats import IntFormat
 
 if TYPE_CHECKING:
@@ -52,9 +55,44 @@ SCHEMES = {
 }  # fmt: skip
 
 
+class CompressedTensorsReaders(Readers):
+    def not_in_transformers(self, layers: Sequence[LayerPlan]) -> str | None:
+        if any(not layer.weight.symmetric and layer.weight.format.bits < 8 for layer in layers):
+            return "Transformers does not read packed zero points of compressed-tensors."
+        odd = [layer for layer in layers if is_in_stack(layer.name) and not _is_read_as_expert(layer.weight)]
+        if odd:
+            return (
+                f"Transformers does not decode experts that are {odd[0].scheme} in compressed-tensors: it fails, or"
+                " loads them as other weights without an error."
+            )
+        return None
+
+    def transformers_dtype(self, layers: Sequence[LayerPlan]) -> Literal["float32", "bfloat16"]:
+        """It decodes blocks with their own scales to bfloat16, and packed experts to the dtype of their scales."""
+        packed = (layer for layer in layers if layer.weight.dtype is Dtype.int4 and is_in_stack(layer.name))
+        is_exact = all(is_plain(layer.weight) for layer in layers) and not any(packed)
+        return "float32" if is_exact else "bfloat16"
+
+    def needs_bfloat16(self, layers: Sequence[LayerPlan]) -> bool:
+        return any(layer.weight.scale_type in (ScaleType.e8m0, ScaleType.e4m3) for layer in layers)
+
+
+def _is_read_as_expert(weight: QuantizationSpec) -> bool:
+    """Return whether Transformers reads an expert with such a weight.
+
+    See ``CompressedTensorsDequantize`` in transformers/integrations/compressed_tensors.py.
+    """
+    is_mxfp4 = weight.dtype is Dtype.fp4 and weight.scale_type is ScaleType.e8m0
+    return is_mxfp4 or (is_plain(weight) and weight.dtype in (Dtype.fp8_e4m3, Dtype.int4) and weight.block_size is None)
+
+
 class CompressedTensorsExporter:
     name = "compressed_tensors"
     title = "compressed-tensors safetensors (vLLM, Transformers)"
+    readers = CompressedTensorsReaders(
+        "Transformers + compressed-tensors", preference=1, in_vllm=True, in_transformers=True,
+        transformers_package="compressed-tensors", stores_each_expert=True,
+    )  # fmt: skip
 
     def refuse(self, layer: LayerPlan) -> str | None:
         outputs = layer.config.output_tensors

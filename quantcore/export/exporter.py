@@ -12,6 +12,7 @@ from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.checkpoint.roles import DRAFT_PART
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, Dtype, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
+from quantcore.export.readers import Readers
 from quantcore.registry import Registry
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from quantcore.tensors.sink import TensorSink
     from quantcore.tensors.source import TensorSource
 
+UNKNOWN = Readers()
 Tensors = dict[str, "torch.Tensor"]
 
 KV_SCALES = {"k_proj": "../k_scale", "v_proj": "../v_scale"}
@@ -58,7 +60,7 @@ class Exporter(Protocol):
         """
 
     def load_hint(self, path: str) -> str:
-        """Return Python lines that load the checkpoint at ``path`` in the format's main consumer."""
+        """Return Python lines that load the checkpoint at ``path`` in the format's main program."""
 
 
 @runtime_checkable
@@ -124,6 +126,12 @@ class ContainerFile(Protocol):
         floats: Mapping[str, TensorHeader],
     ) -> TensorSource:  # fmt: skip
         """Return the source that reads the written files; ``floats`` are the checkpoint's tensors."""
+
+
+def readers_of(export: str) -> Readers:
+    """Return what is known of the programs that read a format: the exporter's ``readers``, if it has some."""
+    readers: Readers = getattr(EXPORTERS.get(export), "readers", UNKNOWN)
+    return readers
 
 
 def file_of(exporter: Container) -> ContainerFile:

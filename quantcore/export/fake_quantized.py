@@ -14,6 +14,7 @@ from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.export.exporter import EXPORTERS, Exporter, Tensors
+from quantcore.export.readers import Readers
 from quantcore.formats.weight_layout import stored, stored_shape
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 class FakeQuantizedExporter:
     name = "fake_quantized"
     title = "the float model's own format with rounded weights (Transformers)"
+    readers = Readers("Transformers", main_reads_all=True, in_transformers=True)
 
     def refuse(self, layer: LayerPlan) -> str | None:
         return None

@@ -9,8 +9,8 @@ beside the projections: ``self_attn.k_scale`` and ``self_attn.v_scale``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config.layer_plan import LayerPlan
@@ -27,6 +27,7 @@ from quantcore.export.exporter import (
     tensor_name,
 )
 from quantcore.export.importer import StoredFiles, StoredLayer, not_held
+from quantcore.export.readers import Readers
 
 if TYPE_CHECKING:
     from quantcore.tensors.qtensor import QLayer
@@ -36,9 +37,20 @@ E8M0 = "F8_E8M0"
 """The dtype of scales that are powers of two, in safetensors."""
 
 
+class Fp8Readers(Readers):
+    def only_on_gpus(self, layers: Sequence[LayerPlan]) -> str | None:
+        if any(layer.weight.block_size is None for layer in layers):
+            return "Without a GPU Transformers reads fp8 files with weights in blocks alone."
+        return None
+
+    def transformers_dtype(self, layers: Sequence[LayerPlan]) -> Literal["float32", "bfloat16"]:
+        return "bfloat16"
+
+
 class Fp8Exporter:
     name = "fp8"
     title = "fp8 safetensors (vLLM)"
+    readers = Fp8Readers("vLLM (CPU)", preference=6, in_vllm=True, in_transformers=True)
 
     def refuse(self, layer: LayerPlan) -> str | None:
         if reason := refuse_everywhere(layer):

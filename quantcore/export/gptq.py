@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from quantcore.checkpoint.fused import fused_groups
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
@@ -31,6 +32,7 @@ from quantcore.export.exporter import (
     stored_scale_dtype,
 )
 from quantcore.export.importer import StoredFiles, StoredLayer, matches, not_held
+from quantcore.export.readers import Readers
 from quantcore.export.words import WORD_BITS, codes_of, pack_from_zero, unpack_from_zero
 from quantcore.formats import IntFormat
 
@@ -40,11 +42,24 @@ if TYPE_CHECKING:
 BITS = (2, 3, 4, 8)
 
 
+class GptqReaders(Readers):
+    def named_apart_in_vllm(self, layers: Sequence[LayerPlan]) -> str | None:
+        """vLLM looks for the name of the fused layer in ``dynamic``."""
+        usual = numbers_of(next((layer for layer in layers if layer.chosen_by == "global_quant_config"), layers[0]))
+        named = [layer.name for layer in layers if numbers_of(layer) != usual]
+        odd = next((members[0] for members in fused_groups(named).values()), None)
+        return odd and (
+            f"vLLM looks in `dynamic` of a GPTQ file for the layer that it fuses from {odd} and others, and finds each"
+            " of them alone."
+        )
+
+
 @dataclass(frozen=True)
 class GptqExporter:
     name: str
     title: str
     version: int
+    readers = GptqReaders("GPTQModel", preference=6, in_vllm=True, vllm_reads_head=True)
 
     def refuse(self, layer: LayerPlan) -> str | None:
         weight = layer.weight

@@ -20,10 +20,10 @@ from typing import Any
 from quantcore.checkpoint.experts import is_in_stack
 from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan, usual_layers
-from quantcore.config.quantization import Config, ScaleType
+from quantcore.config.quantization import Config
 from quantcore.errors import ConfigError
-from quantcore.export.exporter import EXPORTERS
-from quantcore.export.unread import not_in_transformers, not_in_vllm
+from quantcore.export.exporter import EXPORTERS, readers_of
+from quantcore.export.unread import not_in_vllm
 
 TABLE = Path(__file__).with_name("consumers.json")
 Kinds = frozenset[str]
@@ -45,13 +45,6 @@ AMD_QUARK = (
     "from quark.torch import import_model_from_safetensors\nmodel = import_model_from_safetensors(None, {path!r})"
 )
 OURS = "import quantcore\nmodel, config = quantcore.load({path!r})"
-MAIN = {
-    "quark": "vLLM (CPU)", "compressed_tensors": "Transformers + compressed-tensors", "fp8": "vLLM (CPU)",
-    "gptq": "GPTQModel", "gptq_v2": "GPTQModel", "awq": "vLLM (CPU)", "bitsandbytes": "Transformers + bitsandbytes",
-    "gguf": "llama.cpp",
-}  # fmt: skip
-"""The program of each format's ``load_hint``. The others, onnx and fake_quantized, are an ordinary graph and model."""
-PLAIN = {"onnx": "ONNX Runtime", "fake_quantized": "Transformers"}
 OTHERS = {"vLLM (CPU)": VLLM, "AMD Quark": AMD_QUARK, "Transformers + GPTQModel": TRANSFORMERS}
 
 
@@ -87,8 +80,9 @@ def known_refusals(
     load and run these very files, if that was tried.
     """
     reasons = {"vLLM": not_in_vllm(export, layers, kept)}
-    if export != "gguf":  # for llama.cpp; there are no lines for Transformers
-        reasons["Transformers"] = refused_by_transformers or not_in_transformers(export, layers)
+    readers = readers_of(export)
+    if readers.for_transformers:
+        reasons["Transformers"] = refused_by_transformers or readers.not_in_transformers(layers)
     return {program: reason for program, reason in reasons.items() if reason is not None}
 
 
@@ -110,30 +104,26 @@ def program_lines(
 def _program_lines(
     export: str, layers: Sequence[LayerPlan], path: str, model: LoadedModel, *, is_read_by_transformers: bool
 ) -> dict[str, str]:
-    hint = EXPORTERS.get(export).load_hint(path)
-    if export not in MAIN:
-        own = {"sentence-transformers": SENTENCE_TRANSFORMERS.format(path=path)} if model.has_modules else {}
-        return {**(own if export == "fake_quantized" else {}), PLAIN.get(export, export): hint}
+    hint, readers = EXPORTERS.get(export).load_hint(path), readers_of(export)
+    if readers.main_reads_all or not readers.main:
+        own = {"sentence-transformers": SENTENCE_TRANSFORMERS.format(path=path)}
+        is_own = model.has_modules and readers.in_transformers
+        return {**(own if is_own else {}), readers.main or export: hint}
     at_once = any(is_in_stack(layer.name) or layer.config.output_tensors for layer in layers)
     seen = _seen_by(export, frozenset(map(_kind, layers)), model.model_type, at_once=at_once)
     lines = {}
     if model.has_modules and "sentence-transformers" in seen:
         lines["sentence-transformers"] = DECOMPRESSED.format(path=path)
-    if MAIN[export] in seen:
-        lines[_title(MAIN[export])] = hint
-    if is_read_by_transformers and export != "gguf":
+    if readers.main in seen:
+        lines[_title(readers.main)] = hint
+    if is_read_by_transformers and readers.for_transformers:
         lines.setdefault("Transformers", TRANSFORMERS.format(path=path))
     for name, text in OTHERS.items():
         if name in seen:
             lines.setdefault(_title(name), text.format(path=path))
-    if "Transformers" in lines and export == "compressed_tensors" and any(map(_is_decoded_to_bfloat16, layers)):
+    if "Transformers" in lines and readers.needs_bfloat16(layers):
         lines["Transformers"] = lines["Transformers"].removesuffix(")") + f"{IN_BFLOAT16})"
     return lines
-
-
-def _is_decoded_to_bfloat16(layer: LayerPlan) -> bool:
-    """Return True for MXFP4, MXFP6, MXFP8 and NVFP4 of compressed-tensors: a model in another dtype does not run."""
-    return layer.weight.scale_type in (ScaleType.e8m0, ScaleType.e4m3)
 
 
 def _title(program: str) -> str:
@@ -154,7 +144,7 @@ def _seen_by(export: str, kinds: Kinds, model_type: str, *, at_once: bool) -> se
     """Return the programs that were seen to read layers of these ``kinds`` and models of this type (``at_once``)."""
     rows = [(program, own_type, own) for program, own_format, own_type, own in _rows() if own_format == export]
     of_type = {program for program, own_type, _ in rows if own_type == model_type}
-    if export == "gguf":  # it states the type of every tensor
+    if readers_of(export).types_every_tensor:
         known = {
             program: frozenset().union(*(own for other, _, own in rows if other == program)) for program in of_type
         }

@@ -38,6 +38,7 @@ from quantcore.export.exporter import (
 )
 from quantcore.export.importer import StoredFiles, StoredLayer, not_held
 from quantcore.export.quark_weights import family_of, is_mxint8, weight_shape
+from quantcore.export.readers import Readers
 from quantcore.formats import IntFormat
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ MX_DTYPES = (Dtype.fp4, Dtype.fp6_e3m2, Dtype.fp6_e2m3, Dtype.fp8_e4m3, Dtype.fp
 class QuarkExporter:
     name = "quark"
     title = "AMD Quark safetensors (vLLM: quantization='quark')"
+    readers = Readers("vLLM (CPU)", preference=5, in_vllm=True)
 
     def refuse(self, layer: LayerPlan) -> str | None:
         weight = layer.weight

@@ -8,46 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from quantcore.checkpoint.experts import is_in_stack
 from quantcore.checkpoint.fused import fused_groups, is_last
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.config.quantization import Dtype, QuantizationSpec, ScaleType
-from quantcore.export.exporter import is_plain
-from quantcore.export.gptq import numbers_of
-
-TRANSFORMERS_PACKAGES = {
-    "compressed_tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf", "fp8": None,
-    "fake_quantized": None,
-}  # fmt: skip
-"""Formats that Transformers reads on a CPU, and the package that each of them needs as well."""
-VLLM_FORMATS = ("quark", "compressed_tensors", "fp8", "gptq", "awq")
-"""Formats that vLLM reads."""
-_WITHOUT_HEAD = ("quark", "compressed_tensors", "fp8", "awq")
-"""Formats in which vLLM does not read a quantized lm_head."""
-
-
-def not_in_transformers(export: str, layers: Sequence[LayerPlan]) -> str | None:
-    """Return why Transformers does not read such an ``export``, as a sentence; None if no reason is known."""
-    if export != "compressed_tensors":
-        return None
-    if any(not layer.weight.symmetric and layer.weight.format.bits < 8 for layer in layers):
-        return "Transformers does not read packed zero points of compressed-tensors."
-    odd = [layer for layer in layers if is_in_stack(layer.name) and not _is_read_as_expert(layer.weight)]
-    if odd:
-        return (
-            f"Transformers does not decode experts that are {odd[0].scheme} in compressed-tensors: it fails, or loads"
-            " them as other weights without an error."
-        )
-    return None
-
-
-def _is_read_as_expert(weight: QuantizationSpec) -> bool:
-    """Return whether Transformers reads an expert with such a weight.
-
-    See ``CompressedTensorsDequantize`` in transformers/integrations/compressed_tensors.py.
-    """
-    is_mxfp4 = weight.dtype is Dtype.fp4 and weight.scale_type is ScaleType.e8m0
-    return is_mxfp4 or (is_plain(weight) and weight.dtype in (Dtype.fp8_e4m3, Dtype.int4) and weight.block_size is None)
+from quantcore.config.quantization import QuantizationSpec
+from quantcore.export.exporter import readers_of
 
 
 def not_in_vllm(export: str, layers: Sequence[LayerPlan], kept: Iterable[str]) -> str | None:
@@ -55,12 +19,13 @@ def not_in_vllm(export: str, layers: Sequence[LayerPlan], kept: Iterable[str]) -
 
     ``kept``: the names of linear layers that stay in high precision.
     """
-    if export not in VLLM_FORMATS:
+    readers = readers_of(export)
+    if not readers.in_vllm:
         return None
     heads = [layer.name for layer in layers if layer.block is None and not layer.is_beside]
-    if heads and export in _WITHOUT_HEAD:
+    if heads and not readers.vllm_reads_head:
         return f"vLLM does not read a quantized {heads[0]} in the {export} format."
-    return next(differing_groups(layers, kept), None) or _odd_blocks(layers) or _named_apart(export, layers)
+    return next(differing_groups(layers, kept), None) or _odd_blocks(layers) or readers.named_apart_in_vllm(layers)
 
 
 def differing_groups(layers: Sequence[LayerPlan], kept: Iterable[str]) -> Iterator[str]:
@@ -107,23 +72,9 @@ def _odd_blocks(layers: Sequence[LayerPlan]) -> str | None:
     return None
 
 
-def _named_apart(export: str, layers: Sequence[LayerPlan]) -> str | None:
-    """Return why vLLM does not read ``dynamic`` of GPTQ: it looks for the name of the fused layer there."""
-    if export != "gptq":
-        return None
-    usual = numbers_of(next((layer for layer in layers if layer.chosen_by == "global_quant_config"), layers[0]))
-    named = [layer.name for layer in layers if numbers_of(layer) != usual]
-    odd = next((members[0] for members in fused_groups(named).values()), None)
-    return odd and (
-        f"vLLM looks in `dynamic` of a GPTQ file for the layer that it fuses from {odd} and others, and finds each of"
-        " them alone."
-    )
-
-
 def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
     """Return the known reason why Transformers 5.23 does not read such an export on a CPU; None without one."""
-    if export not in TRANSFORMERS_PACKAGES:
+    readers = readers_of(export)
+    if not readers.in_transformers:
         return f"No program that reads {export} files runs in the proof."
-    if export == "fp8" and any(layer.weight.block_size is None for layer in layers):
-        return "Without a GPU Transformers reads fp8 files with weights in blocks alone."
-    return not_in_transformers(export, layers)
+    return readers.only_on_gpus(layers) or readers.not_in_transformers(layers)

@@ -18,7 +18,7 @@ from quantcore.engine.pipeline import tiny_export
 from quantcore.engine.verification import consumer
 from quantcore.engine.verification import verify as proof
 from quantcore.errors import ConfigError, ProofError
-from quantcore.export import config_json
+from quantcore.export import EXPORTERS, config_json
 from quantcore.plan.planner import Plan
 from tests.support.models import MIXTURES, SHAPE, tiny_model
 from tests.support.params import with_usual
@@ -179,7 +179,8 @@ def test_what_is_not_checked_says_why(tmp_path, monkeypatch):
 
     assert check("1", "w4a16_sym", "quark") == "No program that reads quark files runs in the proof."
     assert "packed zero points" in check("2", "w4a16", "compressed_tensors")
-    monkeypatch.setitem(consumer.TRANSFORMERS_PACKAGES, "bitsandbytes", "no-such-package")
+    nf4 = EXPORTERS.get("bitsandbytes")
+    monkeypatch.setattr(nf4, "readers", replace(nf4.readers, transformers_package="no-such-package"))
     assert check("3", "nf4", "bitsandbytes") == "no-such-package is not installed."
     assert [event for event in events if type(event).__name__ == "Warned"] == []
     monkeypatch.setattr(consumer, "_load", lambda folder, original, **options: 1 / 0)

@@ -33,7 +33,6 @@ from quantcore.checkpoint.headers import read_json
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.checkpoint.private_copies import opened_weights
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.config.quantization import Dtype
 from quantcore.engine.evaluation.model import EvaluatedModel
 from quantcore.engine.model.kinds import declared_class, inputs_of, language_model, outputs_of
 from quantcore.engine.model.parameter_names import stores_single_experts
@@ -41,8 +40,8 @@ from quantcore.engine.model.skeleton import build_declared, clean_config, harmle
 from quantcore.engine.runtime.devices import release_freed_memory
 from quantcore.errors import ModelError, ProofError
 from quantcore.events import Emit, Warned
-from quantcore.export.exporter import is_plain
-from quantcore.export.unread import TRANSFORMERS_PACKAGES, unread
+from quantcore.export.exporter import readers_of
+from quantcore.export.unread import unread
 from quantcore.importing.model import Model
 from quantcore.report.quality import ConsumerCheck
 
@@ -51,7 +50,7 @@ WINDOW_LEN = 32  # tokens
 IN_FLOAT32 = 1e-3
 """Allowed difference in float32. Measured: 0 for every scheme in 12 architectures, as neither side rounds."""
 IN_BFLOAT16 = 0.3
-"""Allowed difference with weights rounded to bfloat16 (see ``_dtype``). Measured: 0.06.
+"""Allowed difference with weights rounded to bfloat16 (see ``Readers.transformers_dtype``). Measured: 0.06.
 
 A rounded router may choose another expert for a token. A model with random tensors differs by 0.5 and more.
 """
@@ -76,26 +75,26 @@ def check_export(
     """
     if reason := unread(export, layers):
         return ConsumerCheck(not_checked=reason)
-    config = original.headers.config
-    if export == "compressed_tensors" and _holds_only_stacks(config, layers):
+    config, readers = original.headers.config, readers_of(export)
+    if readers.stores_each_expert and _holds_only_stacks(config, layers):
         return ConsumerCheck(
             not_checked=f"Transformers reads stacks of experts only for '{config.get('model_type')}', and"
-            " compressed-tensors stores each expert.",
+            f" {export.replace('_', '-')} stores each expert.",
             is_refused=True,
         )
     try:
-        program = _program(TRANSFORMERS_PACKAGES[export])
+        program = _program(readers.transformers_package)
         ids_NT = _window(config)
     except PackageNotFoundError as error:
         return ConsumerCheck(not_checked=f"{error.name} is not installed.")
     except ModelError as error:
         return ConsumerCheck(not_checked=error.message)
-    dtype = _dtype(export, layers)
+    dtype = getattr(torch, readers.transformers_dtype(layers))
     try:
         theirs_TV, missing = _read_elsewhere(export, folder, original, dtype, ids_NT)
     except Exception as error:  # any error of another program
         reason = f"{program} does not load and run these files: {str(error).strip()[:300] or type(error).__name__}"
-        if export != "gguf":  # GGUF files are for llama.cpp; Transformers reads few of its architectures
+        if readers.for_transformers:
             emit(Warned("consumer_check", reason))
         return ConsumerCheck(not_checked=reason, is_refused=True)
     if missing:
@@ -108,12 +107,13 @@ def check_export(
     release_freed_memory()
     try:
         model = ours(dtype)
-        ours_TV = _logits(
-            model if _rounds_inputs(export, layers) else replace(model, layers=(), activations={}), ids_NT
-        )
+        ours_TV = _logits(model if readers.rounds_inputs(layers) else replace(model, layers=(), activations={}), ids_NT)
     except ModelError as error:
         return ConsumerCheck(not_checked=f"{program} loads the files; their logits were not compared: {error.message}")
-    difference, allowed = ((theirs_TV - ours_TV).norm() / ours_TV.norm()).item(), _allowed(export, layers, dtype)
+    difference, allowed = (
+        ((theirs_TV - ours_TV).norm() / ours_TV.norm()).item(),
+        _allowed(dtype, rounds_inputs=readers.rounds_inputs(layers)),
+    )
     if not difference <= allowed:
         raise ProofError(
             f"{program} computes other logits from the {export} files: relative difference {difference:.2e}, allowed is"
@@ -224,28 +224,8 @@ def _logits(model: EvaluatedModel, ids_NT: torch.Tensor) -> torch.Tensor:
         return logits(hidden.states[0])[0].float().cpu()
 
 
-def _rounds_inputs(export: str, layers: tuple[LayerPlan, ...]) -> bool:
-    """Return True if the program always rounds inputs: LLM.int8()."""
-    return export == "bitsandbytes" and any(layer.input_tensors is not None for layer in layers)
-
-
-def _dtype(export: str, layers: tuple[LayerPlan, ...]) -> torch.dtype:
-    """Return the dtype that both programs compute in.
-
-    compressed-tensors decodes blocks with their own scales to bfloat16, and packed experts to the dtype of their
-    scales; bitsandbytes computes in the dtype of its config, and fp8 is decoded to bfloat16.
-    """
-    is_rounded = export == "compressed_tensors" and not all(map(_is_decoded_exactly, layers))
-    return torch.bfloat16 if is_rounded or export in ("bitsandbytes", "fp8") else torch.float32
-
-
-def _is_decoded_exactly(layer: LayerPlan) -> bool:
-    is_packed_expert = layer.weight.dtype is Dtype.int4 and is_in_stack(layer.name)
-    return is_plain(layer.weight) and not is_packed_expert
-
-
-def _allowed(export: str, layers: tuple[LayerPlan, ...], dtype: torch.dtype) -> float:
-    if _rounds_inputs(export, layers):
+def _allowed(dtype: torch.dtype, *, rounds_inputs: bool) -> float:
+    if rounds_inputs:
         return ROUNDS_INPUTS
     return IN_FLOAT32 if dtype is torch.float32 else IN_BFLOAT16
 

@@ -7,7 +7,7 @@ Q6_K. The file itself (names, order of rows, metadata): ``quantcore.engine.conta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,25 @@ from quantcore.export.gguf.blocks import BLOCK, BLOCK_TYPES, BlockType
 from quantcore.export.gguf.k_blocks import K_TYPES, Q6K, MinimumK
 from quantcore.export.gguf.tensor_names import FILE_NAME, Places
 from quantcore.export.importer import StoredFiles, StoredLayer
+from quantcore.export.readers import Readers
 
 if TYPE_CHECKING:
     from quantcore.tensors.qtensor import QLayer
 
 
+class GgufReaders(Readers):
+    def prefers(self, layers: Sequence[LayerPlan]) -> bool:
+        """Scales in float16 are GGUF's own."""
+        return any(layer.weight.scale_type is ScaleType.float16 for layer in layers)
+
+
 class GgufExporter:
     name = "gguf"
     title = "GGUF (llama.cpp)"
+    readers = GgufReaders(
+        "llama.cpp", preference=4, in_transformers=True, for_transformers=False, transformers_package="gguf",
+        types_every_tensor=True,
+    )  # fmt: skip
     holds_tokenizer = True
     file_module = "quantcore.engine.containers.gguf"
 

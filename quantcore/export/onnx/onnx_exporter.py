@@ -30,6 +30,7 @@ from quantcore.config.spec import RoundType
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import EXPORTERS, Container, Exporter, Tensors, is_plain, refuse_everywhere
 from quantcore.export.importer import StoredFiles, StoredLayer
+from quantcore.export.readers import Readers
 
 if TYPE_CHECKING:
     from quantcore.tensors.affine import QParams
@@ -51,6 +52,7 @@ BLOCKS = (16, 32, 64, 128, 256)
 class OnnxExporter:
     name = "onnx"
     title = "ONNX (ONNX Runtime)"
+    readers = Readers("ONNX Runtime", preference=6, main_reads_all=True)
     holds_tokenizer = False
     file_module = "quantcore.engine.containers.onnx"
 
