@@ -141,9 +141,9 @@ def test_the_peak_memory_is_the_planned_one(tmp_path, monkeypatch, preset, chain
     """
     planned = []
 
-    def stream_model(task, original, source, plan, ranks, real=job.stream_model):
-        planned.append(plan.footprint.streamed())
-        return real(task, original, source, plan, ranks)
+    def stream_model(context, source, real=job.stream_model):
+        planned.append(context.plan.footprint.streamed())
+        return real(context, source)
 
     def work(counts):
         quantized(task(model, tmp_path / "out", preset, chain, num_windows=4, seq_len=128))

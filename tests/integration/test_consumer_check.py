@@ -142,11 +142,11 @@ def damaged(monkeypatch, change):
     """Jobs whose quantization_config is changed after it was written."""
     write_side_files = pipeline.write_side_files
 
-    def write(task, headers, plan, folder):
-        write_side_files(task, headers, plan, folder)
-        config = json.loads((folder / "config.json").read_text())
+    def write(context):
+        write_side_files(context)
+        config = json.loads((context.folder / "config.json").read_text())
         change(config["quantization_config"])
-        (folder / "config.json").write_text(json.dumps(config))
+        (context.folder / "config.json").write_text(json.dumps(config))
 
     monkeypatch.setattr(pipeline, "write_side_files", write)
 

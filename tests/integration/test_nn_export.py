@@ -29,6 +29,7 @@ from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.blockwise.savepoint import SavePoint
 from quantcore.engine.model.module_names import with_module_names
+from quantcore.engine.pipeline.context import RunContext
 from quantcore.engine.pipeline.job import quantize, read_windows, run
 from quantcore.engine.runtime.ranks import ALONE
 from quantcore.export import EXPORTERS
@@ -78,7 +79,7 @@ def written_both_ways(model_dir, config, folder, exports):
     given = read_model(model_dir)
     headers = given.headers
     plan = make_plan(config, headers.config, headers.tensors, calibration=task.calibration, exports=exports)
-    quantize(task, given, plan, task.output_dir, lambda event: None, SavePoint.of(task, ALONE))
+    quantize(RunContext(task, given, plan, task.output_dir, lambda event: None, SavePoint.of(task, ALONE)))
     model = in_memory(float_model(model_dir), config, [window[None] for window in read_windows(task).calibration_NT])
     for export in exports:
         ModelExporter(export_dir=folder / export).export_safetensors_model(model, config, custom_mode=export)

@@ -242,10 +242,10 @@ def test_a_damaged_file_does_not_pass(artifact, tmp_path, proof_in_this_process,
     """Bytes that change after they were written are seen by the proof, and a file that is cut by who reads it."""
     write_side_files = pipeline.write_side_files
 
-    def damaged(task, headers, plan, folder):
-        write_side_files(task, headers, plan, folder)
-        header = read_onnx_headers(folder)["model.layers.0.mlp.up_proj.weight_zero_point"]
-        with (folder / DATA_NAME).open("r+b") as file:
+    def damaged(context):
+        write_side_files(context)
+        header = read_onnx_headers(context.folder)["model.layers.0.mlp.up_proj.weight_zero_point"]
+        with (context.folder / DATA_NAME).open("r+b") as file:
             file.seek(header.begin + 3)
             file.write(b"\x5a")
 

@@ -27,7 +27,7 @@ from quantcore.checkpoint.artifact import building, seal
 from quantcore.config.quantization import Config
 from quantcore.config.recipes import DEFAULT_EFFORT, POOR, Effort, algorithms_text, recipe
 from quantcore.config.task import Task, read_task
-from quantcore.engine.blockwise.savepoint import fingerprint
+from quantcore.engine.blockwise.savepoint import SavePoint, fingerprint
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
 from quantcore.engine.evaluation.model import open_model
 from quantcore.engine.evaluation.provenance import model_identity
@@ -37,6 +37,7 @@ from quantcore.engine.model.kinds import Kind
 from quantcore.engine.model.skeleton import kind_of
 from quantcore.engine.pipeline import job
 from quantcore.engine.pipeline.build_report import write_report
+from quantcore.engine.pipeline.context import RunContext
 from quantcore.engine.pipeline.writer import other_bytes
 from quantcore.engine.runtime.ranks import ALONE, Ranks
 from quantcore.engine.verification.gate_inputs import tell_gates
@@ -195,7 +196,9 @@ class _Search:
         found = []
         for _, plan in self.fit.plans.values():
             with tempfile.TemporaryDirectory(prefix="files-") as folder:
-                found.append(other_bytes(self.fit.export, self.task, self.model.headers, plan, Path(folder)))
+                nowhere = SavePoint(None, "", ALONE)
+                context = RunContext(self.task, self.model, plan, Path(folder), silence, nowhere)
+                found.append(other_bytes(self.fit.export, context))
         return max(found)
 
     def _units(self) -> tuple[list[Unit], int]:

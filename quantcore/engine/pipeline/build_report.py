@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.artifact import write_json
 from quantcore.checkpoint.experts import EXPERT
+from quantcore.checkpoint.side_files import MODULES
 from quantcore.config.quantization import Config
 from quantcore.config.recipes import POOR, advice_on
 from quantcore.config.task import Task
 from quantcore.config.texts import CalibrationConfig
 from quantcore.engine.calibration.experts import hardly_seen
+from quantcore.engine.model.kinds import loading_class
+from quantcore.engine.pipeline.context import RunContext, RunLog
 from quantcore.engine.pipeline.reproduce import script
+from quantcore.engine.verification.fresh_process import Proved
 from quantcore.engine.verification.gate_inputs import Outcome
 from quantcore.engine.verification.verify import Proof
-from quantcore.events import Warned
 from quantcore.export.loading import LoadedModel, known_refusals, load_lines, program_lines
-from quantcore.formats.grid import GridShare
 from quantcore.plan.planner import Plan
 from quantcore.report.card import model_card
 from quantcore.report.gate_result import GateResult, beside_gates
@@ -56,43 +57,19 @@ from quantcore.report.values import (
 from quantcore.report.verdict import judge_quality
 
 
-@dataclass(frozen=True)
-class Peaks:
-    """Peak memory in bytes.
-
-    ``of_ranks``: of each rank's process while it quantized. ``verify``: of the process that verifies together with the
-    one that waits for it.
-    """
-
-    of_ranks: Sequence[int]
-    verify: int
-
-
 def build_report(
-    task: Task,
-    plan: Plan,
-    outcome: Outcome,
-    proofs: dict[str, Proof],
-    gates: Sequence[GateResult],
-    warnings: Sequence[Warned],
-    *,
-    mixed: dict[str, Any] | None = None,
-    quantize_s: float,
-    total_s: float,
-    seconds_by_phase: dict[str, float],
-    peaks_bytes: Peaks,
-    model: LoadedModel,
-    grids: Sequence[GridShare] = (),
+    context: RunContext, outcome: Outcome, proved: Proved, gates: Sequence[GateResult], log: RunLog
 ) -> Report:
-    """Build the report. Times are in seconds, sizes in bytes.
+    """Build the report of a job whose files have been verified.
 
-    ``warnings`` are those of this run; an earlier run that it resumed left its own in ``outcome``. ``mixed`` is the
-    result of ``mixed_precision.command.choose`` if the config was chosen by it. ``model``: how programs load it.
-    ``grids``: those of its weights.
+    An earlier run that this one resumed left its warnings in ``outcome``.
     """
+    task, plan, proofs = context.task, context.plan, proved.proofs
     main = proofs[plan.main_export]
-    mix = None if mixed is None else _mix(mixed)
-    warned = (warning.message for warning in (*outcome.warnings, *warnings))
+    mix = None if log.mixed is None else _mix(log.mixed)
+    warned = (warning.message for warning in (*outcome.warnings, *log.warnings))
+    has_modules = (context.folder / MODULES).is_file()
+    loaded = LoadedModel(plan.model_type, loading_class(context.model.headers.config), has_modules)
     return Report(
         schema_version=SCHEMA_VERSION,
         summary=Summary(
@@ -104,17 +81,17 @@ def build_report(
             num_layers_quantized=len(plan.layers),
             num_layers_kept=sum(entry.is_layer for entry in plan.kept),
             **_mix_in_short(mix),
-            quantize_s=round(quantize_s, 2),
-            total_s=round(total_s, 2),
-            seconds_by_phase=seconds_by_phase,
+            quantize_s=round(log.quantize_s, 2),
+            total_s=round(log.total_s, 2),
+            seconds_by_phase=log.emit.seconds,
             executor=plan.executor,
-            **_memory(plan, outcome.num_shards, peaks_bytes),
+            **_memory(plan, outcome.num_shards, log.peaks_bytes, proved.peak_memory_bytes),
             failed_tasks=main.failed_tasks,
             gate=task.gate,
             gates=tuple(gates),
-            exports={name: _export(plan, name, proofs[name], model) for name in plan.exports},
+            exports={name: _export(plan, name, proofs[name], loaded) for name in plan.exports},
         ),
-        model=_source(task, plan, grids),
+        model=_source(context),
         config=task.config.to_dict(),
         mix=mix,
         calibration=_calibration(task.calibration),
@@ -236,16 +213,16 @@ def _mix_in_short(mix: Mix | None) -> dict[str, Any]:
     return {"mix": MixSummary(layers=chosen.layers, bits=chosen.bits, loss=chosen.loss, kl_mean=kl_mean)}
 
 
-def _memory(plan: Plan, num_shards: int, peaks_bytes: Peaks) -> dict[str, Any]:
+def _memory(plan: Plan, num_shards: int, ranks: Sequence[int], verify: int) -> dict[str, Any]:
     """Return the peak memory of all processes together, in each phase and overall, measured and planned.
 
-    For several processes it also has the memory of each.
+    ``ranks``: the peak bytes of each rank's process while it quantized. ``verify``: those of the process that verifies
+    together with the one that waits for it. For several processes the result also has the memory of each.
     """
-    ranks = peaks_bytes.of_ranks
     planned = sum(plan.memory_of_rank(len(ranks), num_shards).values())
     phases = PhaseMemory(
         quantize=_use(sum(ranks), planned * len(ranks)),
-        verify=_use(peaks_bytes.verify, sum(plan.memory_by_phase["verify"].values())),
+        verify=_use(verify, sum(plan.memory_by_phase["verify"].values())),
     )
     uses = [use for _, use in phases.rows]
     rows = tuple(
@@ -264,11 +241,12 @@ def _use(peak: int, planned: int) -> MemoryUse:
     return MemoryUse(peak_memory_bytes=peak, planned_peak_memory_bytes=planned)
 
 
-def _source(task: Task, plan: Plan, grids: Sequence[GridShare]) -> SourceModel:
+def _source(context: RunContext) -> SourceModel:
     """Return the origin of the model: enough to get the same bytes again."""
+    task, grids = context.task, context.model.headers.grids
     where = {"id": task.model_id, "sha": task.revision} if task.model_id else {"path": str(task.model_folder)}
     found = {"grids": tuple(WeightGrid(**share.to_dict()) for share in grids)} if grids else {}
-    return SourceModel.model_validate({**where, **found, "model_type": plan.model_type})
+    return SourceModel.model_validate({**where, **found, "model_type": context.plan.model_type})
 
 
 def _export(plan: Plan, name: str, proof: Proof, model: LoadedModel) -> ExportSummary:

@@ -11,15 +11,15 @@ import torch
 
 from quantcore.config.task import Task
 from quantcore.engine.blockwise.distillation import CodeFiles, Distilled, Student, divergence, last_states, tune
-from quantcore.engine.blockwise.savepoint import SavePoint
 from quantcore.engine.data.windows import Windows
+from quantcore.engine.pipeline.context import RunContext
 from quantcore.engine.pipeline.file_to_file import Weights
 from quantcore.engine.pipeline.writer import ResultWriter
 from quantcore.engine.runtime.devices import default_device, held_memory_bytes
 from quantcore.engine.runtime.hidden import Hidden
 from quantcore.engine.runtime.streamed_model import StreamedModel
 from quantcore.errors import ConfigError
-from quantcore.events import Emit, Eta, PhaseStarted, Progress, Warned
+from quantcore.events import Eta, PhaseStarted, Progress, Warned
 from quantcore.plan.distillation import NUM_HELD_BACK
 
 
@@ -43,28 +43,29 @@ def divided(windows: Windows, num_more: int) -> tuple[Windows, torch.Tensor]:
 
 
 @contextmanager
-def code_files(task: Task, savepoint: SavePoint) -> Iterator[CodeFiles | None]:
+def code_files(context: RunContext) -> Iterator[CodeFiles | None]:
     """Yield the files of codes for distillation, which a job that resumes finds again; None without distillation."""
+    task, kept = context.task, context.savepoint.folder
     if task.config.distills is None:
         yield None
-    elif savepoint.folder is not None:
-        yield CodeFiles(savepoint.folder / "codes", default_device())
+    elif kept is not None:
+        yield CodeFiles(kept / "codes", default_device())
     else:
         with tempfile.TemporaryDirectory(prefix=".bitfoundry-codes-", dir=task.output_dir.parent) as folder:
             yield CodeFiles(Path(folder), default_device())
 
 
 def distill(
-    task: Task, model: StreamedModel, weights: Weights, writer: ResultWriter, codes: CodeFiles, ids_NT: torch.Tensor,
-    probes: Hidden, folder: Path, savepoint: SavePoint, emit: Emit,
+    context: RunContext, model: StreamedModel, weights: Weights, writer: ResultWriter, codes: CodeFiles,
+    ids_NT: torch.Tensor, probes: Hidden,
 ) -> tuple[Hidden, Distilled]:  # fmt: skip
     """Tune the scales on token ids [N, T], of which the last windows are held back; write them if that gained.
 
     Returns the hidden states of the ``probes`` after the last block of the result. A job that resumes goes on after the
-    last step in ``savepoint``, with the same result. Raises ConfigError for a model whose blocks pass values on beside
+    last saved step, with the same result. Raises ConfigError for a model whose blocks pass values on beside
     their states.
     """
-    options = task.config.distills
+    options, emit, savepoint = context.task.config.distills, context.emit, context.savepoint
     assert options is not None
     emit(PhaseStarted("distill"))
     hidden = model.embed(ids_NT)
@@ -94,7 +95,7 @@ def distill(
         emit(Progress("distill", done, total, "step", eta.after(done - first), held_memory_bytes()))
 
     before = savepoint.once("before_tuning", loss)
-    tune(student, options, ids_NT[:num_tuned], teacher[:num_tuned], folder, savepoint, tell)
+    tune(student, options, ids_NT[:num_tuned], teacher[:num_tuned], context.folder, savepoint, tell)
     result = Distilled(before, loss())
     if not result.is_kept:
         message = (

@@ -8,19 +8,16 @@ same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.config.task import Task
 from quantcore.engine.blockwise.results import Solved
-from quantcore.engine.blockwise.savepoint import SavePoint
 from quantcore.engine.containers.dequantize import open_source
 from quantcore.engine.evaluation.provenance import provenance
 from quantcore.engine.evaluation.text import EvaluationText
+from quantcore.engine.pipeline.context import RunContext
 from quantcore.engine.pipeline.writer import ResultWriter
 from quantcore.engine.runtime.devices import default_device, release_freed_memory
 from quantcore.engine.runtime.ranks import spread
@@ -29,43 +26,38 @@ from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.engine.verification.expectation import Expectation
 from quantcore.engine.verification.gate_inputs import Outcome
 from quantcore.errors import at_block
-from quantcore.events import Emit, Eta, Progress, Saved
+from quantcore.events import Eta, Progress, Saved
 from quantcore.formats.weight_layout import canonical, stored
-from quantcore.importing.model import Model
-from quantcore.plan.planner import Plan
 from quantcore.tensors.qtensor import check_finite
 from quantcore.tensors.source import TORCH_DTYPES, Source
 
 
-def round_files(
-    task: Task, model: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
-    saved: dict[str, Any] | None = None,
-) -> Outcome:  # fmt: skip
+def round_files(context: RunContext) -> Outcome:
     """Read every weight once, choose its codes, write them, drop it. Raises NumericsError for one that is not finite.
 
     Processes as many blocks at a time as there are ranks, so that none is idle; each rank takes some of their layers.
-    Resumes after the blocks that were ``saved``.
+    Resumes after the saved blocks.
     """
-    ranks = savepoint.ranks
-    source = open_source(model)
-    weights = Weights(source, TORCH_DTYPES[model.headers.main_dtype], default_device())
+    plan, ranks, saved = context.plan, context.ranks, context.saved
+    source = open_source(context.model)
+    weights = Weights(source, TORCH_DTYPES[context.model.headers.main_dtype], default_device())
     nothing_NT = torch.empty(0, 1, dtype=torch.long)
     expected = Expectation(EvaluationText(nothing_NT, nothing_NT[:, 0], 0, 0), torch.empty(0))
-    writer = ResultWriter(plan, source, expected, emit, ranks)
-    with writer.opened(task, model.headers, folder, saved):
+    writer = ResultWriter(context, source, expected)
+    with writer.opened():
         first_block = 0 if saved is None else saved["next_block"]
         eta = Eta(plan.num_blocks - first_block)
         for begin in range(first_block, plan.num_blocks, ranks.size):
             end = min(begin + ranks.size, plan.num_blocks)
             layers = [layer for index in range(begin, end) for layer in plan.layers_of(index)]
             round_layers(layers, weights, writer)
-            emit(Progress("quantize", end, plan.num_blocks, "block", eta.after(end - first_block)))
-            if end < plan.num_blocks and savepoint.save(end, {}, writer.notes):
-                emit(Saved(end, plan.num_blocks))
+            context.emit(Progress("quantize", end, plan.num_blocks, "block", eta.after(end - first_block)))
+            if end < plan.num_blocks and context.savepoint.save(end, {}, writer.notes):
+                context.emit(Saved(end, plan.num_blocks))
         round_layers((*plan.layers_of(None), *plan.layers_beside), weights, writer)
         writer.copy_the_rest()
         writer.finish()
-    source_of = provenance(task, nothing_NT, nothing_NT) if ranks.is_first else {}
+    source_of = provenance(context.task, nothing_NT, nothing_NT) if ranks.is_first else {}
     return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, None)
 
 

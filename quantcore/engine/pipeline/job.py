@@ -8,10 +8,9 @@ the calibration windows, the held-out windows through the float block, a few pro
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch import nn
 from quantcore.checkpoint.artifact import building, seal, write_json
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.headers import ModelHeaders
-from quantcore.checkpoint.side_files import MODULES
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.task import Task
 from quantcore.engine.blockwise.algorithms import BlockAlgorithms
@@ -46,15 +44,16 @@ from quantcore.engine.evaluation.text import (
     with_special_tokens,
 )
 from quantcore.engine.mixed_precision.command import with_mix
-from quantcore.engine.model.kinds import WITH_ENCODER, Kind, loading_class
+from quantcore.engine.model.kinds import WITH_ENCODER, Kind
 from quantcore.engine.model.skeleton import kind_of
 from quantcore.engine.pipeline.baseline import Baseline
-from quantcore.engine.pipeline.build_report import Peaks, build_report, write_report
+from quantcore.engine.pipeline.build_report import build_report, write_report
+from quantcore.engine.pipeline.context import RunContext, RunLog
 from quantcore.engine.pipeline.distill import code_files, distill, divided, num_more_windows
 from quantcore.engine.pipeline.file_to_file import Weights, round_files, round_layers
 from quantcore.engine.pipeline.streams import JobStreams, find_gradients, no_gradients, quantized_towers
 from quantcore.engine.pipeline.writer import ResultWriter, write_side_files
-from quantcore.engine.runtime.devices import default_device, held_memory_bytes, peak_memory_bytes, release_freed_memory
+from quantcore.engine.runtime.devices import default_device, held_memory_bytes, release_freed_memory
 from quantcore.engine.runtime.ranks import ALONE, Ranks
 from quantcore.engine.runtime.read_ahead import ReadAhead
 from quantcore.engine.runtime.sharded import check_all_finite, sharing_ranks
@@ -69,8 +68,7 @@ from quantcore.engine.verification.fresh_process import prove_in_fresh_process
 from quantcore.engine.verification.gate_inputs import Outcome, judge_result, tell_gates
 from quantcore.engine.verification.verify import may_be_whole
 from quantcore.errors import ConfigError, ModelError, at_block
-from quantcore.events import Completed, Emit, Eta, Event, PhaseClock, PhaseStarted, Progress, Saved, Warned, silence
-from quantcore.export.loading import LoadedModel
+from quantcore.events import Completed, Emit, Eta, PhaseStarted, Progress, Saved, Warned, silence
 from quantcore.hub.download import fetch
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import Model, read_model
@@ -87,27 +85,32 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
 
     With several ``ranks`` each calls it. The first one emits events and returns the report; the others return None.
     """
-    started = time.monotonic()
-    if not ranks.is_first:
-        emit = silence
-    emit, warnings = noting_warnings(emit)
-    emit = PhaseClock(emit)
-    emit(PhaseStarted("resolve"))
+    log = RunLog(emit if ranks.is_first else silence)
+    log.emit(PhaseStarted("resolve"))
     harness.check(task.evaluation)
-    task = ranks.share(fetch(task, emit) if ranks.is_first else task)
+    task = ranks.share(fetch(task, log.emit) if ranks.is_first else task)
     with unchanging(task.model_folder) as seen:
-        return _run(task, emit, ranks, started, warnings, seen)
+        model = with_grids(read_model(task.model_folder))
+        seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
+        log.emit(PhaseStarted("plan"))
+        with planned(task, model, log, ranks) as context:
+            log.emit(PhaseStarted("gradients" if context.task.config.goes_back else "quantize"))
+            outcome = round_files(context) if context.plan.executor == FILE_TO_FILE else quantize(context)
+            log.end_of_quantizing(ranks)
+            report = finish(context, outcome, log, seen) if ranks.is_first else None
+    if report is not None:
+        log.emit(Completed(report.summary.to_dict()))
+    return report
 
 
-def _run(
-    task: Task, emit: PhaseClock, ranks: Ranks, started: float, warnings: list[Warned], seen: Seen
-) -> Report | None:
-    """Run the job on a local model; ``seen`` checks that its files do not change."""
-    model = with_grids(read_model(task.model_folder))
-    seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
-    headers = model.headers
+@contextmanager
+def planned(task: Task, model: Model, log: RunLog, ranks: Ranks) -> Iterator[RunContext]:
+    """Yield the planned job, whose folder moves to ``output_dir`` at the end; see ``building``.
+
+    What the plan takes for granted is checked first: that our engine runs the model as Transformers does.
+    """
+    emit, headers = log.emit, model.headers
     task = fitted(task, headers.config)
-    emit(PhaseStarted("plan"))
     if not task.file2file:
         _check_kind(task, kind_of(headers.config))
         uncalled = ranks.share(prove_twin(model, emit) if ranks.is_first else [])
@@ -115,8 +118,8 @@ def _run(
         if kept:
             emit(Warned("layer_never_called", f"The model's code never calls {', '.join(kept)}: kept as in the model."))
     savepoint = SavePoint.of(task, ranks)
-    task, mixed = with_mix(task, model, savepoint, emit)
-    plan = plan_job(task, headers, num_schemes=len(mixed["uniform"]) if mixed else 0)
+    task, log.mixed = with_mix(task, model, savepoint, emit)
+    plan = plan_job(task, headers, num_schemes=len(log.mixed["uniform"]) if log.mixed else 0)
     for message in plan.warnings:
         emit(Warned("plan", message))
     if ranks.is_first and any(layer.is_cached for layer in plan.layers):
@@ -124,37 +127,26 @@ def _run(
     if ranks.is_first and may_compare_window(model, plan, ranks):
         prove_window(model, BaselineCache(model_identity(task)), emit)
     saved = savepoint.load()
-    with ExitStack() as stack:
-        folder = task.output_dir
-        if ranks.is_first:
-            folder = stack.enter_context(building(task.output_dir, savepoint.folder))
-        folder = ranks.share(folder)
-        emit(PhaseStarted("gradients" if task.config.goes_back else "quantize"))
-        work = round_files if plan.executor == FILE_TO_FILE else quantize
-        outcome = work(task, model, plan, folder, emit, savepoint, saved)
-        peaks_bytes = ranks.gather(peak_memory_bytes())
-        if not ranks.is_first:
-            return None
-        quantized_s = time.monotonic() - started
-        emit(PhaseStarted("export"))
-        write_side_files(task, headers, plan, folder)
-        emit(PhaseStarted("verify"))
-        release_freed_memory(of_device=True)
-        seen.check()
-        proved = prove_in_fresh_process(task, folder, outcome.expected, emit)
-        results = judge_result(task, headers, plan, folder, outcome, proved.proofs)
-        report = build_report(
-            task, plan, outcome, proved.proofs, results, warnings, mixed=mixed,
-            quantize_s=quantized_s, total_s=time.monotonic() - started, seconds_by_phase=emit.seconds,
-            peaks_bytes=Peaks(peaks_bytes, proved.peak_memory_bytes), grids=headers.grids,
-            model=LoadedModel(plan.model_type, loading_class(headers.config), (folder / MODULES).is_file()),
-        )  # fmt: skip
-        write_json(folder / "plan.json", plan.to_dict())
-        write_report(task, folder, report)
-        seen.check()
-        seal(folder)
-        tell_gates(task, results, emit)
-    emit(Completed(report.summary.to_dict()))
+    with building(task.output_dir, savepoint.folder) if ranks.is_first else nullcontext(task.output_dir) as folder:
+        yield RunContext(task, model, plan, ranks.share(folder), emit, savepoint, saved)
+
+
+def finish(context: RunContext, outcome: Outcome, log: RunLog, seen: Seen) -> Report:
+    """Complete the folder with what is no tensor, verify it, write the report, and seal it."""
+    emit, folder = context.emit, context.folder
+    emit(PhaseStarted("export"))
+    write_side_files(context)
+    emit(PhaseStarted("verify"))
+    release_freed_memory(of_device=True)
+    seen.check()
+    proved = prove_in_fresh_process(context.task, folder, outcome.expected, emit)
+    results = judge_result(context.task, context.model.headers, context.plan, folder, outcome, proved.proofs)
+    report = build_report(context, outcome, proved, results, log)
+    write_json(folder / "plan.json", context.plan.to_dict())
+    write_report(context.task, folder, report)
+    seen.check()
+    seal(folder)
+    tell_gates(context.task, results, emit)
     return report
 
 
@@ -184,32 +176,17 @@ def _check_kind(task: Task, kind: Kind) -> None:
         )
 
 
-def noting_warnings(emit: Emit) -> tuple[Emit, list[Warned]]:
-    """Return an ``emit`` that also collects warnings for the report, and the list of them."""
-    warnings: list[Warned] = []
-
-    def noting(event: Event) -> None:
-        if isinstance(event, Warned):
-            warnings.append(event)
-        emit(event)
-
-    return noting, warnings
-
-
-def quantize(
-    task: Task, original: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
-    saved: dict[str, Any] | None = None,
-) -> Outcome:  # fmt: skip
-    """Quantize every block, one after the other, and then the head. Resumes after the blocks that were ``saved``.
+def quantize(context: RunContext) -> Outcome:
+    """Quantize every block, one after the other, and then the head. Resumes after the saved blocks.
 
     Every rank holds the block, and has its share of the windows, of the layers and of the writing.
     """
-    ranks = savepoint.ranks
+    task, original, plan, emit, ranks = context.task, context.model, context.plan, context.emit, context.ranks
     texts = read_texts(task, original.headers, ranks)
     for message in texts.warnings:
         emit(Warned("calibration_text", message))
     source = open_source(original)
-    model = stream_model(task, original, source, plan, ranks)
+    model = stream_model(context, source)
     weights = Weights(source, model.dtype, model.device)
     calibration, distilled_NT = divided(texts.calibration, num_more_windows(task))
     distilled = None
@@ -219,19 +196,19 @@ def quantize(
         if (reason := no_gradients(model)) is not None:
             emit(Warned("no_gradients", f"{reason}: gptaq takes the place of yaqa."))
         else:
-            gradients = find_gradients(model, calibration, task.calibration.seed, folder, emit, ranks)
+            gradients = find_gradients(context, model, calibration)
         emit(PhaseStarted("quantize"))
     towers = quantized_towers(model, plan, weights) if calibration.media or texts.evaluation.media else None
     baseline = Baseline(original, texts.evaluation, texts.cache, ranks, is_measured=task.evaluation.num_windows > 0)
     streams = JobStreams.begin(
-        model, plan, algorithms, calibration, texts.evaluation, folder, ranks, gradients,
-        with_held_out=baseline.needs_stream(savepoint, saved), towers=towers,
+        context, model, algorithms, calibration, texts.evaluation, gradients,
+        with_held_out=baseline.needs_stream(context.savepoint, context.saved), towers=towers,
     )  # fmt: skip
     first = tuple(sorted(set(texts.calibration.ids_NT[:, 0].tolist())))
     expected = Expectation(texts.evaluation, torch.empty(0), model=texts.model, calibration_first=first)
-    writer = ResultWriter(plan, source, expected, emit, ranks)
-    with writer.opened(task, original.headers, folder, saved), code_files(task, savepoint) as codes:
-        first_block = streams.restore(savepoint, saved)
+    writer = ResultWriter(context, source, expected)
+    with writer.opened(), code_files(context) as codes:
+        first_block = streams.restore(context.savepoint, context.saved)
         eta = Eta(plan.num_blocks - first_block)
         for index in range(first_block, plan.num_blocks):
             with at_block(index):
@@ -240,11 +217,11 @@ def quantize(
                 writer.tell()
             left_s = eta.after(index + 1 - first_block)
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", left_s, held_memory_bytes()))
-            if streams.save(savepoint, index + 1, writer.notes):
+            if streams.save(context.savepoint, index + 1, writer.notes):
                 emit(Saved(index + 1, plan.num_blocks))
         if codes is not None:
             streams.logit_probes, distilled = distill(
-                task, model, weights, writer, codes, distilled_NT, streams.logit_probes, folder, savepoint, emit
+                context, model, weights, writer, codes, distilled_NT, streams.logit_probes
             )
         quantize_head(model, plan, algorithms, streams, writer)
         round_layers(plan.layers_beside, weights, writer)
@@ -338,15 +315,15 @@ def read_texts(task: Task, headers: ModelHeaders, ranks: Ranks) -> Texts:
     return Texts(Windows(calibration_NT, windows.calibration_media), text, origin, in_both, tuple(warnings))
 
 
-def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks: Ranks) -> StreamedModel:
+def stream_model(context: RunContext, source: Source) -> StreamedModel:
     """Open the float model to run it block by block.
 
-    ``ranks`` share each block if the task or the memory requires it.
+    All ranks share each block if the task or the memory requires it.
     """
-    headers, device = original.headers, default_device()
+    task, plan, headers, device = context.task, context.plan, context.model.headers, default_device()
     sharing = None
     if task.config.needs_whole_blocks is None:
-        sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
+        sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), context.ranks, device)
     reads_ahead = device.type != "cpu" and sharing is None  # a rank reads its own rows of shared blocks
     reader = ReadAhead(source) if reads_ahead else source
     return StreamedModel(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -19,13 +18,13 @@ from quantcore.engine.calibration.reduction import Span
 from quantcore.engine.data.windows import Windows
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.model.kinds import Kind
+from quantcore.engine.pipeline.context import RunContext
 from quantcore.engine.pipeline.file_to_file import Weights, rounded_when_read
 from quantcore.engine.runtime.devices import held_memory_bytes
 from quantcore.engine.runtime.hidden import Hidden
-from quantcore.engine.runtime.ranks import Ranks
 from quantcore.engine.runtime.states import states_kept
 from quantcore.engine.runtime.streamed_model import StreamedModel
-from quantcore.events import Emit, Eta, Progress
+from quantcore.events import Eta, Progress
 from quantcore.plan.planner import Plan
 from quantcore.plan.workload import NUM_PROBES
 
@@ -50,23 +49,22 @@ class JobStreams:
 
     @classmethod
     def begin(
-        cls, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration: Windows,
-        evaluation: EvaluationText, folder: Path, ranks: Ranks, gradients: StateGradients | None = None, *,
-        with_held_out: bool, towers: Towers | None = None,
+        cls, context: RunContext, model: StreamedModel, algorithms: BlockAlgorithms, calibration: Windows,
+        evaluation: EvaluationText, gradients: StateGradients | None, *, with_held_out: bool, towers: Towers | None,
     ) -> Self:  # fmt: skip
-        """Embed this rank's windows. Large numbers of calibration windows are stored on the disk of ``folder``.
+        """Embed this rank's windows. Large numbers of calibration windows are stored on the disk of the result.
 
         ``gradients`` are those of this rank's calibration windows, for algorithms that use them. The streams of
         quantized blocks see and hear by ``towers``, if those of the result are not the float model's.
         """
-        learning = _open_learning(model, plan, algorithms, calibration, folder, ranks, towers)
+        learning = _open_learning(context, model, algorithms, calibration, towers)
         if gradients is not None:
             algorithms.rotate_states(Hidden(gradients.states))
             learning.gradients = gradients
         ids_NT, media, own = evaluation.ids_NT, evaluation.media, slice(NUM_PROBES)
         with nullcontext() if towers is None else towers():
             probes = algorithms.rotate_states(model.embed(ids_NT[own], media=media[own]))
-        part = ranks.part(len(ids_NT))
+        part = context.ranks.part(len(ids_NT))
         own = slice(part.start, part.stop)
         held_out = model.embed(ids_NT[own], media=media[own]) if with_held_out else None
         return cls(model, learning, held_out, part.start, probes)
@@ -148,36 +146,34 @@ def no_gradients(model: StreamedModel) -> str | None:
     return None
 
 
-def find_gradients(
-    model: StreamedModel, calibration: Windows, seed: int, folder: Path, emit: Emit, ranks: Ranks
-) -> StateGradients:
+def find_gradients(context: RunContext, model: StreamedModel, calibration: Windows) -> StateGradients:
     """Take this rank's calibration windows forward and backward through the float model. All ranks call it.
 
-    ``seed`` draws tokens from its predictions. A job that resumes does it again, with the same result.
+    The task's seed draws tokens from its predictions. A job that resumes does it again, with the same result.
     """
-    windows = Span(len(calibration.ids_NT), ranks).windows
+    windows = Span(len(calibration.ids_NT), context.ranks).windows
     eta = Eta(2 * model.num_blocks)
 
     def tell(done: int, total: int) -> None:
-        emit(Progress("gradients", done, total, "block", eta.after(done), held_memory_bytes()))
+        context.emit(Progress("gradients", done, total, "block", eta.after(done), held_memory_bytes()))
 
     own = slice(windows.start, windows.stop)
     hidden = model.embed(calibration.ids_NT[own], media=calibration.media[own])
-    return BackwardPass(model, hidden, folder, tell, windows.start).gradients(seed)
+    return BackwardPass(model, hidden, context.folder, tell, windows.start).gradients(context.task.calibration.seed)
 
 
 def _open_learning(
-    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: Windows, folder: Path, ranks: Ranks,
-    towers: Towers | None,
-) -> CalibrationStreams:  # fmt: skip
+    context: RunContext, model: StreamedModel, algorithms: BlockAlgorithms, windows: Windows, towers: Towers | None
+) -> CalibrationStreams:
     """Embed this rank's calibration windows and the edge probe, as far as the algorithms need them."""
-    if not plan.needs_calibration:
+    if not context.plan.needs_calibration:
         return CalibrationStreams(None)
-    span = Span(len(windows.ids_NT), ranks)
+    span = Span(len(windows.ids_NT), context.ranks)
     part, own = span.windows, slice(span.windows.start, span.windows.stop)
 
     def embedded() -> Hidden:
-        states = states_kept(len(part), plan.memory_of_rank()["activations"] // ranks.size, model.device, folder)
+        max_bytes = context.plan.memory_of_rank()["activations"] // context.ranks.size
+        states = states_kept(len(part), max_bytes, model.device, context.folder)
         return algorithms.rotate_states(model.embed(windows.ids_NT[own], states, windows.media[own]))
 
     with nullcontext() if towers is None else towers():

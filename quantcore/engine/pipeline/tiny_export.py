@@ -17,6 +17,7 @@ from quantcore.config.task import Task
 from quantcore.engine.blockwise.savepoint import SavePoint
 from quantcore.engine.model.kinds import declared_class
 from quantcore.engine.model.tiny_model import build_twin, twin_config
+from quantcore.engine.pipeline.context import RunContext
 from quantcore.engine.pipeline.file_to_file import round_files
 from quantcore.engine.pipeline.writer import write_side_files
 from quantcore.engine.runtime.ranks import ALONE
@@ -62,8 +63,9 @@ def _export(task: Task, config: Config, export: str, model: Model, folder: Path)
     headers = model.headers
     plan = make_plan(config, headers.config, headers.tensors, exports=small.export, file2file=True)
     folder.mkdir()
-    round_files(small, model, plan, folder, silence, SavePoint(None, "", ALONE))
-    write_side_files(small, headers, plan, folder)
+    context = RunContext(small, model, plan, folder, silence, SavePoint(None, "", ALONE))
+    round_files(context)
+    write_side_files(context)
     return ExportedTwin(model, plan, folder)
 
 

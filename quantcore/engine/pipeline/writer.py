@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from quantcore.checkpoint.artifact import write_json
-from quantcore.checkpoint.headers import ModelHeaders, main_dtype, scale_dtype
+from quantcore.checkpoint.headers import main_dtype, scale_dtype
 from quantcore.checkpoint.side_files import LICENSES, copy_side_files
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import DEFAULT_SHARD_SIZE, parse_size
@@ -22,16 +21,16 @@ from quantcore.engine.blockwise.results import Prepared, Solved
 from quantcore.engine.calibration.ranges import Activations
 from quantcore.engine.data.tokenizer import unpack_tokenizer
 from quantcore.engine.model.module_names import with_module_names
+from quantcore.engine.pipeline.context import RunContext
 from quantcore.engine.runtime.devices import default_device
-from quantcore.engine.runtime.ranks import ALONE, Ranks
 from quantcore.engine.runtime.shards import put, whole
 from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.engine.verification.expectation import Expectation
 from quantcore.errors import ModelError
-from quantcore.events import Emit, LayerQuantized, Warned, parse
+from quantcore.events import LayerQuantized, Warned, parse
 from quantcore.export import EXPORTERS, Container, config_json, encoded, file_of, holds_codes, layouts_of
 from quantcore.formats.weight_layout import stored
-from quantcore.plan.planner import Plan, export_dir
+from quantcore.plan.planner import export_dir
 from quantcore.tensors.hashing import Hashing
 from quantcore.tensors.qtensor import QLayer, QTensor
 from quantcore.tensors.sink import Sink, TensorSink
@@ -45,12 +44,13 @@ class ResultWriter:
     can write (``Container``) is left to the first. ``tell`` and ``finish`` gather the data of all ranks.
     """
 
-    def __init__(self, plan: Plan, source: Source, expected: Expectation, emit: Emit, ranks: Ranks) -> None:
-        self.plan = plan
+    def __init__(self, context: RunContext, source: Source, expected: Expectation) -> None:
+        self._context = context
+        self.plan = plan = context.plan
         self.source = source
         self.expected = expected
-        self.emit = emit
-        self.ranks = ranks
+        self.emit = context.emit
+        self.ranks = context.ranks
         self.sinks: dict[str, TensorSink] = {}
         self.done: list[LayerQuantized] = []
         self.warnings: list[Warned] = []
@@ -65,13 +65,12 @@ class ResultWriter:
         self._first_writes_all = any(isinstance(EXPORTERS.get(export), Container) for export in plan.exports)
 
     @contextmanager
-    def opened(
-        self, task: Task, headers: ModelHeaders, folder: Path, saved: Mapping[str, Any] | None
-    ) -> Iterator[None]:
-        """Hold the files of every export in ``folder`` open inside the block, and restore the ``saved`` state."""
+    def opened(self) -> Iterator[None]:
+        """Hold the files of every export open inside the block, and restore the saved state."""
+        task, saved = self._context.task, self._context.saved
         with ExitStack() as stack:
             for export in self.plan.exports:
-                sink = open_sink(export, task, headers, self.plan, folder, self.ranks, creates=saved is None)
+                sink = open_sink(export, self._context, creates=saved is None)
                 if sink is None:
                     continue
                 self.sinks[export] = stack.enter_context(closing(sink))
@@ -248,14 +247,13 @@ class ResultWriter:
                 self._hashing.add(self.expected.kept, name, kept)
 
 
-def open_sink(
-    export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path, ranks: Ranks, *, creates: bool
-) -> TensorSink | None:
+def open_sink(export: str, context: RunContext, *, creates: bool) -> TensorSink | None:
     """Return the sink for the tensors of one format; None on ranks that do not write it.
 
     The first rank makes the files if ``creates``; a resumed job has them already.
     """
-    target, layouts, exporter = export_dir(folder, plan, export), plan.layouts[export], EXPORTERS.get(export)
+    task, plan, ranks, headers = context.task, context.plan, context.ranks, context.model.headers
+    target, layouts, exporter = export_dir(context.folder, plan, export), plan.layouts[export], EXPORTERS.get(export)
     if isinstance(exporter, Container):
         made = ranks.is_first
         model_config = plan.result_config(headers.config)
@@ -269,16 +267,18 @@ def open_sink(
     return sink
 
 
-def other_bytes(export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> int:
+def other_bytes(export: str, context: RunContext) -> int:
     """Return the bytes in the files of one format that are no tensors: headers, padding, a tokenizer, a graph.
 
-    ``folder``, which is empty, gets the files without their tensors.
+    The context's folder, which is empty, gets the files without their tensors.
     """
-    sink = open_sink(export, task, headers, plan, folder, ALONE, creates=True)
+    sink = open_sink(export, context, creates=True)
     assert sink is not None
     sink.close()
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return sum(path.stat().st_size for path in files) - sum(each.num_bytes for each in plan.layouts[export].values())
+    files = (path for path in context.folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in files) - sum(
+        each.num_bytes for each in context.plan.layouts[export].values()
+    )
 
 
 def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
@@ -288,12 +288,13 @@ def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
     return (f"{export} is one file: max_shard_size {task.max_shard_size} says nothing there.",)
 
 
-def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> None:
+def write_side_files(context: RunContext) -> None:
     """Write config.json with the format's quantization_config, and copy the files that stay unchanged."""
-    model_config = plan.result_config(headers.config)
+    task, plan = context.task, context.plan
+    model_config = plan.result_config(context.model.headers.config)
     layers, kept = with_module_names(model_config, plan.layers, plan.kept_layers)
     for export in plan.exports:
-        target, exporter = export_dir(folder, plan, export), EXPORTERS.get(export)
+        target, exporter = export_dir(context.folder, plan, export), EXPORTERS.get(export)
         if isinstance(exporter, Container) and exporter.holds_tokenizer:
             copy_side_files(task.model_folder, target, LICENSES)
             continue
