@@ -94,10 +94,11 @@ def find_params(
 ) -> QParams:  # fmt: skip
     """Return scales (and zero points) for values in [minimum, maximum].
 
-    ``ScaleType.float`` is stored in ``model_dtype``. Integers and floats get the smallest scale with which neither end
-    clips (docs/decisions/0002). The scale is rounded to its stored type here, before any code is chosen, so that the
-    codes fit the stored scale. A group of zeros (or of values so small that their scale is 0 in float32) gets scale 1;
-    a scale too small for its stored type becomes the smallest normal number. A known ``global_scale`` is used as it is.
+    ``ScaleType.float`` is stored in ``model_dtype``. Symmetric integers and floats get the smallest scale with which
+    neither end clips, asymmetric integers one that divides the range into all steps (docs/decisions/0002). The scale is
+    rounded to its stored type here, before any code is chosen, so that the codes fit the stored scale. A group of zeros
+    (or of values so small that their scale is 0 in float32) gets scale 1; a scale too small for its stored type becomes
+    the smallest normal number. A known ``global_scale`` is used as it is.
     """
     minimum, maximum = minimum_RG.float(), maximum_RG.float()
     if not spec.format.scaled:
@@ -344,22 +345,13 @@ def carry_to_power(spec: QuantizationSpec) -> int:
 def _asymmetric(
     minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the smallest scale that holds [minimum, maximum] around 0, and its zero point.
+    """Return the scale that divides [minimum, maximum], which holds 0, into all steps of the format, and a zero point.
 
-    A whole zero point with z codes below zero and n - z above needs a scale of at least -minimum / z and
-    maximum / (n - z). The best real z is n * -minimum / (maximum - minimum); the best whole one is a neighbour of it.
+    It is rounded to a whole code, which moves all codes by at most half a step: no value of the range is farther than
+    that from its code.
     """
     fmt: Format = spec.format
     num_steps = fmt.max - fmt.min
-    span = maximum / num_steps - minimum / num_steps  # of one step: the whole range may overflow
-    best = torch.where(span > 0, -minimum / span, 0).clamp(max=num_steps)
-    below_2 = torch.stack([best.floor(), best.ceil()])
-    scale_2 = torch.maximum(_divide(-minimum, below_2), _divide(maximum, num_steps - below_2))
-    scale, choice = scale_2.min(dim=0)
-    below = below_2.gather(0, choice.unsqueeze(0)).squeeze(0)
+    scale = maximum / num_steps - minimum / num_steps  # the whole range may overflow
+    below = torch.where(scale > 0, -minimum / scale, 0).round().clamp(max=num_steps)
     return scale, (below + fmt.min).to(torch.int32)
-
-
-def _divide(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Return x / count for x >= 0, with 0 / 0 = 0."""
-    return torch.where(x == 0, 0, x / count)

@@ -4,8 +4,9 @@
 ``python -m tests.conformance.golden_record --write`` writes the record again after a change of bytes that is meant.
 
 Weights, tokenizer and text are made of whole numbers, and this process computes with kernels that every x86-64
-processor has (``SAME_KERNELS``). Even so, MKL sums up matrix products in one way on Intel's processors and in another
-way elsewhere: there are two records.
+processor has (``SAME_KERNELS``). Even so, sums have other last digits on Intel's processors than elsewhere: there are
+two records. After a change that is meant, the machine at hand writes its own one. Of the other, what follows from sums
+is removed (``awaits``), and not compared there until the record is written on such a processor.
 """
 
 from __future__ import annotations
@@ -65,12 +66,20 @@ CELLS: dict[str, Cell] = {
 }
 """Scheme, algorithms, export formats and what else a job says, by the name of the cell."""
 
+AWAITED = {"w4a16_awq_gptq", "w4a16_sequential", "int8_dynamic_gptaq", "mixed"}
+"""Calibrated cells with asymmetric codes, whose rule for ranges changed: what follows from it awaits Intel's record."""
+
 WITHOUT_EXPERTS = {"gguf", "onnx"}
 """Formats that refuse this family of mixtures."""
 
 
 def names() -> list[str]:
     return [f"{family} {cell}" for family in FAMILIES for cell in CELLS]
+
+
+def awaits(name: str, path: str) -> bool:
+    """Whether a record may lack this file of a cell: a report, or one of a cell that is ``AWAITED``."""
+    return path == "report.json" or name.split()[1] in AWAITED
 
 
 def make_model(folder: Path, *, model_type: str, tie_word_embeddings: bool = False, **more: Any) -> None:

@@ -128,12 +128,11 @@ def test_config_json_says_what_its_own_scheme_of_that_name_says(name):
             assert own == foreign
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e2m3", "fp8_block", "fp8_dynamic"])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e2m3", "fp8_block", "fp8_dynamic", "int8_dynamic"])
 def test_it_quantizes_inputs_at_run_time_as_we_measured_them(name):
     """From what config.json says and, for NVFP4, the stored global scale; in float32, where we round alike.
 
-    Not MXFP8, whose inputs it rounds to the next power of two where we clip up to a ninth, nor asymmetric int8, whose
-    zero point it finds by another rule (docs/decisions/0002).
+    Not MXFP8, whose inputs it rounds to the next power of two where we clip up to a ninth.
     """
     spec = CONFIGS[name].input_tensors
     layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, (128, 256), CONFIGS[name])
@@ -145,10 +144,10 @@ def test_it_quantizes_inputs_at_run_time_as_we_measured_them(name):
         static = affine.static_params(affine.find_params(x_TI.amin()[None, None], x_TI.amax()[None, None], spec,
                                                          torch.float32), spec)  # fmt: skip
         stored = 1 / static.scale.reshape(1)
-    scale, _ = compute_dynamic_scales_and_zp(x_TI[None], args, None, stored)
-    theirs = fake_quantize(x_TI[None], scale, None, args, stored)[0]
+    scale, zero_point = compute_dynamic_scales_and_zp(x_TI[None], args, None, stored)
+    theirs = fake_quantize(x_TI[None], scale, None if spec.symmetric else zero_point, args, stored)[0]
     ours = affine.fake_quantize_activation(x_TI, spec, static)
-    if static is None:
+    if static is None and spec.symmetric:
         assert torch.equal(ours, theirs)
     else:  # half-way values and e4m3 scales may fall to the other side of a quotient's rounding
         assert torch.isclose(ours, theirs, rtol=2.0**-22, atol=0).float().mean() > 0.999

@@ -1,8 +1,9 @@
 """Number formats and rounding rules against programs that we did not write (``make consumers``).
 
 AMD Quark, torchao, compressed-tensors, bitsandbytes, gguf and ml_dtypes quantize the tensors of peers_inputs.py in an
-environment of their own. Where a rule is the same, scales are equal; where ours differs on purpose (integers never
-clip, docs/decisions/0002), they differ as much as that rule says. Given the peer's scales, our codes are the peer's.
+environment of their own. Where a rule is the same, scales are equal; where ours differs on purpose (symmetric integers
+never clip, docs/decisions/0002), they differ as much as that rule says. Given the peer's scales, our codes are the
+peer's.
 Peers that multiply by a rounded reciprocal where we divide may take the other neighbour of a value that lies half-way
 between two codes to within the rounding of that quotient, and only then; with scales of a power of two all agree.
 """
@@ -128,30 +129,40 @@ def test_scales_by_the_same_rule(each, case):
         assert (ours > 0).all()
 
 
-@pytest.mark.parametrize("case", (*peers_cases.SIGNED, *peers_cases.ASYMMETRIC), ids=lambda case: case.name)
-def test_integer_scales_differ_as_decided(each, case):
-    """Peers divide the range by all steps and clip half of one; ours is the smallest scale that clips nothing."""
+@pytest.mark.parametrize("case", peers_cases.SIGNED, ids=lambda case: case.name)
+def test_symmetric_integer_scales_differ_as_decided(each, case):
+    """Peers divide the largest value by half of all steps; we divide by the codes there are on its side."""
     fmt = spec_of(case).format
     steps = fmt.max - fmt.min
-    if case.rule == "symmetric":  # they: largest / (steps / 2); we: by the codes there are on that side
-        lowest, highest = steps / 2 / -fmt.min, steps / 2 / fmt.max
-    else:  # the zero point is a whole number: at most one of all steps is lost
-        lowest, highest = 1.0, steps / (steps - 1)
+    lowest, highest = steps / 2 / -fmt.min, steps / 2 / fmt.max
+    grouping = weight_grouping(spec_of(case))
+    for name, x_OI, outputs in each(case.name):
+        x_RGS = grouping.split(x_OI)
+        ours = find_params(case, x_RGS).scale
+        theirs = outputs["scale"].reshape(ours.shape)
+        keep = (theirs > SMALLEST_SCALE.get(case.peer, TINY)) & (largest(x_RGS) / steps > TINY)
+        ratio = ours[keep].double() / theirs[keep].double()
+        assert ((ratio >= lowest - ULP) & (ratio <= highest + ULP)).all(), f"{name}: {ratio.min()} to {ratio.max()}"
+
+
+@pytest.mark.parametrize("case", peers_cases.ASYMMETRIC, ids=lambda case: case.name)
+def test_asymmetric_scales_and_zero_points_by_the_same_rule(each, case):
+    """All divide the range by all steps, in some order of operations: half-way zero points may be rounded otherwise."""
+    fmt = spec_of(case).format
+    steps = fmt.max - fmt.min
     grouping = weight_grouping(spec_of(case))
     for name, x_OI, outputs in each(case.name):
         x_RGS = grouping.split(x_OI)
         params = find_params(case, x_RGS)
-        ours, theirs = params.scale, outputs["scale"].reshape(params.scale.shape)
+        theirs = outputs["scale"].reshape(params.scale.shape)
         keep = (theirs > SMALLEST_SCALE.get(case.peer, TINY)) & (largest(x_RGS) / steps > TINY)
-        ratio = ours[keep].double() / theirs[keep].double()
-        assert ((ratio >= lowest - ULP) & (ratio <= highest + ULP)).all(), f"{name}: {ratio.min()} to {ratio.max()}"
-        if params.zero_point is not None:  # theirs is the whole number nearest to the ideal one, ours one beside it
-            apart = (params.zero_point - outputs["zero_point"].reshape(ours.shape))[keep].abs()
-            assert (apart <= 1).all(), name
-            minimum, maximum = (end[keep].double() / ours[keep] for end in affine.min_max(x_RGS))
-            zero_point = params.zero_point[keep]
-            assert (minimum + zero_point >= fmt.min - steps * ULP).all(), f"{name}: the lower end clips"
-            assert (maximum + zero_point <= fmt.max + steps * ULP).all(), f"{name}: the upper end clips"
+        ours, theirs = params.scale[keep].double(), theirs[keep].double()
+        assert ((ours / theirs - 1).abs() <= ULP).all(), name
+        zero_point, other = params.zero_point[keep], outputs["zero_point"].reshape(params.scale.shape)[keep]
+        ideal = fmt.min - affine.min_max(x_RGS)[0][keep].double().clamp(max=0) / ours
+        middle = (zero_point + other).double() / 2
+        is_tie = ((zero_point - other).abs() == 1) & ((ideal - middle).abs() <= steps * ULP)
+        assert ((zero_point == other) | is_tie).all(), name
 
 
 @pytest.mark.parametrize("case", [case for case in peers_cases.MX if case.dtype != "int8"], ids=lambda case: case.name)

@@ -9,7 +9,7 @@ from quantcore.engine.observers.observer import OBSERVERS, Observer
 
 @OBSERVERS.add("min_max")
 class MinMaxObserver(Observer):
-    """Keeps the exact range, so that no value clips."""
+    """Keeps the exact range."""
 
     def _find(self, minimum_RG: torch.Tensor, maximum_RG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return minimum_RG, maximum_RG

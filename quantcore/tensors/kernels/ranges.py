@@ -178,20 +178,9 @@ def _params(
 def _asymmetric(minimum_O, maximum_O, NUM_STEPS: tl.constexpr):
     """Return the scale, and the number of codes below zero: ``affine._asymmetric``."""
     steps_O = tl.full(minimum_O.shape, NUM_STEPS, tl.float32)
-    span_O = tl.div_rn(maximum_O, steps_O) - tl.div_rn(minimum_O, steps_O)
-    real_O = tl.where(span_O > 0, tl.div_rn(-minimum_O, tl.where(span_O > 0, span_O, 1.0)), 0.0)
-    real_O = tl.minimum(real_O, steps_O)
-    floor_O, ceil_O = tl.floor(real_O), tl.ceil(real_O)
-    scale_O = tl.maximum(_per_code(-minimum_O, floor_O), _per_code(maximum_O, steps_O - floor_O))
-    other_O = tl.maximum(_per_code(-minimum_O, ceil_O), _per_code(maximum_O, steps_O - ceil_O))
-    return tl.minimum(scale_O, other_O), tl.where(other_O < scale_O, ceil_O, floor_O)
-
-
-@triton.jit
-def _per_code(x_O, count_O):
-    """Return x / count for x >= 0 and whole numbers, with 0 / 0 = 0."""
-    ratio_O = tl.where(count_O == 0, float("inf"), tl.div_rn(x_O, tl.maximum(count_O, 1.0)))
-    return tl.where(x_O == 0, 0.0, ratio_O)
+    scale_O = tl.div_rn(maximum_O, steps_O) - tl.div_rn(minimum_O, steps_O)
+    real_O = tl.where(scale_O > 0, tl.div_rn(-minimum_O, tl.where(scale_O > 0, scale_O, 1.0)), 0.0)
+    return scale_O, rounded(real_O, True, 0.0, NUM_STEPS, 0.0, 0)
 
 
 @triton.jit

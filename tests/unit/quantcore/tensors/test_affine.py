@@ -68,22 +68,19 @@ def test_every_preset_gives_a_weight_near_the_float_one_that_stays_put(preset):
 
 
 @pytest.mark.parametrize("name", ["int4_asym", "uint4_asym", "int8_asym"])
-def test_asymmetric_scale_is_the_smallest_of_all_zero_points_that_clips_nothing(name):
+def test_asymmetric_steps_divide_the_range_and_the_zero_point_is_the_best_of_all(name):
     fmt = SPECS[name].format
     x = torch.randn(200, 16) + torch.randn(200, 1)
     minimum, maximum = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     params = find_params(minimum, maximum, SPECS[name], torch.float32)
-    scale, zero_point = params.scale, params.zero_point
     low, high = minimum.double().clamp(max=0), maximum.double().clamp(min=0)
+    step = (high - low) / (fmt.max - fmt.min)
+    torch.testing.assert_close(params.scale.double(), step, rtol=1e-6, atol=0)
     every_zero_point = torch.arange(fmt.min, fmt.max + 1, dtype=torch.float64)
-    needed_below = torch.where(low < 0, -low / (every_zero_point - fmt.min), 0.0)
-    needed_above = torch.where(high > 0, high / (fmt.max - every_zero_point), 0.0)
-    needed = torch.maximum(needed_below, needed_above)
-    torch.testing.assert_close(scale[:, 0].double(), needed.min(dim=1).values, rtol=1e-6, atol=0)
-    chosen = needed.gather(1, (zero_point - fmt.min).long())
-    torch.testing.assert_close(chosen[:, 0], needed.min(dim=1).values, rtol=1e-6, atol=0)
-    codes = (x / scale + zero_point).round()
-    assert codes.min() >= fmt.min and codes.max() <= fmt.max
+    steps_beyond = torch.maximum(fmt.min - every_zero_point - low / step, high / step + every_zero_point - fmt.max)
+    chosen = steps_beyond.gather(1, (params.zero_point - fmt.min).long())
+    torch.testing.assert_close(chosen[:, 0], steps_beyond.min(dim=1).values, rtol=0, atol=1e-4)
+    assert (chosen <= 0.5 + 1e-4).all()  # 255 steps of float32
 
 
 def test_a_float_zero_point_uses_the_whole_range_exactly():
