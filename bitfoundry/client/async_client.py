@@ -106,6 +106,7 @@ class AsyncClient(Twin[Client]):
     submit = asked(Client.submit)
     plan = asked(Client.plan)
     get = asked(Client.get)
+    find = asked(Client.find)
     list = streamed(Client.list)
     summary = asked(Client.summary)
     edit = asked(Client.edit)

@@ -6,9 +6,11 @@ job = client.wait(job.id)
 client.download(job.id, Path("smollm2-w4a16"))
 """
 
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
@@ -39,7 +41,9 @@ from bitfoundry.client.retention import Retention
 from bitfoundry.client.shares import Shares
 from bitfoundry.client.transport import Transport
 from bitfoundry.client.webhooks import Webhooks
-from bitfoundry.errors import WaitTimeout
+from bitfoundry.errors import BitfoundryError, WaitTimeout
+
+_JOB_ID = re.compile(r"job_[0-9a-f]{32}")
 
 
 class Client:
@@ -125,6 +129,32 @@ class Client:
     def get(self, job_id: str) -> Job:
         """Return a job. Raises ApiError `job_not_found`."""
         return self._job("GET", _path(job_id))
+
+    def find(self, job: str) -> Job:
+        """Return the job with this id, the only one whose id starts so or that has this name, or the `last` one.
+
+        Raises BitfoundryError `job_not_found` or `job_not_unique`, which names the candidates.
+        """
+        if _JOB_ID.fullmatch(job):
+            return self.get(job)
+        if job == "last":
+            found = [*islice(self.list(page_size=1), 1)]
+        else:
+            start = job.removeprefix("job_")
+            listed = self.list(text=job) if job else iter(())
+            found = [each for each in listed if each.name == job or each.id.removeprefix("job_").startswith(start)]
+        if not found:
+            raise BitfoundryError(
+                f"There is no job '{job}'.", code="job_not_found", hint="`bitfoundry list` shows ids and names."
+            )
+        if len(found) > 1:
+            shown = ", ".join(f"{each.id[:12]} ({each.name or 'no name'})" for each in found[:5])
+            raise BitfoundryError(
+                f"'{job}' fits {len(found)} jobs: {shown}{' ...' if len(found) > 5 else ''}.",
+                code="job_not_unique",
+                hint="Give more of the id; `last` is the newest job.",
+            )
+        return found[0]
 
     def list(self, *, page_size: int = 50, **wanted: Unpack[JobFilter]) -> Iterator[Job]:
         """Yield the jobs that fit the filter, newest first, loaded page by page."""

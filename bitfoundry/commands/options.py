@@ -25,7 +25,7 @@ Url = Annotated[
 ]
 Key = Annotated[str | None, typer.Option(envvar="BITFOUNDRY_API_KEY", help="API key. [default: the local service's]")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-JobId = Annotated[str, typer.Argument(help="Job id, as shown by `list`.")]
+JobId = Annotated[str, typer.Argument(help="Job: its id or the start of it, its name, or `last` for the newest.")]
 Model = Annotated[str, typer.Argument(help="Path on the server, or a model on the Hub: org/name.")]
 HubToken = Annotated[
     str | None, typer.Option(help="Name of the project's Hub token for a private model (see `hub-tokens put`).")
@@ -43,12 +43,15 @@ def connect(url: str | None, api_key: str | None, home: Path | None) -> Client:
 def with_client(command: Callable[Concatenate[Client, ...], None]) -> Callable[..., None]:
     """Give a command a connected client as its first argument, and the options that choose its service before --json.
 
-    Typer reads both the signature and the annotations.
+    Its ``job_id`` may be given in any way that ``Client.find`` takes. Typer reads both the signature and the
+    annotations.
     """
 
     @wraps(command, assigned=("__module__", "__name__", "__doc__"))  # its annotations are not ours
     def connected(*, url: Url = None, api_key: Key = None, home: Home = None, **arguments: Any) -> None:
         with connect(url, api_key, home) as client:
+            if "job_id" in arguments:
+                arguments["job_id"] = client.find(arguments["job_id"]).id
             command(client, **arguments)
 
     _, *own, as_json = inspect.signature(command).parameters.values()

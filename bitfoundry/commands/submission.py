@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.text import Text
 
-from bitfoundry.client.answers import Plan
+from bitfoundry.client.answers import Job, Plan
 from bitfoundry.client.bodies import given as without_none
-from bitfoundry.client.service import Client
 from bitfoundry.commands import jobs as job_commands
 from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import terminal
@@ -84,13 +83,14 @@ def plan(arguments: list[str]) -> int | None:
 def clone(arguments: list[str]) -> None:
     """Queue a copy of a job with the settings of the flags changed."""
     flags = _flags("clone", "Queue a copy of a job with some settings changed.")
-    flags.add_argument("job_id", help="id of the job to clone, as shown by `list`")
+    flags.add_argument("job_id", help="job to clone: its id or the start of it, its name, or `last`")
     _add_queue(flags)
     _add_job(flags)
     options, flag_names = _parse(flags, arguments)
     changes = _request(flags, options, flag_names, needs_scheme=False) | _queue_fields(options)
     with connect(options.url, options.api_key, options.home) as client:
-        show_job(client.clone(options.job_id, _patch(client, options.job_id, changes)), options.json)
+        original = client.find(options.job_id)
+        show_job(client.clone(original.id, _patch(original, changes)), options.json)
 
 
 def _plan_here(arguments: list[str]) -> int:
@@ -186,13 +186,13 @@ def _model_of(options: Any) -> Any:
     return {"id": model, **more} if more else model
 
 
-def _patch(client: Client, job_id: str, changes: dict[str, Any]) -> dict[str, Any]:
+def _patch(job: Job, changes: dict[str, Any]) -> dict[str, Any]:
     """Return ``changes`` with single settings completed to whole values by those of the cloned job."""
     parts = changes.keys() & {"calibration", "evaluation"}
     algorithms_alone = changes.get("config", {}).keys() == {"algo_config"}
     if not parts and not algorithms_alone:
         return changes
-    original = client.get(job_id).model_dump(mode="json")
+    original = job.model_dump(mode="json")
     for part in parts:
         kept = original[part]
         if {"source", "sources"} & changes[part].keys():  # the place of the other text does not apply to this one

@@ -179,6 +179,25 @@ def test_the_commands_speak_the_whole_contract(
     assert command("list --count")["by_state"] | {"queued": 1, "cancelled": 4} == command("list --count")["by_state"]
 
 
+def test_a_job_is_named_as_people_do(service: Client, command: Callable[..., Any], make_model: MakeModel) -> None:
+    model = make_model()
+    first = service.submit(model, config="fp8", name="nightly")
+    other = service.submit(model, config="fp8", name="twice")
+    newest = service.submit(model, config="int8_dynamic", name="twice")
+    names = {"nightly": first, first.id: first, "last": newest}
+    start = next(n for n in range(1, 33) if len({job.id[4 : 4 + n] for job in (first, other, newest)}) == 3)
+    names |= {job.id[: 4 + start]: job for job in (first, other)} | {newest.id[4 : 4 + start + 1]: newest}
+    for name, job in names.items():
+        assert service.find(name).id == job.id, name
+    assert command("show last")["id"] == newest.id
+    assert command("clone nightly --name copy")["preset"] == "fp8"
+    assert command("cancel nightly")["id"] == first.id
+    refused = command("show twice", status=1)["error"]
+    assert refused["code"] == "job_not_unique" and other.id[:12] in refused["message"]
+    missing = command("show nightlyy", status=1)["error"]
+    assert (missing["code"], missing["hint"]) == ("job_not_found", "`bitfoundry list` shows ids and names.")
+
+
 def test_the_commands_follow_a_job(
     command: Callable[..., Any], make_model: MakeModel, start_here: Callable[..., Supervisor], sessions: Sessions,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
