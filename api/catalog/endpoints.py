@@ -15,8 +15,8 @@ from api.http.strict_json import StrictJsonRoute
 from api.jobs import models, service
 from api.jobs.schemas import ModelRef, PlanCreate
 from quantcore.config.quantization import json_schema
-from quantcore.config.recipes import EFFORTS, Effort, recipe
-from quantcore.export import formats_for
+from quantcore.config.recipes import Effort
+from quantcore.plan.catalog import describe
 
 router = APIRouter(tags=["catalog"], route_class=StrictJsonRoute)
 
@@ -47,17 +47,7 @@ def list_presets(_: Reader, context: ContextDep) -> PresetList:
     """List the named schemes."""
     return PresetList(
         data=[
-            PresetOut(
-                name=preset.name,
-                title=preset.title,
-                aliases=list(preset.aliases),
-                needs_calibration=preset.needs_calibration,
-                recipes={
-                    effort: [algorithm.to_dict() for algorithm in recipe([preset.config], effort)] for effort in EFFORTS
-                },
-                exports=formats_for(preset.config),
-                config=preset.config.to_dict(),
-            )
+            PresetOut.model_validate(describe(preset))
             for preset in service.known_presets(context.settings.presets_file).values()
         ]
     )

@@ -16,6 +16,7 @@ from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from bitfoundry import __version__
+from bitfoundry.client.answers import Inspection
 from bitfoundry.client.service import Client
 from bitfoundry.commands import account as account_commands
 from bitfoundry.commands import backup as backup_commands
@@ -28,7 +29,18 @@ from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import retention as retention_commands
 from bitfoundry.commands import shares as share_commands
 from bitfoundry.commands import webhooks as webhook_commands
-from bitfoundry.commands.options import AsJson, Home, JobId, Key, Model, Url, connect, find_home, with_client
+from bitfoundry.commands.options import (
+    AsJson,
+    Home,
+    JobId,
+    Key,
+    Model,
+    Url,
+    connect,
+    connect_if_any,
+    find_home,
+    with_client,
+)
 from bitfoundry.errors import BitfoundryError
 
 if TYPE_CHECKING:
@@ -136,21 +148,45 @@ _of_engine("compare", "Compare results for one model by size and quality, or mea
 
 
 @app.command()
-@with_client
 def inspect(
-    client: Client,
     model: Model,
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of a model on the Hub. [default: main]")
     ] = None,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the properties of a model and estimates for the common presets. No weights are read."""
-    inspection = client.inspect(model, revision=revision)
+    """Show the properties of a model and estimates for the common presets. No weights are read.
+
+    Without a service the model is read on this machine.
+    """
+    client = connect_if_any(url, api_key, home)
+    if client is None:
+        inspection = _inspect_here(model, revision)
+    else:
+        with client:
+            inspection = client.inspect(model, revision=revision)
     if as_json:
         terminal.print_json(inspection.model_dump(mode="json"))
     else:
         terminal.out.print(terminal.inspection_details(inspection))
+
+
+def _inspect_here(model: str, revision: str | None) -> Inspection:
+    from quantcore.errors import QuantError
+    from quantcore.hub.download import is_model_id
+    from quantcore.plan import inspection
+
+    path = Path(model)
+    try:
+        if path.exists() or not is_model_id(model):
+            return Inspection.model_validate({"model": {"path": str(path)}, **inspection.inspect(path).to_dict()})
+        found, sha = inspection.inspect_hub(model, revision or "main")
+        return Inspection.model_validate({"model": {"id": model, "revision": sha}, **found.to_dict()})
+    except QuantError as error:
+        raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
 
 
 @app.command()
@@ -170,12 +206,18 @@ def doctor(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJ
 
 
 @app.command()
-@with_client
-def presets(client: Client, as_json: AsJson = False) -> None:
-    """List the presets of the service."""
+def presets(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+    """List the presets of the service; without a service, those that are built in."""
+    from quantcore.config.presets import PRESETS
     from quantcore.config.recipes import DEFAULT_EFFORT, algorithms_text
+    from quantcore.plan.catalog import describe
 
-    rows = client.presets()
+    client = connect_if_any(url, api_key, home)
+    if client is None:
+        rows: Sequence[dict[str, Any]] = [describe(preset) for preset in PRESETS.values()]
+    else:
+        with client:
+            rows = client.presets()
     if as_json:
         terminal.print_json(rows)
         return

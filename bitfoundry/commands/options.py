@@ -10,7 +10,7 @@ from typing import Annotated, Any, Concatenate
 import typer
 
 from bitfoundry.client.answers import Job
-from bitfoundry.client.connection import Connection
+from bitfoundry.client.connection import NO_SERVICE, Connection
 from bitfoundry.client.connection import find_home as find_home
 from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
@@ -38,6 +38,16 @@ def connect(url: str | None, api_key: str | None, home: Path | None) -> Client:
     """Connect to the service of the options, or to the one that `Connection.find` finds."""
     connection = Connection.find(url, api_key, home)
     return Client(connection.url, connection.api_key)
+
+
+def connect_if_any(url: str | None, api_key: str | None, home: Path | None) -> Client | None:
+    """Connect as ``connect`` does; None if no service is configured, for commands that work without one."""
+    try:
+        return connect(url, api_key, home)
+    except BitfoundryError as error:
+        if error.code != NO_SERVICE:
+            raise
+        return None
 
 
 def with_client(command: Callable[Concatenate[Client, ...], None]) -> Callable[..., None]:

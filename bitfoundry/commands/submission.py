@@ -11,10 +11,11 @@ from rich.text import Text
 
 from bitfoundry.client.answers import Job, Plan
 from bitfoundry.client.bodies import given as without_none
+from bitfoundry.client.connection import NO_SERVICE
 from bitfoundry.commands import jobs as job_commands
 from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import terminal
-from bitfoundry.commands.options import connect, evaluation_of, key_value, show_job
+from bitfoundry.commands.options import connect, connect_if_any, evaluation_of, key_value, show_job
 from bitfoundry.errors import BitfoundryError
 from quantcore.cli.flags import BUDGETS, Flags, add_budget, add_job
 from quantcore.cli.from_flags import request_of
@@ -71,7 +72,14 @@ def plan(arguments: list[str]) -> int | None:
     _add_job(flags)
     options, flag_names = _parse(flags, arguments)
     body = _request(flags, options, flag_names)
-    with connect(options.url, options.api_key, options.home) as client:
+    client = connect_if_any(options.url, options.api_key, options.home)
+    if client is None:
+        raise BitfoundryError(
+            "No service is configured",
+            hint="Start one with `bitfoundry up`, or plan here for the hardware that you name: --devices 1x24GB.",
+            code=NO_SERVICE,
+        )
+    with client:
         job_plan = client.plan(_model_of(options), **body)
     if options.json:
         terminal.print_json(job_plan.model_dump(mode="json"))

@@ -27,6 +27,7 @@ from bitfoundry.client.user_config import UserConfig
 from bitfoundry.commands import main as cli
 from bitfoundry.commands import options
 from bitfoundry.errors import ApiError, BitfoundryError
+from tests.support.models import tiny_model
 
 SUMMARY: dict[str, Any] = {
     "size_before_bytes": 269_000_000,
@@ -265,7 +266,7 @@ def test_submit_takes_the_flags_of_quantize(
 def test_a_clone_changes_single_settings(fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
     text = {"source": "wikitext", "split": "test", "num_samples": 8, "seq_len": 64, "seed": 0}
     original = JOB.model_copy(update={"calibration": text, "config": {"global_quant_config": {}}})
-    monkeypatch.setattr(fake, "get", lambda self, job_id: original, raising=False)
+    monkeypatch.setattr(fake, "find", lambda self, job: original, raising=False)
     assert cli.run("clone job_1 --num_calib_data 99 --quant_algo gptq --priority 9".split()) == 0
     _, given, _ = fake.calls[1]
     assert given[1]["calibration"] == {**text, "num_samples": 99} and given[1]["priority"] == 9
@@ -342,6 +343,23 @@ def test_a_missing_part_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_the_module_is_the_command() -> None:
     ran = subprocess.run([sys.executable, "-m", "bitfoundry", "--version"], capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("bitfoundry 0.")
+
+
+def test_what_needs_no_service_works_without_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.delenv("BITFOUNDRY_URL")
+    assert cli.run(["presets", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["w4a16"]["exports"][0] == "awq" and rows["w4a16"]["recipes"]["balanced"][0]["name"] == "gptq"
+    model_dir = tiny_model(tmp_path / "model", num_hidden_layers=3)
+    assert cli.run(["inspect", str(model_dir), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["model"], found["num_blocks"]) == ({"path": str(model_dir)}, 3)
+    assert cli.run(["inspect", str(tmp_path / "nothing"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().err)["error"]["code"] == "model_not_found"
+    assert cli.run(["plan", str(model_dir), "--config", "fp8"]) == 1
+    assert "--devices 1x24GB" in " ".join(capsys.readouterr().err.split())
 
 
 LLAMA_405B = Path(__file__).parents[2] / "quantcore" / "configs" / "llama-3.1-405b.json"
