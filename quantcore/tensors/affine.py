@@ -352,6 +352,6 @@ def _asymmetric(
     """
     fmt: Format = spec.format
     num_steps = fmt.max - fmt.min
-    scale = maximum / num_steps - minimum / num_steps  # the whole range may overflow
+    scale = (maximum / 2 - minimum / 2) / (num_steps / 2)  # in halves: the whole range may overflow
     below = torch.where(scale > 0, -minimum / scale, 0).round().clamp(max=num_steps)
     return scale, (below + fmt.min).to(torch.int32)

@@ -177,8 +177,7 @@ def _params(
 @triton.jit
 def _asymmetric(minimum_O, maximum_O, NUM_STEPS: tl.constexpr):
     """Return the scale, and the number of codes below zero: ``affine._asymmetric``."""
-    steps_O = tl.full(minimum_O.shape, NUM_STEPS, tl.float32)
-    scale_O = tl.div_rn(maximum_O, steps_O) - tl.div_rn(minimum_O, steps_O)
+    scale_O = tl.div_rn(maximum_O / 2 - minimum_O / 2, tl.full(minimum_O.shape, NUM_STEPS / 2, tl.float32))
     real_O = tl.where(scale_O > 0, tl.div_rn(-minimum_O, tl.where(scale_O > 0, scale_O, 1.0)), 0.0)
     return scale_O, rounded(real_O, True, 0.0, NUM_STEPS, 0.0, 0)
 
