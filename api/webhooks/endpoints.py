@@ -151,7 +151,8 @@ def _check_url(url: str, context: Context) -> None:
             422,
             "webhook_url_not_allowed",
             f"A webhook may not lead there: {error}.",
-            hint="Give an https URL on the public internet. The operator can allow other networks.",
+            hint="Give an https URL on the public internet. The operator can allow other networks, for example"
+            " BITFOUNDRY_WEBHOOK_NETWORKS=127.0.0.0/8 for this machine.",
             errors=[entry],
         ) from error
 

@@ -1,5 +1,6 @@
 """The commands `backup` and `restore`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,8 @@ def restore(
     folder = find_home(home)
     vault = None if trust else backup.find_vault(find_home(None), key_file)
     backup.restore(file, folder, _say, vault=vault, trusted=trust)
-    terminal.out.print(f"Restored to {folder}. Start it with `bitfoundry up`.", soft_wrap=True)
+    chosen = "" if folder == find_home(None) else f" --home {shlex.quote(str(folder))}"
+    terminal.out.print(f"Restored to {folder}. Start it with `bitfoundry up{chosen}`.", soft_wrap=True)
 
 
 def _say(message: str) -> None:

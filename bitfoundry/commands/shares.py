@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -37,6 +38,8 @@ def share(
         return
     terminal.out.print(made.url or "", soft_wrap=True)
     until = f"Whoever has this link can read the report until {made.expires_at}."
+    if urlsplit(made.url or "").hostname in ("127.0.0.1", "localhost", "::1"):
+        until = f"The link works on this machine only, since the service has no other address. {until}"
     terminal.err.print(f"{until} `bitfoundry unshare {job_id} {made.id}` revokes it.", soft_wrap=True)
 
 
