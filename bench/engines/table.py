@@ -15,7 +15,7 @@ HEAD = (
 )  # fmt: skip
 AIMS = (
     ("perplexity at or below the best peer's", ("perplexity",), 1.0,
-     "Where weights are just rounded, engines differ by their rule for a range alone (docs/decisions/0002)."
+     "Where symmetric weights are just rounded, engines differ by their rule for a range alone (docs/decisions/0002)."
      " SmoothQuant's default strength (0.8) is made for int8, not for fp8. The signs of a rotation move perplexity by a"
      " percent where inputs have one static range: fp8 is 29.1 without them, 29.3 to 29.6 with three seeds."),
     ("half the CPU seconds of the fastest peer", ("quantize", "cpu_s"), 0.5,
