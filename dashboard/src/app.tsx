@@ -15,7 +15,7 @@ export function App() {
   );
   if (door === "unknown") return <Loading />;
   if (door === "unreachable") return <Loading what="The service is not responding. Retrying" />;
-  if (!session) return <SignInPage signIn={signIn} />;
+  if (!session) return <SignInPage signIn={signIn} hasEnded={door === "ended"} />;
   return (
     <SessionProvider value={session}>
       <RouterProvider router={router} />

@@ -43,7 +43,7 @@ export function Palette({ onClose }: { onClose: () => void }) {
   const input = useRef<HTMLInputElement>(null);
   const [text, setText] = useState("");
   const [index, setIndex] = useState(0);
-  const choices = useChoices(text);
+  const { choices, error } = useChoices(text);
   const active = choices[Math.min(index, choices.length - 1)];
 
   const choose = (choice: Choice | undefined) => {
@@ -53,7 +53,9 @@ export function Palette({ onClose }: { onClose: () => void }) {
   };
   const press = (event: KeyboardEvent) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (event.key === "Enter") choose(active);
+    if (event.key === "Escape")
+      onClose(); // at once: a search field would only be emptied
+    else if (event.key === "Enter") choose(active);
     else if (step)
       setIndex((Math.min(index, choices.length - 1) + step + choices.length) % Math.max(1, choices.length));
     else return;
@@ -100,14 +102,15 @@ export function Palette({ onClose }: { onClose: () => void }) {
         ))}
       </div>
       <p className="hint" role="status">
-        {choices.length ? "↑ ↓ to choose, Enter to open, Esc to close." : "Nothing matches."}
+        {error && "Runs cannot be searched: the service does not answer. "}
+        {choices.length ? "↑ ↓ to choose, Enter to open, Esc to close." : !error && "Nothing matches."}
       </p>
     </Dialog>
   );
 }
 
 /** What the text matches: commands and pages, then runs. Without a text, all pages and the newest runs. */
-function useChoices(text: string): Choice[] {
+function useChoices(text: string): { choices: Choice[]; error?: Error } {
   const { key } = useSession();
   const asked = useSettled(text.trim(), TYPING_MS);
   const params = { q: asked || null, limit: NUM_RUNS };
@@ -124,5 +127,5 @@ function useChoices(text: string): Choice[] {
     text: nameOf(job),
     hint: `Run · ${STATES[job.state].text} · ${job.id.slice(-6)}`,
   }));
-  return [...matching(pages, text), ...found];
+  return { choices: [...matching(pages, text), ...found], error: runs.error };
 }

@@ -28,7 +28,8 @@ export function takeKeyFromAddress(): string {
 
 const keyOfLink = takeKeyFromAddress();
 
-type Door = "unknown" | "closed" | "unreachable" | SignIn;
+/** "ended": this browser was signed in, and its key or its sign-in is not valid any more. */
+type Door = "unknown" | "closed" | "ended" | "unreachable" | SignIn;
 
 /** The sign-in state of this browser, with functions to sign in and out. */
 export function useSignIn() {
@@ -50,17 +51,31 @@ export function useSignIn() {
       setDoor(error instanceof Unreachable ? "unreachable" : "closed");
     }
   }, [enter, signIn]);
-  const close = useCallback(() => {
+  const close = useCallback((hasEnded: boolean) => {
     forgetAnswers();
     queryClient.clear();
-    setDoor("closed");
+    setDoor((before) => (hasEnded && typeof before === "object" ? "ended" : before === "ended" ? before : "closed"));
   }, []);
-  const signOut = useCallback(() => remove("/v1/sign-in").then(close), [close]);
+  const signOut = useCallback(() => remove("/v1/sign-in").then(() => close(false)), [close]);
 
   useEffect(() => {
-    whenSignedOut(close);
+    whenSignedOut(() => close(true));
     void restore();
   }, [restore, close]);
+
+  useEffect(() => {
+    // A sign-in link that is pasted into an open tab loads no page.
+    const follow = () => {
+      const key = takeKeyFromAddress();
+      if (key)
+        signIn(key).then(
+          () => queryClient.clear(),
+          () => close(true),
+        );
+    };
+    window.addEventListener("hashchange", follow);
+    return () => window.removeEventListener("hashchange", follow);
+  }, [signIn, close]);
 
   useEffect(() => {
     if (door !== "unreachable") return;
@@ -71,7 +86,7 @@ export function useSignIn() {
   return { door, signIn, signOut };
 }
 
-export function SignInPage({ signIn }: { signIn: (key: string) => Promise<void> }) {
+export function SignInPage({ signIn, hasEnded }: { signIn: (key: string) => Promise<void>; hasEnded: boolean }) {
   const [key, setKey] = useState("");
   const [error, setError] = useState<Error>();
   const [busy, setBusy] = useState(false);
@@ -97,6 +112,7 @@ export function SignInPage({ signIn }: { signIn: (key: string) => Promise<void> 
       <form onSubmit={submit} className="card">
         <h1>Bitfoundry</h1>
         <p>Quantize language models. Every result is verified before it counts as done.</p>
+        {hasEnded && <p role="status">You are signed out: the key or the sign-in is not valid any more.</p>}
         <Field
           label="API key"
           hint={

@@ -59,6 +59,31 @@ def test_the_link_signs_in_and_leaves_no_key_in_the_address(signed_in: Page, sta
     assert signed_in.url == f"{stack.url}/ui/"
 
 
+def test_a_link_that_is_pasted_into_an_open_tab_signs_in(page: Page, stack: LocalStack) -> None:
+    """The browser loads no page then: only the part behind the # changes."""
+    page.goto("/ui/")
+    expect(page.get_by_label("API key")).to_be_visible()
+    page.evaluate(f"location.hash = 'key={stack.api_key}'")
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    assert page.url == f"{stack.url}/ui/"
+
+
+def test_a_key_that_is_revoked_is_said(page: Page, stack: LocalStack, client: Client) -> None:
+    key = client.account.create_key("short", scopes=["jobs:read"])
+    page.goto(f"/ui/#key={key.key}")
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    client.account.revoke_key(key.id)
+    page.reload()
+    expect(page.get_by_label("API key")).to_be_visible()
+    assert page.get_by_text("You are signed out").count() == 0  # a page that was opened anew knows of no earlier one
+    other = client.account.create_key("short", scopes=["jobs:read"])
+    page.evaluate(f"location.hash = 'key={other.key}'")
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    client.account.revoke_key(other.id)
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_role("status").filter(has_text="You are signed out")).to_be_visible()
+
+
 def test_every_page_is_there_and_accessible(
     subtests: pytest.Subtests, signed_in: Page, check_accessible: Callable[[Page], None]
 ) -> None:
@@ -455,5 +480,11 @@ def test_the_menu_and_the_palette_lead_to_every_page(
     page.get_by_role("option", name="New job").click()
     expect(page).to_have_url(f"{stack.url}/ui/jobs/new")
     page.keyboard.press("Control+k")
+    search.fill("a text")
     page.keyboard.press("Escape")
     expect(search).to_be_hidden()
+    page.route("**/v1/jobs?**", lambda route: route.abort())
+    page.keyboard.press("Control+k")
+    search.fill("no such run")
+    expect(page.get_by_role("status").filter(has_text="Runs cannot be searched")).to_be_visible()
+    assert page.get_by_text("Nothing matches").count() == 0

@@ -176,8 +176,11 @@ def test_a_result_is_tried_beside_its_original(
     page.goto(f"/ui/jobs/{finished[1].id}?tab=chat")
     page.get_by_role("button", name="Start chat").click()
     prompt = page.get_by_role("textbox", name="Prompt")
+    prompt.press_sequentially("for")
+    prompt.press("Shift+Enter")
+    expect(prompt).to_have_value("for\n")
     prompt.fill("for example")
-    page.get_by_role("button", name="Send").click()
+    prompt.press("Enter")
     expect(page.get_by_role("heading", name="Quantized")).to_be_visible()
     marked = page.locator(".answer mark")
     expect(marked).to_have_css("text-decoration-line", "underline")  # not by its colour alone

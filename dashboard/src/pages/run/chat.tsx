@@ -1,4 +1,4 @@
-import { type FormEvent, useEffect, useRef, useState } from "react";
+import { useEffect, useRef, useState } from "react";
 import { get, Problem, post, remove } from "../../api/client";
 import { followMessages, type Link } from "../../api/stream";
 import type { Chat, ChatAnswer, ChatTurn, Job } from "../../api/types";
@@ -127,13 +127,17 @@ function Prompt({ log: { chat, turns }, send }: { log: ChatLog; send: (prompt: s
   const isAnswering = isUnanswered(turns.at(-1));
   if (turns.length >= chat.max_turns && !isAnswering)
     return <p className="faint">This chat has had its {chat.max_turns} turns. Start a new one to go on.</p>;
-  const submit = async (event: FormEvent) => {
+  const isReady = !isAnswering && Boolean(prompt.trim());
+  const submit = async (event: { preventDefault: () => void }) => {
     event.preventDefault();
-    if (await send(prompt)) setPrompt((current) => (current === prompt ? "" : current)); // it may be the next one
+    if (isReady && (await send(prompt))) setPrompt((current) => (current === prompt ? "" : current)); // it may be the next one
   };
   return (
     <form onSubmit={submit}>
-      <Field label="Prompt" hint={`At most ${chat.max_new_tokens} tokens are generated.`}>
+      <Field
+        label="Prompt"
+        hint={`Enter sends, Shift+Enter starts a new line. At most ${chat.max_new_tokens} tokens are generated.`}
+      >
         {(props) => (
           <textarea
             {...props}
@@ -141,11 +145,14 @@ function Prompt({ log: { chat, turns }, send }: { log: ChatLog; send: (prompt: s
             maxLength={MAX_PROMPT_CHARS}
             value={prompt}
             onChange={(event) => setPrompt(event.target.value)}
+            onKeyDown={(event) => {
+              if (event.key === "Enter" && !event.shiftKey && !event.nativeEvent.isComposing) void submit(event);
+            }}
           />
         )}
       </Field>
       <div className="actions">
-        <button type="submit" className="primary" disabled={isAnswering || !prompt.trim()}>
+        <button type="submit" className="primary" disabled={!isReady}>
           Send
         </button>
       </div>
