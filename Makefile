@@ -56,8 +56,9 @@ $(UI): $(UI_SOURCES) | $(NODE_STAMP)
 ui-if-possible: $(STAMP)
 	@$(MAKE) --no-print-directory ui || echo "the dashboard could not be built (see above); the API runs without it" >&2
 
-openapi: $(STAMP)  ## write the schemas of the API and of report.json, after a change of their types
+openapi: $(STAMP)  ## write the schemas of the API, of the form and of report.json, after a change of their types
 	@$(BIN)/python -m api.openapi > dashboard/openapi.json
+	@$(BIN)/python -m quantcore.config.changes_schema > dashboard/preset-changes.json
 	@$(BIN)/python -m quantcore.report.schema > docs/report.schema.json
 
 docs: $(STAMP)  ## build the documentation site into build/site; a broken link or anchor fails

@@ -30,6 +30,7 @@ from api.store.states import State
 from api.store.tables.jobs import Artifact, Job
 from api.store.tables.publications import Publication, PublicationState
 from quantcore.config.job_spec import JobOptions, JobSpec, MixConfig
+from quantcore.config.presets import PresetChanges
 from quantcore.config.recipes import Effort
 from quantcore.errors import ConfigError
 from quantcore.hub.download import is_model_id
@@ -96,7 +97,7 @@ class ModelRef(RequestBody):
 class JobRequest(JobOptions):
     """A model, a scheme, and the options of a job.
 
-    ``config`` is {preset, group_size?, exclude?, kv_cache?, algo_config?}, a whole config in the engine's names (``GET
+    ``config`` is a preset with its changes, as {preset, group_size?}, a whole config in the engine's names (``GET
     /v1/config-schema``), or the ``quantization_config`` of a checkpoint of AMD Quark. ``mix``: the scheme of each
     layer is chosen when the job runs; then ``config`` may be left out, or hold ``algo_config`` and nothing else.
     ``goal``: scheme, algorithms and format are all chosen by measuring candidates; then none of them is given.
@@ -253,16 +254,10 @@ class JobListQuery(JobQuery):
     )
 
 
-class PresetConfig(RequestBody):
-    """A named scheme with its most frequent changes, and the algorithms before and during the rounding."""
+class PresetConfig(PresetChanges):
+    """A named scheme with changes, and the algorithms before and during the rounding."""
 
     preset: str
-    group_size: Annotated[int, Field(strict=True)] | None = None
-    exclude: tuple[str, ...] | None = None
-    include: tuple[str, ...] = ()
-    towers: str | None = None
-    drafts: str | None = None
-    kv_cache: str | None = None
     algo_config: Any = None
 
 

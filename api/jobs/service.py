@@ -26,7 +26,7 @@ from api.store.queue import remaining
 from api.store.tables.jobs import Artifact
 from quantcore.config import presets
 from quantcore.config.job_spec import NO_SCHEME, JobOptions, JobSpec, conflicting_goal
-from quantcore.config.presets import Preset
+from quantcore.config.presets import Preset, PresetChanges
 from quantcore.config.quantization import Config, parse_config
 from quantcore.config.quark import read_config
 from quantcore.config.recipes import with_recipe
@@ -239,16 +239,15 @@ def _parse_config(data: dict[str, Any], presets_by_name: Mapping[str, Preset]) -
     try:
         chosen = PresetConfig.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first, allowed = error.errors(include_url=False, include_input=False)[0], PresetChanges.model_fields
         raise QuantError(
             f"The config is not valid at {first['loc'][0]}: {first['msg']}.",
             code="invalid_config",
-            hint="Beside a preset, only group_size, exclude, include, towers, drafts, kv_cache and algo_config are"
-            " allowed; or give a whole config without a preset.",
+            hint=f"Beside a preset, only {', '.join(allowed)} and algo_config are allowed; or give a whole config"
+            " without a preset.",
             field="/config/" + "/".join(map(str, first["loc"])),
         ) from error
-    changes = chosen.model_dump(exclude={"preset", "algo_config"})
-    config = presets.resolve(chosen.preset, **changes, presets=presets_by_name)
+    config = chosen.apply(presets.resolve(chosen.preset, presets=presets_by_name))
     if chosen.algo_config is not None:
         config = parse_config(config.to_dict() | {"algo_config": chosen.algo_config})
     return chosen.preset, config

@@ -12,12 +12,15 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
 
 from quantcore.config import presets
 from quantcore.config.algorithms import algorithm_names
 from quantcore.config.job_spec import JobOptions
+from quantcore.config.presets import PresetChanges
 from quantcore.config.quantization import (
     CalibrationConfig,
 )
@@ -175,22 +178,32 @@ def add_options(flags: argparse.ArgumentParser, without: Sequence[str] = ()) -> 
     spelled = {"file2file": "file2file_quantization"}  # as in AMD Quark's script
     group = flags.add_argument_group("execution and result")
     for name in plain_options():
-        if name in without:
-            continue
-        field = JobOptions.model_fields[name]
-        kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not NoneType]
-        is_choice = get_origin(field.annotation) is Literal
-        kind = str if is_choice else get_args(kinds[0])[0] if get_origin(kinds[0]) else kinds[0]
-        settings: dict[str, Any] = {"dest": name, "default": field.default, "help": field.description}
-        if field.default not in (None, False):
-            settings["help"] += " (default: %(default)s)"
-        if is_choice:
-            settings["choices"] = kinds
-        elif kind is bool:
-            settings["action"] = "store_true" if field.default is False else argparse.BooleanOptionalAction
-        else:
-            settings["type"] = kind
-        group.add_argument(f"--{spelled.get(name, name)}", **settings)
+        if name not in without:
+            group.add_argument(f"--{spelled.get(name, name)}", dest=name, **_settings(JobOptions.model_fields[name]))
+
+
+def _settings(field: FieldInfo) -> dict[str, Any]:
+    """Return the settings of the flag for a field that is one word or number, or a list of words."""
+    kind = _kind(field.annotation)
+    settings: dict[str, Any] = {"default": field.default, "help": field.description}
+    if field.default not in (None, False, ()):
+        settings["help"] += " (default: %(default)s)"
+    if get_origin(kind) is Literal:
+        settings["choices"] = get_args(kind)
+    elif get_origin(kind) is tuple:
+        settings["nargs"] = "*"
+    elif kind is bool:
+        settings["action"] = "store_true" if field.default is False else argparse.BooleanOptionalAction
+    else:
+        settings["type"] = kind
+    return settings
+
+
+def _kind(annotation: Any) -> Any:
+    """Return the type of a field's values, without None and without the rules of ``Annotated``."""
+    while get_origin(annotation) in (Union, UnionType, Annotated):
+        annotation = next(kind for kind in get_args(annotation) if kind is not NoneType)
+    return annotation
 
 
 def add_scheme(flags: argparse.ArgumentParser) -> None:
@@ -201,10 +214,8 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
         default="fp8",
         help="preset, or config file (.json, see docs/reference/config.md) (default: fp8)",
     )
-    add(
-        "--kv_cache_dtype",
-        help=f"data type of the KV cache: {', '.join(presets.KV_CACHE_SPECS)} (default: not quantized)",
-    )
+    for name, flag in PresetChanges.flags().items():
+        add(flag, **_settings(PresetChanges.model_fields[name]))
     add(
         "--layer_quant_scheme",
         nargs=2,
@@ -214,28 +225,12 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
         help="preset for the layers that match a glob; repeatable, the first match applies",
     )
     add("--preset_file", help="JSON file with your own presets")
-    add("--exclude_layers", nargs="*", help="globs of layers to leave unquantized, beside the preset's lm_head")
-    add(
-        "--include_layers",
-        nargs="*",
-        help="globs of layers to quantize although they are kept by default: lm_head, routers (see the plan)",
-    )
-    add(
-        "--quantize_towers",
-        help=f"scheme of the encoders of images and sound: {', '.join(presets.TOWER_PRESETS)} (default: not quantized)",
-    )
-    add(
-        "--quantize_drafts",
-        help=f"scheme of the heads for multi-token prediction: {', '.join(presets.DRAFT_PRESETS)} (default: not"
-        " quantized)",
-    )
     add(
         "--strict",
         action="store_true",
         help="fail, instead of a warning, for a pattern that matches no layer, and for layers that vLLM fuses with"
         " different schemes",
     )
-    add("--group_size", type=int, help="group size of schemes with groups; -1 is the whole row (default: the scheme's)")
     _add_algorithms(flags)
     add_calibration(flags)
     add = flags.add_argument_group("export").add_argument

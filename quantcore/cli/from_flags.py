@@ -25,6 +25,7 @@ from quantcore.cli.goal_flags import GOAL_FLAGS, goal_of
 from quantcore.config import presets
 from quantcore.config.algorithms import config_of, load_quant_algo_config_from_file
 from quantcore.config.job_spec import MixConfig
+from quantcore.config.presets import PresetChanges
 from quantcore.config.quantization import (
     CalibrationConfig,
     Config,
@@ -53,10 +54,8 @@ TEXT_FLAGS = {
 }  # fmt: skip
 EVALUATION_FLAGS = TEXT_FLAGS | {"limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size"}
 """The flag of each field whose value is passed on unchanged."""
-SCHEME_FLAGS = (
-    "quant_scheme", "group_size", "exclude_layers", "include_layers", "quantize_towers", "quantize_drafts",
-    "kv_cache_dtype", "layer_quant_scheme", "preset_file", "strict",
-)  # fmt: skip
+CHANGE_FLAGS = {field: flag.removeprefix("--") for field, flag in PresetChanges.flags().items()}
+SCHEME_FLAGS = ("quant_scheme", *CHANGE_FLAGS.values(), "layer_quant_scheme", "preset_file", "strict")
 EXPORT_FLAGS = ("model_export", "custom_mode", "export_weight_format")
 
 
@@ -167,14 +166,9 @@ def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, A
     more = {} if chain is None else {"algo_config": [algorithm.to_dict() for algorithm in chain]}
     if not scheme:
         return more
-    if scheme <= {*SCHEME_FLAGS} - {"layer_quant_scheme", "preset_file", "strict"}:
+    if scheme <= {"quant_scheme", *CHANGE_FLAGS.values()}:
         if not options.quant_scheme.endswith(".json"):
-            changes = {
-                "group_size": options.group_size, "exclude": options.exclude_layers, "include": options.include_layers,
-                "towers": options.quantize_towers, "drafts": options.quantize_drafts,
-                "kv_cache": options.kv_cache_dtype,
-            }  # fmt: skip
-            changes = {name: value for name, value in changes.items() if value is not None}
+            changes = _changes_of(options).model_dump(mode="json", exclude_defaults=True)
             return {"preset": options.quant_scheme, **changes, **more}
         if scheme == {"quant_scheme"}:
             return _read_json(options.quant_scheme) | more
@@ -183,34 +177,33 @@ def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, A
 
 def config_of_flags(options: argparse.Namespace) -> Config:
     """Return the config of the flags: a preset or a file, with the changes that other flags make."""
-    exclude = None if options.exclude_layers is None else tuple(options.exclude_layers)
-    include = tuple(options.include_layers or ())
+    changes = _changes_of(options)
     named = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
     if options.quant_scheme.endswith(".json"):
-        if options.group_size is not None or exclude is not None:
+        if changes.group_size is not None or changes.exclude is not None:
             raise ConfigError(
                 "--group_size and --exclude_layers cannot be combined with a config file.",
                 code="invalid_config",
                 hint="Set group_size and exclude in the file, or set --quant_scheme to a preset.",
             )
-        config = presets.including(read_config(_read_json(options.quant_scheme)), include)
+        config = read_config(_read_json(options.quant_scheme))
     else:
-        config = presets.resolve(
-            options.quant_scheme, group_size=options.group_size, exclude=exclude, include=include, presets=named
-        )
+        config = presets.resolve(options.quant_scheme, presets=named)
+    config = changes.apply(config)
     layers = _with_layer_schemes(config, options.layer_quant_scheme, named)
-    by_name = layers.keys() - {*(exclude or ())}  # a scheme of its own for lm_head includes it
+    by_name = layers.keys() - {*(changes.exclude or ())}  # a scheme of its own for lm_head includes it
     still = tuple(pattern for pattern in config.exclude if pattern not in by_name)
     config = replace(config, layer_quant_config=layers, exclude=still)
-    config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
-    config = presets.with_towers(config, options.quantize_towers) if options.quantize_towers else config
-    config = presets.with_drafts(config, options.quantize_drafts) if options.quantize_drafts else config
     config = replace(config, strict=True) if options.strict else config
     chain = _chain(options)
     if chain is not None:
         return _with_algorithms(config, chain, options)
     file2file = getattr(options, "file2file", False)  # a plan for hardware chooses that by itself
     return with_recipe(config, options.effort, preset=options.quant_scheme, file2file=file2file)
+
+
+def _changes_of(options: argparse.Namespace) -> PresetChanges:
+    return PresetChanges(**{field: getattr(options, flag) for field, flag in CHANGE_FLAGS.items()})
 
 
 def _read_json(file: str) -> dict[str, Any]:

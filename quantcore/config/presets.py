@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
+
+from pydantic import Field, StrictInt
 
 from quantcore.config.quantization import (
     Config,
@@ -18,6 +21,7 @@ from quantcore.config.quantization import (
     ZeroPointType,
     parse_config,
 )
+from quantcore.config.values import Settings
 from quantcore.errors import ConfigError, unknown_value
 
 PER_TENSOR, PER_CHANNEL, PER_GROUP = QSchemeType.per_tensor, QSchemeType.per_channel, QSchemeType.per_group
@@ -181,33 +185,115 @@ KV_CACHE_SPECS = {
 KV_CACHE_LAYERS = ("*k_proj", "*v_proj")
 
 
-def resolve(
-    name: str, *, group_size: int | None = None, exclude: tuple[str, ...] | None = None,
-    include: tuple[str, ...] = (), towers: str | None = None, drafts: str | None = None,
-    kv_cache: str | None = None, presets: Mapping[str, Preset] = PRESETS,
-) -> Config:  # fmt: skip
-    """Return the config of a preset (or of one of its aliases), with the usual changes applied.
+TOWER_PRESETS = {"int8": "int8_dynamic", "fp8": "fp8_dynamic"}
+"""Scheme of towers -> the preset that says how their layers are quantized."""
+DRAFT_PRESETS = {"fp8": "fp8_dynamic", "int8": "int8_dynamic", "int4": "w4a16_sym"}
+"""Scheme of draft heads -> the preset that says how their layers are quantized."""
 
-    ``exclude`` is added to what the preset excludes (``lm_head``), of which ``include`` takes out what it names. An
-    empty ``exclude`` means that nothing is excluded.
 
-    Raises ConfigError ``unknown_preset``, or ``invalid_config`` when a group size is given to a scheme without groups.
+def _change(default: Any, label: str, *, flag: str, about: str, empty: str = "") -> Any:
+    """Return a field of PresetChanges. ``label`` names it in the form, ``empty`` is shown there while it is not set."""
+    return Field(default, title=label, description=about, json_schema_extra={"flag": flag, "empty": empty})
+
+
+class PresetChanges(Settings):
+    """The changes that a job can make to its preset. A new one is one field here, and its step in ``apply``.
+
+    The flags (``quantcore.cli.flags``), the ``config`` of a request (``api.jobs.schemas.PresetConfig``) and the form of
+    the dashboard (``make openapi``) follow from the fields, in their order.
+    """
+
+    group_size: StrictInt | None = _change(
+        None,
+        "Group size",
+        flag="--group_size",
+        about="group size of schemes with groups; -1 is the whole row (default: the scheme's)",
+        empty="preset default",
+    )
+    kv_cache: str | None = _change(
+        None,
+        "KV cache",
+        flag="--kv_cache_dtype",
+        about=f"data type of the KV cache: {', '.join(KV_CACHE_SPECS)} (default: not quantized)",
+        empty="not quantized",
+    )
+    towers: str | None = _change(
+        None,
+        "Image and sound encoders",
+        flag="--quantize_towers",
+        about=f"scheme of the encoders of images and sound: {', '.join(TOWER_PRESETS)} (default: not quantized)",
+        empty="not quantized",
+    )
+    drafts: str | None = _change(
+        None,
+        "Draft heads (MTP)",
+        flag="--quantize_drafts",
+        about=f"scheme of the heads for multi-token prediction: {', '.join(DRAFT_PRESETS)} (default: not quantized)",
+        empty="not quantized",
+    )
+    exclude: tuple[str, ...] | None = _change(
+        None,
+        "Excluded layers",
+        flag="--exclude_layers",
+        about="globs of layers to leave unquantized, beside the preset's lm_head",
+    )
+    include: tuple[str, ...] = _change(
+        (),
+        "Included layers",
+        flag="--include_layers",
+        about="globs of layers to quantize although they are kept by default: lm_head, routers (see the plan)",
+        empty="none",
+    )
+
+    @classmethod
+    def flags(cls) -> dict[str, str]:
+        """Return the flag of each field, as ``{"kv_cache": "--kv_cache_dtype"}``."""
+        return {name: field["flag"] for name, field in cls.model_json_schema()["properties"].items()}
+
+    def apply(self, config: Config) -> Config:
+        """Return ``config`` with the changes.
+
+        ``exclude`` is added to what ``config`` excludes (``lm_head``), of which ``include`` takes out what it names. An
+        empty ``exclude`` means that nothing is excluded.
+
+        Raises ConfigError: ``invalid_config`` for a group size of a scheme without groups, ``conflicting_schemes`` for
+        a second scheme of the KV cache, ``unknown_kv_cache_scheme``, ``unknown_tower_scheme``,
+        ``unknown_draft_scheme``.
+        """
+        if self.group_size is not None:
+            config = _with_group_size(config, self.group_size)
+        config = _including(config, self.include) if self.include else config
+        if self.exclude is not None:
+            exclude = dict.fromkeys((*config.exclude, *self.exclude)) if self.exclude else ()
+            config = replace(config, exclude=tuple(exclude))
+        if self.kv_cache is not None:
+            config = with_kv_cache(config, self.kv_cache)
+        if self.towers is not None:
+            config = replace(config, tower_quant_config=_layer_of("tower", self.towers, TOWER_PRESETS))
+        if self.drafts is not None:
+            config = replace(config, draft_quant_config=_layer_of("draft", self.drafts, DRAFT_PRESETS))
+        return config
+
+
+def _layer_of(part: str, scheme: str, presets: Mapping[str, str]) -> QuantizationConfig:
+    """Return the scheme of the layers in a ``part`` outside the decoder. Raises ConfigError ``unknown_..._scheme``."""
+    if scheme not in presets:
+        raise unknown_value(f"{part} scheme", scheme, presets, code=f"unknown_{part}_scheme", field=f"/config/{part}s")
+    return PRESETS[presets[scheme]].layer_config
+
+
+def resolve(name: str, *, presets: Mapping[str, Preset] = PRESETS, **changes: Any) -> Config:
+    """Return the config of a preset (or of one of its aliases), with ``changes``: the fields of PresetChanges.
+
+    Raises ConfigError ``unknown_preset``, and the errors of ``PresetChanges.apply``.
     """
     by_any_name = {alias: preset for preset in presets.values() for alias in (preset.name, *preset.aliases)}
     if name not in by_any_name:
         raise unknown_value("preset", name, by_any_name, code="unknown_preset", field="/config/preset")
-    config = by_any_name[name].config
-    if group_size is not None:
-        config = _with_group_size(by_any_name[name], group_size, presets)
-    config = including(config, include) if include else config
-    if exclude is not None:
-        config = replace(config, exclude=tuple(dict.fromkeys((*config.exclude, *exclude))) if exclude else ())
-    config = with_towers(config, towers) if towers is not None else config
-    config = with_drafts(config, drafts) if drafts is not None else config
-    return config if kv_cache is None else with_kv_cache(config, kv_cache)
+    return PresetChanges(**changes).apply(by_any_name[name].config)
 
 
-def including(config: Config, names: Iterable[str]) -> Config:
+def _including(config: Config, names: Iterable[str]) -> Config:
     """Return ``config`` with the layers that the globs ``names`` fit, whether a role or ``exclude`` keeps them.
 
     Of ``exclude`` only whole patterns are dropped: ``lm_head`` for ``lm_head`` or ``language_model.lm_head``.
@@ -241,38 +327,6 @@ def with_kv_cache(config: Config, scheme: str, layers: tuple[str, ...] = KV_CACH
     return replace(config, kv_cache_quant_config=dict.fromkeys(layers, layer))
 
 
-TOWER_PRESETS = {"int8": "int8_dynamic", "fp8": "fp8_dynamic"}
-"""Scheme of towers -> the preset that says how their layers are quantized."""
-
-
-def with_towers(config: Config, scheme: str) -> Config:
-    """Return ``config`` with the blocks of towers quantized as ``scheme`` (see TOWER_PRESETS).
-
-    Raises ConfigError ``unknown_tower_scheme``.
-    """
-    if scheme not in TOWER_PRESETS:
-        raise unknown_value(
-            "scheme of towers", scheme, TOWER_PRESETS, code="unknown_tower_scheme", field="/config/towers"
-        )
-    return replace(config, tower_quant_config=resolve(TOWER_PRESETS[scheme]).global_quant_config)
-
-
-DRAFT_PRESETS = {"fp8": "fp8_dynamic", "int8": "int8_dynamic", "int4": "w4a16_sym"}
-"""Scheme of draft heads -> the preset that says how their layers are quantized."""
-
-
-def with_drafts(config: Config, scheme: str) -> Config:
-    """Return ``config`` with the blocks of draft heads quantized as ``scheme`` (see DRAFT_PRESETS).
-
-    Raises ConfigError ``unknown_draft_scheme``.
-    """
-    if scheme not in DRAFT_PRESETS:
-        raise unknown_value(
-            "scheme of draft heads", scheme, DRAFT_PRESETS, code="unknown_draft_scheme", field="/config/drafts"
-        )
-    return replace(config, draft_quant_config=resolve(DRAFT_PRESETS[scheme]).global_quant_config)
-
-
 ATTENTION_SPECS = {"fp8": FP8}
 
 
@@ -297,7 +351,7 @@ def with_attention(config: Config, scheme: str, layers: tuple[str, ...] = ("*q_p
 def read_presets(path: Path) -> dict[str, Preset]:
     """Return PRESETS and those of a JSON file ``{"name": {"title": "...", "config": {...}}}``. Raises ConfigError.
 
-    A ``config`` is a whole Config, or ``{"preset": "w4a16", "group_size": 32, "exclude": [...], "kv_cache": "fp8"}``.
+    A ``config`` is a whole Config, or a preset with PresetChanges: ``{"preset": "w4a16", "group_size": 32}``.
     """
     try:
         rows = json.loads(path.read_text("utf-8"))
@@ -307,9 +361,7 @@ def read_presets(path: Path) -> dict[str, Preset]:
                 raise ConfigError(
                     f"The preset '{name}' of {path} exists already.", code="invalid_presets", hint="Choose a new name."
                 )
-            fields = row["config"]
-            config = resolve(fields.pop("preset"), **fields) if "preset" in fields else parse_config(fields)
-            presets[name] = Preset(name, str(row.get("title", name)), config)
+            presets[name] = Preset(name, str(row.get("title", name)), _read_config(row["config"], f"{path}, '{name}'"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is not a file of presets: {error!r}.",
@@ -319,19 +371,32 @@ def read_presets(path: Path) -> dict[str, Preset]:
     return presets
 
 
-def _with_group_size(preset: Preset, group_size: int, presets: Mapping[str, Preset]) -> Config:
-    layer = preset.layer_config
-    if layer.weight is None or not _has_free_groups(layer.weight):
-        free = [p.name for p in presets.values() if p.layer_config.weight and _has_free_groups(p.layer_config.weight)]
+def _read_config(fields: dict[str, Any], place: str) -> Config:
+    """Read the config of a user's preset. The message of a ConfigError begins with its ``place``."""
+    try:
+        if "preset" not in fields:
+            return parse_config(fields)
+        config = resolve(fields.pop("preset"))
+        return PresetChanges(**fields).apply(config)
+    except ConfigError as error:
         raise ConfigError(
-            f"Preset '{preset.name}' has no groups whose size is free, so group_size {group_size} means nothing there.",
+            f"{place}: {error.message}", code=error.code, hint=error.hint, field=error.field, allowed=error.allowed
+        ) from error
+
+
+def _with_group_size(config: Config, group_size: int) -> Config:
+    layer = config.global_quant_config
+    if layer.weight is None or not _has_free_groups(layer.weight):
+        free = [p.name for p in PRESETS.values() if p.layer_config.weight and _has_free_groups(p.layer_config.weight)]
+        scheme = f"The scheme ({layer.weight.dtype} {layer.weight.qscheme})" if layer.weight else "The scheme"
+        raise ConfigError(
+            f"{scheme} has no groups whose size is free, so group_size {group_size} means nothing there.",
             code="invalid_config",
             hint=f"Leave it out, or take one of: {', '.join(free)}.",
             field="/config/group_size",
             allowed=free,
         )
-    layer = replace(layer, weight=replace(layer.weight, group_size=group_size))
-    return replace(preset.config, global_quant_config=layer)
+    return replace(config, global_quant_config=replace(layer, weight=replace(layer.weight, group_size=group_size)))
 
 
 def _has_free_groups(spec: QuantizationSpec) -> bool:

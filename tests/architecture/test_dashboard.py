@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from api import openapi
+from quantcore.config import changes_schema
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "dashboard"
@@ -36,6 +37,11 @@ def index() -> str:
 
 def test_its_types_are_made_from_the_api_as_it_is() -> None:
     assert (DASHBOARD / "openapi.json").read_text() == openapi.document(), "the API has changed: run `make openapi`"
+
+
+def test_its_form_has_the_changes_to_a_preset_as_they_are() -> None:
+    written = (DASHBOARD / "preset-changes.json").read_text()
+    assert written == changes_schema.document(), "the changes to a preset are others: run `make openapi`"
 
 
 def test_the_first_load_is_small(index: str) -> None:

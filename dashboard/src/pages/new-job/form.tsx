@@ -1,4 +1,5 @@
 import { useState } from "react";
+import presetChanges from "../../../preset-changes.json";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { List, Preset } from "../../api/types";
@@ -21,7 +22,7 @@ import {
   withValue,
 } from "./body";
 import { ChainFields } from "./chain-fields";
-import { Choice, Names, type Props, Scoped, Value } from "./fields";
+import { Choice, type Props, Scoped, Value } from "./fields";
 import { GoalFields } from "./goal-fields";
 import { MeasureFields } from "./measure-fields";
 import { MixFields } from "./mix-fields";
@@ -29,6 +30,9 @@ import { ModelFields } from "./model-fields";
 import type { Schema } from "./schema";
 import { SchemaForm } from "./schema-form";
 import { TextFields } from "./text-fields";
+
+/** The changes that a job can make to its preset; `empty` is shown while one is not set. */
+export const CHANGES: Record<string, Schema & { empty: string }> = presetChanges.properties;
 
 /** The section "More settings": its owner knows if it is open, so that it stays so while another tab is shown. */
 interface More {
@@ -121,17 +125,21 @@ function SchemeFields(props: Props & { presets: Preset[]; preset?: Preset; recom
               disabled={own !== undefined}
               onChoose={(value) => onChange(withValue(body, "/effort", value === "balanced" ? undefined : value))}
             />
-            <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="preset default" />
-            <Value {...props} pointer="/config/kv_cache" label="KV cache" placeholder="not quantized" />
-            <Value {...props} pointer="/config/towers" label="Image and sound encoders" placeholder="not quantized" />
-            <Value {...props} pointer="/config/drafts" label="Draft heads (MTP)" placeholder="not quantized" />
-            <Names
-              {...props}
-              pointer="/config/exclude"
-              label="Excluded layers"
-              placeholder={(preset?.config.exclude as string[] | undefined)?.join(", ")}
-            />
-            <Names {...props} pointer="/config/include" label="Included layers" placeholder="none" />
+            {Object.entries(CHANGES).map(([name, change]) => (
+              <SchemaForm
+                key={name}
+                name={name}
+                label={change.title}
+                hint=""
+                placeholder={change.empty || ((preset?.config[name] as string[] | undefined) ?? []).join(", ")}
+                pointer={`/config/${name}`}
+                schema={change}
+                root={change}
+                value={body.config?.[name]}
+                errorAt={errorAt}
+                onChange={(value) => onChange(withValue(body, `/config/${name}`, value))}
+              />
+            ))}
           </div>
           {preset && (
             <button type="button" className="small" onClick={() => onChange(advanced(body, preset))}>

@@ -22,6 +22,7 @@ import {
   withSource,
   withValue,
 } from "./body";
+import { CHANGES } from "./form";
 import { controlOf, type Schema, unwrap } from "./schema";
 import { asCommand, asCurl, asPython, missingInCommand, pythonText, quoted } from "./snippets";
 
@@ -33,6 +34,13 @@ it("sets a value at a pointer, and leaves out what is empty", () => {
   expect(named.calibration).toEqual({ num_samples: 8 });
   expect(BODY.calibration).toBeUndefined();
   expect(withValue(named, "/calibration/num_samples", "")).toEqual(BODY);
+});
+
+it("has an input for each change that a job can make to its preset", () => {
+  for (const [name, change] of Object.entries(CHANGES)) {
+    expect(controlOf(unwrap(change, change).schema, change).kind, name).not.toBe("json");
+    expect(change.title, name).toBeTruthy();
+  }
 });
 
 it("another preset keeps the formats that can hold it, and leaves the choice to the service if none can", () => {

@@ -4,9 +4,10 @@ import { type Control, controlOf, resolve, type Schema, unwrap } from "./schema"
 
 interface Props {
   name: string;
-  /** In place of the name as the label, and of the first sentence of the description as the hint. */
+  /** In place of the name as the label, of the first sentence of the description as the hint, and of the default. */
   label?: ReactNode;
   hint?: string;
+  placeholder?: string;
   pointer: string;
   schema: Schema;
   root: Schema;
@@ -132,6 +133,7 @@ function MapForm({ name, pointer, root, value, onChange, errorAt, control }: Of<
 
 function ScalarField({ control, schema, value, onChange, ...props }: Props & { control: Control }) {
   const defaultText = schema.default === undefined || schema.default === null ? "" : String(schema.default);
+  const placeholder = props.placeholder ?? defaultText;
   return (
     <Field
       label={props.label ?? props.name}
@@ -162,7 +164,7 @@ function ScalarField({ control, schema, value, onChange, ...props }: Props & { c
               {...own}
               type="number"
               step={control.whole ? 1 : "any"}
-              placeholder={defaultText}
+              placeholder={placeholder}
               value={typeof value === "number" ? value : ""}
               onChange={(event) => onChange(event.target.value === "" ? undefined : Number(event.target.value))}
             />
@@ -172,13 +174,21 @@ function ScalarField({ control, schema, value, onChange, ...props }: Props & { c
           return (
             <input
               {...own}
-              placeholder={defaultText}
+              placeholder={placeholder}
               value={typeof value === "string" ? value : ""}
               onChange={(event) => onChange(event.target.value || undefined)}
             />
           );
         }
-        return <TypedInput {...own} isList={control.kind === "texts"} value={value} onChange={onChange} />;
+        return (
+          <TypedInput
+            {...own}
+            placeholder={props.placeholder}
+            isList={control.kind === "texts"}
+            value={value}
+            onChange={onChange}
+          />
+        );
       }}
     </Field>
   );
@@ -187,6 +197,7 @@ function ScalarField({ control, schema, value, onChange, ...props }: Props & { c
 /** An input for comma-separated texts, or for any JSON. The text stays as it is typed. */
 function TypedInput({
   isList,
+  placeholder = isList ? "a, b" : "JSON",
   value,
   onChange,
   ...props
@@ -194,6 +205,7 @@ function TypedInput({
   isList: boolean;
   value: unknown;
   onChange: (value: unknown) => void;
+  placeholder?: string;
   id: string;
 }) {
   const write = (shown: unknown) =>
@@ -216,7 +228,7 @@ function TypedInput({
   return (
     <input
       {...props}
-      placeholder={isList ? "a, b" : "JSON"}
+      placeholder={placeholder}
       value={shown}
       onChange={(event) => {
         setText(event.target.value);

@@ -8,7 +8,7 @@ from quantcore.cli.flags import ELSEWHERE, parser
 from quantcore.cli.from_flags import task_of
 from quantcore.config import presets
 from quantcore.config.algorithms import AWQConfig, GPTQConfig, RotationConfig, SmoothQuantConfig
-from quantcore.config.presets import resolve
+from quantcore.config.presets import PresetChanges, resolve
 from quantcore.config.quantization import parse_size
 from quantcore.config.recipes import recipe
 from quantcore.errors import ConfigError
@@ -271,6 +271,22 @@ def test_no_flag_is_overridden_by_the_config_file(tmp_path):
 )
 def test_the_head_stays_excluded_unless_it_is_named(tmp_path, flags, excluded):
     assert task(tmp_path, "--quant_scheme", "int8_dynamic", *flags).config.exclude == excluded
+
+
+def test_flags_and_a_request_change_a_preset_alike(tmp_path):
+    """``resolve`` applies the changes of a request; each value is another one than the preset's."""
+    changes = {
+        "group_size": 32, "kv_cache": "fp8", "towers": "int8", "drafts": "fp8", "exclude": ("*o_proj",),
+        "include": ("lm_head",),
+    }  # fmt: skip
+    assert changes.keys() == PresetChanges.model_fields.keys()
+    flags = ["--quant_scheme", "w4a16", "--quant_algo", "none"]
+    for name, flag in PresetChanges.flags().items():
+        flags += [flag, *(changes[name] if isinstance(changes[name], tuple) else [str(changes[name])])]
+    changed = resolve("w4a16", **changes)
+    assert task(tmp_path, *flags).config == changed
+    assert all(resolve("w4a16", **{name: value}) != resolve("w4a16") for name, value in changes.items())
+    assert changed.exclude == ("*o_proj",) and changed.kv_cache_quant_config.keys() == {*presets.KV_CACHE_LAYERS}
 
 
 def test_a_config_file_may_be_given_layers_to_include(tmp_path):
