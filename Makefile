@@ -56,8 +56,9 @@ $(UI): $(UI_SOURCES) | $(NODE_STAMP)
 ui-if-possible: $(STAMP)
 	@$(MAKE) --no-print-directory ui || echo "the dashboard could not be built (see above); the API runs without it" >&2
 
-openapi: $(STAMP)  ## write the schemas of the API, of the form and of report.json, after a change of their types
+openapi: $(STAMP)  ## write what is made from types: schemas of the API, form and report.json; answers of the client
 	@$(BIN)/python -m api.openapi > dashboard/openapi.json
+	@$(BIN)/python -m api.client_answers
 	@$(BIN)/python -m quantcore.config.changes_schema > dashboard/preset-changes.json
 	@$(BIN)/python -m quantcore.report.schema > docs/report.schema.json
 

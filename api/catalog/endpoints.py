@@ -13,7 +13,9 @@ from api.http.errors import may
 from api.http.security import Reader
 from api.http.strict_json import StrictJsonRoute
 from api.jobs import models, service
+from api.jobs.schema_of import SchemaOf
 from api.jobs.schemas import ModelRef, PlanCreate
+from api.jobs.stored_types import PlanOut
 from quantcore.config.quantization import json_schema
 from quantcore.config.recipes import Effort
 from quantcore.plan.catalog import describe
@@ -82,7 +84,10 @@ class GridOut(BaseModel):
 
 
 class InspectionOut(BaseModel):
-    """The properties of a model. ``model`` names it as a job would store it: a real path, or an id with its commit."""
+    """The properties of a model. ``model`` names it as a job would store it: a real path, or an id with its commit.
+
+    ``grids``: levels on which its weights lie already, since they were quantized before; from a few rows of them.
+    """
 
     model: dict[str, Any]
     model_type: str
@@ -143,10 +148,6 @@ def get_config_schema(_: Reader) -> dict[str, Any]:
 
 
 @router.post("/plans")
-def make_plan(body: PlanCreate, caller: Reader, context: ContextDep) -> dict[str, Any]:
-    """Plan a job: a decision per layer, sizes, memory; with ``hardware`` also if the job fits there. No side effect.
-
-    ``time_s``: the median seconds of the project's last jobs with the same model, algorithms, texts, formats and goal;
-    null if there is none. ``possible_chains``: the algorithms that the first candidate of a goal can have.
-    """
+def make_plan(body: PlanCreate, caller: Reader, context: ContextDep) -> Annotated[dict[str, Any], SchemaOf(PlanOut)]:
+    """Plan a job: a decision per layer, sizes, memory; with ``hardware`` also if the job fits there. No side effect."""
     return service.show(service.make_plan(body, context, caller, body.hardware), context, caller)

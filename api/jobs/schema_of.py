@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
 
 @dataclass(frozen=True)
@@ -19,4 +19,5 @@ class SchemaOf:
     model: type[BaseModel]
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return handler(self.model.__pydantic_core_schema__)
+        # among definitions it gets a name in the document, and is not written out at each place
+        return handler(core_schema.definitions_schema(self.model.__pydantic_core_schema__, definitions=[]))

@@ -24,6 +24,7 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from api.jobs import examples
 from api.jobs.schema_of import SchemaOf
+from api.jobs.stored_types import FailureOut, ProgressOut
 from api.store.queue.listing import JobFilter
 from api.store.queue.waiting import Waiting
 from api.store.states import State
@@ -280,10 +281,10 @@ class PublicationOut(BaseModel):
     state: PublicationState
     target: dict[str, Any]
     hub_token: str | None
-    progress: dict[str, Any] | None
+    progress: Annotated[dict[str, Any], SchemaOf(ProgressOut)] | None
     revision: str | None
     url: str | None
-    error: dict[str, Any] | None
+    error: Annotated[dict[str, Any], SchemaOf(FailureOut)] | None
     attempt: int
     created_at: datetime
     finished_at: datetime | None
@@ -336,7 +337,7 @@ class JobStatus(BaseModel):
     waiting_reason: str | None
     queue_position: int | None
     phase: str | None
-    progress: dict[str, Any] | None
+    progress: Annotated[dict[str, Any], SchemaOf(ProgressOut)] | None
     eta_s: float | None
     phases: list[PhaseOut]
     model: dict[str, Any]
@@ -354,7 +355,7 @@ class JobStatus(BaseModel):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    error: dict[str, Any] | None
+    error: Annotated[dict[str, Any], SchemaOf(FailureOut)] | None
     summary: Annotated[dict[str, Any], SchemaOf(Summary)] | None
     artifact: ArtifactOut | None
     publish: dict[str, Any] | None

@@ -201,7 +201,7 @@ class ModelPage(BaseModel):
 
 
 class ResultPage(BaseModel):
-    """A page of the results of a model, newest first; ``next_cursor`` asks for the next page."""
+    """The results of a model, newest first, and the result that the model itself came from, if any."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -1,16 +1,13 @@
-"""The service's answers as frozen values. Fields that this client does not know are kept, not rejected."""
+"""Answers of the service as frozen values, made by `make openapi` (api/client_answers.py)."""
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-FINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
-
-
-class Answer(BaseModel):
-    """An answer of the service: frozen, and open to fields that this client does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
+from bitfoundry.client.answer import FINAL_STATES as FINAL_STATES
+from bitfoundry.client.answer import Answer as Answer
+from bitfoundry.client.answer import ChatEvent as ChatEvent
+from bitfoundry.client.answer import JobBase, Mapped, PublicationBase, WorstLayerBase
 
 
 class Progress(Answer):
@@ -28,27 +25,35 @@ class Progress(Answer):
 
 
 class JobError(Answer):
-    """The error of a failed job: its reason, a remedy, and whether a retry can help."""
+    """The error of a failed job: its reason, a remedy, and whether a retry can help.
+
+    `detail` is for experts, such as the end of the log. `rank` is the process of several that failed, and `block`
+    its decoder block; None where that is not known.
+    """
 
     code: str
     message: str
     hint: str = ""
     retryable: bool = False
+    detail: str = ""
+    rank: int | None = None
+    block: int | None = None
 
 
 class ArtifactRef(Answer):
-    """The artifact's path on the service, and the hash of its manifest."""
+    """The result on the service's disk; its files are at `/v1/jobs/{id}/artifacts`."""
 
     manifest_sha256: str
     bytes: int
-    path: str | None = None
+    path: str
 
 
 class Phase(Answer):
-    """A phase of the present attempt: `running`, `done` or `stopped`."""
+    """A phase of the present attempt and its progress: `running`, `done`, or `stopped` with the attempt."""
 
     name: str
     state: str
+    """`running`, `done` or `stopped`."""
     started_at: str
     ended_at: str | None = None
     done: int | float | None = None
@@ -56,53 +61,47 @@ class Phase(Answer):
     unit: str | None = None
 
 
-class Publication(Answer):
-    """The newest publication of a job's artifact: `pending`, `publishing`, `published` or `failed`.
+class Publication(PublicationBase):
+    """The newest publication of a job's artifact.
 
-    `revision` is the commit on the Hub, or the SHA-256 of the MANIFEST.json at a URL."""
+    `pending` with an `error`: it is tried again. `revision` is the commit on the Hub, or the SHA-256 of the
+    MANIFEST.json at a URL. A `failed` one can be retried: `POST .../publish` without a body.
+    """
 
     id: str
     state: str
-    target: dict[str, Any]
+    """`pending`, `publishing`, `published` or `failed`."""
+    target: dict[str, Any] = Field(default={})
     hub_token: str | None = None
     progress: Progress | None = None
     revision: str | None = None
     url: str | None = None
     error: JobError | None = None
-    attempt: int = 0
-
-    @property
-    def is_final(self) -> bool:
-        return self.state in ("published", "failed")
+    attempt: int
+    created_at: str
+    finished_at: str | None = None
 
 
 class ChatAnswer(Answer):
-    """An answer of one model in a chat. `time_s` includes reading the prompt."""
+    """The answer of one model: greedy tokens as text. `time_s` includes reading the prompt."""
 
     text: str
     num_tokens: int
     time_s: float
 
 
-class ChatEvent(Answer):
-    """A change of a chat: of its turn `number`, or of the chat itself."""
-
-    seq: int
-    state: str
-    number: int | None = None
-
-
 class ChatTurn(Answer):
-    """A prompt with both answers: `waiting`, `answering` (then the answers are those so far), `answered` or `failed`.
+    """A prompt and both answers, whole if `state` is answered, else so far.
 
-    `first_difference` is the index of the first token that differs, None while all are equal; its text begins at
-    `first_different_char` of the quantized model's answer.
+    `first_difference` is the index of the first token that differs, None while all are equal; the text of that token
+    begins at `first_different_char` of the quantized model's answer. `seq` is the number of the last change.
     """
 
     seq: int
     number: int
     prompt: str
     state: str
+    """`waiting`, `answering`, `answered` or `failed`."""
     original: ChatAnswer | None = None
     quantized: ChatAnswer | None = None
     first_difference: int | None = None
@@ -110,138 +109,142 @@ class ChatTurn(Answer):
     error: dict[str, Any] | None = None
 
 
-class Mapped(Answer):
-    """An answer whose fields can also be read by name, as JSON data: it used to be a plain dictionary."""
+class WorstLayer(WorstLayerBase):
+    """The layer whose output changed most; the one whose weight did if outputs were not measured.
 
-    def __getitem__(self, name: str) -> Any:
-        return self.model_dump(mode="json")[name]
-
-
-class WorstLayer(Answer):
-    """The layer whose output changed most; the one whose weight did, if `output_error` is None."""
+    The two differ: a weight may have a large error where its inputs are small, or were compensated for.
+    """
 
     name: str
     relative_error: float
-    sqnr_db: float | None = None
+    sqnr_db: float
     output_error: float | None = None
-
-    @property
-    def error(self) -> str:
-        """The error by which it is the worst."""
-        if self.output_error is None:
-            return f"weight error {self.relative_error:.4f}"
-        return f"output error {self.output_error:.4f}"
+    """None if the layer was found by its weight."""
 
 
 class MixSummary(Answer):
-    """The chosen mix: the number of layers of each scheme, bits per weight, the estimated and the measured KL."""
+    """The chosen mix in short: the number of layers of each scheme, bits per weight, and the KL divergence.
 
-    layers: dict[str, int]
+    `loss` is the estimated one; `kl_mean` is measured without GPTQ or any other algorithm.
+    """
+
+    layers: dict[str, int] = Field(default={})
     bits: float
     loss: float
     kl_mean: float
 
 
 class GoalSummary(Answer):
-    """Whether the goal was met, and why this result was chosen."""
+    """Whether a goal was met, and why this result was chosen."""
 
     is_met: bool
     why: str
 
 
 class ExportSummary(Answer):
-    """A checkpoint of the artifact: its folder, its size in bytes, and the Python lines that load it.
+    """A checkpoint of the artifact: its folder, its size, and the Python lines that load it.
 
-    `programs`: the lines of each program that was seen to load such files. `refusals`: why a program is known not to
-    load them, by program.
+    `programs`: the lines of each program that was seen to load such files. `refusals`: why a program is known
+    not to load them, by program. Reports of earlier versions lack both.
     """
 
     path: str
     bytes: int
     load: str
-    programs: dict[str, str] = {}
-    refusals: dict[str, str] = {}
+    programs: dict[str, str] = Field(default={})
+    refusals: dict[str, str] = Field(default={})
 
 
 class Verdict(Answer):
-    """How far the result's predictions are from the original's.
+    """The level of a result, and `reason`: the measurement that keeps it from a better one.
 
-    `level` is faithful, good, unclear (too little text), degraded or broken, and `reason` the measurement that keeps it
-    from a better one. `advice`: what a job could change to get closer to the original, for a degraded or broken result;
-    or how to measure an unclear one.
+    `advice`: what a job could change to get closer to the original, for a result that is degraded or broken; or how
+    to measure one that is unclear.
     """
 
     level: str
+    """`faithful`, `good`, `unclear`, `degraded` or `broken`."""
     reason: str
     advice: str | None = None
 
 
 class JobSummary(Mapped):
-    """The figures of a job that has succeeded. Sizes are in bytes; perplexities are None if they were not measured."""
+    """The figures of a job that has succeeded. Sizes are in bytes; a measurement that was not made is None."""
 
     size_before_bytes: int
     size_after_bytes: int
     perplexity_before: float | None = None
     perplexity_after: float | None = None
     perplexity_ratio: float | None = None
+    perplexity_ratio_stderr: float | None = None
+    """Standard error of perplexity_ratio."""
     kl_mean: float | None = None
     kl_stderr: float | None = None
+    """Standard error of kl_mean."""
     verdict: Verdict | None = None
     worst_layer: WorstLayer
-    num_layers_quantized: int = 0
-    num_layers_kept: int = 0
+    num_layers_quantized: int
+    num_layers_kept: int
     mix: MixSummary | None = None
     goal: GoalSummary | None = None
-    quantize_s: float = 0.0
+    quantize_s: float
     total_s: float
-    seconds_by_phase: dict[str, float] = {}
+    seconds_by_phase: dict[str, float] = Field(default={})
+    """Of the run that ended; one that it resumed is not counted."""
+    executor: str = "streamed"
     peak_memory_bytes: int
-    planned_peak_memory_bytes: int | None = None
-    failed_tasks: dict[str, str] = {}
-    gate: str = ""
-    gates: list[dict[str, Any]] = []
-    exports: dict[str, ExportSummary] = {}
+    """The larger one of memory_by_phase."""
+    planned_peak_memory_bytes: int
+    memory_by_phase: dict[str, Any] | None = None
+    ranks: list[dict[str, Any]] | None = None
+    """For a job on several processes: peak memory of each."""
+    failed_tasks: dict[str, str] = Field(default={})
+    """Tasks of lm-evaluation-harness without a result, each with the reason."""
+    gate: str
+    """`off`, `warn` or `fail`."""
+    gates: list[dict[str, Any]] = Field(default=[])
+    exports: dict[str, ExportSummary] = Field(default={})
 
 
-class Job(Answer):
-    """A job in the state of the moment when the service answered.
+class Job(JobBase):
+    """A job as clients see it: the request, with every default filled in, and the job's state.
 
-    `eta_s`: about the seconds left of the whole job, None without similar earlier jobs of its project.
+    `submitted_by` is None for a job that was submitted on the machine itself. `state_times`: the last time at which
+    it entered each state. `waiting_reason` and `queue_position` (1 is next) are there while it waits. `eta_s`:
+    about the seconds left of the whole job, by earlier jobs of its project that did the same kind of work; None without
+    such a job. `progress.eta_s` is of the phase alone. `error` has a stable `code`, a `hint`, and says in
+    `retryable` whether a retry can help; until `progress_kept_until` that continues after the last saved block.
+    `publish` is the target from the start; `publication`, None if there was
+    none, is the state of that or of a later `POST .../publish`.
     """
 
     id: str
-    state: str
     name: str | None = None
-    labels: dict[str, str] = {}
-    priority: int = 5
-    pinned: bool = False
-    limits: dict[str, int | None] = {}
-    state_times: dict[str, str] = {}
+    labels: dict[str, str] = Field(default={})
+    priority: int
+    pinned: bool
+    limits: dict[str, Any] = Field(default={})
+    state: str
+    """`queued`, `running`, `retry_wait`, `cancelling`, `pausing`, `paused`, `succeeded`, `failed` or `cancelled`."""
+    state_times: dict[str, str] = Field(default={})
     waiting_reason: str | None = None
     queue_position: int | None = None
     phase: str | None = None
     progress: Progress | None = None
     eta_s: float | None = None
-    phases: list[Phase] = []
-    model: dict[str, Any]
-    config: dict[str, Any]
+    phases: list[Phase] = Field(default=[])
+    model: dict[str, Any] = Field(default={})
     preset: str | None = None
+    config: dict[str, Any] = Field(default={})
     mix: dict[str, Any] | None = None
-    goal: dict[str, Any] | None = None
-    calibration: dict[str, Any] = {}
-    export: list[str] = []
-    evaluation: dict[str, Any] = {}
-    gate: str = "warn"
-    max_shard_size: str = "5GB"
-    file2file: bool = False
-    shard_blocks: bool | None = None
-    nodes: int = 1
+    needs_memory_bytes: int | None = None
     avoid_host: str | None = None
     progress_kept_until: str | None = None
     cloned_from: str | None = None
     sweep_id: str | None = None
     sweep_values: dict[str, Any] | None = None
-    attempt: int = 0
+    submitted_by: dict[str, Any] | None = None
+    attempt: int
     created_at: str
     started_at: str | None = None
     finished_at: str | None = None
@@ -250,20 +253,35 @@ class Job(Answer):
     artifact: ArtifactRef | None = None
     publish: dict[str, Any] | None = None
     publication: Publication | None = None
-    cancel_requested: bool = False
-
-    @property
-    def is_final(self) -> bool:
-        return self.state in FINAL_STATES
+    cancel_requested: bool
+    calibration: dict[str, Any] = Field(default={})
+    export: list[str] = Field(default=[])
+    """Checkpoint formats. By default the one that most programs load directly for the scheme."""
+    evaluation: dict[str, Any] = Field(default={})
+    gate: str = "warn"
+    """What a missed quality limit means: off, warn, or fail."""
+    max_shard_size: str = "5GB"
+    """Largest file of weights, as 500MB or 5GB, unless one tensor is larger. GGUF is one file."""
+    file2file: bool = False
+    """Quantize weight by weight, from file to file. No model is run, or measured: for schemes that need no data, and
+    architectures that nobody knows.
+    """
+    shard_blocks: bool | None = None
+    """Shard each decoder block over the processes of a worker (FSDP2). By default blocks are sharded where a device
+    has too little memory for a whole one.
+    """
+    goal: dict[str, Any] | None = None
+    nodes: int = 1
+    """Number of workers that do the job together. They must share a disk."""
 
 
 class Event(Answer):
-    """An entry of a job's history; `seq` counts within the job."""
+    """An event; `seq` counts 1, 2, 3 within the job."""
 
     seq: int
     at: str
     kind: str
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = Field(default={})
 
 
 class ArtifactFile(Answer):
@@ -275,7 +293,7 @@ class ArtifactFile(Answer):
 
 
 class LogLine(Answer):
-    """A line that an engine printed; `seq` counts within the job, over all its attempts."""
+    """A line of the log; `seq` counts within the job, over all its attempts."""
 
     seq: int
     at: str
@@ -285,67 +303,70 @@ class LogLine(Answer):
 
 
 class Summary(Answer):
-    """The number of jobs, in total and in each state."""
+    """The number of jobs, in all and in each state."""
 
     total: int
-    by_state: dict[str, int]
+    by_state: dict[str, int] = Field(default={})
 
 
 class Dataset(Answer):
-    """An uploaded data file; `column` holds its text. Jobs take its id as `calibration.source`."""
+    """An uploaded data file. A job takes it as `calibration.source`; `column` is its default there."""
 
     id: str
     name: str
     format: str
     bytes: int
     sha256: str
-    columns: list[str]
+    columns: list[str] = Field(default=[])
     column: str
-    statistics: dict[str, Any]
+    statistics: dict[str, Any] = Field(default={})
     created_at: str
 
 
 class PreviewRow(Answer):
-    """A row of a dataset: its place in the file, and its values, with long ones shortened."""
+    """A row: its place in the file, and its values, with long ones cut short."""
 
     place: str
-    values: dict[str, Any]
+    values: dict[str, Any] = Field(default={})
 
 
 class Estimate(Answer):
-    """The estimate for a preset: size in bytes by format, or in `refused` the error that rules the preset out."""
+    """The effect of a preset on the model: format -> size in bytes; `refused` says why the preset cannot be used."""
 
     preset: str
-    size_bytes: dict[str, int]
+    size_bytes: dict[str, int] = Field(default={})
     peak_memory_bytes: int | None = None
     refused: dict[str, str] | None = None
 
 
 class Inspection(Answer):
-    """The properties of a model, read from its headers.
+    """The properties of a model. `model` names it as a job would store it: a real path, or an id with its commit.
 
     `grids`: levels on which its weights lie already, since they were quantized before; from a few rows of them.
     """
 
-    model: dict[str, Any]
+    model: dict[str, Any] = Field(default={})
     model_type: str
-    architectures: list[str]
+    architectures: list[str] = Field(default=[])
     num_blocks: int
     num_parameters: int
-    dtypes: dict[str, int]
-    linear_layers: list[dict[str, Any]]
+    dtypes: dict[str, int] = Field(default={})
+    linear_layers: list[dict[str, Any]] = Field(default=[])
     tied_embeddings: bool
     experts: dict[str, int] | None = None
+    max_position_embeddings: int | None = None
+    vocab_size: int | None = None
     license: str | None = None
+    num_files: int
     size_bytes: int
     quantization: dict[str, str | None] | None = None
-    grids: list[dict[str, Any]] = []
-    estimates: list[Estimate]
-    warnings: list[str]
+    grids: list[dict[str, Any]] = Field(default=[])
+    estimates: list[Estimate] = Field(default=[])
+    warnings: list[str] = Field(default=[])
 
 
 class KeptTensor(Answer):
-    """A weight that stays in high precision, and the reason."""
+    """A layer that stays in its original precision, and the reason."""
 
     name: str
     reason: str
@@ -354,38 +375,44 @@ class KeptTensor(Answer):
 class Plan(Mapped):
     """The plan of a job, made from the model's headers. Sizes are in bytes.
 
-    `capacity`: with hardware, whether the job fits and how long it takes. `time_s`: what the last such jobs took.
+    `experts`: how a mixture that is calibrated routes, with the calibration tokens that each expert gets on average.
+    `mix`, `goal`, `publish` and `capacity` are there if the request asked for them; `capacity` says whether
+    the job fits the hardware and how long it takes. `time_s`: the median seconds of the project's last jobs with the
+    same model, algorithms, texts, formats and goal; None if there is none. `possible_chains`: the algorithms that the
+    first candidate of a goal can have.
     """
 
     model_type: str
     num_blocks: int
     num_layers: int
-    layers: list[dict[str, Any]]
-    kept: list[KeptTensor]
-    exports: list[str]
-    config: dict[str, Any]
+    layers: list[dict[str, Any]] = Field(default=[])
+    kept: list[KeptTensor] = Field(default=[])
+    exports: list[str] = Field(default=[])
+    config: dict[str, Any] = Field(default={})
     preset: str | None = None
     mix: dict[str, Any] | None = None
     goal: dict[str, Any] | None = None
-    calibration: dict[str, Any]
-    evaluation: dict[str, Any] = {}
+    calibration: dict[str, Any] = Field(default={})
+    evaluation: dict[str, Any] = Field(default={})
     needs_calibration: bool
     experts: dict[str, int] | None = None
     executor: str
     size_before_bytes: int
     size_after_bytes: int
     peak_memory_bytes: int
-    memory_by_phase: dict[str, dict[str, int]] = {}
-    warnings: list[str] = []
+    memory_bytes: dict[str, int] = Field(default={})
+    memory_by_phase: dict[str, dict[str, int]] = Field(default={})
+    warnings: list[str] = Field(default=[])
     time_s: float | None = None
     possible_chains: list[list[str]] | None = None
+    publish: dict[str, Any] | None = None
     capacity: dict[str, Any] | None = None
 
 
 class Recipe(Answer):
     """The recipe of a result: a `preset`, a `mix` of schemes, or a `goal`; with none of them a whole config.
 
-    `algorithms` is None with a goal, for which the job chose them.
+    `algorithms` is None with a goal: then the job chose them, and its report names them.
     """
 
     preset: str | None = None
@@ -395,12 +422,12 @@ class Recipe(Answer):
 
 
 class Sweep(Answer):
-    """Jobs that were submitted together, in the order of the matrix."""
+    """A sweep and its jobs as they are now, in the order of its matrix."""
 
     id: str
     name: str | None = None
     created_at: str
-    matrix: dict[str, list[Any]]
+    matrix: dict[str, list[Any]] = Field(default={})
     total: int
-    by_state: dict[str, int]
-    jobs: list[Job]
+    by_state: dict[str, int] = Field(default={})
+    jobs: list[Job] = Field(default=[])

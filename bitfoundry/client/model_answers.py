@@ -1,14 +1,16 @@
-"""Answers of the service about models: the results of each, and those on the server."""
+"""Answers of the service as frozen values, made by `make openapi` (api/client_answers.py)."""
 
 from pydantic import Field
 
-from bitfoundry.client.answers import Answer, Recipe
+from bitfoundry.client.answer import Answer
+from bitfoundry.client.answers import Recipe
 
 
 class BriefResult(Answer):
-    """A result in short. Sizes are in bytes; what was not measured is None.
+    """A result in short. What was not measured is None. `verdict` is faithful, good, unclear, degraded or broken.
 
-    `kl_mean` is in nats per token, with the standard error `kl_stderr`.
+    `kl_mean` is the mean KL divergence from the original in nats per token, and `kl_stderr` its standard error,
+    which results of earlier versions lack.
     """
 
     job_id: str
@@ -25,13 +27,15 @@ class BriefPublication(Answer):
     """The newest publication of a result in short; `url` is None until it has succeeded."""
 
     state: str
+    """`pending`, `publishing`, `published` or `failed`."""
     url: str | None = None
 
 
 class Result(BriefResult):
-    """A result of a model. `derived_models` are models in its artifact that other jobs quantized.
+    """A result of a model.
 
-    `sha` is the commit of a model on the Hub. The job `cloned_from` may be deleted since.
+    `sha` is the commit of a model on the Hub that was quantized. `cloned_from` is the id of a job, which may be
+    deleted since. `derived_models` are the names of models in this result's artifact that other jobs quantized.
     """
 
     name: str | None = None
@@ -51,10 +55,11 @@ class ParentResult(Answer):
 
 
 class UsedModel(Answer):
-    """A model that jobs used: its Hub id or its path on the server, its jobs, and its results in short.
+    """A model that jobs of the project used. `name` is its id on the Hub, or its path on the server.
 
-    `best` is the smallest of the results with the best verdict. `active_at` is when one of its jobs was last submitted,
-    started or ended.
+    `num_results` counts the jobs that have succeeded. `active_at` is when one of the jobs was last submitted,
+    started or ended. `best` is the smallest of the results with the best verdict. `derived_from` is set for a path
+    in the artifact of a job of the project that is not deleted.
     """
 
     name: str
@@ -71,18 +76,18 @@ class ModelResults(Answer):
 
     model: str
     derived_from: ParentResult | None = None
-    data: list[Result]
+    data: list[Result] = Field(default=[])
 
 
 class ModelFolder(Answer):
-    """A model on the server that a job can name by its path; `size_bytes` is that of its weight files."""
+    """The folder of a model that a job can read, and the size of its weight files."""
 
     path: str
     size_bytes: int
 
 
 class ModelFolders(Answer):
-    """The models on the server, by path; `is_complete` is False if not all folders were searched."""
+    """The models that were found. `is_complete` is false if not all folders were searched."""
 
-    data: list[ModelFolder]
+    data: list[ModelFolder] = Field(default=[])
     is_complete: bool

@@ -99,7 +99,10 @@ class ExportSummary(Record):
 
 
 class MixSummary(Record):
-    """The chosen mixed-precision scheme in short; ``kl_mean`` is measured without GPTQ or any other algorithm."""
+    """The chosen mix in short: the number of layers of each scheme, bits per weight, and the KL divergence.
+
+    ``loss`` is the estimated one; ``kl_mean`` is measured without GPTQ or any other algorithm.
+    """
 
     layers: dict[str, int]
     bits: Number
@@ -115,7 +118,7 @@ class GoalSummary(Record):
 
 
 class Summary(Record):
-    """The figures of a finished job that a table shows."""
+    """The figures of a job that has succeeded. Sizes are in bytes; a measurement that was not made is null."""
 
     size_before_bytes: int
     size_after_bytes: int

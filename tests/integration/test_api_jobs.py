@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
+from api.jobs.stored_types import PlanOut
 from api.store.engine import Sessions
 from api.store.queue import leases
 from api.store.queue.events import NewEvent
@@ -507,6 +508,20 @@ def test_plans_and_presets(client: TestClient, make_model: MakeModel, sessions: 
         assert plan["config"] == rows[name]["config"] | {"algo_config": rows[name]["recipes"]["balanced"]}
     with sessions.begin() as session:
         assert session.scalar(text("SELECT count(*) FROM job")) == 0
+
+
+GOAL = {"goal": {"runtime": "transformers", "device": "24GB"}}
+MIX = {"mix": {"schemes": ["w4a16", "int8_weight_only"], "max_bits": 6}}
+
+
+@pytest.mark.parametrize("asked", [{"config": {"preset": "fp8"}, "hardware": {"devices": "1x80GB"}}, GOAL, MIX])
+def test_a_plan_is_as_documented(client: TestClient, make_model: MakeModel, asked: dict[str, Any]) -> None:
+    """Nothing is validated on its way out: the document says what the engine's plan has."""
+    answer = client.post("/v1/plans", json={"model": {"path": str(make_model())}, **asked})
+    assert answer.status_code == 200, answer.text
+    plan = answer.json()
+    assert plan.keys() <= PlanOut.model_fields.keys()
+    assert PlanOut.model_validate(plan).model_dump(mode="json", exclude_unset=True) == plan
 
 
 def test_an_effort_chooses_the_algorithms_of_a_scheme(client: TestClient, make_model: MakeModel) -> None:

@@ -21,8 +21,13 @@ SUMMARY = {
     "size_before_bytes": 38000,
     "size_after_bytes": 19000,
     "worst_layer": {"name": "l0", "relative_error": 0.01, "sqnr_db": 40.0},
+    "num_layers_quantized": 1,
+    "num_layers_kept": 0,
+    "quantize_s": 0.5,
     "total_s": 1.0,
     "peak_memory_bytes": 1000,
+    "planned_peak_memory_bytes": 1000,
+    "gate": "warn",
     "exports": {},
     "note": "stub\0",
 }

@@ -19,6 +19,10 @@ from bitfoundry.errors import ApiError, BitfoundryError, WaitTimeout
 JOB: dict[str, Any] = {
     "id": "job_1",
     "state": "queued",
+    "priority": 5,
+    "pinned": False,
+    "attempt": 0,
+    "cancel_requested": False,
     "model": {"path": "/m"},
     "config": {},
     "created_at": "2026-11-21T12:00:00Z",
