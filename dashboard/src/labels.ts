@@ -1,4 +1,5 @@
 // Labels that more than one page shows: one idea has one name.
+import type { Runtime } from "./api/types";
 
 export const LABELS = {
   evaluation: "Evaluation",
@@ -22,7 +23,7 @@ export const EFFORT_TEXTS = {
 } as const;
 
 /** The programs that a result can be meant for. */
-export const RUNTIME_TEXTS: Record<string, string> = {
+export const RUNTIME_TEXTS: Record<Runtime, string> = {
   vllm: "vLLM",
   transformers: "Transformers",
   llama_cpp: "llama.cpp",

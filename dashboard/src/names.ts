@@ -1,5 +1,5 @@
 // What runs, models and recipes are called in text.
-import { type Job, modelOf, type Recipe } from "./api/types";
+import { type Job, modelOf, type Recipe, type Runtime } from "./api/types";
 import { shortId, shortName } from "./format";
 import { RUNTIME_TEXTS } from "./labels";
 
@@ -13,7 +13,7 @@ export function modelText(name: string): string {
 
 /** "w4a16 + gptq", "mix of w4a16, keep", "goal: vLLM on 24GB": what a result was made with. */
 export function recipeText({ preset, mix, goal, algorithms }: Recipe): string {
-  if (goal) return `goal: ${RUNTIME_TEXTS[String(goal.runtime)] ?? goal.runtime} on ${goal.device}`;
+  if (goal) return `goal: ${RUNTIME_TEXTS[goal.runtime as Runtime] ?? goal.runtime} on ${goal.device}`;
   const schemes = mix?.schemes as string[] | undefined;
   return [schemes ? `mix of ${schemes.join(", ")}` : (preset ?? "custom"), ...(algorithms ?? [])].join(" + ");
 }

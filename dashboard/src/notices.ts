@@ -1,6 +1,5 @@
 // Notifications of the browser when a run ends while the page is hidden. The choice is this browser's alone.
 import type { Job } from "./api/types";
-import { failureOf } from "./api/types";
 import { nameOf } from "./names";
 import { FINAL_STATES, STATES } from "./ui/states";
 
@@ -26,7 +25,7 @@ export async function chooseNotices(on: boolean): Promise<NoticeState> {
 export function noticeText(job: Job): { title: string; body: string } {
   const { verdict, goal } = job.summary ?? {};
   const missed = goal && !goal.is_met ? `goal missed: ${goal.why}. ` : "";
-  const body = verdict ? `${missed}${verdict.level}: ${verdict.reason}` : (failureOf(job)?.message ?? "");
+  const body = verdict ? `${missed}${verdict.level}: ${verdict.reason}` : (job.error?.message ?? "");
   return { title: `${nameOf(job)}: ${STATES[job.state].text}`, body };
 }
 

@@ -3,7 +3,13 @@ import type { components } from "./schema";
 
 type Schemas = components["schemas"];
 
+/** A request as the pages write it: what is not set is left out, and never null. */
+type Given<T> = T extends object ? { [K in keyof T]: Given<Exclude<T[K], null>> } : T;
+
 export type Job = Schemas["JobOut"];
+export type JobCreate = Given<Schemas["JobCreate"]>;
+export type Runtime = Schemas["Goal"]["runtime"];
+export type Target = Given<Schemas["PublishTo"]>;
 export type JobPage = Schemas["JobPage"];
 export type JobSummary = Schemas["SummaryOut"];
 export type State = Schemas["State"];
@@ -13,6 +19,9 @@ export type EventPage = Schemas["EventPage"];
 export type LogLine = Schemas["LogLineOut"];
 export type LogPage = Schemas["LogPage"];
 export type ArtifactFile = Schemas["FileOut"];
+export type Plan = Schemas["PlanOut"];
+export type Progress = Schemas["ProgressOut"];
+export type Publication = Schemas["PublicationOut"];
 export type Preset = Schemas["PresetOut"];
 export type Inspection = Schemas["InspectionOut"];
 export type ModelFolders = Schemas["FolderList"];
@@ -52,23 +61,7 @@ export type ResultBrief = Schemas["ResultBrief"];
 export type Recipe = Schemas["RecipeOut"];
 export type List<T> = { data: T[] };
 
-// Types of what is untyped in the OpenAPI document, with the fields that the pages show.
-export interface Progress {
-  phase: string;
-  done: number;
-  total: number;
-  unit: string;
-  eta_s?: number | null;
-}
-
-export interface JobFailure {
-  code: string;
-  message: string;
-  hint?: string;
-  detail?: string;
-  retryable?: boolean;
-}
-
+/** An event of a layer: the OpenAPI document has no types of events. */
 export interface Layer {
   name: string;
   block: number;
@@ -78,31 +71,6 @@ export interface Layer {
   output_error?: number | null;
 }
 
-export interface Plan {
-  model_type: string;
-  num_blocks: number;
-  num_layers: number;
-  layers: { name: string; block: number; shape: number[]; scheme: string; chosen_by: string }[];
-  kept: { name: string; reason: string }[];
-  exports: string[];
-  needs_calibration: boolean;
-  size_before_bytes: number;
-  size_after_bytes: number;
-  executor: string;
-  peak_memory_bytes: number;
-  memory_bytes: Record<string, number>;
-  warnings: string[];
-  config: Record<string, unknown>;
-  preset: string | null;
-  time_s: number | null;
-  /** Of a goal: the algorithms that its first candidate can have. */
-  possible_chains?: string[][];
-}
-
-export type Publication = Schemas["PublicationOut"];
-
-export const progressOf = (job: Job) => job.progress as Progress | null;
 export const summaryOf = (job: Job) => job.summary;
-export const failureOf = (job: Job) => job.error as JobFailure | null;
 export const schemeOf = (job: Job) => job.preset ?? (job.goal ? "goal" : job.mix ? "mixed" : "custom");
 export const modelOf = (job: Job) => String(job.model.id ?? job.model.path ?? "");

@@ -1,4 +1,4 @@
-import { type Job, type Progress, progressOf, summaryOf } from "../api/types";
+import { type Job, type Progress, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatEstimate, formatLoss, formatPercent } from "../format";
 import { OPERATOR } from "../labels";
 import { Link } from "../link";
@@ -20,7 +20,7 @@ export const jobLeftText = ({ eta_s }: Pick<Job, "eta_s">, progress: Progress | 
 
 /** The progress cell of a list: phase, bar and remaining time, or the reason why the job waits or failed. */
 export function JobProgress({ job }: { job: Job }) {
-  const progress = progressOf(job);
+  const progress = job.progress;
   if (job.state === "running" || job.state === "pausing" || job.state === "cancelling") {
     const shown = progress && progress.phase === job.phase ? progress : null;
     const phaseLeft = shown ? phaseLeftText(shown) : "";

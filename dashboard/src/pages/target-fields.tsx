@@ -1,21 +1,7 @@
 import { get } from "../api/client";
 import { useQuery } from "../api/query";
-import type { HubToken, List } from "../api/types";
+import type { HubToken, List, Target } from "../api/types";
 import { Field } from "../ui/basics";
-
-/** Where an artifact is published: a repository on the Hub, or a storage URL (`to`). */
-export interface Target {
-  repo_id?: string;
-  private?: boolean;
-  revision?: string;
-  create_pr?: boolean;
-  commit_message?: string;
-  path_in_repo?: string;
-  hub_token?: string;
-  to?: string;
-  force?: boolean;
-  replace?: boolean;
-}
 
 export const HUB_TARGET: Target = { repo_id: "", private: true };
 

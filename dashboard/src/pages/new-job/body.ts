@@ -1,87 +1,14 @@
 // The request for a job, shared by the form, the JSON tab, the plan and the code snippets.
-import type { Job, Preset } from "../../api/types";
+import type { Job, JobCreate, Preset } from "../../api/types";
 import { differences } from "../../diff";
-import type { EFFORT_TEXTS } from "../../labels";
-import type { Target } from "../target-fields";
 
-export interface ModelRef {
-  path?: string;
-  id?: string;
-  revision?: string;
-  hub_token?: string;
-}
-
-export interface Text {
-  source?: string;
-  column?: string;
-  config?: string;
-  split?: string;
-  revision?: string;
-}
-
-/** Arguments of the model's chat template, such as enable_thinking. */
-type TemplateArguments = Record<string, unknown>;
-
-export interface Calibration extends Text {
-  chat_template_kwargs?: TemplateArguments;
-  /** Several sources in place of one, each with its weight among them. */
-  sources?: (Text & { share?: number })[];
-  num_samples?: number;
-  seq_len?: number;
-  seed?: number;
-}
-
-export interface Evaluation extends Text {
-  chat_template_kwargs?: TemplateArguments;
-  num_windows?: number;
-  seq_len?: number;
-  stride?: number;
-  num_prompts?: number;
-  tasks?: string[];
-  limit?: number;
-  num_fewshot?: number;
-  batch_size?: number;
-}
-
-export interface Mix {
-  schemes: string[];
-  max_size?: string | number;
-  max_bits?: number;
-  max_divergence?: number;
-}
-
-export interface Goal {
-  runtime: string;
-  device?: string;
-  max_size?: string | number;
-  min_recovery?: number | string;
-  context?: number;
-  max_time_s?: number;
-}
-
-export interface Body {
-  model: ModelRef;
-  /** Chooses scheme, algorithms and format: none of them is given beside it. */
-  goal?: Goal;
-  /** Left out for a goal and for a mix, or holds the algorithms of a mix only. */
-  config?: Record<string, unknown>;
-  mix?: Mix;
-  effort?: Effort;
-  calibration?: Calibration;
-  export?: string[];
-  name?: string;
-  labels?: Record<string, string>;
-  priority?: number;
-  limits?: { max_runtime_s?: number; max_pending_s?: number };
-  max_shard_size?: string;
-  gate?: string;
-  evaluation?: Evaluation;
-  file2file?: boolean;
-  shard_blocks?: boolean;
-  publish?: Target;
-}
-
-export type Effort = keyof typeof EFFORT_TEXTS;
+export type Body = JobCreate;
+export type ModelRef = Body["model"];
+export type Calibration = NonNullable<Body["calibration"]>;
+export type Evaluation = NonNullable<Body["evaluation"]>;
+export type Mix = NonNullable<Body["mix"]>;
+export type Goal = NonNullable<Body["goal"]>;
+export type Effort = NonNullable<Body["effort"]>;
 const EFFORTS: Effort[] = ["balanced", "fast", "best"];
 
 /** The effort of a job with a preset and no algorithms of its own. */
@@ -220,10 +147,10 @@ export function bodyOf(job: Job, presets: Preset[]): Body {
   return {
     model,
     ...(job.goal
-      ? { goal: goal as unknown as Goal }
+      ? { goal: goal as Goal }
       : {
           ...(job.mix
-            ? { ...besideMix, mix: job.mix as unknown as Mix }
+            ? { ...besideMix, mix: job.mix as Mix }
             : { config: effort ? { preset: preset.name } : job.config }),
           ...(effort && effort !== "balanced" && !job.mix ? { effort } : {}),
           export: job.export,

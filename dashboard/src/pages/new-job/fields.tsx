@@ -54,21 +54,21 @@ export function Value({
   );
 }
 
-interface Choosing extends Pick<At, "label" | "hint"> {
+interface Choosing<T extends string> extends Pick<At, "label" | "hint"> {
   error?: string;
   value: string;
-  texts: Record<string, string>;
-  onChoose: (value: string) => void;
+  texts: Readonly<Record<T, string>>;
+  onChoose: (value: T) => void;
   disabled?: boolean;
 }
 
 /** A list to choose one value from, each shown by its text. */
-export function Choice({ label, hint, error, texts, onChoose, ...select }: Choosing) {
+export function Choice<T extends string>({ label, hint, error, texts, onChoose, ...select }: Choosing<T>) {
   return (
     <Field label={label} hint={hint} error={error}>
       {(own) => (
-        <select {...own} {...select} onChange={({ target }) => onChoose(target.value)}>
-          {Object.entries(texts).map(([value, text]) => (
+        <select {...own} {...select} onChange={({ target }) => onChoose(target.value as T)}>
+          {Object.entries<string>(texts).map(([value, text]) => (
             <option key={value} value={value}>
               {text}
             </option>

@@ -2,10 +2,10 @@ import { useState } from "react";
 import presetChanges from "../../../preset-changes.json";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import type { List, Preset } from "../../api/types";
+import type { List, Preset, Target } from "../../api/types";
 import { COLUMN_PLACEHOLDER, EFFORT_TEXTS, LABELS } from "../../labels";
 import { Field } from "../../ui/basics";
-import { HUB_TARGET, type Target, TargetFields } from "../target-fields";
+import { HUB_TARGET, TargetFields } from "../target-fields";
 import {
   type Algorithm,
   type Body,

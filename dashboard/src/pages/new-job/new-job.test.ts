@@ -282,7 +282,7 @@ it("a goal takes the place of everything that it chooses, and a clone asks for i
 });
 
 it("shows the flags of a goal", () => {
-  const goal = { runtime: "vllm", device: "24GB", max_size: "4GB", min_recovery: 0.99, context: 4096, max_time_s: 60 };
+  const goal = { ...START_GOAL, max_size: "4GB", min_recovery: 0.99, context: 4096, max_time_s: 60 };
   const command = asCommand({ model: { path: "/m" }, goal }, ORIGIN);
   const flags = [
     "--runtime vllm",

@@ -1,7 +1,7 @@
 import { useState } from "react";
 import { get, post } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { failureOf, type Job, type List, type Worker } from "../../api/types";
+import type { Job, List, Worker } from "../../api/types";
 import { Link } from "../../link";
 import { useSession } from "../../sign-in";
 import { Failure } from "../../ui/basics";
@@ -13,7 +13,7 @@ import { failedText, resumesText } from "./timeline";
 export function JobFailure({ job, saved, onChange }: { job: Job; saved: Saved | null; onChange: () => void }) {
   const mayWrite = useSession().can("jobs:write");
   const [error, setError] = useState<Error>();
-  const failure = failureOf(job);
+  const failure = job.error;
   const mayGoElsewhere = useMayGoElsewhere(failure?.retryable === true);
   if (!failure) return null;
   const isFinal = job.state === "failed";

@@ -1,5 +1,5 @@
 import { useEffect, useState } from "react";
-import { type Job, progressOf } from "../../api/types";
+import type { Job } from "../../api/types";
 import { capitalize, formatDuration } from "../../format";
 import { Bar } from "../../ui/basics";
 import { FINAL_STATES } from "../../ui/states";
@@ -14,7 +14,7 @@ const NARROWEST = 0.04;
 export function Phases({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   const isOver = FINAL_STATES.has(job.state);
   const now = useNow(!isOver && job.phases.length > 0);
-  const progress = eventLog.progress ?? progressOf(job); // events arrive before the job is polled
+  const progress = eventLog.progress ?? job.progress; // events arrive before the job is polled
   const steps = timeline(job, now);
   const present = progress?.phase === job.phase ? progress : null;
   const left = isOver ? "" : jobLeftText(job, present);

@@ -1,11 +1,11 @@
 import { type FormEvent, useState } from "react";
 import { post } from "../../api/client";
-import type { Job, JobFailure, Publication } from "../../api/types";
+import type { Job, Publication, Target } from "../../api/types";
 import { formatBytes, plural } from "../../format";
 import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
 import { Bar, Dialog, Failure, Time } from "../../ui/basics";
-import { HUB_TARGET, type Target, TargetFields } from "../target-fields";
+import { HUB_TARGET, TargetFields } from "../target-fields";
 
 interface Plan {
   url: string;
@@ -67,7 +67,7 @@ function Shown({ publication }: { publication: Publication }) {
   const [tone, text] = LOOKS[publication.state] ?? ["quiet", publication.state];
   const { target, url } = publication;
   const progress = publication.progress as { done: number; total: number } | null;
-  const error = publication.error as JobFailure | null;
+  const error = publication.error;
   return (
     <>
       <p className="row">
