@@ -7,7 +7,7 @@ from bitfoundry.client.answers import Recipe
 
 
 class BriefResult(Answer):
-    """A result in short. What was not measured is None. `verdict` is faithful, good, unclear, degraded or broken.
+    """A result in short. What was not measured is None. `verdict` is the level of its `Verdict`.
 
     `kl_mean` is the mean KL divergence from the original in nats per token, and `kl_stderr` its standard error,
     which results of earlier versions lack.

@@ -21,10 +21,6 @@ from quantcore.formats import IntFormat
 Effort = Literal["fast", "balanced", "best"]
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
 DEFAULT_EFFORT: Effort = "balanced"
-POOR = ("degraded", "broken")
-"""Verdicts that call for a better recipe."""
-UNPUBLISHED = ("unclear", *POOR)
-"""Verdicts on results that are only published if somebody insists."""
 
 TUNED_BITS = 3
 """Most bits of a weight at which ``distill`` gains: see docs/benchmarks.md."""

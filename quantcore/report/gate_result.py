@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from quantcore.config.recipes import POOR
+from quantcore.config.verdict_levels import POOR
 from quantcore.report.quality import Number, Record, Verdict
 
 Status = Literal["pass", "warn", "fail", "skipped"]

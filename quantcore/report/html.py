@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from quantcore.config.verdict_levels import LEVELS
 from quantcore.report.answers import common_length
 from quantcore.report.error_chart import HEIGHT, LEFT, WIDTH, error_chart, grid, height
 from quantcore.report.quality import DraftQuality, EncoderQuality, PositionQuality, Quality, Sample, TaskResults
@@ -40,7 +41,7 @@ svg circle{fill:var(--mark)}svg circle.chosen{fill:var(--fail)}details{margin:.5
 """
 """Colours and cards of the dashboard's page of a run (``dashboard/src/styles``)."""
 
-_TONES = {"faithful": "pass", "good": "pass", "unclear": "warn", "degraded": "warn", "broken": "fail"}
+_TONES = dict(zip(LEVELS, ("pass", "pass", "warn", "warn", "fail"), strict=True))
 
 
 def page(report: Report) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, WithJsonSchema, model_serializer
 
+from quantcore.config.verdict_levels import Level
+
 Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
 """A number that stays an integer in JSON if it is one."""
 DEVIATIONS = 1.96
@@ -244,9 +246,6 @@ class ConsumerCheck(Record):
             return f"not read by another program: {self.not_checked or 'this was not tried.'}"
         what = "the files of a small twin, exported in the same way" if self.of_twin else "the files"
         return f"{self.consumer} reads {what}; its logits differ by {self.logit_difference:.1e} of their norm."
-
-
-Level = Literal["faithful", "good", "unclear", "degraded", "broken"]
 
 
 class Verdict(Record):

@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantcore.report.quality import Level, Measure, Quality, TaskResults, Verdict
+from quantcore.config.verdict_levels import Level
+from quantcore.report.quality import Measure, Quality, TaskResults, Verdict
 
 _RISES = re.compile("perplexity|bits_per|brier|ece")  # metrics that a worse model has more of
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -17,7 +17,6 @@ from api.store.tables.jobs import Project
 from quantcore.config import presets
 from quantcore.config.goal import Goal
 from quantcore.config.quantization import Config, parse_config
-from quantcore.report.quality import Level
 from tests.support.reports import report
 
 Submit = Callable[..., str]
@@ -76,10 +75,6 @@ def test_one_entry_a_model_with_its_best_and_its_newest_result(
     assert (hub["num_jobs"], hub["num_results"], hub["best"], hub["newest"]) == (1, 0, None, None)
     assert hub["active_at"] == client.get(f"/v1/jobs/{waiting}").json()["created_at"]
     assert (other["best"], other["newest"]["job_id"], other["newest"]["verdict"]) == (None, unmeasured, None)
-
-
-def test_the_verdicts_are_in_order() -> None:
-    assert get_args(Level) == lineage.LEVELS
 
 
 def test_results_over_time_with_what_made_them(client: TestClient, sessions: Sessions, succeed: Succeed) -> None:

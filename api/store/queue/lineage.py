@@ -15,9 +15,7 @@ from sqlalchemy import TextClause, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from api.store.tables.jobs import PARENT, SOURCE, Job
-
-LEVELS = ("faithful", "good", "unclear", "degraded", "broken")
-"""Verdicts from the best to the worst (see ``quantcore.report.quality.Level``)."""
+from quantcore.config.verdict_levels import LEVELS
 
 _RESULTS = f"project_id = :project_id AND {SOURCE} = {{name}} AND state = 'succeeded'"
 _MODELS = text(

@@ -21,7 +21,7 @@ from api.store.queue.events import NewEvent
 from api.store.states import State
 from api.store.tables.jobs import Job
 from api.store.tables.publications import OPEN, Publication, PublicationState
-from quantcore.config.recipes import UNPUBLISHED
+from quantcore.config.verdict_levels import UNPUBLISHED
 
 
 class CannotPublish(Exception):

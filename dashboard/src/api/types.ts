@@ -48,6 +48,7 @@ export type Summary = Schemas["Summary"];
 export type GoalResult = Schemas["GoalResult"];
 export type Quality = Schemas["Quality"];
 export type Drafts = Schemas["DraftQuality"];
+export type Level = Schemas["Verdict"]["level"];
 export type Measured = Schemas["Measure"];
 export type Gate = Schemas["GateResult"];
 export type Chat = Schemas["ChatOut"];

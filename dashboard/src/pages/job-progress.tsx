@@ -5,6 +5,7 @@ import { Link } from "../link";
 import { nameOf } from "../names";
 import { Bar, Time } from "../ui/basics";
 import { StateLabel } from "../ui/states";
+import { toneOf } from "./run/verdict";
 
 /** The progress of the current phase as text, for example "block 12 of 30". */
 export function formatProgress({ unit, done, total }: Pick<Progress, "unit" | "done" | "total">): string {
@@ -107,7 +108,7 @@ export function SizeChange({ job }: { job: Job }) {
 
 /** The level of a result, marked by a sign and a word, not by colour alone. */
 export function VerdictLevel({ level }: { level: string }) {
-  const isFine = level === "faithful" || level === "good";
+  const isFine = toneOf(level) === "good";
   const isUnclear = level === "unclear"; // not enough text: neither good nor bad
   return (
     <strong className={isFine || isUnclear ? "nowrap" : "nowrap error"}>

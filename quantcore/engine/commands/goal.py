@@ -25,8 +25,9 @@ from typing import Any
 
 from quantcore.checkpoint.artifact import building, seal
 from quantcore.config.quantization import Config
-from quantcore.config.recipes import DEFAULT_EFFORT, POOR, Effort, algorithms_text, recipe
+from quantcore.config.recipes import DEFAULT_EFFORT, Effort, algorithms_text, recipe
 from quantcore.config.task import Task, read_task
+from quantcore.config.verdict_levels import POOR
 from quantcore.engine.blockwise.savepoint import SavePoint, fingerprint
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
 from quantcore.engine.evaluation.model import open_model

@@ -15,9 +15,10 @@ from quantcore.checkpoint.artifact import write_json
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.side_files import MODULES
 from quantcore.config.quantization import Config
-from quantcore.config.recipes import POOR, advice_on
+from quantcore.config.recipes import advice_on
 from quantcore.config.task import Task
 from quantcore.config.texts import CalibrationConfig
+from quantcore.config.verdict_levels import POOR
 from quantcore.engine.calibration.experts import hardly_seen
 from quantcore.engine.model.kinds import loading_class
 from quantcore.engine.pipeline.context import RunContext, RunLog

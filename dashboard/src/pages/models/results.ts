@@ -5,8 +5,8 @@ import { shortId } from "../../format";
 import { recipeText } from "../../names";
 import { halfInterval } from "../compare/change";
 import type { Result } from "../compare/pareto";
+import { LEVELS } from "../run/verdict";
 
-export const LEVELS = ["faithful", "good", "unclear", "degraded", "broken"];
 const UNJUDGED = "no verdict";
 
 /** The results whose size and divergence were measured. */

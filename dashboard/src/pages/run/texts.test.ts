@@ -1,6 +1,7 @@
 import { expect, it } from "vitest";
+import openapi from "../../../openapi.json";
 import { memoryText } from "./memory-text";
-import { divergenceText, ratioText, toneOf } from "./verdict";
+import { divergenceText, LEVELS, ratioText, toneOf } from "./verdict";
 
 const MB = 1e6;
 const use = (peak: number, planned: number) => ({
@@ -25,6 +26,6 @@ it("gives the intervals of a verdict", () => {
 });
 
 it("does not show a broken result as a good one", () => {
-  const levels = ["faithful", "good", "unclear", "degraded", "broken"];
-  expect(levels.map(toneOf)).toEqual(["good", "good", "warn", "warn", "bad"]);
+  expect(LEVELS).toEqual(openapi.components.schemas.Verdict.properties.level.enum);
+  expect(LEVELS.map(toneOf)).toEqual(["good", "good", "warn", "warn", "bad"]);
 });

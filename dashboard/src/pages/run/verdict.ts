@@ -1,5 +1,5 @@
 // The verdict on a result and the intervals that belong to it.
-import type { Measured, Summary } from "../../api/types";
+import type { Level, Measured, Summary } from "../../api/types";
 import { formatLoss, formatNumber } from "../../format";
 import { halfInterval } from "../compare/change";
 
@@ -26,5 +26,14 @@ function withInterval(value: number, stderr: number | null | undefined, show: (v
   return half ? `${show(value)}, 95 % interval ${show(value - half)} to ${show(value + half)}` : show(value);
 }
 
-export const toneOf = (level: string) =>
-  ({ faithful: "good", good: "good", unclear: "warn", degraded: "warn", broken: "bad" })[level] ?? "";
+const TONES: Record<Level, string> = {
+  faithful: "good",
+  good: "good",
+  unclear: "warn",
+  degraded: "warn",
+  broken: "bad",
+};
+/** From the best to the worst. */
+export const LEVELS = Object.keys(TONES) as Level[];
+/** The tone of a verdict; "" for a level that only a newer service knows. */
+export const toneOf = (level: string) => TONES[level as Level] ?? "";

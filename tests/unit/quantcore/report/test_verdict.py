@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from quantcore.config.verdict_levels import Level
 from quantcore.report.gate_result import GateResult, beside_gates
-from quantcore.report.quality import Divergence, Level, Measure, Perplexities, Quality, TaskResult
+from quantcore.report.quality import Divergence, Measure, Perplexities, Quality, TaskResult
 from quantcore.report.verdict import judge_quality
 
 PERPLEXITY = Measure(value=20.0, stderr=0.5)
