@@ -85,11 +85,11 @@ class NumericsError(QuantError):
 
 
 class ProofError(QuantError):
-    """The written artifact is not what was computed; it must not be delivered."""
+    """The written artifact differs from what was computed; it must not be delivered."""
 
 
 class GateError(QuantError):
-    """The artifact is what was computed, but misses a limit; it is kept apart."""
+    """The artifact equals what was computed, but misses a limit; it is kept separately."""
 
 
 class PublishError(QuantError):

@@ -32,7 +32,7 @@ def plug_ins(group: str) -> Mapping[str, EntryPoint]:
     for entry_point in sorted(entry_points(group=group), key=package_of):
         if chosen.setdefault(entry_point.name, entry_point) is not entry_point:
             owner = package_of(chosen[entry_point.name])
-            logger.warning("%s", _refusal(entry_point, f"the package {owner} has that name already"))
+            logger.warning("%s", _refusal(entry_point, f"the package {owner} already uses that name"))
     return chosen
 
 
@@ -176,6 +176,6 @@ def _refusal(entry_point: EntryPoint, reason: str) -> ConfigError:
     return ConfigError(
         f"'{entry_point.name}' of the installed package {package_of(entry_point)} cannot be used: {reason}.",
         code="broken_plug_in",
-        hint=f"Repair the entry point {entry_point.group} {entry_point.name} = {entry_point.value},"
-        f" or remove the package: pip uninstall {name}.",
+        hint=f"Fix the entry point {entry_point.group} {entry_point.name} = {entry_point.value}, or remove the "
+        f"package: pip uninstall {name}.",
     )

@@ -31,7 +31,7 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
         raise ConfigError(
             f"The output folder {output_dir} is not empty.",
             code="output_exists",
-            hint="Give a new folder, or empty this one: nothing is overwritten.",
+            hint="Use a new folder or empty this one: nothing is overwritten.",
             field="/output_dir",
         )
     output_dir.parent.mkdir(parents=True, exist_ok=True)

@@ -24,11 +24,11 @@ def refuse_adapter(names: Mapping[str, Any] | set[str]) -> None:
     """Raise ModelError if one of the files ``names`` in a model's folder is a PEFT adapter."""
     if ADAPTER in names:
         raise ModelError(
-            f"The folder has an adapter ({ADAPTER}): Transformers applies it to the base model that it names, and here"
-            " it would be ignored.",
+            f"The folder has an adapter ({ADAPTER}): Transformers would apply it to its base model, but Bitfoundry "
+            "would ignore it.",
             code="adapter_not_merged",
-            hint="Merge it first (peft: model.merge_and_unload(), then save_pretrained), or take the adapter's files"
-            " out of the folder to quantize the model without it.",
+            hint="Merge it first (peft: model.merge_and_unload(), then save_pretrained), or remove the adapter's "
+            "files from the folder to quantize the model without it.",
         )
 
 
@@ -47,21 +47,23 @@ def check_strays(folder: Path, weights: set[str]) -> None:
             f"The folder has two sets of weights: {SINGLE}, which Transformers loads, and the files of {INDEX}, which"
             " vLLM loads.",
             code="two_models",
-            hint=f"Take one of them out of the folder: {SINGLE}, or the index with its files.",
+            hint=f"Remove one of them from the folder: {SINGLE}, or the index with its files.",
         )
 
 
 def warn_of_besides(folder: Path, model_type: str, weights: set[str]) -> Iterator[str]:
-    """Yield a warning for weight files beside the ``weights``, and one for Python code that configs name."""
+    """Yield a warning for weight files other than ``weights``, and one for Python code that configs name."""
     strays = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in weights)
     if strays:
-        yield f"The folder has other weights, which are no part of the model and not read: {', '.join(strays[:5])}."
+        yield (
+            f"The folder has other weights that do not belong to the model and are not read: {', '.join(strays[:5])}."
+        )
     code = sorted({name for file in _WITH_CODE for name in _code_of(folder / file)})
     if code:
         yield (
-            f"The model brings Python code ({CODE} names {', '.join(code[:5])}), which is never run and not copied."
-            f" The result's config.json names none if Transformers has its own class for '{model_type}'; else, or for a"
-            " tokenizer of its own, put the code beside the result."
+            f"The model brings Python code ({CODE} names {', '.join(code[:5])}), which is neither run nor copied. "
+            f"The result's config.json names no code if Transformers has its own class for '{model_type}'; "
+            "otherwise, or for a custom tokenizer, copy the code into the result's folder."
         )
 
 

@@ -122,12 +122,12 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
     if _take_turns([blocks for blocks, _ in fitting]):
         return Blocks(tuple((blocks.prefix, depth) for blocks, depth in fitting), take_turns=True)
     if len(fitting) > 1 or (not fitting and len(lists) > 1):
-        raise _ambiguous("several lists of blocks that may be its language model", lists)
+        raise _ambiguous("several lists of blocks that could be its language model", lists)
     if not fitting:
         promised = " or ".join(dict.fromkeys(str(depth) for config in configs for depth in _depths(config)))
         raise ModelError(
-            f"config.json promises {promised or 'other'} blocks, the weights hold {lists[0].count} under"
-            f" '{lists[0].prefix}*'.",
+            f"config.json declares {promised or 'other'} blocks, but the weights contain {lists[0].count} under "
+            f"'{lists[0].prefix}*'.",
             code="config_implausible",
             hint="The checkpoint and its config.json do not belong together, or a shard is missing.",
         )
@@ -154,7 +154,7 @@ def _encoder_and_decoder(
         for side in ("encoder", "decoder")
     )
     if len(decoders) != 1 or len(encoders) > 1 or len(fitting) != len(encoders) + len(decoders):
-        raise _ambiguous("an encoder beside its decoder, and not one list of blocks each", every)
+        raise _ambiguous("an encoder and a decoder, but not one list of blocks for each", every)
     if not has_towers and not any(_reads_signals(prefix, tensors) for prefix, _ in encoders):
         return Blocks((*encoders, *decoders))
     return Blocks(tuple(decoders))
@@ -199,17 +199,17 @@ def warn_of_other_parts(
     others = [one for one in lists if one.prefix not in blocks.prefixes and one.num_bytes >= smallest]
     rest = [one for one in others if not any(name.startswith(one.prefix) for name in quantized)]
     chosen = " and ".join(f"'{prefix}*'" for prefix in blocks.prefixes)
-    warning = f"Only the language model, {chosen}, is quantized. Other parts stay as they are: {_names(rest)}."
+    warning = f"Only the language model, {chosen}, is quantized. Other parts stay unchanged: {_names(rest)}."
     return (warning,) if rest else ()
 
 
 def is_of_tower(name: str) -> bool:
-    """Return True for a tensor of a part beside the language model, by its name."""
+    """Return True for a tensor outside the language model, by its name."""
     return _NOT_TEXT.search(name) is not None
 
 
 def tower_configs(model_config: Mapping[str, Any]) -> list[str]:
-    """Return the keys of config.json that describe parts beside the language model, such as ``vision_config``."""
+    """Return the keys of config.json that describe parts outside the language model, such as ``vision_config``."""
     return [key for key, part in model_config.items() if isinstance(part, Mapping) and part and _NOT_TEXT.search(key)]
 
 

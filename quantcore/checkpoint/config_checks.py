@@ -54,23 +54,23 @@ def _check_heads(config: Mapping[str, Any]) -> None:
     if not isinstance(heads, int):
         return
     if isinstance(hidden, int) and hidden % heads and not any(config.get(name) for name in OTHER_HEADS):
-        raise _implausible(f"hidden_size {hidden} cannot be divided by num_attention_heads {heads}")
+        raise _implausible(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
     if isinstance(groups, int) and heads % groups:
-        raise _implausible(f"num_attention_heads {heads} cannot be divided by num_key_value_heads {groups}")
+        raise _implausible(f"num_attention_heads {heads} is not divisible by num_key_value_heads {groups}")
 
 
 def _check_shapes(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> None:
     hidden, vocabulary = config.get("hidden_size"), config.get("vocab_size")
     sides = {side for tensor in tensors.values() for side in tensor.shape}
     if isinstance(hidden, int) and sides and hidden not in sides:
-        raise _implausible(f"hidden_size is {hidden}, and no weight has a side of that length")
+        raise _implausible(f"hidden_size is {hidden}, but no weight has a dimension of that size")
     if isinstance(vocabulary, int) and sides and vocabulary > max(sides):
-        raise _implausible(f"vocab_size is {vocabulary}, and the longest side of a weight is {max(sides)}")
+        raise _implausible(f"vocab_size is {vocabulary}, but the largest dimension of a weight is {max(sides)}")
 
 
 def _implausible(what: str) -> ModelError:
     return ModelError(
         f"config.json is implausible: {what}.",
         code="config_implausible",
-        hint="The weights and config.json do not belong together, or one of them is damaged.",
+        hint="The weights and config.json do not match, or one of them is damaged.",
     )

@@ -32,7 +32,7 @@ _GATE_UP = re.compile(rf"^(.+)\.({'|'.join(map(re.escape, _DOWN))})$")
 
 
 def is_in_stack(layer: str) -> bool:
-    """Return True for an expert that Transformers holds in a stack; ``expert_0`` is a module of its own (NLLB-MoE)."""
+    """Return True for an expert that Transformers holds in a stack; ``expert_0`` is a separate module (NLLB-MoE)."""
     return EXPERT.match(f"{layer}.weight") is not None and ".experts.expert_" not in layer
 
 

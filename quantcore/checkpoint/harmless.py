@@ -1,4 +1,4 @@
-"""Keeps of a model's JSON files only what is known to be harmless, before a library reads them. No torch.
+"""Removes everything not known to be harmless from a model's JSON files before a library reads them. No torch.
 
 Transformers opens whatever some keys name ("vocab": "/etc/passwd" in tokenizer_config.json, or an audio tokenizer in
 processor_config.json), and each release may add such keys. So the lists here say what stays; they do not say what goes.

@@ -106,7 +106,7 @@ def check_files(path: Path) -> None:
         raise ModelError(
             f"This process (user {uid}) may not read {refused}.",
             code="model_not_readable",
-            hint=f"Give everybody, or that user, the right to read: chmod -R a+rX '{path}', as the files' owner.",
+            hint=f"Give that user, or everybody, read access: chmod -R a+rX '{path}', as the files' owner.",
         ) from error
 
 
@@ -118,7 +118,7 @@ def read_local(model_dir: Path | str) -> ModelHeaders:
         raise ModelError(
             f"The model is already quantized (quant_method '{method}').",
             code="already_quantized",
-            hint="Give the float model that it was made from.",
+            hint="Provide the float model it was made from.",
         )
     return ModelHeaders(config=config, tensors=unstack_experts(tensors))
 
@@ -129,7 +129,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
         raise ModelError(
             f"There is no model folder at {folder}.",
             code="model_not_found",
-            hint="Give a folder that holds config.json and *.safetensors.",
+            hint="Provide a folder that contains config.json and *.safetensors.",
         )
     refuse_adapter({path.name for path in folder.glob(ADAPTER)})
     config = read_json(folder / "config.json", "no_config")
@@ -154,7 +154,7 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:
             raise ModelError(
                 f"'{twice[0]}' is in two files, {tensors[twice[0]].file} and {name}.",
                 code="corrupt_weights",
-                hint="Keep the files of one checkpoint in the folder, or give it its model.safetensors.index.json.",
+                hint="Keep only the files of one checkpoint in the folder, or add its model.safetensors.index.json.",
             )
         tensors.update(of_file)
         if len(tensors) > MAX_TENSORS:
@@ -174,18 +174,18 @@ def read_json(path: Path, missing_code: str, *, max_bytes: int = MAX_CONFIG_BYTE
         json.dumps(data, ensure_ascii=False).encode()  # fails for half a surrogate pair, which no file can hold
     except FileNotFoundError as error:
         raise ModelError(
-            f"{path.name} is missing in {path.parent}.", code=missing_code, hint="Give the whole model folder."
+            f"{path.name} is missing from {path.parent}.", code=missing_code, hint="Provide the complete model folder."
         ) from error
     except (ValueError, RecursionError, OSError) as error:
         raise ModelError(f"{path.name} cannot be read as JSON: {error}.", code="invalid_json") from error
     if not isinstance(data, dict):
-        raise ModelError(f"{path.name} holds no JSON object.", code="invalid_json")
+        raise ModelError(f"{path.name} is not a JSON object.", code="invalid_json")
     return data
 
 
 def read_safetensors_header(path: Path) -> dict[str, TensorHeader]:
     """Read the header of every tensor in one safetensors file, and compare them with the file's size."""
-    corrupt = {"code": "corrupt_weights", "hint": "The file is damaged or was not downloaded whole: fetch it again."}
+    corrupt = {"code": "corrupt_weights", "hint": "The file is damaged or incomplete: download it again."}
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -198,7 +198,7 @@ def read_safetensors_header(path: Path) -> dict[str, TensorHeader]:
             if not isinstance(header, dict):
                 raise ValueError("it is not a JSON object")
     except FileNotFoundError as error:
-        raise ModelError(f"{path.name} is listed in the index but is not there.", code="missing_shard") from error
+        raise ModelError(f"{path.name} is listed in the index but does not exist.", code="missing_shard") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"The header of {path.name} is not valid: {error}.", **corrupt) from error  # type: ignore[arg-type]
     header.pop("__metadata__", None)
@@ -214,13 +214,13 @@ def _check_seamless(path: Path, tensors: dict[str, TensorHeader], begin: int, en
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != begin:
             raise ModelError(
-                f"Tensor '{name}' in {path.name} does not begin where the one before it ends.",
+                f"Tensor '{name}' in {path.name} does not begin where the previous one ends.",
                 code="corrupt_weights",
                 hint="The file was not written by a safetensors library: save the model again.",
             )
         begin = tensor.end
     if begin != end:
-        raise ModelError(f"{path.name} holds more than its tensors.", code="corrupt_weights")
+        raise ModelError(f"{path.name} contains more than its tensors.", code="corrupt_weights")
 
 
 def _tensor_header(path: Path, name: str, entry: dict[str, Any], data_bytes: int, data_start: int) -> TensorHeader:
@@ -234,9 +234,9 @@ def _tensor_header(path: Path, name: str, entry: dict[str, Any], data_bytes: int
         sound = False
     if not sound:
         raise ModelError(
-            f"Tensor '{name}' in {path.name} does not fit the file (or has a dtype that is not known).",
+            f"Tensor '{name}' in {path.name} does not fit the file (or has an unknown dtype).",
             code="corrupt_weights",
-            hint="The file is damaged or was not downloaded whole: fetch it again.",
+            hint="The file is damaged or incomplete: download it again.",
         )
     return TensorHeader(dtype, shape, path.name, data_start + begin, data_start + end)
 
@@ -257,7 +257,7 @@ def _weight_files(folder: Path) -> list[str]:
         others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
         if others:
             raise ModelError(
-                f"The folder has only pickled weights ({', '.join(others[:3])}), which can run code when loaded.",
+                f"The folder contains only pickled weights ({', '.join(others[:3])}), which can run code when loaded.",
                 code="unsafe_weights_format",
                 hint="Convert the model to safetensors first.",
             )
@@ -280,7 +280,7 @@ def _check_index(folder: Path, tensors: dict[str, TensorHeader]) -> None:
         missing = sorted(name for name, file in weight_map.items() if name not in tensors or tensors[name].file != file)
         if missing:
             raise ModelError(
-                f"{len(missing)} tensor(s) of the index are not in the file that it names, first '{missing[0]}'.",
+                f"{len(missing)} tensor(s) of the index are not in the file it names, first '{missing[0]}'.",
                 code="missing_tensors",
             )
 
@@ -288,7 +288,7 @@ def _check_index(folder: Path, tensors: dict[str, TensorHeader]) -> None:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
     if len(set(keys)) != len(keys):
-        raise ValueError("a name is given twice")
+        raise ValueError("a name occurs twice")
     return dict(pairs)
 
 

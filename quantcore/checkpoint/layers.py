@@ -46,8 +46,10 @@ def why_not_linear(name: str, tensor: TensorHeader) -> str:
     if _NORM.search(name):
         return "norm"
     if is_convolution(name, tensor.shape):
-        return "kernel of a convolution"
-    return "weight of three axes" if len(tensor.shape) == 3 else "parameter that is not a layer's weight by its name"
+        return "convolution kernel"
+    return (
+        "weight with three axes" if len(tensor.shape) == 3 else ("parameter whose name is not that of a layer's weight")
+    )
 
 
 def find_conv1d(tensors: Mapping[str, TensorHeader], prefix: str) -> set[str]:

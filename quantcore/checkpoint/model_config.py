@@ -64,12 +64,12 @@ class ModelConfig:
 
     @property
     def num_experts(self) -> int | None:
-        """The number of experts of a mixture, in whichever part of config.json it stands."""
+        """The number of experts of a mixture, from any part of config.json."""
         return next((found for part in self._parts() if (found := first(part, EXPERTS)) and found > 1), None)
 
     @property
     def num_experts_per_token(self) -> int | None:
-        """The number of experts that a token gets, beside ``num_experts``."""
+        """The number of experts per token, from the same part as ``num_experts``."""
         mixtures = (part for part in self._parts() if (first(part, EXPERTS) or 0) > 1)
         return next((first(part, EXPERTS_PER_TOKEN) for part in mixtures), None)
 

@@ -45,7 +45,7 @@ def is_ours(model_config: Mapping[str, Any]) -> bool:
 
 
 def read_onnx_headers(folder: Path) -> dict[str, TensorHeader]:
-    """Read the headers, by name, of the tensors that the graph in ``folder`` stores in the file beside it.
+    """Read the headers, by name, of the tensors that the graph in ``folder`` stores in its data file.
 
     Raises ModelError for a file that cannot be read, and for a tensor that is elsewhere or not wholly in its file.
     """
@@ -53,7 +53,7 @@ def read_onnx_headers(folder: Path) -> dict[str, TensorHeader]:
     from google.protobuf.message import DecodeError
 
     dtypes = {number: dtype for dtype, number in DTYPES.items()}
-    corrupt = {"code": "invalid_onnx", "hint": "The files are damaged or do not belong together."}
+    corrupt = {"code": "invalid_onnx", "hint": "The files are damaged or do not match."}
     try:
         with open_file(folder / FILE_NAME, max_bytes=MAX_GRAPH_BYTES) as file:
             graph = onnx.load_model_from_string(file.read()).graph

@@ -1,4 +1,4 @@
-"""An output projection of its own beside a config.json that says it shares the embedding's weight.
+"""A separate output projection despite a config.json that ties it to the embedding's weight.
 
 ``from_pretrained`` ties the two only if their values are equal; other programs (vLLM) follow config.json, and drop what
 the files hold. So a model whose files hold both is read, and its results are written, as one that ties nothing.
@@ -27,9 +27,9 @@ def untie_own_head(config: Mapping[str, Any], tensors: Iterable[str]) -> tuple[d
     texts = {key: {**text, TIES: False} for key, text in _texts(config).items()}
     asked = any(part.get(TIES) for part in (config, *_texts(config).values()))
     warning = (
-        f"config.json says {TIES}, and the files hold '{head}' as well. It is used as it is, as Transformers does where"
-        " it differs from the embedding, and the result's config.json says that nothing is shared. Programs that go by"
-        " the original's config.json, such as vLLM, use the embedding instead."
+        f"config.json says {TIES}, but the files contain '{head}' as well. It is used unchanged, as in Transformers "
+        "where it differs from the embedding, and the result's config.json declares untied weights. Programs that "
+        "follow the original's config.json, such as vLLM, use the embedding instead."
     )
     return {**config, **texts, TIES: False}, (warning,) if asked else ()
 

@@ -54,9 +54,10 @@ def tokenizer_files(folder: Path) -> Iterator[TokenizerFiles]:
             total += len(data)
             if total > MAX_SIDE_FILE_BYTES or len(names) > MAX_FILES:
                 raise ModelError(
-                    f"Beside the weights there are {len(names)} files, or more than {MAX_SIDE_FILE_BYTES >> 20} MiB.",
+                    f"Apart from the weights there are {len(names)} files, or more than {MAX_SIDE_FILE_BYTES >> 20} "
+                    "MiB.",
                     code="file_too_large",
-                    hint="Keep in the model's folder what belongs to the model.",
+                    hint="Remove files that do not belong to the model from its folder.",
                 )
             if name in FILTERED:
                 data, left_out[name] = harmless_file(name, data)

@@ -13,12 +13,12 @@ from quantcore.checkpoint.blocks import Blocks, is_of_tower
 from quantcore.checkpoint.experts import find_moes, find_routers
 
 ROUTER = "router"
-GATE = "gate of a recurrence"
-INDEXER = "head weights of an attention indexer"
+GATE = "recurrence gate"
+INDEXER = "head weights of the attention indexer"
 LATENT = "latent projection of the experts"
-SHARED = "shared experts in one stack"
+SHARED = "stacked shared experts"
 DRAFT = "only for multi-token prediction"
-TOWER = "part beside the language model"
+TOWER = "part outside the language model"
 TINY = "layer with very few inputs or outputs"
 MIN_SIDE, MIN_WIDTH = 8, 64  # a layer with fewer inputs or outputs is tiny, in a model of at least this width
 
@@ -80,7 +80,7 @@ def role_outside_blocks(module: str) -> str:
         return "projector between parts of the model"
     if is_of_tower(f"{module}.weight") or _ENCODER.search(module):
         return TOWER
-    return "head for scores" if _SCORES.search(module) else "outside the blocks"
+    return "score head" if _SCORES.search(module) else "outside the blocks"
 
 
 def find_recurrences(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from quantcore.checkpoint.blocks import Blocks
 
-SHARED = "not used: the layer has the keys and values of an earlier one"
+SHARED = "unused: the layer shares the keys and values of an earlier one"
 _KEYS_AND_VALUES = ("k_proj", "v_proj")
 
 

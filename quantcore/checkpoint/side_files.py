@@ -1,4 +1,4 @@
-"""The files of a model beside its weights and config.json: which they are, and how they are copied and compared."""
+"""The files of a model other than its weights and config.json: which they are, and how they are copied and compared."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def module_files(folder: Path) -> list[str]:
         if not path:
             continue  # the model itself
         if Path(path).name != path or path.startswith("."):
-            raise _unreadable(f"its path '{path[:100]}' is not the name of a folder beside it")
+            raise _unreadable(f"its path '{path[:100]}' is not the name of a folder next to it")
         names = side_files(folder / path, ("config.json", "*.safetensors")) if (folder / path).is_dir() else []
         if kind.rpartition(".")[2] in WITH_WEIGHTS and not any(name.endswith(".safetensors") for name in names):
-            raise _unreadable(f"the weights of the step '{path}' ({kind}) are not there as safetensors")
+            raise _unreadable(f"the weights of the step '{path}' ({kind}) do not exist as safetensors")
         found += [f"{path}/{name}" for name in names]
     return found
 
@@ -67,7 +67,7 @@ def _unreadable(why: str) -> ModelError:
     return ModelError(
         f"{MODULES}, with which sentence-transformers loads this model, cannot be carried over: {why}.",
         code="unreadable_modules",
-        hint=f"Give all files of the model, or remove {MODULES}: then the result is a plain Transformers model.",
+        hint=f"Provide all model files, or remove {MODULES} to export a plain Transformers model.",
     )
 
 

@@ -414,16 +414,16 @@ def check_chain(algo_config: Sequence[Any]) -> None:
     solvers: list[Any] = [algorithm for algorithm in algo_config if isinstance(algorithm, SolverConfig)]
     if len(solvers) > 1:
         names = " and ".join(solver.name for solver in solvers)
-        raise ValueError(f"{names} both round the weights: one chain has one of them")
+        raise ValueError(f"{names} both round the weights: use only one of them in a chain")
     in_order = sorted(algo_config, key=_place)
     if in_order != list(algo_config):
         late = next(after for after, before in zip(algo_config, in_order, strict=True) if after is not before)
-        what = "rounds the weights" if late in solvers else "corrects what rounding did"
+        what = "rounds the weights" if late in solvers else "corrects rounding errors"
         raise ValueError(f"{late.name} {what}, so it comes last: {', '.join(algorithm.name for algorithm in in_order)}")
     kinds = [type(algorithm) for algorithm in algo_config]
     twice = next((algorithm for algorithm in algo_config if kinds.count(type(algorithm)) > 1), None)
     if twice is not None:
-        raise ValueError(f"{twice.name} is named twice")
+        raise ValueError(f"{twice.name} is listed twice")
 
 
 def _place(algorithm: Any) -> int:
@@ -435,7 +435,7 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> Any:
 
     Raises ConfigError that names the file and the field at fault.
     """
-    hint = f"It is one JSON object with a `name`: {', '.join(algorithm_names())}."
+    hint = f"It is a JSON object with a `name`: {', '.join(algorithm_names())}."
     try:
         return _ADAPTER.validate_python(json.loads(Path(file_path).read_text("utf-8")))
     except ValidationError as error:

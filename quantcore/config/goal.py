@@ -21,7 +21,9 @@ DEFAULT_RECOVERY = 0.98
 
 
 class Goal(Settings):
-    """A description of what the result is for. The job chooses each layer's scheme, the KV cache and the algorithms.
+    """Where the result will run, how large it may be and how good it must be.
+
+    The job chooses each layer's scheme, the KV cache and the algorithms.
 
     ``device`` is a name (``h100``) or the memory of a GPU (``24GB``), on which the weights and the KV cache of
     ``context`` tokens must fit. ``max_size`` limits the weight files. ``min_recovery`` is the share of the probability
@@ -53,7 +55,7 @@ class Goal(Settings):
         device_of(self.device)
         if self.min_recovery != "best" and not 0 < self.min_recovery < 1:
             raise _invalid(
-                f"{self.min_recovery:g} is not a share between 0 and 1.", "min_recovery", "Give one such as 0.98."
+                f"{self.min_recovery:g} is not a share between 0 and 1.", "min_recovery", "Use a value such as 0.98."
             )
         try:
             size = self.max_bytes
@@ -61,7 +63,9 @@ class Goal(Settings):
             error.field = "/goal/max_size"
             raise
         if size is not None and size < 1:
-            raise _invalid(f"A size of {size} bytes holds no model.", "max_size", "Give one such as 4GB.")
+            raise _invalid(
+                f"A size of {size} bytes is too small for any model.", "max_size", "Use a value such as 4GB."
+            )
         return self
 
 
@@ -72,7 +76,7 @@ def parse_recovery(text: str) -> float | Best:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text)
     share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
     if not 0 < share < 1:
-        raise _invalid(f"'{text[:40]}' is not a share between 0 and 1.", "min_recovery", "Write 99% or 0.99; or best.")
+        raise _invalid(f"'{text[:40]}' is not a share between 0 and 1.", "min_recovery", "Use 99%, 0.99 or best.")
     return share
 
 
@@ -80,7 +84,7 @@ def parse_tokens(text: str) -> int:
     """Read a number of tokens written as ``32k`` (1k is 1024) or ``32768``. Raises ConfigError ``invalid_goal``."""
     match = re.fullmatch(r"(\d{1,8})(k?)", text.lower())
     if not match or not int(match[1]):
-        raise _invalid(f"'{text[:40]}' is not a number of tokens.", "context", "Write 32k or 32768.")
+        raise _invalid(f"'{text[:40]}' is not a number of tokens.", "context", "Use a value such as 32k or 32768.")
     return int(match[1]) * (1024 if match[2] else 1)
 
 
@@ -89,7 +93,7 @@ def parse_duration(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", text.lower())
     seconds = round(float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]) if match else 0
     if not seconds:
-        raise _invalid(f"'{text[:40]}' is not a time.", "max_time_s", "Write 90s, 30min or 2h.")
+        raise _invalid(f"'{text[:40]}' is not a time.", "max_time_s", "Use a value such as 90s, 30min or 2h.")
     return seconds
 
 

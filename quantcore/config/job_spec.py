@@ -40,7 +40,7 @@ UNMEASURED_LEN = 128
 
 
 class Evaluation(TextSource):
-    """The measurements of the result beside the original.
+    """How the result is measured against the original.
 
     ``num_windows`` windows of ``seq_len`` tokens (0: nothing is measured) come from held-out text: the part of its
     source that calibration does not use, or a ``source`` of its own, named as for calibration with ``config``,
@@ -63,9 +63,11 @@ class Evaluation(TextSource):
     @model_validator(mode="after")
     def _make_sense(self) -> Self:
         if self.stride is not None and (self.source is None or self.stride > self.seq_len):
-            raise ValueError("stride goes with a source, and is at most seq_len")
+            raise ValueError("stride needs a source and is at most seq_len")
         if self.chat_template_kwargs and self.source is None:
-            raise ValueError("chat_template_kwargs go with a source: held-out text is rendered as calibration says")
+            raise ValueError(
+                "chat_template_kwargs need a source: held-out text is rendered with the settings of calibration"
+            )
         return self
 
     @property
@@ -110,10 +112,10 @@ class MixConfig(Settings):
     def _make_sense(self) -> Self:
         if len(set(self.schemes)) != len(self.schemes) or not MIN_SCHEMES <= len(self.schemes) <= MAX_SCHEMES:
             raise ConfigError(
-                f"A mix is made of {MIN_SCHEMES} to {MAX_SCHEMES} schemes, each given once; given were: "
+                f"A mix consists of {MIN_SCHEMES} to {MAX_SCHEMES} different schemes; given: "
                 f"{', '.join(self.schemes)[:200] or 'none'}.",
                 code="invalid_schemes",
-                hint="For example w4a16 and int8_weight_only, with 'keep' for layers that stay as they are.",
+                hint="For example w4a16 and int8_weight_only; 'keep' leaves layers unquantized.",
                 field="/mix/schemes",
             )
         try:
@@ -123,16 +125,16 @@ class MixConfig(Settings):
             raise
         if len(budgets) != 1 or not 0 < budgets[0] < math.inf:
             raise ConfigError(
-                "A mix is made for one budget above 0.",
+                "A mix needs exactly one budget, above 0.",
                 code="invalid_budget",
-                hint="Give one of max_size (90MB), max_bits (4.5), max_divergence (0.02).",
+                hint="Set one of max_size (90MB), max_bits (4.5), max_divergence (0.02).",
                 field="/mix",
             )
         return self
 
 
 class ResolvedMix(MixConfig):
-    """A MixConfig with the ``configs`` that the schemes' names stand for; ``keep`` has none."""
+    """A MixConfig with the ``configs`` of the named schemes; ``keep`` has none."""
 
     configs: dict[str, Config]
 
@@ -144,7 +146,7 @@ class ResolvedMix(MixConfig):
     @model_validator(mode="after")
     def _all_are_known(self) -> Self:
         if self.configs.keys() != {*self.schemes} - {KEEP}:
-            raise ValueError(f"configs has the config of every scheme but {KEEP}")
+            raise ValueError(f"configs must have the config of every scheme except {KEEP}")
         return self
 
 
@@ -157,37 +159,39 @@ class JobOptions(Settings):
         Field(
             max_length=16,
             json_schema_extra={
-                "description": "Checkpoint formats. By default the one that most programs load directly for the scheme."
+                "description": "Checkpoint formats. By default, the one that most programs load directly for the "
+                "scheme."
             },
         ),
     ] = DEFAULT_EXPORTS
     evaluation: Evaluation = Evaluation()
-    gate: Annotated[Gate, Field(description="What a missed quality limit means: off, warn, or fail.")] = "warn"
+    gate: Annotated[Gate, Field(description="What happens when a quality limit is missed: off, warn or fail.")] = "warn"
     max_shard_size: Annotated[
         str,
         Field(
             examples=["5GB"],
-            description="Largest file of weights, as 500MB or 5GB, unless one tensor is larger. GGUF is one file.",
+            description="Maximum size of a weight file, such as 500MB or 5GB; a larger tensor gets its own file. "
+            "GGUF is a single file.",
         ),
     ] = DEFAULT_SHARD_SIZE
     file2file: Annotated[
         StrictBool,
         Field(
-            description="Quantize weight by weight, from file to file. No model is run, or measured: for schemes that "
-            "need no data, and architectures that nobody knows."
+            description="Quantize weight by weight, from file to file, without running or measuring the model: for "
+            "schemes that need no data, and for unknown architectures."
         ),
     ] = False
     shard_blocks: Annotated[
         StrictBool | None,
         Field(
-            description="Shard each decoder block over the processes of a worker (FSDP2). By default blocks are "
-            "sharded where a device has too little memory for a whole one."
+            description="Shard each decoder block across the processes of a worker (FSDP2). By default, blocks are "
+            "sharded only if a device has too little memory for a whole one."
         ),
     ] = None
     goal: Goal | None = None
     nodes: Annotated[
         StrictInt,
-        Field(ge=1, le=64, description="Number of workers that do the job together. They must share a disk."),
+        Field(ge=1, le=64, description="Number of workers that run the job together. They must share a disk."),
     ] = 1
 
     @field_validator("max_shard_size")
@@ -229,22 +233,22 @@ def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
     """Raise ConfigError ``unsupported_config`` for tasks of a model that is not run, or not measured."""
     if evaluation.tasks and evaluation.num_windows == 0:
         raise ConfigError(
-            "Tasks are run beside the perplexity, and with num_windows 0 (--skip_evaluation) nothing is measured.",
+            "Tasks run together with the perplexity, but num_windows 0 (--skip_evaluation) turns all measurements off.",
             code="unsupported_config",
-            hint="Leave one of them out: give num_windows of 1 or more, or no tasks.",
+            hint="Set num_windows to 1 or more, or remove the tasks.",
             field="/evaluation/tasks",
         )
     if file2file and evaluation.tasks:
         raise ConfigError(
-            "file2file runs no model, which evaluation.tasks need.",
+            "evaluation.tasks need to run the model, which file2file does not do.",
             code="unsupported_config",
-            hint="Leave one of them out.",
+            hint="Remove one of them.",
             field="/evaluation/tasks",
         )
 
 
 def check_goal(spec: JobSpec) -> None:
-    """Raise ConfigError ``conflicting_goal`` for a job that says itself what its goal is there to choose."""
+    """Raise ConfigError ``conflicting_goal`` for a job that sets a field which its goal chooses."""
     own = {
         "config": spec.config != Config(global_quant_config=NO_SCHEME), "mix": spec.mix is not None,
         "file2file": spec.file2file, "evaluation": spec.evaluation.num_windows == 0,
@@ -254,11 +258,11 @@ def check_goal(spec: JobSpec) -> None:
 
 
 def conflicting_goal(name: str) -> ConfigError:
-    """Return the error for a field that stands beside a goal and decides what the goal is there to choose."""
+    """Return the error for a field that cannot be set together with a goal, because the goal chooses it."""
     return ConfigError(
-        f"A goal chooses scheme, algorithms and format by measuring, and '{name}' decides on its own.",
+        f"A goal chooses scheme, algorithms and format by measuring, so '{name}' cannot be set together with it.",
         code="conflicting_goal",
-        hint=f"Leave out {name}, or the goal.",
+        hint=f"Remove {name} or the goal.",
         field=f"/{name}",
     )
 
@@ -270,17 +274,17 @@ def check_mix(config: Config, *, file2file: bool) -> None:
     """
     if file2file:
         raise ConfigError(
-            "file2file runs no model, and a mix is chosen from what running it shows.",
+            "A mix is chosen by running the model, which file2file does not do.",
             code="unsupported_config",
-            hint="Leave one of them out.",
+            hint="Remove one of them.",
             field="/file2file",
         )
     nothing = Config(global_quant_config=NO_SCHEME, algo_config=config.algo_config)
     names = [field.name for field in fields(Config) if getattr(config, field.name) != getattr(nothing, field.name)]
     if names:
         raise ConfigError(
-            f"A mix chooses the scheme of every layer, and the config says {names[0]}.",
+            f"Mixed precision assigns a scheme to each layer, so the config cannot set {names[0]}.",
             code="unsupported_config",
-            hint="Beside a mix a config holds algo_config and nothing else; or leave the mix out.",
+            hint="With a mix, a config may contain only algo_config. Remove the rest, or the mix.",
             field=f"/{names[0]}",
         )

@@ -23,7 +23,7 @@ _HEAD_DIM = re.compile(r"(?!linear_).*head_dim(_\w+)?")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "attention_hidden_size")
 _RECURRENT = ("A_log", "dt_bias", "k_conv1d.weight", "conv1d.weight")
 """Parameters that only linear attention has beside its projections: it keeps a state, no keys and values."""
-NO_CACHE_HINT = "Leave the KV cache out (--kv_cache_dtype, kv_cache, kv_cache_quant_config)."
+NO_CACHE_HINT = "Do not quantize the KV cache (--kv_cache_dtype, kv_cache, kv_cache_quant_config)."
 _ATTENTION = re.compile(r"qkv|query_key_value|c_attn|kv_|(^|_)(key|value|k|v)(_|$)", re.IGNORECASE)
 
 
@@ -53,16 +53,18 @@ def check_kv_cache(
     widths = _widths(model_config)
     odd = [layer for layer in cached if widths and layer.out_features not in widths]
     if odd:
-        why = f"{odd[0].name} has {odd[0].out_features} outputs, and config.json speaks of no such key-value heads"
+        why = (
+            f"{odd[0].name} has {odd[0].out_features} outputs, which does not match the key-value heads in config.json"
+        )
     elif cached:
         return
     elif separate := [name for name in names if is_cached(name)]:
-        why = f"no pattern of kv_cache_quant_config fits a layer that is quantized; {separate[0]} is there"
+        why = f"no pattern of kv_cache_quant_config matches a quantized layer; {separate[0]} exists"
     else:
         parts = dict.fromkeys(name.rpartition(".")[2] for name in names)
         similar = [part for part in parts if _ATTENTION.search(part)]
-        why = f"its keys and values are not outputs of layers of their own ({' and '.join(CACHED_LAYERS)})"
-        why += f": there is {', '.join(similar)}" if similar else ""
+        why = f"its keys and values are not outputs of separate layers ({' and '.join(CACHED_LAYERS)})"
+        why += f": it has {', '.join(similar)}" if similar else ""
     raise ConfigError(
         f"The KV cache of this model cannot be quantized: {why}.",
         code="kv_cache_not_found",
@@ -77,10 +79,10 @@ def check_whole_cache(layers: Sequence[LayerPlan], names: Collection[str], tenso
     left = [name for name in names if name not in done and holds_keys_or_values(name, tensors)]
     if done and left:
         raise ConfigError(
-            f"The KV cache is quantized in {len(done)} layer(s), and not in {len(left)}, first {left[0]}.",
+            f"The KV cache is quantized in {len(done)} layer(s) but not in {len(left)}, first {left[0]}.",
             code="kv_cache_in_part",
-            hint="Files state it once for the whole cache: let kv_cache_quant_config name all keys and values, and"
-            " `exclude` none of them.",
+            hint="Files store one setting for the whole cache: match all keys and values in kv_cache_quant_config, "
+            "and exclude none of them.",
             field="/kv_cache_quant_config",
         )
 
@@ -105,8 +107,8 @@ def _check_conflict(config: Config, name: str) -> None:
                 f"Two schemes for {field} of {name}: kv_cache_quant_config '{cache[0]}' and layer_quant_config"
                 f" '{layer[0]}' differ.",
                 code="conflicting_schemes",
-                hint="Give kv_cache_quant_config output_tensors alone: weights and inputs are then those of"
-                " layer_quant_config.",
+                hint="Set only output_tensors in kv_cache_quant_config; weights and inputs then come from "
+                "layer_quant_config.",
                 field=f"/kv_cache_quant_config/{cache[0]}/{field}",
             )
 

@@ -58,7 +58,7 @@ class LayerPlan:
 
     @property
     def is_beside(self) -> bool:
-        """True for a layer beside the language model: in a tower or in a draft head."""
+        """True for a layer outside the language model: in a tower or in a draft head."""
         return self.is_in_tower or self.is_in_draft
 
     @property
@@ -134,7 +134,7 @@ def check_groups(layers: Sequence[LayerPlan]) -> None:
     raise ConfigError(
         f"group_size {bad[0][2]} does not divide the rows of {len(bad)} layer(s): {widths}.",
         code="group_size_not_dividing",
-        hint=f"Sizes that fit every grouped layer: {', '.join(map(str, fitting)) or 'none'}, or -1 for the whole row.",
+        hint=f"Sizes that fit all grouped layers: {', '.join(map(str, fitting)) or 'none'}, or -1 for the whole row.",
         field="/global_quant_config/weight/group_size",
         allowed=(*fitting, -1),
     )
@@ -145,11 +145,11 @@ def check_super_blocks(layers: Sequence[LayerPlan]) -> None:
     bad = [layer for layer in layers if layer.weight.scale_type.is_whole and layer.in_features % SUPER_BLOCK]
     if bad:
         raise ConfigError(
-            f"Scales of type {bad[0].weight.scale_type.value} lie under one for {SUPER_BLOCK} inputs, and"
-            f" {len(bad)} layer(s) have inputs that are not a multiple of that, first {bad[0].name}"
-            f" ({bad[0].in_features} inputs).",
+            f"Scales of type {bad[0].weight.scale_type.value} are nested under one super-block scale per "
+            f"{SUPER_BLOCK} inputs, but {len(bad)} layer(s) do not have a multiple of that, first {bad[0].name} "
+            f"({bad[0].in_features} inputs).",
             code="group_size_not_dividing",
-            hint="Give them another scheme, as gguf_q5_0 or gguf_q8_0, in layer_quant_config.",
+            hint="Set another scheme for them, such as gguf_q5_0 or gguf_q8_0, in layer_quant_config.",
             field="/global_quant_config/weight/scale_type",
         )
 
@@ -175,7 +175,7 @@ def _describe_activation(spec: QuantizationSpec) -> str:
 
 
 def usual_layers(config: Config) -> list[LayerPlan]:
-    """Return a layer of usual shape for all settings in ``config`` that have a weight."""
+    """Return a layer of common shape for all settings in ``config`` that have a weight."""
     cached = {name: config.choose(name, "Linear")[0] for name in CACHED_LAYERS if config.kv_cache_quant_config}
     beside = {name: getattr(config, name) for name in (TOWERS, DRAFTS)}
     own = {"layer": config.global_quant_config, **config.layer_quant_config, **cached, **beside}

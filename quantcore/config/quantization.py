@@ -53,7 +53,7 @@ Options = TypeVar("Options")
 
 
 def is_cached(name: str) -> bool:
-    """Return whether layer ``name`` has a usual name of a key or value layer (see ``quantcore.config.kv_cache``)."""
+    """Return whether layer ``name`` has a common name of a key or value layer (see ``quantcore.config.kv_cache``)."""
     return name.rpartition(".")[2] in CACHED_LAYERS
 
 
@@ -104,7 +104,7 @@ class QuantizationConfig(Value):
         if self.bias is not None and self.bias.qscheme not in (QSchemeType.per_tensor, QSchemeType.per_channel):
             raise ValueError(f"a bias has one axis: its qscheme is per_tensor or per_channel, not {self.bias.qscheme}")
         if self.input_tensors is not None and self.weight is None:
-            raise ValueError("input_tensors without weight: quantize the weight as well, or neither")
+            raise ValueError("input_tensors need weight: quantize both or neither")
         for name, spec in (("input_tensors", self.input_tensors), ("output_tensors", self.output_tensors)):
             if spec is not None:
                 _check_activation(name, spec)
@@ -123,19 +123,21 @@ def learns_from_data(spec: QuantizationSpec) -> bool:
 
 def _check_activation(name: str, spec: QuantizationSpec) -> None:
     if spec.qscheme is QSchemeType.per_block or spec.over is not None:
-        raise ValueError(f"{name} can be per_tensor, per_channel or per_group; blocks and two stages are for weights")
+        raise ValueError(
+            f"{name} can be per_tensor, per_channel or per_group; per_block and two stages are only for weights"
+        )
     per_channel = spec.qscheme is QSchemeType.per_channel
     if per_channel and not spec.is_dynamic and spec.ch_axis not in (-1, 2):
         raise ValueError(
-            f"{name} that are per_channel have one scale a token, which needs is_dynamic=true; "
-            "or one a feature: static with ch_axis -1"
+            f"per_channel {name} have one scale per token, which needs is_dynamic=true, or one per feature: static "
+            "with ch_axis -1"
         )
     if per_channel and spec.is_dynamic and spec.ch_axis not in (None, 1, -2):
-        raise ValueError(f"dynamic per_channel {name} have one scale a token: leave ch_axis out (or 1)")
+        raise ValueError(f"dynamic per_channel {name} have one scale per token: remove ch_axis (or set 1)")
     if spec.qscheme is QSchemeType.per_group and not spec.is_dynamic:
         raise ValueError(f"groups of {name} get their scales at run time: set is_dynamic to true")
     if spec.qscheme is QSchemeType.per_group and spec.ch_axis not in (None, -1, 1, 2):
-        raise ValueError(f"groups of {name} run along the features: leave ch_axis out (or -1)")
+        raise ValueError(f"groups of {name} run along the features: remove ch_axis (or set -1)")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -245,7 +247,7 @@ class Config(Value):
         if layer_type in self.layer_type_quant_config:
             return self.layer_type_quant_config[layer_type], f"layer_type_quant_config '{layer_type}'"
         if layer_type in ONLY_WHEN_ASKED:
-            return None, f"{layer_type} is quantized only where a name or a type asks for it"
+            return None, f"{layer_type} is quantized only if a name or type selects it"
         return self.global_quant_config, "global_quant_config"
 
     def warn_of_unmatched(self, layers: Mapping[str, str]) -> tuple[str, ...]:
@@ -264,7 +266,7 @@ class Config(Value):
             raise ConfigError(
                 " ".join(warnings),
                 code="unmatched_names",
-                hint="Correct or remove them. Without `strict` they are warnings.",
+                hint="Correct or remove them. Without `strict`, they are only warnings.",
                 field="/strict",
             )
         return tuple(warnings)
@@ -279,7 +281,7 @@ class Config(Value):
             for pattern in patterns:
                 if pattern.startswith("re:"):
                     raise ConfigError(
-                        f"'{pattern}' is a regular expression, and patterns of layers are shell globs here.",
+                        f"'{pattern}' is a regular expression, but layer patterns are shell globs.",
                         code="invalid_config",
                         hint=f"Write '{_as_glob(pattern)}': * stands for any text.",
                         field=f"/{field}",
@@ -306,7 +308,7 @@ class Config(Value):
     def _say_outputs(cls, table: dict[str, QuantizationConfig]) -> dict[str, QuantizationConfig]:
         empty = [pattern for pattern, layer in table.items() if layer.output_tensors is None]
         if empty:
-            raise ValueError(f"'{empty[0]}' has no output_tensors: they are what a KV cache holds")
+            raise ValueError(f"'{empty[0]}' has no output_tensors, which are what a KV cache stores")
         return table
 
     @field_validator("tower_quant_config", "draft_quant_config")
@@ -314,7 +316,7 @@ class Config(Value):
     def _need_no_data(cls, beside: QuantizationConfig | None) -> QuantizationConfig | None:
         if beside is not None and (beside.weight is None or beside.needs_calibration or beside.output_tensors):
             raise ValueError(
-                "calibration does not run towers and draft heads: give weights, alone or with dynamic inputs"
+                "calibration does not run towers and draft heads: use only weights, or weights and dynamic inputs"
             )
         return beside
 
@@ -344,7 +346,7 @@ def parse_size(text: str, what: str = "max_shard_size") -> int:
         raise ConfigError(
             f"'{text[:40]}' is not a file size.",
             code=f"invalid_{what}",
-            hint=f"A number and a unit: 5GB, 500MB; units are {', '.join(SIZE_UNITS)}, of a thousand each.",
+            hint=f"Use a number and a unit, such as 5GB or 500MB; units are {', '.join(SIZE_UNITS)} (powers of 1000).",
             field=f"/{what}",
         )
     return num_bytes
@@ -355,4 +357,4 @@ def parse_config(data: object) -> Config:
     try:
         return _ADAPTER.validate_python(data)
     except ValidationError as error:
-        raise config_error(error, "The config", hint="Fields are named as in docs/reference/config.md.") from error
+        raise config_error(error, "The config", hint="See docs/reference/config.md for the names of fields.") from error

@@ -81,7 +81,7 @@ def _two_stages(stages: list[Any]) -> dict[str, Any]:
     first, second = stages[0], stages[-1]
     if len(stages) != 2 or first.get("is_scale_quant"):
         raise ConfigError(
-            f"A tensor has {len(stages)} stages of a kind that only AMD Quark knows.",
+            f"A tensor has {len(stages)} stages that only AMD Quark supports.",
             code="unsupported_quark_config",
             hint="Two stages can be fp8 under integers, or fp4 with fp8 scales.",
         )

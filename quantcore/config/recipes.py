@@ -1,9 +1,9 @@
 """The algorithms that are recommended for a scheme, by effort: a preset's recipe. No torch.
 
 ``fast`` rounds to nearest: it needs no data and takes seconds. ``balanced`` is the default of every preset, and
-``best`` takes what pays, whatever it costs. The chains were chosen from measurements on several families of models
-(docs/benchmarks.md, ``make bench-recipes``). AMD Quark's names of schemes (``w_uint4_per_group_asym``) mean the scheme
-alone, as they do there.
+``best`` enables every algorithm that improves quality, at any cost. The chains were chosen from measurements on several
+families of models (docs/benchmarks.md, ``make bench-recipes``). AMD Quark's names of schemes
+(``w_uint4_per_group_asym``) mean only the scheme, as in AMD Quark.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TUNED_BITS = 3
 
 _CHAINS: dict[str, dict[Effort, str]] = {
     "static integers": {"fast": "", "balanced": "smoothquant,gptq", "best": "smoothquant,gptaq"},
-    "weights of few bits": {"fast": "", "balanced": "gptq", "best": "yaqa"},
+    "low-bit weights": {"fast": "", "balanced": "gptq", "best": "yaqa"},
     "few bits": {"fast": "", "balanced": "gptq", "best": "gptaq"},
     "eight bits": {"fast": "", "balanced": "", "best": "gptaq"},
 }
@@ -44,7 +44,7 @@ def recipe(configs: Iterable[Config], effort: Effort) -> tuple[Any, ...]:
 def with_recipe(
     config: Config, effort: Effort | None, *, preset: str | None, file2file: bool = False, mixed: Iterable[Config] = ()
 ) -> Config:  # fmt: skip
-    """Return ``config`` with the recipe of ``effort``; by default balanced for a ``preset`` that says no algorithm.
+    """Return ``config`` with the recipe of ``effort``; by default balanced for a ``preset`` without algorithms.
 
     ``preset``: the name that the scheme was asked for by, None for a config. ``mixed``: the schemes that a mix chooses
     from, beside which ``config`` has none. From file to file no model runs, so the default is fast there. Raises
@@ -56,10 +56,10 @@ def with_recipe(
         return config if effort is None else replace(config, algo_config=recipe([config], effort))
     chain = recipe(list(mixed) or [config], effort)
     if config.algo_config:
-        raise conflicting_effort(f"The effort '{effort}' chooses the algorithms, and the config names its own.")
+        raise conflicting_effort(f"The effort '{effort}' chooses the algorithms, but the config sets algo_config.")
     if file2file and chain:
         names = ", ".join(algorithm.name for algorithm in chain)
-        raise conflicting_effort(f"The effort '{effort}' runs the model for {names}, and file2file runs none.")
+        raise conflicting_effort(f"The effort '{effort}' runs the model for {names}, which file2file does not do.")
     return replace(config, algo_config=chain)
 
 
@@ -92,8 +92,8 @@ def _names(algorithms: Iterable[Any]) -> list[str]:
 
 
 def conflicting_effort(message: str) -> ConfigError:
-    """Return the error for an effort beside something that excludes it."""
-    return ConfigError(message, code="conflicting_effort", hint="Leave one of them out.", field="/effort")
+    """Return the error for an effort combined with something that excludes it."""
+    return ConfigError(message, code="conflicting_effort", hint="Remove one of them.", field="/effort")
 
 
 def _kind(configs: Iterable[Config]) -> str | None:
@@ -113,7 +113,7 @@ def _kind(configs: Iterable[Config]) -> str | None:
         return "static integers"
     weights = [layer.weight for layer in layers if layer.weight is not None]
     if not inputs and any(spec.format.bits < 8 for spec in weights):
-        return "weights of few bits"
+        return "low-bit weights"
     if static or any(spec.format.bits < 8 for spec in (*inputs, *weights)):
         return "few bits"
     return "eight bits" if layers else None
@@ -122,7 +122,7 @@ def _kind(configs: Iterable[Config]) -> str | None:
 def _has_few_bits(config: Config) -> bool:
     """Return whether weights alone are rounded, and some to integers of at most 3 bits."""
     weights = [layer.weight for layer in _layers(config) if layer.weight is not None]
-    return _kind([config]) == "weights of few bits" and any(
+    return _kind([config]) == "low-bit weights" and any(
         isinstance(spec.format, IntFormat) and spec.format.bits <= TUNED_BITS for spec in weights
     )
 

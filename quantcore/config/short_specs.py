@@ -85,7 +85,7 @@ class ScaleQuantSpec(TwoStageSpec):
             raise ConfigError(
                 f"The scales cannot be kept as {second.dtype.value} {second.qscheme.value}.",
                 code="invalid_config",
-                hint="second_stage is FP8E4M3PerTensorSpec(): scales in e4m3 beside one float32 scale for the tensor.",
+                hint="second_stage is FP8E4M3PerTensorSpec(): e4m3 scales under one float32 scale for the tensor.",
                 field="/second_stage",
             )
         return replace(first, scale_type=ScaleType.e4m3)

@@ -211,7 +211,7 @@ class QuantizationSpec(Value):
     scale_calculation_mode: ScaleMode | None = None
     zero_point_type: ZeroPointType = ZeroPointType.int32
     mx_element_dtype: Dtype | None = Field(
-        default=None, description="With dtype mx: the pair is kept as this dtype in groups of 32 with e8m0 scales."
+        default=None, description="With dtype mx: element dtype, in groups of 32 with e8m0 scales."
     )
     over: QuantizationSpec | None = None
     outlier_threshold: Annotated[float, Field(gt=0)] | None = None
@@ -290,7 +290,7 @@ def _scheme_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
     is_group, is_block = scheme is QSchemeType.per_group, scheme is QSchemeType.per_block
     return (
         (spec.dtype is Dtype.mx, "mx_element_dtype cannot be mx itself"),
-        (spec.mx_element_dtype is not None, "mx_element_dtype goes with dtype mx only"),
+        (spec.mx_element_dtype is not None, "mx_element_dtype is only for dtype mx"),
         (
             is_group and size is None,
             "qscheme per_group needs group_size: a whole number above 0, or -1 for the whole row",
@@ -301,13 +301,13 @@ def _scheme_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
         ),
         (
             size is not None and not is_group,
-            f"group_size goes with qscheme per_group, not with {scheme.value}; leave it out",
+            f"group_size is for qscheme per_group, not {scheme.value}; remove it",
         ),
         (is_block and block is None, "qscheme per_block needs block_size: two whole numbers such as [128, 128]"),
         (block is not None and min(block) < 1, f"block_size is {block}; both numbers must be above 0"),
         (
             block is not None and not is_block,
-            f"block_size goes with qscheme per_block, not with {scheme.value}; leave it out",
+            f"block_size is for qscheme per_block, not {scheme.value}; remove it",
         ),
         (
             spec.ch_axis is not None and not -2 <= spec.ch_axis <= 3,
@@ -323,7 +323,7 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
     return (
         (
             two_byte_float and (spec.qscheme is not QSchemeType.per_tensor or spec.scale_type is not ScaleType.float),
-            f"{dtype} is a plain cast without scales: leave qscheme, group_size and scale_type out",
+            f"{dtype} is a plain cast without scales: remove qscheme, group_size and scale_type",
         ),
         (
             not spec.symmetric and not fmt.zero_point_ok,
@@ -331,7 +331,7 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
         ),
         (
             bool(spec.symmetric) and not fmt.signed,
-            f"{dtype} has no negative codes: set symmetric to false, or take a signed dtype",
+            f"{dtype} has no negative codes: set symmetric to false or use a signed dtype",
         ),
         (
             bool(spec.symmetric) and spec.zero_point_type is ZeroPointType.float32,
@@ -339,7 +339,7 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
         ),
         (
             not spec.symmetric and spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3),
-            f"scale_type {spec.scale_type.value} goes with symmetric=true only",
+            f"scale_type {spec.scale_type.value} needs symmetric=true",
         ),
         (
             spec.scale_type is ScaleType.e4m3 and spec.qscheme is not QSchemeType.per_group,
@@ -347,26 +347,26 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
         ),
         (
             spec.scale_calculation_mode is not None and spec.scale_type is not ScaleType.e8m0,
-            "scale_calculation_mode (even, floor, ceil) goes with scale_type e8m0 only",
+            "scale_calculation_mode (even, floor, ceil) needs scale_type e8m0",
         ),
         (
             bool(spec.is_dynamic) and spec.observer_method not in ("min_max", "placeholder"),
-            f"observer_cls {spec.observer_cls} learns from many batches, which is_dynamic=true never sees; "
-            "take a MinMax observer or is_dynamic=false",
+            f"observer_cls {spec.observer_cls} needs many batches, which is_dynamic=true never has; use a MinMax "
+            "observer or is_dynamic=false",
         ),
         (
             spec.is_static and spec.observer_method == "placeholder",
-            f"PlaceholderObserver finds no scale, and static {dtype} needs one: take a MinMax observer",
+            f"PlaceholderObserver computes no scale, but static {dtype} needs one: use a MinMax observer",
         ),
         (
             spec.outlier_threshold is not None
             and not (spec.is_dynamic and spec.qscheme is QSchemeType.per_channel and fmt.scaled),
-            "outlier_threshold goes with dynamic activations per_channel (per token)",
+            "outlier_threshold is only for dynamic per_channel (per-token) activations",
         ),
         (
             spec.scale_type.is_whole and not _fits_super_blocks(spec),
-            "scale_type uint6 goes with uint4 and uint5 in groups of 32 with zero_point_type float32 (GGUF's Q4_K and "
-            "Q5_K), int8 with symmetric int6 in groups of 16 (Q6_K)",
+            "scale_type uint6 is only for uint4 and uint5 in groups of 32 with zero_point_type float32 (GGUF's "
+            "Q4_K and Q5_K), int8 with symmetric int6 in groups of 16 (Q6_K)",
         ),
         (
             spec.scale_type is ScaleType.double_quant
@@ -375,11 +375,11 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
                 or spec.qscheme is not QSchemeType.per_group
                 or bool(spec.is_dynamic)
             ),
-            "scale_type double_quant goes with weights of nf4 and fp4_bnb, qscheme per_group",
+            "scale_type double_quant is only for nf4 and fp4_bnb weights with qscheme per_group",
         ),
         (
             spec.over is not None and not _can_lie_under(spec),
-            "over is a first stage of fp8 per_tensor, static and without an over of its own, under symmetric integers",
+            "over must be a static fp8 per_tensor spec without an over of its own, and the codes symmetric integers",
         ),
     )
 

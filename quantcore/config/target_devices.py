@@ -1,4 +1,4 @@
-"""The devices that a result may be meant for: their memory, and the number formats that they multiply. No torch.
+"""The devices that a result can target: their memory, and the number formats that they multiply. No torch.
 
 Sources: the makers' data sheets for memory; vLLM, "Quantization: supported hardware" (docs.vllm.ai, 0.32) for formats.
 """

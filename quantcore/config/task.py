@@ -49,7 +49,7 @@ class Task(JobSpec):
     def model_folder(self) -> Path:
         """The ``model_dir`` of a task whose model is on this machine (see ``quantcore.hub.download.fetch``)."""
         if self.model_dir is None:
-            raise RuntimeError("the model of this task was not downloaded yet")
+            raise RuntimeError("the model of this task has not been downloaded yet")
         return self.model_dir
 
 

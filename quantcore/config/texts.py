@@ -42,10 +42,10 @@ class TextSource(Settings):
         names = [name for name in ("config", "split", "revision", "column") if getattr(self, name) is not None]
         of_hub = [name for name in names if name != "column"]
         if self.source is None and names:
-            raise ValueError(f"{', '.join(names)} go with a source")
+            raise ValueError(f"{', '.join(names)} set without a source")
         is_file = self.source is not None and (self.source.startswith(("/", ".")) or is_dataset_id(self.source))
         if of_hub and (is_file or self.source == BUILTIN):
-            raise ValueError(f"{', '.join(of_hub)} go with a dataset on the Hub, which '{self.source}' is not")
+            raise ValueError(f"{', '.join(of_hub)} set for '{self.source}', which is not a dataset on the Hub")
         if self.source == BUILTIN and self.column is not None:
             raise ValueError("the builtin text has no column")
         return self
@@ -73,7 +73,7 @@ TAKEN_NAMES = frozenset({
 
 def _check_names(arguments: dict[str, Any]) -> dict[str, Any]:
     if wrong := [name for name in arguments if not name.isidentifier() or name in TAKEN_NAMES]:
-        raise ValueError(f"'{wrong[0][:100]}' is not a name that an argument of a chat template can have")
+        raise ValueError(f"'{wrong[0][:100]}' is not a valid name for an argument of a chat template")
     return arguments
 
 
@@ -109,21 +109,21 @@ class CalibrationConfig(TextSource):
         if not isinstance(fields, dict) or not fields.get("sources"):
             return fields
         if names := [name for name in TextSource.model_fields if fields.get(name) is not None]:
-            raise ValueError(f"{', '.join(names)} go with one source: with sources, each of them has its own")
+            raise ValueError(f"{', '.join(names)} set together with sources; set this in each source instead")
         return {**fields, "source": None}
 
     @validator(mode="after")
     def _make_sense(self) -> Self:
         if self.source is None and not self.sources:
-            raise ValueError("give a source")
+            raise ValueError("add a source")
         places = [tuple(part.place.items()) for part in self.sources]
         for part, count, place in zip(self.sources, self.counts, places, strict=False):
             if count == 0:
                 raise ValueError(
-                    f"'{part.source}' gets none of the {self.num_samples} samples: raise its share or num_samples"
+                    f"'{part.source}' gets none of the {self.num_samples} samples: increase its share or num_samples"
                 )
             if places.count(place) > 1:
-                raise ValueError(f"'{part.source}' is among the sources twice: give it once, with a larger share")
+                raise ValueError(f"'{part.source}' is listed twice: list it once, with a larger share")
         return self
 
     @property
@@ -195,7 +195,7 @@ def parse_sources(text: str) -> dict[str, Any]:
         raise ConfigError(
             f"'{(wrong or text)[:100]}' is not a source with a share above 0.",
             code="invalid_sources",
-            hint="Give each of several sources a share: chats.jsonl:0.75,org/code:column=content:0.25.",
+            hint="Each source needs a share: chats.jsonl:0.75,org/code:column=content:0.25.",
             field="/calibration/sources",
         )
     return {"sources": parts}

@@ -133,7 +133,7 @@ def sentence_of(problem: Mapping[str, Any]) -> str:
     if kind in ("value_error", "assertion_error"):
         return text.partition(", ")[2] or text
     if kind in ("union_tag_not_found", "missing_discriminator"):
-        return "it needs a `name`"
+        return "`name` is missing"
     expected = allowed_words(problem)
     rule = f"it can be {', '.join(expected)}" if expected else _rule(text)
     if "input" not in problem or kind == "json_invalid":
@@ -181,12 +181,10 @@ def _by_position(cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     if twice:
         message = f"{cls.__name__} was given '{twice[0]}' twice, by position and by name."
     elif order:
-        message = (
-            f"{cls.__name__} takes {len(order)} value(s) by position ({', '.join(order)}), and {len(args)} were given."
-        )
+        message = f"{cls.__name__} takes {len(order)} value(s) by position ({', '.join(order)}), but got {len(args)}."
     else:
-        message = f"{cls.__name__} takes its fields by name, and {len(args)} value(s) were given by position."
+        message = f"{cls.__name__} takes its fields by name, but got {len(args)} value(s) by position."
     raise ConfigError(
-        message, code="invalid_config", hint=f"Give fields by name: {', '.join(names)}.", allowed=names,
+        message, code="invalid_config", hint=f"Pass fields by name: {', '.join(names)}.", allowed=names,
         field=f"/{twice[0]}" if twice else "",
     )  # fmt: skip

@@ -23,7 +23,7 @@ def no_column(column: str, there: list[str], place: str = "The data") -> Calibra
     return CalibrationError(
         f"{place} has no column '{column}'; it has: {', '.join(there)}.",
         code="no_text_column",
-        hint="Name one of these in calibration.column.",
+        hint="Set calibration.column to one of these.",
         field="/calibration/column",
         allowed=there,
     )

@@ -90,7 +90,7 @@ def read_documents_with_media(text: TextPart, render: Render) -> Iterator[Docume
 
 
 def has_sound(text: TextPart, hears: Callable[[], bool]) -> bool:
-    """Return True if the model ``hears``, and the first row of a source has sound beside its text."""
+    """Return True if the model ``hears``, and the first row of a source has audio with its text."""
     if text.source == BUILTIN or is_prose(text) or not hears():
         return False
     return any(sounds_of(row.values) for row, _ in islice(_rows(text, MEDIA_COLUMNS), 1))
@@ -129,7 +129,7 @@ def text_of(row: Row, column: str, render: Render | None) -> str:
         raise CalibrationError(
             f"{row.place}: the column '{column}' is not text, but of type {type(value).__name__}.",
             code="no_text_column",
-            hint='A text, or a chat: a list of {"role": ..., "content": ...}. Name another column?',
+            hint='It must be a text or a chat: a list of {"role": ..., "content": ...}. Is it the right column?',
             field="/calibration/column",
             allowed=[name for name, other in row.values.items() if isinstance(other, str) or is_chat(other)],
         )
@@ -160,9 +160,9 @@ def at_row(place: str) -> Iterator[None]:
 def _rendered(row: Row, messages: list[dict[str, Any]], render: Render | None) -> str:
     if render is None:
         raise CalibrationError(
-            f"{row.place} is a chat, and there is no model whose template could make a text of it.",
+            f"{row.place} is a chat, but there is no model whose chat template could render it.",
             code="no_chat_template",
-            hint="Name a column that holds text in calibration.column.",
+            hint="Set calibration.column to a column that contains text.",
             field="/calibration/column",
         )
     with at_row(row.place):
@@ -184,7 +184,7 @@ def _tools(row: Row) -> tuple[list[Any], ...]:
         raise CalibrationError(
             f"the column '{TOOLS}' is of type {type(tools).__name__}, not a list of tools.",
             code="bad_row",
-            hint="Give a list of JSON schemas of functions, or leave the column out.",
+            hint="Use a list of JSON schemas of functions, or remove the column.",
         )
     return (tools,)
 
@@ -200,7 +200,7 @@ def _file(text: TextPart) -> Path | None:
         raise CalibrationError(
             f"There is no data file at {source}.",
             code="calibration_not_found",
-            hint="Give 'builtin', a data file that the worker can read, or the name of a Hub dataset.",
+            hint="Use 'builtin', a data file that the worker can read, or the name of a Hub dataset.",
             field="/calibration/source",
         )
     return None

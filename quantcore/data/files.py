@@ -48,9 +48,9 @@ def format_of(name: str) -> str:
     name_of_format = {"md": "txt"}.get(suffix, suffix)
     if name_of_format not in FORMATS:
         raise CalibrationError(
-            f"'{Path(name).name[:100]}' is not a kind of file that can be read as data.",
+            f"'{Path(name).name[:100]}' is not a supported type of data file.",
             code="unsupported_format",
-            hint=f"Give a file that ends in {', '.join(f'.{suffix}' for suffix in FORMATS)}, or one of these with .gz.",
+            hint=f"Use a file that ends in {', '.join(f'.{suffix}' for suffix in FORMATS)}, or one of these with .gz.",
             field="/calibration/source",
             allowed=FORMATS,
         )
@@ -75,7 +75,7 @@ def read_rows(path: Path) -> Iterator[Row]:
             yield row
     if not num_rows:
         raise CalibrationError(
-            "The file has no rows.", code="empty_dataset", hint="Give a file with at least one.",
+            "The file has no rows.", code="empty_dataset", hint="Use a file with at least one row.",
             field="/calibration/source",
         )  # fmt: skip
 
@@ -121,9 +121,10 @@ def _check_size(num_bytes: int, packed_bytes: int | None = None) -> None:
         most = min(most, max(RATIO_COUNTS_FROM_BYTES, MAX_RATIO * packed_bytes))
     if num_bytes > most:
         raise CalibrationError(
-            f"The file unpacks to more than the {most >> 20} MiB that are allowed.",
+            f"The file unpacks to more than the allowed {most >> 20} MiB.",
             code="archive_too_large",
-            hint=f"At most {MAX_UNPACKED_BYTES >> 30} GiB, and {MAX_RATIO} times the size of the .gz or .parquet.",
+            hint=f"The limits are {MAX_UNPACKED_BYTES >> 30} GiB and {MAX_RATIO} times the size of the .gz or "
+            ".parquet file.",
         )
 
 
@@ -159,7 +160,7 @@ def _parse(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _bad_row(f"{place} is not valid JSON: {error}", "One JSON object a line.") from error
+        raise _bad_row(f"{place} is not valid JSON: {error}", "Write one JSON object per line.") from error
 
 
 def _json(stream: BinaryIO) -> Iterator[Row]:
@@ -179,7 +180,9 @@ def _json(stream: BinaryIO) -> Iterator[Row]:
                 if not piece and not text:
                     return
                 if not piece or isinstance(error, RecursionError):
-                    raise _bad_row(f"Row {number + 1} is not valid JSON: {error}", "An array of objects.") from error
+                    raise _bad_row(
+                        f"Row {number + 1} is not valid JSON: {error}", "The file must be an array of objects."
+                    ) from error
                 if len(text) > MAX_ROW_BYTES:
                     raise _too_large(f"Row {number + 1}") from None
                 text += piece
@@ -206,15 +209,17 @@ def _csv(stream: BinaryIO) -> Iterator[Row]:
             if not names:
                 names = fields
                 if len(set(names)) != len(names) or not all(names):
-                    raise _bad_row(f"{place} should name the columns, each once; it has: {', '.join(names)}", "")
+                    raise _bad_row(f"{place} must name each column once; it has: {', '.join(names)}", "")
             elif fields and len(fields) != len(names):
-                raise _bad_row(f"{place} has {len(fields)} fields, the columns are {len(names)}", "Quote the commas.")
+                raise _bad_row(
+                    f"{place} has {len(fields)} fields, but there are {len(names)} columns", "Quote the commas."
+                )
             elif fields:
                 yield Row(place, dict(zip(names, fields, strict=True)))
     except csv.Error as error:
         if "field larger" in str(error):
             raise _too_large(f"Line {reader.line_num}") from error
-        raise _bad_row(f"Line {reader.line_num} is not valid CSV: {error}", "Quotes must be closed.") from error
+        raise _bad_row(f"Line {reader.line_num} is not valid CSV: {error}", "Close all quotes.") from error
 
 
 def _parquet(stream: BinaryIO) -> Iterator[Row]:
@@ -245,12 +250,12 @@ def _parquet(stream: BinaryIO) -> Iterator[Row]:
                     yield _row(f"Row {number}", values)
         except MemoryError as error:
             raise CalibrationError(
-                f"The {_BATCH_ROWS} rows after row {number} unpack to more than fits into memory.",
+                f"The {_BATCH_ROWS} rows after row {number} do not fit into memory when unpacked.",
                 code="archive_too_large",
-                hint="Give the file with less in a row, or as .jsonl.gz.",
+                hint="Use smaller rows, or convert the file to .jsonl.gz.",
             ) from error
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise _bad_row(f"The file is not Parquet that can be read ({type(error).__name__})", "") from error
+            raise _bad_row(f"The file is not readable Parquet ({type(error).__name__})", "") from error
 
 
 def _check_rows(sizes: list[int], num_before: int) -> None:
@@ -278,7 +283,7 @@ def _row(place: str, value: Any) -> Row:
     if not isinstance(value, dict):
         raise CalibrationError(
             f"{place} has no columns: it is of type {type(value).__name__}, not an object.", code="no_text_column",
-            hint='Each row is an object like {"text": "..."}.',
+            hint='Each row must be an object such as {"text": "..."}.',
         )  # fmt: skip
     return Row(place, value)
 
@@ -291,7 +296,7 @@ def _too_large(place: str) -> CalibrationError:
     return CalibrationError(
         f"{place} is longer than {MAX_ROW_BYTES >> 20} MiB.",
         code="row_too_large",
-        hint="Split the text into rows; or is a quote not closed?",
+        hint="Split the text into several rows, or check for an unclosed quote.",
     )
 
 

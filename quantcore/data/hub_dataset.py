@@ -56,7 +56,7 @@ def resolve(text: TextPart) -> TextPart:
         raise CalibrationError(
             f"'{text.source[:100]}' is not a source of calibration text.",
             code="invalid_dataset_name",
-            hint="Give builtin, the absolute path of a file, or a dataset on the Hub: org/name.",
+            hint="Use builtin, the absolute path of a file, or a dataset on the Hub: org/name.",
             field="/calibration/source",
             allowed=("builtin", *ALIASES),
         )
@@ -81,7 +81,7 @@ def is_resolved(text: TextPart) -> bool:
 
 
 def read_rows(text: TextPart, others: Iterable[str] = ()) -> Iterator[Row]:
-    """Yield the rows of one split of a resolved dataset as they arrive, in order, with the text column alone.
+    """Yield the rows of one split of a resolved dataset as they arrive, in order, with only the text column.
 
     ``others`` are columns that they have as well, if the dataset has them; images and sound are not decoded.
 
@@ -106,9 +106,9 @@ def _open(text: TextPart, others: frozenset[str]) -> Iterator[dict[str, Any]]:
         import datasets
     except ImportError as error:
         raise CalibrationError(
-            f"'{text.source}' is not a file, and reading it as a Hub dataset needs the datasets library.",
+            f"'{text.source}' is not a file, and reading a Hub dataset needs the datasets library.",
             code="datasets_not_installed",
-            hint="pip install 'bitfoundry[engine]', or give 'builtin' or a file.",
+            hint="pip install 'bitfoundry[engine]', or use 'builtin' or a file.",
         ) from error
     datasets.disable_progress_bars()
     try:
@@ -132,7 +132,7 @@ def _choose_split(splits: list[str], split: str | None) -> str:
     if split in splits:
         return str(split)
     raise CalibrationError(
-        f"The dataset has no split '{split}'." if split else "The dataset has several splits, and none called train.",
+        f"The dataset has no split '{split}'." if split else "The dataset has several splits, but none called train.",
         code="unknown_split",
         hint=f"Its splits: {', '.join(splits)}.",
         field="/calibration/split",
@@ -153,7 +153,7 @@ def _explain(error: Exception, text: TextPart) -> QuantError:
         names = re.findall(r"'([^']+)'", configs[1])
         return CalibrationError(
             f"The dataset '{name}' has several configs; "
-            + (f"'{text.config}' is none of them." if text.config else "say which."),
+            + (f"'{text.config}' is not one of them." if text.config else "say which."),
             code="unknown_dataset_config",
             hint=f"Its configs: {', '.join(names)}.",
             field="/calibration/config",
@@ -170,6 +170,6 @@ def _explain(error: Exception, text: TextPart) -> QuantError:
     return CalibrationError(
         f"The dataset '{name}' cannot be read: {why}.",
         code="unsupported_dataset",
-        hint="Its files must be data (Parquet, JSON, CSV, text); nothing of a dataset is ever run.",
+        hint="Its files must be data (Parquet, JSON, CSV, text); code in a dataset is never run.",
         field="/calibration/source",
     )

@@ -43,7 +43,7 @@ def as_templates_take_them(messages: Sequence[Message]) -> list[Message]:
 
 
 def without_parts(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with lists of text parts joined, for templates that take texts alone."""
+    """Return messages with lists of text parts joined, for templates that only take text."""
     return [
         message | {"content": "\n".join(str(part.get("text") or "") for part in content)}
         if isinstance(content := message.get("content"), list) and all(_is_text(part) for part in content)
@@ -95,19 +95,19 @@ def without_references(
             return {"type": "text", "text": part.get("text")}
         if kind not in MEDIA_KINDS:
             raise CalibrationError(
-                f"it has a part of the type '{kind[:50]}'.",
+                f"it has a part of type '{kind[:50]}'.",
                 code="bad_media",
-                hint="A message is a text, or a list of parts of these types.",
+                hint="A message is a text or a list of parts of the allowed types.",
                 field="/calibration/column",
                 allowed=("text", *MEDIA_KINDS),
             )
         source = _source(part, kind) or next(beside[kind], None)
         if source is None:
             raise CalibrationError(
-                f"it has a part of the type '{kind}' without a file.",
+                f"it has a part of type '{kind}' without a file.",
                 code="bad_media",
-                hint=f'{{"type": "{kind}", "{kind}": "FILE"}}: a path beside the data or a data URL. Or give them in a'
-                f" column called {COLUMNS[kind][0]}.",
+                hint=f'{{"type": "{kind}", "{kind}": "FILE"}}: a path relative to the data file, or a data URL. Or '
+                f"put them in a column called {COLUMNS[kind][0]}.",
                 field="/calibration/column",
             )
         references.append(Reference(kind, source))
@@ -122,9 +122,9 @@ def without_references(
     for kind in MEDIA_KINDS:
         if any(reference.kind == kind for reference in references) and (num_left := len(list(beside[kind]))):
             raise CalibrationError(
-                f"{num_left} in the column '{COLUMNS[kind][0]}' belong to no part of the type '{kind}'.",
+                f"{num_left} in the column '{COLUMNS[kind][0]}' do not belong to a part of type '{kind}'.",
                 code="bad_media",
-                hint="Give as many parts as there are in the column.",
+                hint="Use as many parts as there are files in the column.",
                 field="/calibration/column",
             )
     return changed, tuple(references)
@@ -136,7 +136,7 @@ def sounds_of(row: Mapping[str, Any]) -> tuple[Reference, ...]:
 
 
 def texts_of(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages of ``without_references`` with their parts of text alone."""
+    """Return the messages of ``without_references`` with only their text parts."""
     return [
         message | {"content": [part for part in message["content"] if part["type"] == "text"]}
         if isinstance(message.get("content"), list)

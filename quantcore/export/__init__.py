@@ -34,7 +34,7 @@ __all__ = [
 
 
 def formats_for(*configs: Config) -> list[str]:
-    """Return the formats that can hold usual layers of all ``configs``, first the one that most programs load.
+    """Return the formats that can hold common layers of all ``configs``, first the one that most programs load.
 
     Those without codes come last.
     """
@@ -109,7 +109,7 @@ def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
             fitting = [other for other in EXPORTERS if not any(map(partial(_refuse, EXPORTERS.get(other)), layers))]
             fitting.sort(key=holds_codes, reverse=True)
             raise ConfigError(
-                f"The {name} format cannot hold {layer.name} ({layer.scheme}): {reason}.",
+                f"The {name} format cannot store {layer.name} ({layer.scheme}): {reason}.",
                 code="incompatible_export",
                 hint=f"Formats that can: {', '.join(fitting) or 'none'}.",
                 field="/export",
@@ -122,7 +122,7 @@ def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
 def _refuse(exporter: Exporter, layer: LayerPlan) -> str | None:
     """Return why the format cannot hold ``layer``; None if it can."""
     if layer.is_in_draft and isinstance(exporter, Container):
-        return "it holds the model alone, without draft heads"
+        return "it stores only the model, without draft heads"
     return exporter.refuse(layer)
 
 
@@ -136,6 +136,6 @@ def _check_uniform(export: str, exporter: Uniform, layers: Sequence[LayerPlan]) 
                 f"The {export} format has one {setting} for all layers, but {layers[0].name} has {first[setting]}"
                 f" and {layer.name} {settings[setting]}.",
                 code="incompatible_export",
-                hint=f"Give all layers the same {setting}, exclude some, or take another format.",
+                hint=f"Set the same {setting} for all layers, exclude some, or use another format.",
                 field="/export",
             )

@@ -48,11 +48,11 @@ class AwqExporter:
         if reason := refuse_everywhere(layer) or refuse_activations(layer):
             return reason
         if not isinstance(weight.format, IntFormat) or weight.format.bits != 4 or not is_plain(weight):
-            return "it has int4 and uint4 with plain scales"
+            return "it supports int4 and uint4 with plain scales"
         if weight.qscheme not in (QSchemeType.per_channel, QSchemeType.per_group):
             return "weights can be per_channel or per_group"
         if layer.out_features % SLOTS:
-            return f"it packs {SLOTS} output channels in a word, and {layer.out_features} is not a multiple of {SLOTS}"
+            return f"it packs {SLOTS} output channels per word, but {layer.out_features} is not a multiple of {SLOTS}"
         return None
 
     def same_everywhere(self, layer: LayerPlan) -> dict[str, object]:

@@ -66,13 +66,13 @@ class BitsAndBytesExporter:
             is_known = weight.scale_type is ScaleType.double_quant or is_plain(weight)
             return refuse_activations(layer) or (None if is_known else "its scales are ordinary numbers")
         if weight.dtype is not Dtype.int8:
-            return "it has nf4, fp4_bnb and int8"
+            return "it supports nf4, fp4_bnb and int8"
         if weight.qscheme is not QSchemeType.per_channel or not weight.symmetric or not is_plain(weight):
             return "int8 weights are per_channel and symmetric with plain scales"
         if weight.scale_type is ScaleType.float32:
-            return "it stores int8 scales times 127, where 16 bits stay exact: scale_type float, float16 or bfloat16"
+            return "it stores int8 scales times 127, which is exact for scale_type float, float16 or bfloat16"
         if layer.config.output_tensors is not None or not _is_int8_token(layer.input_tensors):
-            return "with int8 weights it rounds inputs to int8 as well: dynamic, per_channel and symmetric"
+            return "with int8 weights, inputs must be int8 as well: dynamic, per_channel and symmetric"
         return None
 
     def same_everywhere(self, layer: LayerPlan) -> dict[str, object]:
@@ -144,7 +144,7 @@ class BitsAndBytesExporter:
             return QLayer(QTensor(codes, QParams(scale), layer.weight))
         state = json.loads(bytes(tensors[_state_name(layer)].tolist()))
         if not torch.equal(tensors["weight.nested_quant_map"], dynamic_map(scale.device)):
-            raise not_held(f"the scales of {layer.name} are codes of a map of its own")
+            raise not_held(f"the scales of {layer.name} are codes of a custom map")
         nested = NestedScales(scale, tensors["weight.nested_absmax"], torch.tensor(float(state["nested_offset"])))
         return QLayer(QTensor(codes, QParams(nested.decode(), nested=nested), layer.weight))
 

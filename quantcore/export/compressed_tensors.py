@@ -62,8 +62,8 @@ class CompressedTensorsReaders(Readers):
         odd = [layer for layer in layers if is_in_stack(layer.name) and not _is_read_as_expert(layer.weight)]
         if odd:
             return (
-                f"Transformers does not decode experts that are {odd[0].scheme} in compressed-tensors: it fails, or"
-                " loads them as other weights without an error."
+                f"Transformers does not decode {odd[0].scheme} experts in compressed-tensors: it fails, or silently "
+                "loads wrong weights."
             )
         return None
 
@@ -99,7 +99,7 @@ class CompressedTensorsExporter:
         if reason := refuse_everywhere(layer):
             return reason
         if outputs is not None and (not outputs.symmetric or layer.name.rpartition(".")[2] not in KV_SCALES):
-            return f"only outputs of {' and '.join(KV_SCALES)} have a scale, a symmetric one"
+            return f"only outputs of {' and '.join(KV_SCALES)} have a (symmetric) scale"
         return family_of(layer).refuse(layer)
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
@@ -235,7 +235,7 @@ def _stored_layer(name: str, quantization_config: Mapping[str, Any], files: Stor
         if any(_targets(target, name) for target in group["targets"])
     ]
     if not groups:
-        raise not_held(f"no group of its quantization_config is for {name}")
+        raise not_held(f"no group of its quantization_config matches {name}")
     if f"{name}.weight_g_idx" in files.tensors:
         raise not_held(f"the groups of {name} are spread over its inputs (actorder group)")
     weight = _spec(groups[0]["weights"], f"{name}.weight_scale", files)

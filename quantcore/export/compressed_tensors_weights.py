@@ -61,13 +61,13 @@ class Numbers:
     def refuse(self, layer: LayerPlan) -> str | None:
         spec = layer.weight
         if spec.dtype not in (Dtype.int8, Dtype.fp8_e4m3) or not is_plain(spec):
-            return "weights that are not packed are int8 or fp8_e4m3 with plain scales"
+            return "unpacked weights are int8 or fp8_e4m3 with plain scales"
         if not spec.symmetric:
             return "weights of layers with quantized inputs must be symmetric"
         if spec.qscheme is QSchemeType.per_block:
             return refuse_blocks(layer)
         if spec.qscheme not in (QSchemeType.per_tensor, QSchemeType.per_channel):
-            return "8-bit weights that are not packed can be per_tensor, per_channel or per_block (fp8 alone)"
+            return "unpacked 8-bit weights can be per_tensor, per_channel or (only fp8) per_block"
         return refuse_inputs(spec, layer.input_tensors)
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
@@ -101,10 +101,10 @@ class Words:
         if spec.qscheme not in (QSchemeType.per_channel, QSchemeType.per_group):
             return "weight-only integers can be per_channel or per_group"
         if layer.in_features * bits % WORD_BITS:
-            return f"it packs inputs into words of 32 bits, and {layer.in_features} of {bits} bits do not fill them"
+            return f"it packs inputs into words of 32 bits, but {layer.in_features} of {bits} bits do not fill them"
         if not spec.symmetric and layer.out_features * bits % WORD_BITS:
             return (
-                f"it packs zero points into words of 32 bits, and {layer.out_features} of {bits} bits do not fill them"
+                f"it packs zero points into words of 32 bits, but {layer.out_features} of {bits} bits do not fill them"
             )
         return None
 
@@ -153,7 +153,7 @@ class Blocks:
         if _kind(weight) not in BLOCKS:
             return "its blocks are NVFP4, MXFP4, MXFP6 of e2m3 or MXFP8 of e4m3"
         if inputs is not None and not (inputs.is_dynamic and _kind(inputs) == _kind(weight)):
-            return "inputs of such weights stay as they are, or are quantized in the same blocks at run time"
+            return "inputs of such weights are either not quantized, or quantized in the same blocks at run time"
         return None
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:

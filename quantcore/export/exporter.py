@@ -72,7 +72,7 @@ class Decoder(Protocol):
     """
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
-        """Rebuild the argument of ``encode`` from the stored tensors alone."""
+        """Rebuild the argument of ``encode`` from only the stored tensors."""
 
 
 @runtime_checkable
@@ -162,24 +162,24 @@ def refuse_everywhere(layer: LayerPlan, *, outliers: bool = False, real_zero_poi
     """
     weight, outputs, inputs = layer.weight, layer.config.output_tensors, layer.input_tensors
     if layer.kind != "Linear":
-        return f"its consumers know no quantized {layer.kind}"
+        return f"programs that read it do not support a quantized {layer.kind}"
     if layer.config.bias is not None:
-        return "biases are stored as they are"
+        return "it does not store quantized biases"
     if weight.ch_axis not in ((None, -1, 1) if weight.qscheme is QSchemeType.per_group else (None, 0)):
         return "scales belong to output channels, or to groups of inputs"
     if weight.zero_point_type is ZeroPointType.float32 and not real_zero_points:
         return "zero points are stored as whole numbers"
     if not outliers and inputs is not None and inputs.outlier_threshold is not None:
-        return "it cannot say outlier_threshold: bitsandbytes can"
+        return "it cannot store outlier_threshold; use bitsandbytes"
     if outputs is not None and (not outputs.is_static or outputs.qscheme is not QSchemeType.per_tensor):
-        return "quantized outputs need one static scale a tensor"
+        return "quantized outputs need one static scale per tensor"
     return None
 
 
 def refuse_activations(layer: LayerPlan) -> str | None:
     """Return why a weight-only format cannot hold ``layer``; None if its activations are not quantized."""
     if layer.input_tensors is not None or layer.config.output_tensors is not None:
-        return "it holds weights alone, and this layer has quantized activations"
+        return "it stores only weights, but this layer has quantized activations"
     return None
 
 
@@ -196,9 +196,9 @@ def refuse_inputs(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> 
     if inputs.dtype != weight.dtype:
         return "weight and input must have the same dtype"
     if not is_plain(inputs) or inputs.qscheme is QSchemeType.per_group:
-        return "inputs have one scale a tensor or a token"
+        return "inputs have one scale per tensor or per token"
     if inputs.is_static and inputs.qscheme is not QSchemeType.per_tensor:
-        return "static inputs have one scale a tensor"
+        return "static inputs have one scale per tensor"
     return None
 
 
@@ -212,12 +212,12 @@ def refuse_blocks(layer: LayerPlan) -> str | None:
     if weight.dtype is not Dtype.fp8_e4m3 or not is_plain(weight):
         return "per_block weights are fp8_e4m3 with plain scales"
     if layer.in_features % block[1]:
-        return f"blocks of {block[1]} inputs must fill the row, and {layer.in_features} is not a multiple"
+        return f"blocks of {block[1]} inputs must fill the row, but {layer.in_features} is not a multiple"
     if inputs is None:
         return None
     is_grouped = inputs.dtype is weight.dtype and is_plain(inputs) and inputs.qscheme is QSchemeType.per_group
     if not (is_grouped and inputs.is_dynamic and block == (inputs.group_size, inputs.group_size)):
-        return "inputs of per_block weights are dynamic fp8_e4m3, in groups as long as the side of a square block"
+        return "inputs of per_block weights are dynamic fp8_e4m3, in groups of the width of a square block"
     return None
 
 

@@ -40,7 +40,7 @@ E8M0 = "F8_E8M0"
 class Fp8Readers(Readers):
     def only_on_gpus(self, layers: Sequence[LayerPlan]) -> str | None:
         if any(layer.weight.block_size is None for layer in layers):
-            return "Without a GPU Transformers reads fp8 files with weights in blocks alone."
+            return "Without a GPU, Transformers reads only fp8 files with per_block weights."
         return None
 
     def transformers_dtype(self, layers: Sequence[LayerPlan]) -> Literal["float32", "bfloat16"]:
@@ -60,13 +60,13 @@ class Fp8Exporter:
             return f"only outputs of {' and '.join(KV_SCALES)} have a scale, static fp8_e4m3 per_tensor"
         if weight.block_size is not None:
             if inputs is None:
-                return "its consumers quantize the inputs of weights in blocks, which stay as they are here"
+                return "its consumers quantize the inputs of per_block weights, which are not quantized here"
             # Transformers computes the size of a block as the weight's size divided by the number of blocks.
             if layer.out_features % weight.block_size[0]:
                 return f"blocks of {weight.block_size[0]} output channels must fill all {layer.out_features}"
             return refuse_blocks(layer)
         if not _is_static_fp8(weight) or not _is_static_fp8(inputs):
-            return "every layer has fp8_e4m3 weights and inputs with one static scale each, or weights in blocks"
+            return "layers need fp8_e4m3 weights and inputs with one static scale each, or per_block weights"
         return None
 
     def same_everywhere(self, layer: LayerPlan) -> dict[str, object]:
@@ -143,7 +143,7 @@ class Fp8Exporter:
             names = files.modules_with("weight_scale_inv")
             return {name: _layer_in_blocks(name, tuple(block), files) for name in names}
         if quantization_config.get("activation_scheme") != "static":
-            raise not_held("of fp8 only static inputs with one scale, and weights in blocks, are known")
+            raise not_held("of fp8, only static inputs with one scale and per_block weights are supported")
         return {name: _stored_layer(name, files) for name in files.modules_with("weight_scale")}
 
     def load_hint(self, path: str) -> str:
@@ -162,7 +162,7 @@ def _layer_in_blocks(name: str, block: tuple[int, ...], files: StoredFiles) -> S
         kind = ScaleType.e8m0 if scale.dtype == E8M0 else ScaleType.float32
         return StoredLayer((out_features, width), _in_blocks(block, kind))
     if scale.dtype != E8M0 or scale.shape != (out_features, 2 * width // 32):
-        raise not_held(f"the int8 codes of {name} are no fp4 with e8m0 scales in groups of 32")
+        raise not_held(f"the int8 codes of {name} are not fp4 with e8m0 scales in groups of 32")
     spec = QuantizationSpec(
         dtype=Dtype.fp4, qscheme=QSchemeType.per_group, group_size=32, ch_axis=-1, scale_type=ScaleType.e8m0
     )

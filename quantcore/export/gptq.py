@@ -49,8 +49,7 @@ class GptqReaders(Readers):
         named = [layer.name for layer in layers if numbers_of(layer) != usual]
         odd = next((members[0] for members in fused_groups(named).values()), None)
         return odd and (
-            f"vLLM looks in `dynamic` of a GPTQ file for the layer that it fuses from {odd} and others, and finds each"
-            " of them alone."
+            f"vLLM looks up fused layers in `dynamic` of a GPTQ file, which lists {odd} and others separately."
         )
 
 
@@ -66,15 +65,15 @@ class GptqExporter:
         if reason := refuse_everywhere(layer) or refuse_activations(layer):
             return reason
         if not isinstance(weight.format, IntFormat) or weight.format.bits not in BITS or not is_plain(weight):
-            return f"it has integers of {', '.join(map(str, BITS))} bits with plain scales"
+            return f"it supports integers of {', '.join(map(str, BITS))} bits with plain scales"
         if weight.qscheme not in (QSchemeType.per_channel, QSchemeType.per_group):
             return "weights can be per_channel or per_group"
         if self.version == 1 and not weight.symmetric:
-            return "its first version has no place for every zero point: take gptq_v2, or symmetric weights"
+            return "version 1 cannot represent every zero point; use gptq_v2 or symmetric weights"
         bits = weight.format.bits
         for what, length in (("inputs", layer.in_features), ("output channels", layer.out_features)):
             if length * bits % WORD_BITS:
-                return f"it packs {what} into words of 32 bits, and {length} of {bits} bits do not fill them"
+                return f"it packs {what} into words of 32 bits, but {length} of {bits} bits do not fill them"
         return None
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
@@ -143,7 +142,7 @@ class GptqExporter:
 
 
 def numbers_of(layer: LayerPlan) -> dict[str, Any]:
-    """Return what ``quantization_config`` says of a layer, at its top or in ``dynamic``."""
+    """Return the settings of a layer in ``quantization_config``, at its top or in ``dynamic``."""
     weight = layer.weight
     is_grouped = weight.qscheme is QSchemeType.per_group
     return {"bits": weight.format.bits, "group_size": weight.group_size if is_grouped else -1, "sym": weight.symmetric}
@@ -187,5 +186,5 @@ def _dynamic(name: str, quantization_config: Mapping[str, Any]) -> Mapping[str, 
 
 _v1: Exporter = EXPORTERS.add("gptq")(GptqExporter("gptq", "GPTQ safetensors (vLLM, GPTQModel)", version=1))
 _v2: Exporter = EXPORTERS.add("gptq_v2")(
-    GptqExporter("gptq_v2", "GPTQ safetensors, second version: asymmetric weights too (GPTQModel)", version=2)
+    GptqExporter("gptq_v2", "GPTQ safetensors, version 2: also asymmetric weights (GPTQModel)", version=2)
 )

@@ -46,7 +46,7 @@ class StoredFiles:
             raise ModelError(
                 f"The quantized checkpoint has no tensor '{name}'.",
                 code="missing_tensors",
-                hint="A shard is missing, or quantization_config in config.json belongs to other files.",
+                hint="A shard is missing, or the quantization_config in config.json does not match the files.",
             )
         return self.tensors[name].shape
 
@@ -94,10 +94,10 @@ def matches(pattern: str, name: str) -> bool:
     """
     repetitions = re.findall(r"[*+{]", pattern)
     if len(repetitions) > MAX_REPETITIONS or re.search(r"\)[*+?{]", pattern):
-        raise not_held(f"its pattern {pattern!r} repeats too much to be tried safely")
+        raise not_held(f"its pattern {pattern!r} has too many repetitions to be evaluated safely")
     return re.match(pattern, name) is not None
 
 
-def not_held(what: str, hint: str = "Give the float model that it was made from.") -> ModelError:
+def not_held(what: str, hint: str = "Provide the float model it was made from.") -> ModelError:
     """Return the error for a variant of a known format that is not supported."""
     return ModelError(f"This quantized checkpoint cannot be read: {what}.", code="unsupported_quantization", hint=hint)

@@ -50,7 +50,7 @@ OTHERS = {"vLLM (CPU)": VLLM, "AMD Quark": AMD_QUARK, "Transformers + GPTQModel"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What of a model decides which programs load it, beside its layers.
+    """Properties of a model, other than its layers, that decide which programs load it.
 
     ``class_name``: the class of Transformers that loads it. ``has_modules``: it is one of sentence-transformers.
     """

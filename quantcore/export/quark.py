@@ -61,7 +61,7 @@ class QuarkExporter:
             return reason
         if layer.config.output_tensors is not None and not (is_cached(layer.name) or layer.name.endswith(QUERIES)):
             allowed = ", ".join((*CACHED_LAYERS, QUERIES))
-            return f"its consumers know quantized outputs of {allowed} alone (the KV cache and fp8 attention)"
+            return f"its consumers support quantized outputs only of {allowed} (the KV cache and fp8 attention)"
         if weight.over is not None:
             return _refuse_stages(layer)
         if not is_plain(weight):
@@ -259,9 +259,9 @@ def _refuse_words(layer: LayerPlan) -> str | None:
     if layer.weight.qscheme not in (QSchemeType.per_group, QSchemeType.per_channel):
         return "4-bit weights can be per_group or per_channel"
     if layer.input_tensors is not None:
-        return "4-bit weights go with unquantized inputs"
+        return "4-bit weights need unquantized inputs"
     if layer.out_features % 8:
-        return f"it packs 8 output channels in a word, and {layer.out_features} is not a multiple of 8"
+        return f"it packs 8 output channels in a word, but {layer.out_features} is not a multiple of 8"
     return None
 
 
@@ -272,21 +272,27 @@ def _refuse_blocks(layer: LayerPlan) -> str | None:
         return _refuse_mxint8(weight, inputs)
     size, dtypes = (32, MX_DTYPES) if is_mx else (16, (Dtype.fp4,))
     if weight.dtype not in dtypes or weight.group_size != size:
-        return f"{weight.scale_type.value} scales go with {', '.join(dtypes)} in groups of {size}"
+        return f"{weight.scale_type.value} scales need {', '.join(dtypes)} in groups of {size}"
     if inputs is None:
         return None
     if not is_plain(inputs):
         same = inputs.scale_type is weight.scale_type and inputs.group_size == size and inputs.dtype in dtypes
-        return None if same and inputs.is_dynamic else "inputs in blocks are dynamic and of the weight's kind"
+        return (
+            None if same and inputs.is_dynamic else ("inputs in blocks must be dynamic, with the dtype of the weight")
+        )
     static_fp8 = inputs.dtype is Dtype.fp8_e4m3 and inputs.is_static and inputs.qscheme is QSchemeType.per_tensor
-    return None if is_mx and static_fp8 else "inputs are blocks as well, or static fp8_e4m3 per_tensor over MX weights"
+    return (
+        None
+        if is_mx and static_fp8
+        else ("inputs must be in blocks too, or static fp8_e4m3 per_tensor with MX weights")
+    )
 
 
 def _refuse_mxint8(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> str | None:
     if weight.dtype is not Dtype.int8 or weight.group_size != 32:
         return "integers with e8m0 scales are int8 in groups of 32 (MXINT8)"
     if inputs is not None:
-        return "AMD Quark, the one program that reads MXINT8 weights, reads no quantized inputs beside them"
+        return "AMD Quark, the only program that reads MXINT8 weights, does not support quantized inputs with them"
     return None
 
 
@@ -295,7 +301,7 @@ def _refuse_stages(layer: LayerPlan) -> str | None:
     if weight.dtype is not Dtype.int4 or weight.qscheme is not QSchemeType.per_channel or not _is_first_stage(weight):
         return "two stages are int4 per_channel over fp8_e4m3 per_tensor with a float32 scale"
     if layer.out_features % 8 or layer.in_features % 8:
-        return f"it packs 8 codes in a word, and {layer.out_features} x {layer.in_features} is not a multiple of 8"
+        return f"it packs 8 codes in a word, but {layer.out_features} x {layer.in_features} is not a multiple of 8"
     if inputs is None or (inputs.dtype is Dtype.fp8_e4m3 and inputs.qscheme is QSchemeType.per_tensor):
         return None
     return "inputs of two-stage weights are fp8_e4m3 per_tensor"

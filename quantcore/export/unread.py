@@ -36,8 +36,8 @@ def differing_groups(layers: Sequence[LayerPlan], kept: Iterable[str]) -> Iterat
         other = next((name for name in others if _stored(planned.get(name)) != _stored(planned.get(first))), None)
         if other is not None:
             yield (
-                f"vLLM computes {first} and {other} in one layer and needs one scheme for both, but the first"
-                f" is {_describe(planned.get(first))} and the second is {_describe(planned.get(other))}."
+                f"vLLM fuses {first} and {other} into one layer and needs one scheme for both, but the first is "
+                f"{_describe(planned.get(first))} and the second is {_describe(planned.get(other))}."
             )
 
 
@@ -66,8 +66,8 @@ def _odd_blocks(layers: Sequence[LayerPlan]) -> str | None:
             assert block is not None
             if layer.out_features % block[0]:
                 return (
-                    f"vLLM fuses {layer.name} with other layers, for which its {layer.out_features} rows would have to"
-                    f" be a multiple of the {block[0]} rows of a block."
+                    f"vLLM fuses {layer.name} with other layers, but its {layer.out_features} rows are not a "
+                    f"multiple of the block's {block[0]} rows."
                 )
     return None
 
@@ -76,5 +76,5 @@ def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
     """Return the known reason why Transformers 5.23 does not read such an export on a CPU; None without one."""
     readers = readers_of(export)
     if not readers.in_transformers:
-        return f"No program that reads {export} files runs in the proof."
+        return f"The proof does not run a program that reads {export} files."
     return readers.only_on_gpus(layers) or readers.not_in_transformers(layers)

@@ -1,4 +1,4 @@
-"""Integer codes as words of 32 bits that know no sign: what compressed-tensors, GPTQ and AWQ store.
+"""Integer codes as unsigned words of 32 bits: what compressed-tensors, GPTQ and AWQ store.
 
 The smallest code of the format becomes 0, so that codes and zero points of int4 and uint4 look the same.
 """

@@ -72,13 +72,13 @@ class Grid:
 
     def __str__(self) -> str:
         levels = f"{self.bits} bits, {self.name}" if self.name in ("symmetric", "asymmetric") else self.name
-        shared = f"{self.scope}s of {self.group_size}" if self.group_size else f"one scale a {self.scope}"
+        shared = f"{self.scope}s of {self.group_size}" if self.group_size else f"one scale per {self.scope}"
         return f"{levels}, {shared}"
 
 
 @dataclass(frozen=True)
 class GridShare:
-    """A grid, with the share of the weights that lie on it among all that were looked at."""
+    """A grid, with the share of the weights that lie on it among all that were sampled."""
 
     grid: Grid
     share: float

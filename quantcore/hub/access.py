@@ -46,7 +46,7 @@ def check_hub(target: Target, token: str) -> Access:
             raise PublishError(
                 f"The token cannot write to '{target.repo_id}': it {why}.",
                 code="hub_forbidden",
-                hint="Give one with write access to that account or organization, or ask for a pull request "
+                hint="Use a token with write access to that account or organization, or open a pull request "
                 "(create_pr).",
                 field="/publish/hub_token",
             )

@@ -263,9 +263,9 @@ def _fill_in(listing: Listing, folder: Path, names: list[str], needed: re.Patter
     total_bytes = sum(end - begin for _, begin, end in spans)
     if len(spans) > MAX_SPANS or total_bytes > MAX_NEEDED_BYTES:
         raise ModelError(
-            f"To plan for this model {total_bytes >> 20} MiB in {len(spans)} pieces would have to be fetched.",
+            f"Planning for this model would need to download {total_bytes >> 20} MiB in {len(spans)} pieces.",
             code="header_too_large",
-            hint="Download it, and give its folder.",
+            hint="Download it and use its folder.",
         )
     with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
         try:
@@ -324,7 +324,7 @@ def read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes
     ):
         hf_raise_for_status(response)
         if begin and response.status_code != 206:
-            raise ValueError("the answer is not the range that was asked for")
+            raise ValueError("the answer is not the requested range")
         for part in response.iter_bytes():
             parts.append(part)
             if response.num_bytes_downloaded >= num_bytes:
@@ -369,16 +369,19 @@ def check_downloaded(path: Path, file: RemoteFile) -> None:
     """
     if not path.is_file():  # the library falls back to its cache when the Hub is away
         raise ModelError(
-            f"{path.name} could not be fetched.", code="hub_unreachable", hint="Try again in a moment.", retryable=True
+            f"{path.name} could not be downloaded.",
+            code="hub_unreachable",
+            hint="Try again in a moment.",
+            retryable=True,
         )
     digest = sha256(path) if file.sha256 else git_sha1(path)
     if path.stat().st_size != file.size or digest != (file.sha256 or file.git_sha1):
         path.resolve().unlink()
         path.unlink(missing_ok=True)
         raise ModelError(
-            f"{path.name} is not what the Hub has: its hash differs.",
+            f"{path.name} differs from the file on the Hub (wrong hash).",
             code="hub_hash_mismatch",
-            hint="It was removed from the cache: try again.",
+            hint="It was removed from the cache. Try again.",
             retryable=True,
         )
 

@@ -54,14 +54,14 @@ def explain(error: BaseException, repository: str, revision: str, *, kind: str =
         return raised(
             f"The {kind} '{repository}' has no revision '{revision}'.",
             code="hub_revision_not_found",
-            hint=f"Give a branch, a tag or a commit of the {kind}; leave it out for the newest.",
+            hint=f"Use a branch, a tag or a commit of the {kind}, or omit it for the latest.",
         )
     if isinstance(error, RepositoryNotFoundError):
         return _not_found(repository, kind)
     if isinstance(error, HFValidationError):
         return raised(f"'{repository}' is not a {kind} id.", code=f"invalid_{kind}_id", hint="It looks like org/name.")
     if isinstance(error, RemoteEntryNotFoundError):  # listed a moment ago
-        return raised(f"A file of '{repository}' is gone from the Hub.", code="missing_shard")
+        return raised(f"A file of '{repository}' no longer exists on the Hub.", code="missing_shard")
     if isinstance(error, HfHubHTTPError):
         return _of_status(error, repository, kind)
     if isinstance(error, OSError) and error.errno in DISK_FULL:
@@ -75,10 +75,10 @@ def explain(error: BaseException, repository: str, revision: str, *, kind: str =
         return raised(
             "The cache folder for models cannot be written.",
             code="cache_not_writable",
-            hint="Let HF_HOME name a folder that the service may write to.",
+            hint="Set HF_HOME to a folder that the service can write to.",
         )
     if isinstance(error, OfflineModeIsEnabled):
-        hint = "Unset it where the service runs, or give a file or a folder."
+        hint = "Unset it for the service, or use a local file or folder."
         return _unreachable(repository, "HF_HUB_OFFLINE is set", kind, hint)
     return _unreachable(repository, type(error).__name__, kind)
 
@@ -88,9 +88,9 @@ def _of_status(error: HfHubHTTPError, repository: str, kind: str) -> QuantError:
     status = error.response.status_code
     if status in (401, 403):
         return raised(
-            f"The Hub refuses the token it was given for '{repository}' (HTTP {status}).",
+            f"The Hub rejected the token for '{repository}' (HTTP {status}).",
             code="hub_auth",
-            hint="Name a valid token with read access (model.hub_token), or give the service one in HF_TOKEN.",
+            hint="Use a valid token with read access: model.hub_token, or HF_TOKEN of the service.",
         )
     if status == 404:
         return _not_found(repository, kind)
@@ -102,7 +102,7 @@ def _of_status(error: HfHubHTTPError, repository: str, kind: str) -> QuantError:
 def rate_limited(error: HfHubHTTPError, raised: type[QuantError]) -> QuantError:
     seconds = error.response.headers.get("Retry-After", "")
     return raised(
-        "The Hub answers no more requests from here for a while (HTTP 429).",
+        "The Hub has reached its rate limit for this service (HTTP 429).",
         code="hub_rate_limited",
         hint=f"Try again in {seconds} s." if seconds.isdecimal() else "Try again in a few minutes.",
         retryable=True,
@@ -111,25 +111,25 @@ def rate_limited(error: HfHubHTTPError, raised: type[QuantError]) -> QuantError:
 
 def gated(repository: str, kind: str) -> QuantError:
     return ERRORS[kind](
-        f"The {kind} '{repository}' is gated: its owner decides who may download it.",
+        f"The {kind} '{repository}' is gated: downloading needs its owner's approval.",
         code="hub_gated",
-        hint="Accept its terms on its page on the Hub, with the account of the token (model.hub_token, HF_TOKEN).",
+        hint="Accept its terms on its Hub page with the account of the token (model.hub_token, HF_TOKEN).",
     )
 
 
 def _not_found(repository: str, kind: str) -> QuantError:
     return ERRORS[kind](
-        f"There is no {kind} '{repository}' on the Hub that can be seen from here.",
+        f"The {kind} '{repository}' does not exist on the Hub or is not accessible.",
         code="hub_not_found",
-        hint="Check the spelling (org/name). A private one needs a token with access to it in HF_TOKEN.",
+        hint="Check the spelling (org/name). For a private one, set HF_TOKEN to a token with access to it.",
     )
 
 
 def _unreachable(repository: str, why: str, kind: str, hint: str = "") -> QuantError:
     local = {"model": "a model folder", "dataset": "a file, or builtin,"}[kind]
     return ERRORS[kind](
-        f"The Hub cannot be reached, or did not answer as one, for '{repository}' ({why}).",
+        f"The Hub cannot be reached, or sent an invalid answer, for '{repository}' ({why}).",
         code="hub_unreachable",
-        hint=hint or f"Try again in a moment; without a connection give {local} instead.",
+        hint=hint or f"Try again in a moment; without a connection, use {local} instead.",
         retryable=True,
     )

@@ -125,7 +125,7 @@ def _is_link(name: str, descriptor: int) -> bool:
 
 def _not_allowed(path: str) -> PublishError:
     return PublishError(
-        f"{path} is, or lies behind, a link or something that is no plain file.",
+        f"{path} is, or lies behind, a link or another special file.",
         code="target_not_allowed",
-        hint="Publishing follows no links: give the folder's real path, and remove links from it.",
+        hint="Publishing does not follow links: use the folder's real path, and remove links from it.",
     )

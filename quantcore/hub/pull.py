@@ -34,9 +34,9 @@ def pull(model_id: str, revision: str, output_dir: Path, emit: Emit) -> dict[str
     """
     if not is_model_id(model_id):
         raise ModelError(
-            f"'{model_id[:100]}' is neither the id of a job nor that of a model on the Hub.",
+            f"'{model_id[:100]}' is neither the id of a job nor of a model on the Hub.",
             code="invalid_model_id",
-            hint="A model's looks like org/name, a job's like job_ and 32 digits.",
+            hint="A model id looks like org/name; a job id is job_ and 32 digits.",
         )
     from huggingface_hub import snapshot_download
 
@@ -99,8 +99,7 @@ def _check_manifest(folder: Path, files: dict[str, RemoteFile]) -> None:
     for name, expected in listed.items():
         if name in files and sha256(folder / name) != expected:
             raise ModelError(
-                f"{name} is not what {MANIFEST} beside it says: somebody has changed one of them since it was "
-                "published.",
+                f"{name} does not match {MANIFEST}: one of them was changed after publication.",
                 code="hub_hash_mismatch",
-                hint="Ask whoever publishes the model, or pull an earlier revision.",
+                hint="Ask the publisher of the model, or pull an earlier revision.",
             )

@@ -92,7 +92,7 @@ def push(task: PublishTask, token: str, emit: Emit) -> Published:
                 continue
             if wrong := _find_wrong(work, sha):
                 raise PublishError(
-                    f"The commit {sha} does not hold '{wrong}' as it was sent.",
+                    f"The commit {sha} does not contain '{wrong}' as it was sent.",
                     code="hub_hash_mismatch",
                     hint="Publish again.",
                     retryable=True,

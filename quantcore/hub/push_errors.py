@@ -40,9 +40,9 @@ def explain_hub(error: BaseException, repo_id: str, revision: str) -> QuantError
         return PublishError(f"'{repo_id}' has no branch '{revision}'.", code="hub_revision_not_found")
     if isinstance(error, RepositoryNotFoundError):
         return PublishError(
-            f"There is no repository '{repo_id}' that this token can see.",
+            f"The repository '{repo_id}' does not exist or this token has no access to it.",
             code="hub_not_found",
-            hint="Check the spelling (org/name), and that the token's account may write there.",
+            hint="Check the spelling (org/name) and that the token's account has write access.",
         )
     if isinstance(error, HfHubHTTPError):
         return _of_status(error, repo_id)
@@ -53,7 +53,7 @@ def explain_hub(error: BaseException, repo_id: str, revision: str) -> QuantError
     if isinstance(error, ValueError | RuntimeError) and _speaks_of_storage(str(error)):
         return _storage_limit(repo_id)
     if isinstance(error, ValueError):  # a response that rejects a file, or the model card
-        return _rejected(repo_id, "it refuses a file or the model card")
+        return _rejected(repo_id, "it rejected a file or the model card")
     return _unreachable(type(error).__name__)
 
 
@@ -63,15 +63,15 @@ def _of_status(error: HfHubHTTPError, repo_id: str) -> QuantError:
         return _storage_limit(repo_id)
     if status == 401:
         return PublishError(
-            "The Hub does not know this token (HTTP 401).",
+            "The Hub rejected this token (HTTP 401).",
             code="hub_auth",
-            hint="Keep a valid one under the name that is given as hub_token: `bitfoundry hub-tokens put NAME`.",
+            hint="Store a valid token under the name given as hub_token: `bitfoundry hub-tokens put NAME`.",
         )
     if status == 403:
         return PublishError(
             f"The token may not write to '{repo_id}' (HTTP 403).",
             code="hub_forbidden",
-            hint="Give one with write access to that account or organization, or ask for a pull request (create_pr).",
+            hint="Use a token with write access to that account or organization, or open a pull request (create_pr).",
         )
     if status in (409, 412):
         return conflict(repo_id)
@@ -84,32 +84,32 @@ def _of_status(error: HfHubHTTPError, repo_id: str) -> QuantError:
 
 def conflict(repo_id: str) -> PublishError:
     return PublishError(
-        f"Others commit to '{repo_id}' all the time: the branch moved on before each of our commits.",
+        f"The branch of '{repo_id}' changed before each attempt to commit.",
         code="hub_conflict",
-        hint="Try again when it is quiet, or give a branch of its own (revision).",
+        hint="Try again later, or use a separate branch (revision).",
         retryable=True,
     )
 
 
 def _storage_limit(repo_id: str) -> PublishError:
     return PublishError(
-        f"The account of '{repo_id}' has no room left on the Hub.",
+        f"The account of '{repo_id}' has no storage left on the Hub.",
         code="hub_storage_limit",
-        hint="Make room or raise its limit there, then publish again: what was sent already is not sent twice.",
+        hint="Free storage or raise its limit, then publish again: files that were already sent are not sent twice.",
     )
 
 
 def _rejected(repo_id: str, why: str) -> PublishError:
     return PublishError(
-        f"The Hub does not take this commit to '{repo_id}' ({why}).",
+        f"The Hub rejected this commit to '{repo_id}' ({why}).",
         code="hub_rejected",
-        hint="See the rules of the Hub for names and model cards.",
+        hint="See the Hub's rules for names and model cards.",
     )
 
 
 def _unreachable(why: str) -> PublishError:
     return PublishError(
-        f"The Hub cannot be reached, or did not answer as one ({why}).",
+        f"The Hub cannot be reached, or sent an invalid answer ({why}).",
         code="hub_unreachable",
         hint="Try again in a moment.",
         retryable=True,
@@ -136,19 +136,19 @@ def storage_explained(url: str) -> Iterator[None]:
         raise
     except ImportError as error:
         raise PublishError(
-            f"To write to {url} the service needs the package {error.name or 'of that store'}.",
+            f"To write to {url}, the service needs the package {error.name or 'of that store'}.",
             code="target_needs_package",
-            hint="Its operator installs it: s3fs for s3://, gcsfs for gs://, adlfs for abfs://.",
+            hint="The operator must install it: s3fs for s3://, gcsfs for gs://, adlfs for abfs://.",
         ) from error
     except PermissionError as error:
         raise PublishError(
             f"The service may not write to {url}.",
             code="target_forbidden",
-            hint="Its operator gives the worker's account, or its keys for that store, the right to.",
+            hint="The operator must grant write access to the worker's account, or to its keys for that store.",
         ) from error
     except OSError as error:
         if error.errno in DISK_FULL:
-            raise PublishError(f"There is no room left at {url}.", code="disk_full", retryable=True) from error
+            raise PublishError(f"There is no space left at {url}.", code="disk_full", retryable=True) from error
         raise _target_unreachable(url, type(error).__name__) from error
     except Exception as error:  # a store's own error, such as botocore's
         raise _target_unreachable(url, type(error).__name__) from error

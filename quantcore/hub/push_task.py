@@ -52,7 +52,7 @@ class PublishTask(BaseModel):
             return (json.dumps(made, indent=2, ensure_ascii=False) + "\n").encode()
         data = read_bytes(path)
         if listed(data) != {file.path: (file.size, file.sha256) for file in self.files}:
-            raise _corrupt(f"{MANIFEST} does not list the files that were proven")
+            raise _corrupt(f"{MANIFEST} does not list the files that were verified")
         return data
 
     def check_files(self) -> None:
@@ -60,7 +60,7 @@ class PublishTask(BaseModel):
         for file in self.files:
             path = self.folder / file.path
             if path.is_symlink() or not path.is_file() or path.stat().st_size != file.size:
-                raise _corrupt(f"'{file.path}' is absent or has another size")
+                raise _corrupt(f"'{file.path}' is missing or has the wrong size")
             if sha256(path) != file.sha256:
                 raise _corrupt(f"'{file.path}' has changed since it was written")
 

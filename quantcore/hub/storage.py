@@ -39,16 +39,16 @@ def store(task: PublishTask, emit: Emit) -> Published:
             return Published(digest(manifest), url, is_new=False, num_bytes=0)
         if present and not listed(before) and NOTE not in present:
             raise PublishError(
-                f"{url} is not empty, and what it holds is not an artifact.",
+                f"{url} is not empty and does not contain an artifact.",
                 code="target_occupied",
-                hint="Give a folder that is new or empty, or one that an artifact was published to.",
+                hint="Use a new or empty folder, or one that an artifact was published to.",
             )
         is_own_try = NOTE in present and _read(files, f"{folder}/{NOTE}") == manifest
         if present and not is_own_try and not task.target.replace:
             raise PublishError(
-                f"{url} holds another artifact.",
+                f"{url} contains another artifact.",
                 code="target_occupied",
-                hint="Give another folder, or replace what is there: --replace (replace: true).",
+                hint="Use another folder, or replace its contents with --replace (replace: true).",
             )
         _write(files, f"{folder}/{NOTE}", manifest)
         if before:
@@ -107,4 +107,4 @@ def _copy(files: Any, folder: str, file: ManifestFile, task: PublishTask, progre
             hint="Do not use it; run the job again.",
         )
     if files.size(target) != file.size:
-        raise PublishError(f"{target} did not arrive whole.", code="target_unreachable", retryable=True)
+        raise PublishError(f"{target} did not arrive completely.", code="target_unreachable", retryable=True)

@@ -40,24 +40,26 @@ class Target(BaseModel):
     @model_validator(mode="after")
     def _make_sense(self) -> Target:
         if (self.repo_id is None) == (self.to is None):
-            raise _invalid("give either `repo_id` (a repository on the Hub) or `to` (a URL)")
+            raise _invalid("set either `repo_id` (a repository on the Hub) or `to` (a URL)")
         if self.to is not None:
             if self.model_fields_set - {"to", "hub_token", "force", "replace"}:
-                raise _invalid("`to` is given alone: the other fields are for the Hub")
+                raise _invalid("with `to`, remove the fields for the Hub")
             check_url(self.to)
             return self
         if self.replace:
-            raise _invalid("`replace` is for `to`: a repository on the Hub keeps what was there before")
+            raise _invalid("`replace` is only for `to`: a repository on the Hub keeps its history")
         if not is_model_id(self.repo_id or ""):
             raise PydanticCustomError("invalid_repo_id", "`repo_id` must look like org/name")
         if self.path_in_repo and not (_is_plain(self.path_in_repo) and _is_free(self.path_in_repo)):
-            raise _invalid("`path_in_repo` must be a relative path without '..', .git and .cache, as in quantized/int4")
+            raise _invalid(
+                "`path_in_repo` must be a relative path without '..', .git and .cache, such as quantized/int4"
+            )
         if not _is_branch(self.revision):
-            raise _invalid("`revision` must be a name that git takes for a branch, as in main or int4")
+            raise _invalid("`revision` must be a valid git branch name, such as main or int4")
         if self.create_pr and self.revision != MAIN:
-            raise _invalid("`create_pr` opens a pull request against main: leave `revision` out")
+            raise _invalid("`create_pr` opens a pull request against main: remove `revision`")
         if self.commit_message is not None and not self.commit_message.isprintable():
-            raise _invalid("`commit_message` is one line of printable characters")
+            raise _invalid("`commit_message` must be one line of printable characters")
         return self
 
     def place(self, path: str) -> str:
@@ -84,7 +86,9 @@ def check_url(text: str) -> None:
         and _is_plain(folders)
         and (parts.scheme != "file" or not parts.netloc)
     ):
-        raise _invalid("`to` must be a plain URL of a folder, as s3://bucket/models/name or file:///srv/models/name")
+        raise _invalid(
+            "`to` must be a plain URL of a folder, such as s3://bucket/models/name or file:///srv/models/name"
+        )
 
 
 def is_url(text: str) -> bool:

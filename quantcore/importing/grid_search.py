@@ -38,7 +38,7 @@ SCOPES: dict[QSchemeType, Scope] = {
 
 
 def with_grids(model: Model) -> Model:
-    """Return the model with its ``headers.grids``, and a warning that says what they mean.
+    """Return the model with its ``headers.grids``, and a warning about them.
 
     Of weights that are not there, in an outline of a model on the Hub, nothing is said.
     """
@@ -46,9 +46,8 @@ def with_grids(model: Model) -> Model:
     if not grids:
         return model
     warning = (
-        f"The weights lie on a grid of few levels already: {'; '.join(map(str, grids))}. A scheme with the same levels"
-        " loses nothing here, and quality is measured against the model you gave, not against the float model that it"
-        " was made from."
+        f"The weights already lie on a grid of few levels: {'; '.join(map(str, grids))}. A scheme with the same "
+        "levels is lossless here. Quality is measured against this model, not the float model it was made from."
     )
     headers = replace(model.headers, grids=grids, warnings=(*model.headers.warnings, warning))
     return replace(model, headers=headers)

@@ -136,8 +136,8 @@ def read_model(path: Path | str) -> Model:
     floats |= {name: _as_float(name, layer, files) for name, layer in coded.items()}
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     warning = (
-        f"The model is quantized already ({quantized.format}): its codes are read as floats, and the errors of both"
-        " quantizations add up."
+        f"The model is already quantized ({quantized.format}): its weights are decoded first, so the errors of both "
+        "quantizations add up."
     )
     return _model(folder, plain, floats, (warning,), quantized)
 
@@ -178,7 +178,7 @@ def _read_quantized(
             f"The model is already quantized, in an unsupported format:"
             f" quant_method '{quantization_config.get('quant_method', 'unknown')}'.",
             code="already_quantized",
-            hint=f"Give the float model that it was made from, or one of {', '.join(importers)}.",
+            hint=f"Provide the float model it was made from, or one of {', '.join(importers)}.",
         )
     try:
         stored_layers = importers[export].read_layers(quantization_config, files)
@@ -196,23 +196,23 @@ def _read_quantized(
         }
     except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, ConfigError, re.error) as error:
         raise ModelError(
-            f"quantization_config in config.json cannot be understood as {export}: {error!r}.",
+            f"quantization_config in config.json cannot be read as {export}: {error!r}.",
             code="invalid_quantization_config",
-            hint="Give the float model that it was made from.",
+            hint="Provide the float model it was made from.",
         ) from error
     if hollow := next((layer for layer in layers.values() if len(layer.shape) < 2 or 0 in layer.shape), None):
         raise ModelError(
-            f"'{hollow.name}' has the shape {list(hollow.shape)}, which no layer can have.",
+            f"'{hollow.name}' has the invalid shape {list(hollow.shape)}.",
             code="config_implausible",
-            hint="The files and config.json do not belong together.",
+            hint="The files and config.json do not match.",
         )
     odd = [name for name, layer in layers.items() if not is_linear(name, _as_float(name, layer, files))]
     embeddings = {name: layers.pop(name) for name in odd}
     if not layers:
         raise ModelError(
-            f"config.json says that the model is quantized ({export}), and the files hold no layer of that format.",
+            f"config.json says that the model is quantized ({export}), but the files contain no layer in that format.",
             code="config_implausible",
-            hint="The files and config.json do not belong together.",
+            hint="The files and config.json do not match.",
         )
     quantized = QuantizedLayers(export, format_name or export, layers, files, embeddings)
     coded = (*layers.values(), *embeddings.values())
@@ -226,9 +226,9 @@ def _checked_names(quantized: QuantizedLayers, layer: LayerPlan) -> Iterator[str
         shape = quantized.files.shape(name)
         if math.prod(shape) != math.prod(expected.shape):
             raise ModelError(
-                f"'{name}' has the shape {list(shape)}; quantization_config promises {list(expected.shape)}.",
+                f"'{name}' has the shape {list(shape)}, but quantization_config requires {list(expected.shape)}.",
                 code="config_implausible",
-                hint="The files and config.json do not belong together.",
+                hint="The files and config.json do not match.",
             )
         yield name
 

@@ -48,7 +48,8 @@ def as_quark(
         raise ModelError(
             f"The model is already quantized by ModelOpt, with the algorithm '{algorithm}'.",
             code="already_quantized",
-            hint=f"Give the float model that it was made from; of ModelOpt's, {' and '.join(PRESETS)} can be read.",
+            hint=f"Provide the float model it was made from. Of ModelOpt's algorithms, {' and '.join(PRESETS)} can "
+            "be read.",
         )
     cache = "fp8" if any(name.endswith(CACHE_SCALES) for name in tensors) else None
     config = presets.resolve(PRESETS[algorithm], exclude=(), kv_cache=cache)

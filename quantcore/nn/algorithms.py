@@ -51,7 +51,7 @@ class Applied:
 def apply_algorithms(
     model: nn.Module, config: Config, modules: dict[LayerPlan, nn.Module], batches: Sequence[Any], progress: Progress
 ) -> Applied:
-    """Quantize the layers inside the decoder blocks of ``model`` in place, as ``config.algo_config`` says.
+    """Quantize the layers inside the decoder blocks of ``model`` in place with ``config.algo_config``.
 
     The weights then are their dequantized codes. Layers outside the blocks, and those whose weights stay float, do not
     change. Raises ModelError for a model that is not a chain of blocks, CalibrationError for no batches, and any error
@@ -59,15 +59,15 @@ def apply_algorithms(
     """
     if not batches:
         raise CalibrationError(
-            "The dataloader gave no batch, and the algorithms of algo_config learn from some.",
+            "The dataloader is empty, but the algorithms in algo_config need data.",
             code="no_calibration_data",
-            hint="Give quantize_model a dataloader with a few batches, or leave algo_config out.",
+            hint="Pass quantize_model a dataloader with a few batches, or remove algo_config.",
         )
     if config.distills is not None:
         raise ConfigError(
             "distill tunes the scales of a checkpoint that is quantized block by block, not of a model in memory.",
             code="unsupported_config",
-            hint="Leave distill out, or quantize files: quantcore.run or bitfoundry quantize.",
+            hint="Remove distill, or quantize files: quantcore.run or bitfoundry quantize.",
             field="/algo_config",
         )
     blocks = find_blocks(model, modules)
@@ -127,9 +127,9 @@ def find_blocks(model: nn.Module, modules: dict[LayerPlan, nn.Module]) -> nn.Mod
     counts = [sum(id(part) in ids for part in blocks.modules()) for blocks in lists]
     if not any(counts):
         raise ModelError(
-            "Algorithms work on decoder blocks, and this model has no list of modules with layers to quantize.",
+            "Algorithms work on decoder blocks, but this model has no list of modules with layers to quantize.",
             code="unsupported_architecture",
-            hint="Leave algo_config out: dataclasses.replace(config, algo_config=()).",
+            hint="Remove algo_config: dataclasses.replace(config, algo_config=()).",
         )
     return lists[counts.index(max(counts))]
 
@@ -171,9 +171,9 @@ def _rotate_outside(
     assert streams.probe is not None
     if not isinstance(model, PreTrainedModel):
         raise ModelError(
-            "A rotated stream needs to know the model's embedding and head, and this is not a Transformers model.",
+            "Rotating the stream needs the embedding and head of a Transformers model, but this is not one.",
             code="cannot_rotate",
-            hint="Leave out r1.",
+            hint="Remove r1.",
         )
     untie(model)
     model.config.tie_word_embeddings = False

@@ -185,9 +185,9 @@ def attention_modules(model: nn.Module, purpose: str) -> dict[str, nn.Module]:
     }
     if not modules or not isinstance(model, PreTrainedModel) or not model._can_set_attn_implementation():
         raise ConfigError(
-            f"{type(model).__name__} has no attention that can be replaced, so {purpose} means nothing here.",
+            f"{type(model).__name__} has no replaceable attention, so {purpose} does not apply.",
             code="no_pluggable_attention",
-            hint="Leave it out. Models of Transformers that use its AttentionInterface have one.",
+            hint="Remove it. It works with models that use the AttentionInterface of Transformers.",
             field="/softmax_quant_spec" if purpose == "softmax_quant_spec" else "/algo_config",
         )
     return modules
@@ -224,14 +224,14 @@ def _learned(name: str, part: nn.Module) -> nn.Module:
         raise CalibrationError(
             f"The attention {name} saw no data.",
             code="layers_without_data",
-            hint="Give batches that reach it, or take specs with is_dynamic=True.",
+            hint="Use batches that reach it, or specs with is_dynamic=True.",
         )
     minimum, maximum = part.observer.range()
     if not torch.isfinite(maximum - minimum).all():
         raise NumericsError(
             f"Queries, keys or probabilities of {name} became NaN or infinite on the calibration data.",
             code="nonfinite_activations",
-            hint="The float model itself overflows; try bfloat16 or float32.",
+            hint="The float model itself overflows. Use bfloat16 or float32.",
         )
     params = find_params(minimum, maximum, part.spec, torch.float32)
     return TensorQuantizer(part.spec, static_params(params, part.spec))

@@ -40,9 +40,9 @@ def calibrate(
             num_batches += 1
     if num_batches == 0:
         raise CalibrationError(
-            f"The dataloader gave no batch, and static activation specs need some ({len(watched)} layer(s)).",
+            f"The dataloader is empty, but static activation specs need data ({len(watched)} layer(s)).",
             code="no_calibration_data",
-            hint="Give quantize_model a dataloader with a few batches, or take specs with is_dynamic=True.",
+            hint="Pass quantize_model a dataloader with a few batches, or use specs with is_dynamic=True.",
         )
     _check_all_seen(watched)
     shared, warnings = share_ranges(watched)
@@ -63,7 +63,7 @@ def run(model: nn.Module, batch: Any) -> Any:
         raise CalibrationError(
             f"The model cannot be called with a batch of the dataloader: {error}.",
             code="batch_does_not_fit",
-            hint="A dict is passed as named arguments, a tuple as positional ones: give inputs without labels.",
+            hint="A dict is passed as keyword arguments, a tuple as positional ones. Pass inputs without labels.",
         ) from error
     with matmul_precision(next(model.parameters()).device):
         return model(*args, **kwargs)
@@ -106,5 +106,5 @@ def _check_all_seen(watched: dict[LayerPlan, Watched]) -> None:
             f"{len(unseen)} layer(s) with static specs saw no data: {', '.join(unseen[:5])}"
             + (" ..." if len(unseen) > 5 else "."),
             code="layers_without_data",
-            hint="Exclude them if the model never calls them, give batches that reach them, or take is_dynamic=True.",
+            hint="Exclude them if the model never calls them, use batches that reach them, or set is_dynamic=True.",
         )

@@ -25,7 +25,7 @@ def encode_layer(layer: QuantizedLayer) -> QLayer:
     quantized = quantize_weight(weight, layer.weight_quantizer.params, nearest)
     if not torch.equal(quantized.dequantize().to(weight.dtype), weight):
         raise ProofError(
-            f"The codes of {layer.plan.name} do not give back its weight in {weight.dtype}.",
+            f"The codes of {layer.plan.name} do not reproduce its weight in {weight.dtype}.",
             code="proof_tensor_differs",
             hint="Formats of more than 8 bits need a float32 model, and a frozen model's weights must not be changed.",
         )

@@ -71,7 +71,7 @@ def fit_to_file(layers: dict[str, QuantizedLayer]) -> None:
             _refit(layer, plan)
             moved += 1
     if moved:
-        log.warning(f"GGUF stores float16 scales and minimums: {moved} layer(s) have them now, in the model as well.")
+        log.warning(f"GGUF stores float16 scales and minimums: {moved} layer(s) now use them, in the model as well.")
 
 
 def _refit(layer: QuantizedLayer, plan: LayerPlan) -> None:
@@ -80,9 +80,9 @@ def _refit(layer: QuantizedLayer, plan: LayerPlan) -> None:
     spec, dtype = plan.weight, layer.canonical_weight().dtype
     if spec.dtype is not before.spec.dtype:
         raise ConfigError(
-            f"The rows of {plan.name} are not a multiple of 256, so that GGUF cannot hold its {layer.plan.scheme}.",
+            f"The rows of {plan.name} are not a multiple of 256, so GGUF cannot store its {layer.plan.scheme}.",
             code="incompatible_export",
-            hint="Quantize it with another preset, as gguf_q5_0 or gguf_q8_0.",
+            hint="Quantize it with another preset, such as gguf_q5_0 or gguf_q8_0.",
             field="/quant_config",
         )
     scale = as_stored(before.params.scale, spec, dtype)
@@ -92,9 +92,9 @@ def _refit(layer: QuantizedLayer, plan: LayerPlan) -> None:
         zero_point = zero_point_of(minimum, scale, spec)
     if not (torch.isfinite(scale).all() and torch.isfinite(minimum).all()):
         raise ConfigError(
-            f"A scale or a minimum of {plan.name} is beyond float16, and GGUF stores float16.",
+            f"A scale or minimum of {plan.name} exceeds the range of float16, which GGUF stores.",
             code="incompatible_export",
-            hint="Leave the layer in float (exclude), or export another format.",
+            hint="Exclude the layer, or export another format.",
             field="/quant_config",
         )
     params = QParams(scale, zero_point)

@@ -29,7 +29,7 @@ def state_gradients(model: nn.Module, blocks: Sequence[nn.Module], batches: Sequ
             with torch.enable_grad():
                 logits = getattr(run(model, batch), "logits", None)
                 if not isinstance(logits, torch.Tensor):
-                    log.warning("This model has no logits, so there are no gradients: gptaq takes the place of yaqa.")
+                    log.warning("This model has no logits and therefore no gradients: gptaq is used instead of yaqa.")
                     return None
                 log_p = log_p_of_drawn(logits.flatten(0, -2), torch.Generator().manual_seed(SEED + window))
                 gradients = torch.autograd.grad(log_p, list(outputs.values()))

@@ -117,7 +117,7 @@ def export_program(
             raise ModelError(
                 f"The model cannot be traced into a graph: {str(error).strip().splitlines()[0]}",
                 code="not_traceable",
-                hint="A model whose path depends on its data has no graph; quantize it in eager mode.",
+                hint="A model with data-dependent control flow has no graph; quantize it in eager mode.",
             ) from error
 
 

@@ -88,9 +88,9 @@ def _check_form(model: nn.Module, layers: dict[str, QuantizedLayer]) -> None:
     for name in layers:
         if apply_converters(f"{name}.weight", converters)[1] is not None:
             raise ModelError(
-                f"{name} is one layer in memory and stored in another form in checkpoints of this kind of model.",
+                f"{name} is a single layer in memory but stored differently in checkpoints of such models.",
                 code="unsupported_layer",
-                hint=f"Exclude it by its name: '{name}'.",
+                hint=f"Exclude it by name: '{name}'.",
             )
 
 

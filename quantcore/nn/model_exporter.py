@@ -93,7 +93,7 @@ class ModelExporter:
         if not isinstance(config, ExporterConfig | None):
             raise ConfigError(
                 f"ModelExporter takes an ExporterConfig; {shown(config)} was given.", code="invalid_config",
-                hint="Give ExporterConfig(json_export_config=JsonExporterConfig()), or leave it out.", field="/config",
+                hint="Pass ExporterConfig(json_export_config=JsonExporterConfig()), or omit it.", field="/config",
             )  # fmt: skip
         self.config = config or ExporterConfig()
         self.export_dir = Path(export_dir)
@@ -113,7 +113,7 @@ class ModelExporter:
         exporter = EXPORTERS.get(export)
         if isinstance(exporter, Container):
             raise ConfigError(
-                f"This writes safetensors files, and {export} is a file of its own.",
+                f"This method writes safetensors files, but {export} has its own file format.",
                 code="incompatible_export",
                 hint=f"Call export_{export}_model instead.",
                 field="/custom_mode",
@@ -167,7 +167,7 @@ class ModelExporter:
         layers = _frozen_layers(model)
         if not isinstance(model, PreTrainedModel):
             raise ConfigError(
-                f"GGUF describes language models of Transformers, and {type(model).__name__} is not one.",
+                f"GGUF is for Transformers language models, and {type(model).__name__} is not one.",
                 code="incompatible_export",
                 hint="Export ONNX: export_onnx_model.",
             )
@@ -194,9 +194,9 @@ def _check_cache_group(layers: dict[str, QuantizedLayer], config: JsonExporterCo
             raise ConfigError(
                 f"kv_cache_group names {unscaled[0]}, whose output has no static per_tensor symmetric scale."
                 if unscaled
-                else f"kv_cache_group has '{pattern}', which names no quantized layer.",
+                else f"kv_cache_group has '{pattern}', which matches no quantized layer.",
                 code="invalid_config",
-                hint="Give it output_tensors (layer_quant_config or kv_cache_quant_config), or leave it out.",
+                hint="Set output_tensors for it (layer_quant_config or kv_cache_quant_config), or remove it.",
                 field="/json_export_config/kv_cache_group",
             )
 
@@ -221,7 +221,7 @@ def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
         raise ConfigError(
             "The model is not frozen.",
             code="not_frozen",
-            hint="Export what ModelQuantizer.freeze returned.",
+            hint="Export the model returned by ModelQuantizer.freeze.",
         )
     return layers
 
@@ -240,7 +240,8 @@ def attention_scales(
     plain = spec.dtype is Dtype.fp8_e4m3 and spec.is_static and spec.qscheme is QSchemeType.per_tensor
     if export != "quark" or not plain:
         raise ConfigError(
-            f"The {export} format cannot express softmax_quant_spec: AMD Quark's can, for one static fp8_e4m3 scale.",
+            f"The {export} format cannot store softmax_quant_spec. AMD Quark's format can, with one static fp8_e4m3 "
+            "scale.",
             code="incompatible_export",
             hint="Export with custom_mode quark, or quantize without softmax_quant_spec: the weights are the same.",
             field="/softmax_quant_spec",
@@ -250,10 +251,10 @@ def attention_scales(
         queries = layers.get(f"{name}.{QUERIES}")
         if queries is None or learned_params(queries.output_quantizer) is None:
             raise ConfigError(
-                f"Files hold the scale of q_proj's output, and the queries of {name} are quantized further inside.",
+                f"Files store the scale of q_proj's output, but the queries of {name} are quantized later.",
                 code="incompatible_export",
-                hint='Give q_proj the same spec: layer_quant_config {"*q_proj": ... output_tensors ...}, as'
-                " presets.with_attention does.",
+                hint='Use the same spec for q_proj: layer_quant_config {"*q_proj": ... output_tensors ...}, as '
+                "presets.with_attention does.",
                 field="/layer_quant_config",
             )
         scales[id(queries)] = attention.get_submodule("softmax_quantizer").get_buffer("scale")
@@ -271,7 +272,7 @@ def _check_running(model: nn.Module) -> None:
             raise ConfigError(
                 f"No format stores rotation {rotation}, which rotates {rotated} while the model runs.",
                 code="incompatible_export",
-                hint=f"Only the model in memory and its ONNX export run it. For files quantize without {rotation}.",
+                hint=f"Only the model in memory and its ONNX export run it. For files, quantize without {rotation}.",
                 field="/algo_config",
             )
 
@@ -279,7 +280,7 @@ def _check_running(model: nn.Module) -> None:
 def _refuse_attention(model: nn.Module) -> None:
     if any("softmax_quantizer" in module._modules for module in model.modules()):
         raise ConfigError(
-            "GGUF cannot express quantized attention, so the file would compute something other than the model.",
+            "GGUF cannot store quantized attention, so the file would not match the model.",
             code="incompatible_export",
             hint="Quantize without softmax_quant_spec: the weights are the same.",
             field="/softmax_quant_spec",
@@ -292,9 +293,9 @@ def _check_plans(plans: list[LayerPlan], config: Config) -> None:
     ]
     if odd:
         raise ConfigError(
-            f"{len(odd)} layer(s) were quantized differently from what quant_config says, first '{odd[0]}'.",
+            f"{len(odd)} layer(s) were not quantized as in quant_config, first '{odd[0]}'.",
             code="other_config",
-            hint="Give the config that ModelQuantizer was given.",
+            hint="Pass the config that was passed to ModelQuantizer.",
             field="/quant_config",
         )
     _check_weights(plans)
@@ -306,7 +307,8 @@ def _check_weights(plans: list[LayerPlan]) -> None:
         raise ConfigError(
             f"{len(unheld)} layer(s) have quantized outputs but a float weight, first '{unheld[0]}'.",
             code="incompatible_export",
-            hint="Checkpoints keep activation scales beside quantized weights: give these layers a weight spec, too.",
+            hint="Checkpoints store activation scales only with quantized weights: set a weight spec for these "
+            "layers too.",
             field="/quant_config",
         )
 
@@ -338,7 +340,7 @@ def _write_plain(model: nn.Module, stored: Stored, folder: Path) -> None:
     experts = [name for name in stored.layers if EXPERT.match(name)]
     if experts and isinstance(model, PreTrainedModel) and not stores_single_experts(model):
         raise ModelError(
-            f"Checkpoints of this kind of model hold their experts in stacks, and {experts[0]} is a layer of its own.",
+            f"Checkpoints of such models store experts in stacks, but {experts[0]} is a separate layer.",
             code="unsupported_layer",
             hint="The engine writes such stacks: bitfoundry quantize --model_export fake_quantized.",
         )

@@ -44,7 +44,7 @@ def export_onnx(
         raise ConfigError(
             f"opset_version is {opset_version}; 4 bits, fp8 and blocks need {OPSET} or later.",
             code="invalid_config",
-            hint="Leave it out.",
+            hint="Remove it.",
             field="/opset_version",
         )
     for name, layer in quantized_layers(model):
@@ -93,9 +93,9 @@ def _check_dtypes(model: Any) -> None:
         values = [value for value in (*node.inputs, *node.outputs) if value is not None]
         if node.op_type != "Cast" and any(value.dtype is onnx_ir.DataType.BFLOAT16 for value in values):
             raise ConfigError(
-                f"The model computes in bfloat16 ({node.op_type}) whatever its weights are; ONNX Runtime does not.",
+                f"The model's code computes in bfloat16 ({node.op_type}), which ONNX Runtime does not support.",
                 code="incompatible_export",
-                hint="Load the model in float32, and take casts to bfloat16 out of its code.",
+                hint="Load the model in float32, and remove casts to bfloat16 from its code.",
             )
 
 
@@ -231,8 +231,8 @@ def _check_attention(name: str, module: nn.Module) -> None:
 def _refuse(name: str, field: str, spec: QuantizationSpec | None, reason: str | None) -> None:
     if spec is not None and reason is not None:
         raise ConfigError(
-            f"ONNX cannot hold the {field} of {name} ({spec.dtype.value} {spec.qscheme.value}): {reason}.",
+            f"ONNX cannot store the {field} of {name} ({spec.dtype.value} {spec.qscheme.value}): {reason}.",
             code="incompatible_export",
-            hint="Take another spec for this layer, or exclude it.",
+            hint="Use another spec for this layer, or exclude it.",
             field=f"/{field}",
         )

@@ -1,4 +1,4 @@
-"""AMD Quark's names for the classes that run algorithms; its users import them beside the configs. Names only."""
+"""AMD Quark's names for the classes that run algorithms; its users import them along with the configs. Names only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Processor:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise ConfigError(
-            f"{type(self).__name__} is not for use: the engine runs algorithms itself.",
+            f"{type(self).__name__} cannot be used directly: the engine runs algorithms itself.",
             code="unsupported_algorithm",
-            hint="Give Config the algorithm's config (AWQConfig, SmoothQuantConfig, GPTQConfig) as algo_config.",
+            hint="Pass the algorithm's config (AWQConfig, SmoothQuantConfig, GPTQConfig) to Config as algo_config.",
             field="/algo_config",
         )
 

@@ -91,7 +91,7 @@ class ModelQuantizer:
             modules, keys = keys_behind_rope(model, modules)
         softmax = self.config.softmax_quant_spec
         if keys == {} and softmax is None:
-            log.warning("Rotation r3 changes nothing but the time: no output of a k_proj is quantized.")
+            log.warning("Rotation r3 only costs time here: no output of a k_proj is quantized.")
         if self.config.algo_config and self.config.quant_mode is QuantizationMode.eager_mode:
             batches = list(dataloader or ())
             dataloader = batches
@@ -141,7 +141,7 @@ class ModelQuantizer:
             raise ConfigError(
                 "This model is not quantized, so there is nothing to freeze.",
                 code="not_quantized",
-                hint="Freeze what quantize_model returned.",
+                hint="Freeze the model returned by quantize_model.",
             )
         done: set[int] = set()
         for layer in layers:
@@ -152,23 +152,23 @@ class ModelQuantizer:
     def _refuse(self, model: nn.Module) -> None:
         if any(quantized_layers(model)):
             raise ConfigError(
-                "This model is quantized already.",
+                "This model is already quantized.",
                 code="already_quantized",
-                hint="Load the float model again to quantize it another way.",
+                hint="Load the float model again to quantize it differently.",
             )
         for field in ("softmax_quant_spec", "kv_cache_quant_config"):
             if getattr(self.config, field) and self.config.quant_mode is QuantizationMode.fx_graph_mode:
                 raise ConfigError(
                     f"{field} works on attention modules, which a graph no longer has.",
                     code="invalid_config",
-                    hint="Leave it out, or take eager mode.",
+                    hint="Remove it, or use eager mode.",
                     field=f"/{field}",
                 )
         if _rotates(self.config, "r3") and self.config.quant_mode is QuantizationMode.fx_graph_mode:
             raise ConfigError(
-                "Rotation r3 works on attention modules, and a graph has none.",
+                "Rotation r3 works on attention modules, but a graph has none.",
                 code="invalid_config",
-                hint="Leave out r3, or use eager mode.",
+                hint="Remove r3, or use eager mode.",
                 field="/algo_config",
             )
 
@@ -189,9 +189,9 @@ def _traced(
     first = next(batches, None)
     if first is None:
         raise CalibrationError(
-            "Graph mode traces the model with the first batch, and the dataloader gave none.",
+            "Graph mode traces the model with the first batch, but the dataloader is empty.",
             code="no_calibration_data",
-            hint="Give quantize_model a dataloader with at least one batch, or take eager mode.",
+            hint="Pass quantize_model a dataloader with at least one batch, or use eager mode.",
         )
     if not config.algo_config:
         graph = trace(model, first)
@@ -211,10 +211,10 @@ def _check_layers_left(graph: fx.GraphModule, model: nn.Module, config: Config) 
         chosen, why = config.choose(name, kind)
         if chosen is not None and chosen.weight is not None:
             raise ConfigError(
-                f"In the graph of the model the weight of {name} ({kind}) is used in an operation that cannot be"
-                f" quantized ({why}).",
+                f"In the graph of the model, the weight of {name} ({kind}) is used by an operation that cannot be "
+                f"quantized ({why}).",
                 code="unsupported_layer",
-                hint="Take eager mode, or exclude the layer.",
+                hint="Use eager mode, or exclude the layer.",
                 field="/quant_mode",
             )
 
@@ -232,9 +232,9 @@ def _in_graph(applied: Applied, solved: Mapping[int, LayerPlan], modules: Mappin
             continue
         if plan.config != before.config:
             raise ConfigError(
-                f"{before.name} is called {plan.name} in the graph, and the config says something else for that name.",
+                f"{before.name} is called {plan.name} in the graph, for which the config has different settings.",
                 code="invalid_config",
-                hint="Use patterns that match both names in the same way, or eager mode.",
+                hint="Use patterns that match both names, or use eager mode.",
                 field="/layer_quant_config",
             )
         renamed.weights[plan] = applied.weights[before]

@@ -69,8 +69,8 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
         raise ConfigError(
             "Nothing is left to quantize: every layer is excluded or has no weight spec.",
             code="nothing_to_quantize",
-            hint="Loosen `exclude`, or give global_quant_config a weight. "
-            f"Layers: {', '.join(list(layers)[:8]) or 'none'}{' ...' if len(layers) > 8 else ''}.",
+            hint="Exclude fewer layers, or set a weight in global_quant_config. Layers: "
+            f"{', '.join(list(layers)[:8]) or 'none'}{' ...' if len(layers) > 8 else ''}.",
             field="/exclude",
         )
     for plan, module in modules.items():
@@ -100,8 +100,8 @@ def _warnings(config: Config, layers: dict[str, nn.Module], shared: dict[str, st
     yield from config.warn_of_unmatched({name: str(kind_of(module)) for name, module in layers.items()})
     for name, partner in shared.items():
         yield (
-            f"{name} shares its weight with {partner}, which is not quantized in the same way: it stays as it is. "
-            f"Give both the same weight spec, or untie them: {name}.weight = nn.Parameter({name}.weight.clone())."
+            f"{name} shares its weight with {partner}, which is quantized differently: it stays unquantized. Use "
+            f"the same weight spec for both, or untie them: {name}.weight = nn.Parameter({name}.weight.clone())."
         )
 
 
@@ -111,27 +111,27 @@ def _check_layer(plan: LayerPlan, module: nn.Module) -> None:
         raise ModelError(
             f"The weight of {plan.name} is not in memory.",
             code="weight_not_in_memory",
-            hint="A model that device_map offloads cannot be quantized in memory: use the pipeline (quantcore run).",
+            hint="A model offloaded with device_map cannot be quantized in memory: use the pipeline (quantcore run).",
         )
     if not weight.is_floating_point() or weight.element_size() < 2:
         raise ModelError(
             f"The weight of {plan.name} is {weight.dtype}.",
             code="unsupported_weights_dtype",
-            hint="Give the float model (float16, bfloat16 or float32).",
+            hint="Use the float model (float16, bfloat16 or float32).",
         )
     check_finite(weight, plan.name)
     if plan.config.weight is not None and plan.config.weight.qscheme is QSchemeType.per_block and weight.ndim != 2:
         raise ConfigError(
-            f"{plan.name} is a {plan.kind} whose weight has {weight.ndim} dimensions; per_block cuts matrices.",
+            f"{plan.name} is a {plan.kind} whose weight has {weight.ndim} dimensions; per_block is only for matrices.",
             code="invalid_config",
-            hint=f"Take per_channel or per_group for it ({plan.chosen_by}), or exclude it.",
+            hint=f"Use per_channel or per_group for it ({plan.chosen_by}), or exclude it.",
             field="/weight/qscheme",
         )
     if plan.kind in INDEXED and plan.config.input_tensors is not None:
         raise ConfigError(
             f"{plan.name} is an {plan.kind}: its inputs are indices, which have no scale.",
             code="invalid_config",
-            hint=f"Leave input_tensors out of its config ({plan.chosen_by}).",
+            hint=f"Remove input_tensors from its config ({plan.chosen_by}).",
             field="/input_tensors",
         )
     for field in ("input_tensors", "output_tensors"):

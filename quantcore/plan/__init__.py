@@ -1,1 +1,1 @@
-"""Plans a job from headers alone: layers, memory, size. No torch."""
+"""Plans a job from headers only: layers, memory, size. No torch."""

@@ -1,4 +1,4 @@
-"""Compares a plan with hardware, for memory, disk and time, from config.json or headers alone. No torch.
+"""Compares a plan with hardware, for memory, disk and time, from only config.json or headers. No torch.
 
 Equal blocks are planned once, so that the answer takes no longer for a deep model. Every figure of memory comes from
 ``quantcore.plan.footprint``; every figure of time is work divided by an assumed speed, and both are shown.
@@ -307,19 +307,19 @@ def _verdict(
     faults: list[str] = []
     advice: list[str] = []
     if not chosen.fits and hardware.num_devices:
-        faults.append(f"A device has {_gb(hardware.device_bytes)}, and {_gb(chosen.num_bytes / USABLE)} are needed.")
+        faults.append(f"A device has {_gb(hardware.device_bytes)}, but {_gb(chosen.num_bytes / USABLE)} are needed.")
         advice += _smaller(plan, footprint, hardware)
         advice.append(f"Devices of {_gb(chosen.num_bytes / USABLE)} or more.")
     if hardware.num_devices and sum(verify.values()) > USABLE * hardware.device_bytes:
         size = _gb(sum(verify.values()) / USABLE)
-        faults.append(f"A device has {_gb(hardware.device_bytes)}, and to verify the result {size} are needed.")
+        faults.append(f"A device has {_gb(hardware.device_bytes)}, but verifying the result needs {size}.")
         advice.append(f"Devices of {size} or more.")
     if hardware.host_bytes and sum(host.values()) > hardware.host_bytes:
-        faults.append(f"A host has {_gb(hardware.host_bytes)}, and {_gb(sum(host.values()))} are needed.")
+        faults.append(f"A host has {_gb(hardware.host_bytes)}, but {_gb(sum(host.values()))} are needed.")
         advice.append(f"A host with {_gb(sum(host.values()))}, or fewer processes on each.")
     if hardware.disk_bytes and sum(disk.values()) > hardware.disk_bytes:
-        faults.append(f"The disk has {_gb(hardware.disk_bytes)}, and {_gb(sum(disk.values()))} are needed.")
-        advice.append(f"{_gb(sum(disk.values()) - hardware.disk_bytes)} more disk, or the model on another one.")
+        faults.append(f"The disk has {_gb(hardware.disk_bytes)}, but {_gb(sum(disk.values()))} are needed.")
+        advice.append(f"{_gb(sum(disk.values()) - hardware.disk_bytes)} more disk space, or the model on another disk.")
     return tuple(faults), tuple(advice)
 
 
@@ -337,10 +337,10 @@ def _smaller(plan: Plan, footprint: Footprint, hardware: Hardware) -> Iterator[s
         share = num_samples / plan.calibration.num_samples
         changed = replace(footprint, num_windows=num_samples, states=int(footprint.states * share))
         if fits(changed):
-            yield f"--num_calib_data {num_samples}: fewer sums of statistics at a time."
+            yield f"--num_calib_data {num_samples}: fewer statistics in memory at a time."
             break
     if footprint.grams and fits(replace(footprint, grams=0, gram=0, factors=0, solved=0)):
-        yield "Another algorithm: gptq holds most, awq and rtn less, smoothquant no matrices of inputs."
+        yield ("Another algorithm: gptq needs the most memory, awq and rtn less; smoothquant stores no input matrices.")
     if fits_device(footprint.file_to_file()):
         yield "A scheme that needs no data (w4a16, mxfp4 or fp8_dynamic, without algorithms), from file to file."
 

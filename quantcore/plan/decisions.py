@@ -84,10 +84,10 @@ def decide(
             kept.append(KeptTensor(module, why))
         elif chosen.weight is None and chosen.output_tensors is not None:
             raise ConfigError(
-                f"{module} would have quantized outputs and a float weight ({why}).",
+                f"{module} would have quantized outputs but a float weight ({why}).",
                 code="unsupported_config",
-                hint="Checkpoints keep activation scales beside quantized weights: give it a weight spec, too. A model"
-                " in memory (ModelQuantizer) can have quantized outputs alone.",
+                hint="Checkpoints store activation scales only with quantized weights: set a weight spec too. Only "
+                "a model in memory (ModelQuantizer) can have just quantized outputs.",
                 field="/global_quant_config/weight",
             )
         elif chosen.weight is None:
@@ -115,12 +115,12 @@ def kept_layers(kept: Iterable[KeptTensor]) -> list[str]:
 
 
 def warn_of_layers_beside(layers: Sequence[LayerPlan]) -> Iterator[str]:
-    """Yield what is to be known of quantized layers of towers and of draft heads."""
+    """Yield warnings about quantized layers of towers and of draft heads."""
     if num_layers := sum(layer.is_in_tower for layer in layers):
         yield (
-            f"{num_layers} layers of towers are rounded without calibration. An evaluation on text does not run them:"
-            " measure answers about images or sound with data that hold some, in the job or with bitfoundry evaluate"
-            " --eval_dataset."
+            f"{num_layers} layers of towers are rounded without calibration. An evaluation on text does not run "
+            "them: to measure answers about images or sound, evaluate on such data, in the job or with bitfoundry "
+            "evaluate --eval_dataset."
         )
     if num_layers := sum(layer.is_in_draft for layer in layers):
         yield f"{num_layers} layers of draft heads are rounded without calibration."
@@ -129,8 +129,8 @@ def warn_of_layers_beside(layers: Sequence[LayerPlan]) -> Iterator[str]:
 def _warn_of_unused(names: Sequence[str]) -> Iterator[str]:
     if names:
         yield (
-            f"{len(names)} layer(s) in the files are used by no program, first {names[0]}: their blocks have the keys"
-            " and values of an earlier one. They are kept as they are."
+            f"{len(names)} layer(s) in the files are unused, first {names[0]}: their blocks share the keys and "
+            "values of an earlier one. They are not quantized."
         )
 
 
@@ -144,9 +144,9 @@ def _check_found(config: Config, layers: Sequence[LayerPlan]) -> None:
     for what, field, code in (("towers", TOWERS, "no_towers"), ("draft heads", DRAFTS, "no_drafts")):
         if getattr(config, field) is not None and not any(layer.chosen_by == field for layer in layers):
             raise ConfigError(
-                f"The {what} of this model are to be quantized, and no linear layer in blocks of {what} was found.",
+                f"The {what} of this model are to be quantized, but no linear layers were found in blocks of {what}.",
                 code=code,
-                hint=f"Leave the scheme of {what} out.",
+                hint=f"Remove the scheme of {what}.",
                 field=f"/{field}",
             )
 

@@ -23,31 +23,31 @@ TUNABLE = (ScaleType.float, ScaleType.float32, ScaleType.float16, ScaleType.bflo
 
 
 def check_distillation(config: Config, layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
-    """Raise ConfigError if the chain has distillation beside something that it cannot work with."""
+    """Raise ConfigError if distillation cannot work with the rest of the chain."""
     if config.distills is None:
         return
     for algorithm in config.algo_config:
         if not isinstance(algorithm, DistillConfig | SolverConfig):
             raise _refused(
                 f"{algorithm.name} changes tensors other than the codes, which distill reads from the float model",
-                f"Leave {algorithm.name} or distill out.",
+                f"Remove {algorithm.name} or distill.",
             )
     for export in exports:
         if isinstance(EXPORTERS.get(export), Container):
             raise _refused(
-                f"a file of the format {export} is written in one go, and distill changes scales that are written",
-                "Export another format, or leave distill out.",
+                f"a file in the {export} format is written in one pass, but distill changes scales afterwards",
+                "Export another format, or remove distill.",
             )
     for layer in layers:
         beside = [layer.config.input_tensors, layer.config.output_tensors, layer.config.bias]
         if any(spec is not None for spec in beside):
-            why = "has quantized activations or a quantized bias, and distill runs the model with rounded weights alone"
+            why = "has quantized activations or a quantized bias, but distill quantizes only weights"
         elif layer.block is None:
             why = "lies outside the decoder blocks, which distill does not tune"
         else:
             why = _why_fixed(layer.weight)
         if why:
-            raise _refused(f"the layer {layer.name} {why}", "Exclude such layers, take w2a16, or leave distill out.")
+            raise _refused(f"the layer {layer.name} {why}", "Exclude such layers, use w2a16, or remove distill.")
 
 
 def bytes_of_scales(layers: Sequence[LayerPlan]) -> dict[str, int]:
@@ -66,7 +66,7 @@ def _why_fixed(spec: QuantizationSpec) -> str:
     if not spec.format.scaled:
         return f"has no scales ({spec.dtype})"
     if spec.scale_type not in TUNABLE:
-        return f"has scales of the type {spec.scale_type}, which are too coarse to tune or are rounded together"
+        return f"has scales of type {spec.scale_type}, which are too coarse to tune or are rounded together"
     if spec.over is not None:
         return "is quantized in two stages, whose codes depend on each other's scales"
     if spec.zero_point_type is ZeroPointType.float32:
@@ -76,7 +76,7 @@ def _why_fixed(spec: QuantizationSpec) -> str:
 
 def _refused(why: str, hint: str) -> ConfigError:
     return ConfigError(
-        f"distill tunes the scales of rounded weights, and {why}.",
+        f"distill tunes the scales of rounded weights, but {why}.",
         code="unsupported_config",
         hint=hint,
         field="/algo_config",

@@ -1,4 +1,4 @@
-"""Plans the schemes that a goal chooses from, and the size that the result may have, from headers alone. No torch."""
+"""Plans the schemes that a goal chooses from, and the size that the result may have, from headers only. No torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quantcore.plan.runtimes import (
 
 @dataclass(frozen=True)
 class Fit:
-    """The plan of each scheme alone, in the format ``export``; the KV cache; and the limit of all weights.
+    """The plan of each single scheme, in the format ``export``; the KV cache; and the limit of all weights.
 
     ``kv_cache`` is the scheme of the cache (None: 16 bits), ``cache_bytes`` its size. ``max_bytes`` is None if any size
     fits; ``other_bytes``, for headers, a tokenizer or a graph in the files, are taken off it already.
@@ -63,7 +63,7 @@ def fit(goal: Goal, headers: ModelHeaders, calibration: CalibrationConfig, expor
 
 
 def within_files(goal: Goal, found: Fit, other_bytes: int) -> Fit:
-    """Return ``found`` with a limit by which the files, which hold ``other_bytes`` beside weights, keep to max_size.
+    """Return ``found`` with a limit that keeps the files, including ``other_bytes`` besides weights, within max_size.
 
     Raises ConfigError ``goal_too_small`` if nothing fits.
     """
@@ -84,7 +84,7 @@ def upper_bound(found: Fit) -> Plan:
         warnings=(
             *dearest.warnings,
             f"The scheme of each layer is chosen from {', '.join(found.plans)} by measuring candidates when the job "
-            f"runs. The plan shows the most that it can take: {name} for all layers.",
+            f"runs. The plan shows the upper bound: {name} for all layers.",
         ),
     )
 
@@ -132,13 +132,13 @@ def _worth_it(plans: Plans, menu: Sequence[Scheme]) -> Plans:
 def _check_fits(goal: Goal, found: Fit) -> None:
     if _fits(found):
         return
-    others = f", and the files hold {megabytes(found.other_bytes)} beside the weights" if found.other_bytes else ""
+    others = f"; the files contain {megabytes(found.other_bytes)} besides the weights" if found.other_bytes else ""
     raise ConfigError(
-        f"The smallest result for {goal.runtime} has {megabytes(found.smallest_bytes)}, and the limit of "
-        f"{goal.max_size or goal.device} is {megabytes(max(0, found.max_bytes or 0))}, beside a KV cache of "
-        f"{megabytes(found.cache_bytes)} for {goal.context} tokens{others}.",
+        f"The smallest result for {goal.runtime} has {megabytes(found.smallest_bytes)}, but the limit of "
+        f"{goal.max_size or goal.device} is {megabytes(max(0, found.max_bytes or 0))} after reserving "
+        f"{megabytes(found.cache_bytes)} for the KV cache of {goal.context} tokens{others}.",
         code="goal_too_small",
-        hint="Allow more (max_size, device), a shorter context, or another runtime.",
+        hint="Raise the limit (max_size, device), shorten the context, or use another runtime.",
         field="/goal",
     )
 

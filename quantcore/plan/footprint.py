@@ -1,4 +1,4 @@
-"""Estimates a job's memory from shapes alone: the same estimate for a plan, for hardware and for a report.
+"""Estimates a job's memory from shapes only: the same estimate for a plan, for hardware and for a report.
 
 A job has two phases: one process (or one for each rank) quantizes, then a fresh process verifies while the first one
 waits. A process goes through moments that free their memory at their end: its peak is its costliest moment. A model's

@@ -80,9 +80,9 @@ def parse_hardware(devices: str = "", nodes: int = 1, host_memory: str = "", dis
     """Parse arguments such as ``8x80GB``, ``2``, ``1TB``, ``4TB``. Raises ConfigError ``invalid_hardware``."""
     match = re.fullmatch(r"(\d{1,4})x(.+)", devices)
     if devices and (match is None or not int(match[1])):
-        raise _invalid("devices", devices, "How many, x, the memory of each: 8x80GB.")
+        raise _invalid("devices", devices, "Use count x memory, such as 8x80GB.")
     if not 1 <= nodes <= 1024:
-        raise _invalid("nodes", str(nodes), "A whole number from 1 to 1024.")
+        raise _invalid("nodes", str(nodes), "Use a whole number from 1 to 1024.")
     return Hardware(
         num_devices=int(match[1]) if match else 0,
         device_bytes=_size("devices", match[2]) if match else 0,
@@ -96,13 +96,13 @@ def _size(field: str, text: str) -> int:
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([TGM]B)", text.upper())
     size = int(float(match[1]) * SIZE_UNITS[match[2]]) if match else 0
     if not size:
-        raise _invalid(field, text, "A number and a unit of a thousand: 512MB, 80GB, 1.5TB.")
+        raise _invalid(field, text, "Use a number and a decimal unit, such as 512MB, 80GB or 1.5TB.")
     return size
 
 
 def _invalid(field: str, text: str, hint: str) -> ConfigError:
     return ConfigError(
-        f"{field} is '{text[:40]}', which does not describe hardware.",
+        f"{field} is '{text[:40]}', which is not a valid description of hardware.",
         code="invalid_hardware",
         hint=hint,
         field=f"/hardware/{field}",

@@ -100,7 +100,7 @@ def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
                 raise
             warnings = (error.message,)
     else:
-        warnings = ("Its layers are not looked into before it is downloaded: there are no estimates.",)
+        warnings = ("Its layers are only known after download: there are no estimates yet.",)
     tensors = stored if headers is None else headers.tensors
     num_blocks = len(find_blocks(tensors, config))
     files = {tensor.file for tensor in stored.values()}

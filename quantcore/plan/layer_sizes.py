@@ -1,4 +1,4 @@
-"""Sizes of what algorithms hold for the layers of a block, from their shapes alone."""
+"""Sizes of what algorithms hold for the layers of a block, from their shapes only."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def coupled_of(layers: Sequence[LayerPlan]) -> int:
 
 
 def solved_of(config: Config, layers: Sequence[LayerPlan], element: int) -> tuple[int, int]:
-    """Return the bytes that solving the costliest input of a block takes: of further matrices, and of its layers.
+    """Return the bytes needed to solve the costliest input of a block: of further matrices, and of its layers.
 
     Those of the layers are the weights, their codes (a byte each), their targets if those differ from the weights, and
     the rows that are being solved.

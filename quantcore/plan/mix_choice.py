@@ -68,9 +68,9 @@ def of_size(units: Sequence[Unit], max_bytes: int) -> Mix:
     left = max_bytes - sum(option.num_bytes for option in chosen)
     if left < 0:
         raise ConfigError(
-            f"The quantized layers take {max_bytes - left:,} bytes at least, which leaves none of the {max_bytes:,}.",
+            f"The quantized layers need at least {max_bytes - left:,} bytes, but only {max_bytes:,} are allowed.",
             code="budget_too_small",
-            hint="Allow more, or give a scheme with fewer bits.",
+            hint="Allow more, or use a scheme with fewer bits.",
         )
     full: set[int] = set()  # units whose next step did not fit any more
     for number, better in _steps(units):

@@ -55,8 +55,8 @@ def upper_bound(mix: ResolvedMix, plans: Plans) -> Plan:
         footprint=max((plan for _, plan in plans.values()), key=lambda plan: plan.peak_memory_bytes).footprint,
         warnings=(
             *dearest.warnings,
-            f"The scheme of each layer is chosen when the job runs. The plan shows the most that it can take:"
-            f" {name} for all layers.",
+            f"The scheme of each layer is chosen when the job runs. The plan shows the upper bound: {name} for all "
+            "layers.",
         ),
     )
 

@@ -189,7 +189,7 @@ def make_plan(
         raise ConfigError(
             "Nothing is left to quantize: every linear layer is excluded or has no weight spec.",
             code="nothing_to_quantize",
-            hint="Loosen `exclude`, or give global_quant_config a weight.",
+            hint="Exclude fewer layers, or set a weight in global_quant_config.",
             field="/exclude",
         )
     if not any(map(holds_codes, exports)):
@@ -263,7 +263,7 @@ def written_layout(
             parts = layouts_of(exporter, planned[name], scale_dtype(tensors[name].dtype, computed))
             if taken := (parts.keys() & tensors.keys()) - {name}:
                 raise ModelError(
-                    f"The model has a tensor '{min(taken)}', and {export} writes one of that name for '{name}'.",
+                    f"The model has a tensor '{min(taken)}', but {export} writes one of that name for '{name}'.",
                     code="tensor_name_taken",
                     hint="Remove that tensor if the model does not use it, or choose another format.",
                 )
@@ -288,19 +288,18 @@ def _check_architecture(config: Config, tensors: Mapping[str, TensorHeader], blo
     odd = [name for name in stacks if config.choose(name.removesuffix(".weight"), "Linear")[0] is not None]
     if odd:
         raise ModelError(
-            f"The experts of this model are stored in a layout that is not supported: '{odd[0]}'"
-            f" {list(tensors[odd[0]].shape)}.",
+            f"The experts of this model are stored in an unsupported layout: '{odd[0]}' {list(tensors[odd[0]].shape)}.",
             code="unsupported_architecture",
-            hint="Supported are one matrix an expert, and stacks of [out, in] matrices called gate_up_proj and"
-            f" down_proj. Exclude '*.{odd[0].removesuffix('.weight').rsplit('.', 2)[1]}.*' to keep these experts in"
-            " high precision.",
+            hint="Supported layouts: one matrix per expert, and stacks of [out, in] matrices called gate_up_proj "
+            f"and down_proj. Exclude '*.{odd[0].removesuffix('.weight').rsplit('.', 2)[1]}.*' to keep these "
+            "experts in high precision.",
         )
     odd = [name for name, tensor in tensors.items() if name.endswith("weight") and tensor.dtype not in FLOAT_DTYPES]
     if odd:
         raise ModelError(
             f"{len(odd)} weight(s) are not float16, bfloat16 or float32, first '{odd[0]}' ({tensors[odd[0]].dtype}).",
             code="unsupported_weights_dtype",
-            hint="Give the float model.",
+            hint="Use the float model.",
         )
 
 
@@ -310,16 +309,16 @@ def _check_possible(config: Config) -> None:
     faults = {
         "algo_config": (
             ", ".join(_online(config)),
-            "Such a rotation works while the model runs, and no export can say so: take r1 and r2."
-            " Only a model in memory can run r3 and r4: ModelQuantizer does them.",
+            "Such a rotation happens at run time, which no export format can store: use r1 and r2. Only a model in "
+            "memory (ModelQuantizer) can run r3 and r4.",
         ),
-        "quant_mode": ("fx_graph_mode" * (config.quant_mode is QuantizationMode.fx_graph_mode), "Take eager_mode."),
+        "quant_mode": ("fx_graph_mode" * (config.quant_mode is QuantizationMode.fx_graph_mode), "Use eager_mode."),
         "softmax_quant_spec": (
             "softmax" * (config.softmax_quant_spec is not None),
-            "The attention probabilities are quantized where the whole model is in memory: ModelQuantizer does it, and"
-            " ModelExporter writes them in the quark format (presets.with_attention).",
+            "Attention probabilities can be quantized only with the whole model in memory: use ModelQuantizer, and "
+            "ModelExporter for the quark format (presets.with_attention).",
         ),
-        "layer_type_quant_config": (", ".join(types), f"Here it can name {' and '.join(STREAMED_TYPES)}."),
+        "layer_type_quant_config": (", ".join(types), f"It can contain {' and '.join(STREAMED_TYPES)}."),
     }
     for field, (request, hint) in faults.items():
         if request:
@@ -335,11 +334,11 @@ def _check_shards(config: Config, file2file: bool) -> None:
     """Raise ConfigError for shards if no block is run, or if an algorithm needs whole blocks."""
     algorithm = config.needs_whole_blocks
     if file2file or algorithm is not None:
-        why = "file2file takes weight after weight" if file2file else f"{algorithm} needs whole blocks"
+        why = "file2file processes single weights" if file2file else f"{algorithm} needs whole blocks"
         raise ConfigError(
-            f"shard_blocks divides every block into shards on several processes, and {why}.",
+            f"shard_blocks divides every block among several processes, but {why}.",
             code="unsupported_config",
-            hint=f"Leave {'file2file' if file2file else algorithm} out, or leave shard_blocks out.",
+            hint=f"Remove {'file2file' if file2file else algorithm} or shard_blocks.",
             field="/shard_blocks",
         )
 
@@ -369,7 +368,7 @@ def _check_rotation(config: Config, tensors: Mapping[str, TensorHeader], blocks:
     raise ConfigError(
         f"Rotating the stream (r1) changes the hidden states that {why}.",
         code="cannot_rotate",
-        hint="Leave rotation out, or take only r2.",
+        hint="Remove rotation, or use only r2.",
         field="/algo_config",
     )
 
@@ -392,9 +391,9 @@ def _own_head(
     ]
     if not embeddings:
         raise ModelError(
-            "The embedding of this model was not found, and rotating its stream changes that.",
+            "Rotating the stream changes the embedding, but this model's embedding was not found.",
             code="cannot_rotate",
-            hint="Leave rotation out, or take only r2.",
+            hint="Remove rotation, or use only r2.",
         )
     return {"lm_head.weight": embeddings[0]}
 
@@ -405,7 +404,7 @@ def _check_calibration(calibration: CalibrationConfig, model_config: Mapping[str
         raise ConfigError(
             f"calibration.seq_len is {calibration.seq_len}, but the model reads at most {longest} tokens.",
             code="seq_len_too_long",
-            hint=f"Give {longest} or less.",
+            hint=f"Use {longest} or less.",
             field="/calibration/seq_len",
         )
 
@@ -422,7 +421,7 @@ def _without_activations(
         replace(layer, config=replace(layer.config, input_tensors=None, output_tensors=None)) for layer in layers
     )
     num_changed = sum(after != before for after, before in zip(weights_only, layers, strict=True))
-    warning = f"{', '.join(exports)} holds weights alone: the activations of {num_changed} layer(s) are not quantized."
+    warning = f"{', '.join(exports)} stores only weights: the activations of {num_changed} layer(s) are not quantized."
     return weights_only, (warning,) if num_changed else ()
 
 
@@ -431,10 +430,10 @@ def _check_data_free(config: Config, layers: Sequence[LayerPlan]) -> None:
     learning += [f"{layer.name} ({layer.scheme})" for layer in layers if layer.config.needs_calibration][:1]
     if learning:
         raise ConfigError(
-            f"From file to file no text is read, and {learning[0]} learns from text.",
+            f"{learning[0]} needs calibration data, which file-to-file mode does not use.",
             code="needs_calibration",
-            hint="Leave file2file out; or take a scheme of weights alone or with dynamic inputs (w4a16, fp8_dynamic,"
-            " mxfp4), without algorithms.",
+            hint="Remove file2file, or use a scheme with only weights or with dynamic inputs (w4a16, fp8_dynamic, "
+            "mxfp4), without algorithms.",
             field="/file2file",
         )
 

@@ -25,7 +25,7 @@ def warn_of_unread(
         raise ConfigError(
             next(iter(faults)),
             code="not_for_vllm",
-            hint="Give all layers that are fused one scheme, and leave lm_head out. Without `strict` it is a warning.",
+            hint="Use one scheme for all fused layers, and exclude lm_head. Without `strict`, this is only a warning.",
             field="/strict",
         )
     return tuple(faults)

@@ -73,7 +73,7 @@ def schemes_for(goal: Goal) -> tuple[Scheme, ...]:
     schemes = tuple(each for each in MENUS[goal.runtime].schemes if not each.needs or each.needs in device.computes)
     if not schemes:
         raise ConfigError(
-            f"No quantized format is computed by {goal.runtime} on {device.title}.",
+            f"{goal.runtime} does not support any quantized format on {device.title}.",
             code="nothing_runs_there",
             hint="Choose another runtime or device, or a scheme by hand (--quant_scheme).",
             field="/goal/device",

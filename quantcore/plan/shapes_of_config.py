@@ -1,4 +1,4 @@
-"""Derives the tensors of a checkpoint from its config.json alone: names, shapes and sizes, before any download.
+"""Derives the tensors of a checkpoint from only its config.json: names, shapes and sizes, before any download.
 
 A family is a row of ``FAMILIES``: a function that gives the tensors of a block. Sources are the published checkpoints,
 whose names Transformers' models read; a test compares every family with the model that Transformers builds.
@@ -28,18 +28,18 @@ def tensors_of(config: Mapping[str, Any]) -> dict[str, TensorHeader]:
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         raise ModelError(
-            f"What a '{config.get('model_type')}' model holds is not known from its config.json alone.",
+            f"The layers of a '{config.get('model_type')}' model cannot be derived from its config.json.",
             code="unsupported_architecture",
-            hint=f"Give the folder with its files, whose headers say it. Known are: {', '.join(FAMILIES)}.",
+            hint=f"Use the folder with its weight files. Model types supported without files: {', '.join(FAMILIES)}.",
         )
     check_config(config, {})
     try:
         shapes = dict(_shapes(config, family))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
-            f"config.json of this '{config['model_type']}' model lacks something, or has it wrong: {error!r}.",
+            f"config.json of this '{config['model_type']}' model has missing or wrong fields: {error!r}.",
             code="config_implausible",
-            hint="Give the config.json that was published with the weights.",
+            hint="Use the config.json that was published with the weights.",
         ) from error
     dtype = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "BF16")
     size = DTYPE_BYTES[dtype]

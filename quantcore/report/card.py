@@ -31,8 +31,8 @@ def model_card(report: Report, source: Path) -> str:
         _warnings(report),
         _loading(report),
         _checks(report),
-        "`report.html` shows every layer and every check, `report.json` holds the same for programs. `reproduce.sh`"
-        " makes the same weights again. `MANIFEST.json` lists all files with their SHA-256.",
+        "`report.html` shows every layer and check; `report.json` contains the same data for programs. "
+        "`reproduce.sh` recreates the same weights. `MANIFEST.json` lists all files with their SHA-256.",
         _license(metadata),
     ]
     text = ModelCardData(**{key: value for key, value in front.items() if value}).to_yaml() + "\n"
@@ -82,7 +82,7 @@ def _intro(report: Report) -> str:
 def _grids(report: Report) -> str:
     if not report.model.grids:
         return ""
-    return f" Its weights had been quantized before: {escape(report.model.grids_in_words)}."
+    return f" Its weights were already quantized: {escape(report.model.grids_in_words)}."
 
 
 def _mix(mix: Mix | None) -> str:
@@ -122,8 +122,8 @@ def _measured(report: Report) -> str:
     divergence, experts = quality.divergence, ""
     if report.experts is not None:
         experts = (
-            f" {report.experts.share_covered:.1%} of the {report.experts.num_experts} experts saw 0.5 % of the"
-            f" calibration tokens or more; the fewest are {report.experts.fewest_tokens}."
+            f" {report.experts.share_covered:.1%} of the {report.experts.num_experts} experts saw at least 0.5 % of "
+            f"the calibration tokens; the minimum is {report.experts.fewest_tokens}."
         )
     return (
         f"## Measured\n\n{_verdict(report)}" + _table(rows) + f"\n\nOn {quality.num_tokens} held-out tokens"
@@ -164,15 +164,18 @@ def _checks(report: Report) -> str:
     checks = [f"- {code(name)}: {escape(str(proof.consumer_check))}" for name, proof in report.proof.items()]
     outcome = "\n".join(lines) or "All quality gates passed."
     if report.summary.gate == "off":
-        outcome = "The quality gates were off: the result was not compared with any limit."
+        outcome = "The quality gates were off: the result was not checked against any limits."
     return f"## Checks\n\n{outcome}\n\n" + "\n".join(checks)
 
 
 def _license(metadata: dict[str, Any]) -> str:
     name = metadata.get("license")
     if not isinstance(name, str):
-        return "## License\n\nThe source's card names none. The terms of the original apply to this model."
-    return f"## License\n\n{code(name)}, as for the original."
+        return (
+            "## License\n\nThe model card of the source names no license. The terms of the original apply to "
+            "this model."
+        )
+    return f"## License\n\n{code(name)}, the same as the original."
 
 
 def _table(rows: list[tuple[str, str, str]]) -> str:

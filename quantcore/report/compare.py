@@ -45,12 +45,14 @@ def compare(folders: Sequence[str]) -> Comparison:
     for name, report in reports.items():
         if report.provenance.model != first.provenance.model:
             raise ConfigError(
-                f"{name} was made from another model than {folders[0]}.",
+                f"{name} was made from a different model than {folders[0]}.",
                 code="not_comparable",
                 hint="Compare results of one model.",
             )
         if report.provenance.held_out_sha256 != first.provenance.held_out_sha256:
-            warnings.append(f"{name} was measured on another text than {folders[0]}: perplexities do not compare.")
+            warnings.append(
+                f"{name} was measured on a different text than {folders[0]}: their perplexities are not comparable."
+            )
     measured = sorted(
         ((name, report, _quality(report, name)) for name, report in reports.items()),
         key=lambda entry: entry[1].summary.size_after_bytes,
@@ -79,9 +81,9 @@ def read_report(folder: Path) -> Report:
         return Report.model_validate_json((folder / "report.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"There is no report that can be read in {folder}.",
+            f"There is no readable report in {folder}.",
             code="no_report",
-            hint="Give folders that a job of this version wrote.",
+            hint="Use folders written by a job of this version.",
         ) from error
 
 
@@ -101,6 +103,8 @@ def _quality(report: Report, folder: str) -> Quality:
     """Return the quality of the result. Raises ConfigError ``not_measured``."""
     if report.quality is None:
         raise ConfigError(
-            f"The result in {folder} was not measured.", code="not_measured", hint="Run it without --skip_evaluation."
+            f"The result in {folder} was not measured.",
+            code="not_measured",
+            hint="Run the job without --skip_evaluation.",
         )
     return report.quality

@@ -30,7 +30,7 @@ class GateResult(Record):
         assert self.limit is not None
         limit = f"the {self._shown(self.limit)} limit ({self.detail})."
         if self.value is None or self.value != self.value:
-            return f"{title} is not a number, which misses {limit}"
+            return f"{title} is not a number, so it misses {limit}"
         return f"{title} {self._shown(self.value)} is {'above' if self.value > self.limit else 'below'} {limit}"
 
     def _shown(self, number: float) -> str:
@@ -40,7 +40,7 @@ class GateResult(Record):
 
 
 def beside_gates(verdict: Verdict, gates: Sequence[GateResult]) -> Verdict:
-    """Return ``verdict`` with what the gates found in its reason, where the two seem to disagree.
+    """Return ``verdict`` with the gates' findings in its reason if the two seem to disagree.
 
     Gates compare a result with what is usual for its scheme, the verdict with the original.
     """
@@ -49,7 +49,7 @@ def beside_gates(verdict: Verdict, gates: Sequence[GateResult]) -> Verdict:
         which = "a gate" if len(missed) == 1 else f"{len(missed)} gates"
         return verdict.replace(reason=f"{verdict.reason}; but it failed {which}: {'; '.join(missed)}")
     if verdict.level in POOR and gates and not missed:
-        return verdict.replace(reason=f"{verdict.reason}; that is usual for this scheme, whose gates it passes")
+        return verdict.replace(reason=f"{verdict.reason}; that is normal for this scheme, whose gates it passes")
     return verdict
 
 

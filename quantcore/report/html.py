@@ -100,7 +100,7 @@ def _overview(report: Report) -> str:
     phases = summary.memory_by_phase.rows if summary.memory_by_phase else []
     rows = [
         ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({after / before:.1%})"),
-        *([("Weights of the model given", report.model.grids_in_words)] if report.model.grids else []),
+        *([("Weights of the input model", report.model.grids_in_words)] if report.model.grids else []),
         ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} kept"),
         (worst.title.capitalize(), str(worst)),
         ("Time", f"{summary.total_s:.1f} s{_phases(summary.seconds_by_phase)}"),
@@ -136,7 +136,7 @@ def _goal(goal: GoalResult) -> str:
 
 def _gates(summary: Summary) -> str:
     if summary.gate == "off":
-        return "<h2>Quality gates</h2><p>The quality gates were off: the result was not compared with any limit.</p>"
+        return "<h2>Quality gates</h2><p>The quality gates were off: the result was not checked against any limits.</p>"
     rows = [
         (
             escape(gate.gate), escape(gate.name), f'<b class="{gate.status}">{gate.status}</b>', _number(gate.value),
@@ -161,7 +161,7 @@ def _quality(quality: Quality | None, drafts: DraftQuality | None) -> str:
         for (name, before), (_, after) in zip(quality.before.rows, quality.after.rows, strict=True)
     ]
     if drafts is not None:
-        rows.append(("drafted tokens that the model accepts, share", str(drafts.before or "–"), str(drafts.after)))
+        rows.append(("share of draft tokens accepted by the model", str(drafts.before or "–"), str(drafts.after)))
     divergence = quality.divergence
     distances = [
         ("ratio of token perplexities", str(quality.ratio)),
@@ -188,7 +188,7 @@ def _positions(ranges: Sequence[PositionQuality]) -> str:
 def _clipping(shares: Mapping[str, float]) -> str:
     """Render the clipped share of each kind of tensor, from the largest to the smallest."""
     rows = [(escape(kind), f"{share:.3%}") for kind, share in sorted(shares.items(), key=lambda item: -item[1])]
-    caption = "Values on held-out text beyond a static range of activations, by kind of tensor, all blocks together"
+    caption = "Values on held-out text outside static activation ranges, by type of tensor, for all blocks"
     return "<h2>Clipping</h2>" + _table(caption, ("tensor", "clipped"), rows) if rows else ""
 
 
@@ -238,7 +238,7 @@ def _frontier(mix: Mix) -> str:
         return f"<circle {place} {look}><title>{scheme.size_bytes / 1e6:.1f} MB, KL {scheme.loss:.3g}</title></circle>"
 
     points = "".join(point(scheme, 'r="3"') for scheme in frontier) + point(chosen, 'r="6" class="chosen"')
-    label = f"Size against divergence of {len(frontier)} mixes; the chosen one is the large point."
+    label = f"Size against divergence of {len(frontier)} mixes; the large point is the chosen one."
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{grid(top)}{points}'
         f'<text x="{LEFT}" y="{HEIGHT - 6}">{least / 1e6:.1f} MB</text>'
@@ -257,9 +257,8 @@ def _layers(layers: Sequence[LayerError]) -> str:
     drawn = outputs or [(layer.name, layer.relative_error) for layer in layers]
     what = "layer's output" if outputs else "weight, ‖W − Q‖ / ‖W‖"
     return (
-        f"<h2>Layers</h2><p>Relative error of each quantized {what}, from the first layer to the last.</p>"
-        f"{error_chart(drawn)}"
-        f"<details><summary>The same as a table</summary>{table}</details>"
+        f"<h2>Layers</h2><p>Relative error of each quantized {what}, from the first layer to the "
+        f"last.</p>{error_chart(drawn)}<details><summary>Show as table</summary>{table}</details>"
     )
 
 

@@ -233,11 +233,14 @@ class ConsumerCheck(Record):
     logit_difference: Number | None = None
     of_twin: Annotated[
         bool,
-        Field(description="The model does not fit into memory: a small twin, exported in the same way, was read."),
+        Field(
+            description="The model does not fit into memory; a small twin, exported in the same way, was checked "
+            "instead."
+        ),
     ] = False
     not_checked: str | None = None
     is_refused: Annotated[
-        bool, Field(description="The program does not load and run such files, for the reason in not_checked.")
+        bool, Field(description="The program cannot load and run such files; see not_checked for the reason.")
     ] = False
 
     def __str__(self) -> str:

@@ -138,10 +138,10 @@ class Summary(Record):
     total_s: Number
     seconds_by_phase: Annotated[
         dict[str, Number],
-        Field(default_factory=dict, description="Of the run that ended; one that it resumed is not counted."),
+        Field(default_factory=dict, description="Of the final run; earlier, resumed runs are not counted."),
     ]
     executor: str = "streamed"
-    peak_memory_bytes: Annotated[int, Field(description="The larger one of memory_by_phase.")]
+    peak_memory_bytes: Annotated[int, Field(description="The maximum of memory_by_phase.")]
     planned_peak_memory_bytes: int
     memory_by_phase: PhaseMemory | None = None
     ranks: Annotated[
@@ -268,7 +268,7 @@ class GoalResult(Record):
 
     asked: dict[str, Any]
     max_bytes: Annotated[
-        int | None, Field(description="Limit of all weights: by size, or memory left by the KV cache.")
+        int | None, Field(description="Limit for all weights: by size, or the memory left by the KV cache.")
     ]
     kv_cache: Annotated[str | None, Field(description="Scheme of the KV cache; null: 16 bits.")]
     cache_bytes: Annotated[int, Field(description="Upper bound on the KV cache of the context in that scheme.")]
@@ -360,8 +360,8 @@ class Report(Record):
     drafts: DraftQuality | None = None
     clipping: dict[str, Number] = Field(
         default_factory=dict,
-        description="Share of the values on held-out text that a static range of activations clips, by kind of tensor:"
-        " `q_proj input` is that of all blocks.",
+        description="Share of the values on held-out text that static activation ranges clip, by type of tensor: "
+        "`q_proj input` covers all blocks.",
     )
     samples: tuple[Sample, ...] | None
     harness: TaskResults | None

@@ -75,7 +75,7 @@ def _unclear(quality: Quality, missed: str) -> Verdict:
         enough = f"more than {MOST_TEXT} times as much, since it is so close to the limit"
     return Verdict(
         level="unclear",
-        reason=f"there is not enough text to tell: {missed}. It takes {enough}",
+        reason=f"there is not enough text to decide: {missed}. It needs {enough}",
         advice="Measure on more text: --num_eval_data, or num_windows of a job's evaluation.",
     )
 

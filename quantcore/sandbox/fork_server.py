@@ -32,7 +32,7 @@ class Standby:
     lines: TextIO
 
     def verify(self, folder: Path, scratch: Path) -> Iterator[str]:
-        """Yield the lines that a fresh process says about ``folder``; the last one is that of ``ENDED``."""
+        """Yield the lines that a fresh process prints about ``folder``; the last one is that of ``ENDED``."""
         self.orders.write(json.dumps([str(folder), str(scratch)]) + "\n")
         self.orders.flush()
         for line in self.lines:

@@ -123,7 +123,7 @@ def _open_same(path: str, identity: tuple[int, int]) -> int:
         os.close(above)
     status = os.fstat(at)
     if (status.st_dev, status.st_ino) != identity:
-        raise OSError(f"{path} is another file than when it was checked")
+        raise OSError(f"{path} is no longer the file that was checked")
     return at
 
 

@@ -67,7 +67,7 @@ def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = N
     except (OSError, ValueError) as error:
         raise _not_a_path(path) from error
     if not any(real.is_relative_to(allowed) for allowed in (folder, *folders_beside(folder))):
-        raise _unsafe(path, "is a link that leaves its folder", "Put the file itself in its place.")
+        raise _unsafe(path, "is a link that leaves its folder", "Replace it with the file itself.")
     return _open(real, path, max_bytes, may_be_linked=False)
 
 
@@ -125,7 +125,7 @@ class Seen:
         """Note the stamp of a file. Raises ModelError ``model_changed`` if it has changed."""
         stamp = _stamp(status)
         if self.stamps.setdefault(path.name, stamp) != stamp:
-            raise _changed(path, "is not the file that it was when the job began")
+            raise _changed(path, "is no longer the same file as when the job began")
 
     def holds(self, path: Path) -> bool:
         return path.parent == self.folder or path.parent.resolve() == self.folder
@@ -134,7 +134,7 @@ class Seen:
         """Take over the stamps of another process. Raises as ``note``."""
         for name, stamp in stamps.items():
             if self.stamps.setdefault(name, tuple(stamp)) != tuple(stamp):
-                raise _changed(self.folder / name, "is not the file that it was when the job began")
+                raise _changed(self.folder / name, "is no longer the same file as when the job began")
 
     def check(self) -> None:
         """Check all files again. Raises ModelError ``model_changed``."""
@@ -178,7 +178,7 @@ def _open(real: Path, named: Path, max_bytes: int | None, *, may_be_linked: bool
     if readable is not None:
         known = {path: who for path, who in _parse_readable(readable).items() if real.is_relative_to(path)}
         if not known:
-            raise _unsafe(named, "is none of the files that this job may read")
+            raise _unsafe(named, "is not one of the files that this job may read")
     seen = _seen if _seen is not None and _seen.holds(named) else None
     try:
         descriptor = _walk(real, known, may_be_linked=may_be_linked)
@@ -202,9 +202,9 @@ def _open(real: Path, named: Path, max_bytes: int | None, *, may_be_linked: bool
         status = os.fstat(descriptor)
         if max_bytes is not None and status.st_size > max_bytes:
             raise ModelError(
-                f"{named.name} has {status.st_size >> 20} MiB; at most {max_bytes >> 20} are read.",
+                f"{named.name} has {status.st_size >> 20} MiB; the limit is {max_bytes >> 20} MiB.",
                 code="file_too_large",
-                hint="It is damaged, or not what its name says.",
+                hint="It is damaged, or not of the type that its name suggests.",
             )
         if seen is not None:
             seen.note(named, status)
@@ -224,13 +224,13 @@ class _HardLink(OSError):
 
 
 def _walk(real: Path, known: Mapping[Path, Identity | None], *, may_be_linked: bool) -> int:
-    """Open the plain file ``real`` and return its descriptor. Raises OSError for a link in it, or no plain file.
+    """Open the plain file ``real`` and return its descriptor. Raises OSError for a link in it, or not a plain file.
 
     It is what is known under its path, or lies in one of the folders that are ``known``, unless another has their name.
     """
     if os.open not in os.supports_dir_fd:  # Windows, where no untrusted user shares the machine
         if not real.is_file():
-            raise FileNotFoundError(real) if not real.exists() else OSError("no plain file")
+            raise FileNotFoundError(real) if not real.exists() else OSError("not a plain file")
         return os.open(real, _FILE)
     at = _walk_folders(real.parent, known)
     try:
@@ -265,7 +265,7 @@ def _walk_folders(folder: Path, known: Mapping[Path, Identity | None] = MappingP
 
 def _check_plain(status: os.stat_result, may_be_linked: bool) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise OSError("no plain file")
+        raise OSError("not a plain file")
     if status.st_nlink > 1 and not may_be_linked:
         raise _HardLink
 
@@ -297,11 +297,11 @@ def _changed(path: Path, how: str) -> ModelError:
     return ModelError(
         f"The model changed while the job read it: {path.name} {how}.",
         code="model_changed",
-        hint="Nothing was kept. Leave the folder as it is while a job runs, and submit it again.",
+        hint="No output was kept. Do not change the folder while a job runs, and submit the job again.",
     )
 
 
-def _unsafe(path: Path, why: str, hint: str = "Give the whole folder, with plain files.") -> ModelError:
+def _unsafe(path: Path, why: str, hint: str = "Use the complete folder, with plain files.") -> ModelError:
     return ModelError(f"'{path.name}' {why}.", code="unsafe_path", hint=hint)
 
 
@@ -311,5 +311,5 @@ def _not_a_path(path: Path | str) -> ModelError:
     return ModelError(
         f"'{shown}' is a path that cannot be followed.",
         code="path_not_allowed",
-        hint="A name in it is longer than the system allows, links in it go in circles, or it holds a NUL.",
+        hint="A name in it is too long for the system, its links form a loop, or it contains a NUL.",
     )

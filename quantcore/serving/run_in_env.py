@@ -43,7 +43,7 @@ def run_in_env(script: Path, task: dict[str, Any], *, python: str, program: str)
         raise ConfigError(
             f"{python} cannot be started: {error.strerror}.",
             code="no_runtime",
-            hint=f"Give the interpreter of the environment where {program} is installed.",
+            hint=f"Use the interpreter of the environment where {program} is installed.",
         ) from error
     try:
         output, complaints = process.communicate(json.dumps(task))
@@ -53,15 +53,15 @@ def run_in_env(script: Path, task: dict[str, Any], *, python: str, program: str)
     result: dict[str, Any] = json.loads(lines[0][7:]) if lines else {}
     if "missing" in result:
         raise ConfigError(
-            f"{python} is not of an environment with {program}: there is no module {result['missing']}.",
+            f"{python} belongs to an environment without {program}: there is no module {result['missing']}.",
             code="no_runtime",
-            hint="Install it there, or give the interpreter of the environment where it is.",
+            hint="Install it there, or use the interpreter of an environment that has it.",
         )
     if "error" in result or not result:
         last = result.get("error") or "\n".join(complaints.splitlines()[-NUM_LINES:]) or f"status {process.returncode}"
         raise ModelError(
             f"{program} does not serve {task['model']}: {last}",
             code="runtime_failed",
-            hint="docs/reference/compatibility.md says which formats each program reads.",
+            hint="See docs/reference/compatibility.md for the formats that each program reads.",
         )
     return result

@@ -1,4 +1,4 @@
-"""Digests of tensors, computed in threads beside other work: hashing a block takes as long as reading or solving it.
+"""Digests of tensors, computed in threads during other work: hashing a block takes as long as reading or solving it.
 
 The digest of a tensor is the SHA-256 of the SHA-256s of its parts, so that several threads can hash one large tensor.
 """

@@ -52,7 +52,7 @@ class Source:
             raise ModelError(
                 f"The checkpoint has no tensor '{name}'.",
                 code="missing_tensors",
-                hint="Its names do not fit the architecture in config.json, or a shard is missing.",
+                hint="Its names do not match the architecture in config.json, or a shard is missing.",
             )
         header = self.tensors[name]
         tensor = self._bytes(name, 0, header.end - header.begin).view(TORCH_DTYPES[header.dtype])

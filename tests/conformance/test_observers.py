@@ -217,7 +217,7 @@ def test_the_placeholder_finds_nothing() -> None:
     cast = observer_for(QuantizationSpec(dtype="bfloat16"))
     assert_same(range_of(cast, torch.ones(2, 3)), torch.zeros(2, 1, 1))
     dynamic = observer_for(QuantizationSpec(dtype="int8", is_dynamic=True, observer_cls="PlaceholderObserver"))
-    with pytest.raises(ValueError, match="finds no range"):
+    with pytest.raises(ValueError, match="computes no range"):
         range_of(dynamic, torch.ones(2, 3))
 
 

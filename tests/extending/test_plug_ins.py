@@ -60,7 +60,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert ran.stdout.splitlines()[-1] == "4 7 quantcore.export.fake_quantized"
     for package in ("mine 1.0 cannot be used: the export_format 'fake_quantized' exists already",
                     "four 1.0 cannot be used: the dtype 'int4' exists already",
-                    "b-second 1.0 cannot be used: the package a-first 1.0 has that name already"):  # fmt: skip
+                    "b-second 1.0 cannot be used: the package a-first 1.0 already uses that name"):  # fmt: skip
         assert package in ran.stderr, ran.stderr
 
 

@@ -120,7 +120,7 @@ def test_listed_edges_are_checked(tmp_path, proof_in_this_process):
     ]
     folder, out, report = quantize(tmp_path, UINT4, [{"name": "smooth", "alpha": 0.5, "scaling_layers": listed}])
     [warning] = report["warnings"]
-    assert warning.startswith("No scale can move from mlp.gate_proj to mlp.down_proj, as scaling_layers wants: ")
+    assert warning.startswith("No scale can move from mlp.gate_proj to mlp.down_proj, as scaling_layers requires: ")
     before, after = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (folder, out))
     norms = [name for name in before if "norm" in name]
     assert norms and all(torch.equal(before[name], after[name]) for name in norms)
@@ -133,7 +133,7 @@ def test_no_expert_is_rounded_by_its_weights_alone(tmp_path, proof_in_this_proce
         num_hidden_layers=1,
     )  # fmt: skip
     [warning] = [text for text in report["warnings"] if "expert(s)" in text]
-    assert warning.endswith("their codes are chosen for tokens of the other experts there as well.")
+    assert warning.endswith("their codes are also chosen for tokens of the other experts of that block.")
     assert all(layer["output_error"] is not None for layer in report["layers"])
     coverage = report["experts"]
     assert coverage["num_experts"] == 32 and coverage["share_covered"] < 1

@@ -223,7 +223,7 @@ def test_the_kv_cache_is_quantized_where_nothing_fits_otherwise(
     with pytest.raises(ConfigError) as refused:
         find(task_for(model, tmp_path / "no", device="small", context=2 * CONTEXT))
     assert refused.value.code == "goal_too_small" and "KV cache" in refused.value.message
-    assert "shorter context" in refused.value.hint
+    assert "shorten the context" in refused.value.hint
     assert not (tmp_path / ".no.auto").exists()
 
 
@@ -236,7 +236,7 @@ def auto(model: Path, output_dir: Path, *flags: str) -> subprocess.CompletedProc
     ("flags", "words"),
     [
         (["--runtime", "vllm", "--device", "h1000"], "h100"),
-        (["--runtime", "vllm", "--device", "h100", "--min_recovery", "110%"], "Write 99% or 0.99"),
+        (["--runtime", "vllm", "--device", "h100", "--min_recovery", "110%"], "Use 99%, 0.99 or best"),
         (["--runtime", "vllm"], "--device"),
     ],
 )

@@ -132,7 +132,7 @@ def test_taps_on_the_layers_are_caught_before_the_first_block(tmp_path, monkeypa
     monkeypatch.setattr(cache_proof, "tap_caches", OutputsOfLayers())
     cache_proof._not_in_cache.cache_clear()
     model_dir = saved(tmp_path / "model", "llama")  # even where RoPE alone makes the difference
-    with pytest.raises(ModelError, match="not in the one that Transformers fills") as caught:
+    with pytest.raises(ModelError, match="differs from what Transformers caches") as caught:
         quantized(model_dir, tmp_path / "out")
     assert caught.value.code == "kv_cache_not_found"
     cache_proof._not_in_cache.cache_clear()
@@ -150,7 +150,7 @@ def test_scales_of_the_layers_are_caught_in_the_proof(export, tmp_path, monkeypa
                 yield watched
 
     monkeypatch.setattr(algorithms, "collect_ranges", contextmanager(collect_from_layers))
-    with pytest.raises(ProofError, match="do not fit what enters it") as caught:
+    with pytest.raises(ProofError, match="do not fit its input") as caught:
         quantized(saved(tmp_path / "model", "qwen3", times=8.0), tmp_path / "out", export=(export,))
     assert caught.value.code == "proof_cache_cut_off" and not (tmp_path / "out").exists()
 
@@ -165,7 +165,7 @@ def test_attention_that_gives_its_cache_nothing_is_refused(tmp_path, monkeypatch
 
     monkeypatch.setattr(LlamaAttention, "forward", forward)
     cache_proof._not_in_cache.cache_clear()
-    with pytest.raises(ModelError, match="it gave nothing to its cache") as caught:
+    with pytest.raises(ModelError, match="it wrote nothing to its cache") as caught:
         quantized(saved(tmp_path / "model", "llama"), tmp_path / "out")
     assert caught.value.code == "kv_cache_not_found" and "--kv_cache_dtype" in str(caught.value.hint)
     cache_proof._not_in_cache.cache_clear()

@@ -194,8 +194,8 @@ REFUSED = {
     ),
     "another transform": (("w2a16", {"name": "awq"}, DISTILL), "awq changes tensors other than the codes"),
     "activations": (("int8_static", DISTILL), "has quantized activations"),
-    "powers of two": (("mxfp4_weight_only", DISTILL), "has scales of the type e8m0"),
-    "two levels": (("nf4_double_quant", DISTILL), "has scales of the type double_quant"),
+    "powers of two": (("mxfp4_weight_only", DISTILL), "has scales of type e8m0"),
+    "two levels": (("nf4_double_quant", DISTILL), "has scales of type double_quant"),
 }
 
 
@@ -214,7 +214,7 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
     assert forked(lambda _: main(["run", str(file)]), 2, tmp_path) == [1, 1]
     failure = events_of(tmp_path)[-1]
     assert failure["code"] == "unsupported_config"
-    assert "distill tunes on all windows together, which 2 processes cannot share yet." in failure["message"]
+    assert "distill tunes on all windows together, which does not yet work with 2 processes." in failure["message"]
 
 
 def test_a_model_that_predicts_no_next_token_is_refused(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_images_in_the_calibration_data_are_refused() -> None:
 
 
 def test_a_container_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="written in one go"):
+    with pytest.raises(ConfigError, match="written in one pass"):
         job(tmp_path, "gguf_q4_0", DISTILL, export="gguf")
 
 

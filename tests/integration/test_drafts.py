@@ -90,7 +90,7 @@ def test_as_many_are_accepted_as_in_transformers(model_dir, quantized):
     assert measured["num_layers"] == len(inside) and {"o_proj", "down_proj"} <= {name.split(".")[-1] for name in inside}
     assert "layers of draft heads are rounded without calibration" in " ".join(report["warnings"])
     assert "of the drafted tokens" in (folder / "README.md").read_text()
-    assert "drafted tokens that the model accepts" in (folder / "report.html").read_text()
+    assert "share of draft tokens accepted by the model" in (folder / "report.html").read_text()
 
 
 def is_of_draft(name):

@@ -159,10 +159,10 @@ def test_rows_that_hold_no_super_blocks_get_another_type(tmp_path, preset, other
     [line] = report["warnings"]
     assert line == (
         "The rows of 2 layer(s) are not a multiple of 256, first model.layers.0.mlp.down_proj: they are stored as"
-        f" {other} in place of {wanted}."
+        f" {other} instead of {wanted}."
     )
     headers = read_local(model_dir)
-    with pytest.raises(ConfigError, match=r"2 layer\(s\) have inputs that are not a multiple of that.*320 inputs"):
+    with pytest.raises(ConfigError, match=r"2 layer\(s\) do not have a multiple of that.*320 inputs"):
         make_plan(presets.resolve(preset), headers.config, headers.tensors, calibration=CALIBRATION,
                 exports=("fake_quantized",))  # fmt: skip
 
@@ -185,7 +185,7 @@ def test_whole_zero_points_become_minimums_whatever_chooses_the_codes(tmp_path, 
         "global_quant_config": {"weight": UINT4.to_dict()}, "exclude": ["lm_head"], "algo_config": names,
     })  # fmt: skip
     report = run(model_dir, tmp_path / "out", config)
-    assert [line for line in report["warnings"] if "float16 scale and minimum: 21 layer(s)" in line]
+    assert [line for line in report["warnings"] if "float16 scales and minimums, so 21 layer(s)" in line]
     _, types, _ = read(tmp_path / "out/model.gguf")
     assert types["blk.0.ffn_down.weight"] == "Q4_1"
     errors = [layer["output_error"] for layer in report["layers"] if layer["output_error"] is not None]
@@ -256,13 +256,13 @@ def test_the_proof_sees_a_changed_bit(tmp_path, monkeypatch, proof_in_this_proce
 
 
 REFUSED = {
-    "architecture": (("olmo2", {}), "gguf_q8_0", "models of type 'olmo2' have no GGUF architecture here"),
-    "activations": (("llama", {}), "int8_dynamic", "weights alone"),
+    "architecture": (("olmo2", {}), "gguf_q8_0", "no supported GGUF architecture for models of type 'olmo2'"),
+    "activations": (("llama", {}), "int8_dynamic", "stores only weights"),
     "group size": (("llama", {}), "w4a16", "groups of 32 inputs"),
-    "dtype": (("llama", {}), "mxfp4_weight_only", "int4, int5 and int8 around zero"),
-    "attention": (("gemma2", {"query_pre_attn_scalar": 64}), "gguf_q8_0", "takes query_pre_attn_scalar for 16"),
-    "activation": (("llama", {"hidden_act": "gelu"}), "gguf_q8_0", "llama.cpp takes hidden_act for silu"),
-    "experts": (("mixtral", MIXTURES["mixtral"]), None, "the experts of a layer are one tensor"),
+    "dtype": (("llama", {}), "mxfp4_weight_only", "symmetric int4, int5 and int8"),
+    "attention": (("gemma2", {"query_pre_attn_scalar": 64}), "gguf_q8_0", "assumes query_pre_attn_scalar 16"),
+    "activation": (("llama", {"hidden_act": "gelu"}), "gguf_q8_0", "llama.cpp assumes hidden_act silu"),
+    "experts": (("mixtral", MIXTURES["mixtral"]), None, "the experts of a layer must form one tensor"),
     "rope": (("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}), "gguf_q8_0",
              "RoPE of type 'dynamic'"),
 }  # fmt: skip

@@ -124,7 +124,7 @@ def test_it_is_quantized_anew_with_its_own_tokenizer(written, tmp_path):
     one, other = (load_file(tmp_path / out / "quark/model.safetensors") for out in ("from_gguf", "from_floats"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name].to(other[name].dtype), other[name]) for name in one)
-    assert any("quantized already (gguf)" in line for line in reports[0]["warnings"])
+    assert any("already quantized (gguf)" in line for line in reports[0]["warnings"])
     texts = ["The quick brown fox", "12345", "  def f(x):\n"]
     made, given = map(load_tokenizer, (tmp_path / "from_gguf/quark", model_dir))
     assert [made(text)["input_ids"] for text in texts] == [given(text)["input_ids"] for text in texts]
@@ -204,12 +204,12 @@ def damaged(data, *edits):
 
 
 BROKEN = {
-    "does not begin": lambda data: b"GGML" + data[4:],
+    "does not start": lambda data: b"GGML" + data[4:],
     "version": lambda data: damaged(data, (4, struct.pack("<I", 9))),
-    "promises": lambda data: damaged(data, (8, struct.pack("<Q", 1 << 40))),
-    "should": lambda data: damaged(data, (24, struct.pack("<Q", 1 << 62))),
+    "declares": lambda data: damaged(data, (8, struct.pack("<Q", 1 << 40))),
+    "wrong length": lambda data: damaged(data, (24, struct.pack("<Q", 1 << 62))),
     "ends before the data": lambda data: data[:-4000],
-    "end where it should": lambda data: data[:3000],
+    "header has the wrong length": lambda data: data[:3000],
 }
 
 
@@ -235,7 +235,7 @@ def test_types_and_architectures_that_are_not_known_are_named(written, tmp_path)
     data = (folder / "model.gguf").read_bytes()
     at = data.index(b"blk.0.attn_k.weight") + 19 + 4 + 16
     (tmp_path / "q2k.gguf").write_bytes(damaged(data, (at, struct.pack("<I", 10))))
-    with pytest.raises(ModelError, match="GGUF's type Q2_K") as caught:
+    with pytest.raises(ModelError, match="GGUF type Q2_K") as caught:
         read_model(tmp_path / "q2k.gguf")
     assert caught.value.code == "unsupported_quantization" and "Q6_K" in caught.value.hint
     (tmp_path / "norm.gguf").write_bytes(data.replace(*norm_in_blocks(data)))
@@ -245,7 +245,7 @@ def test_types_and_architectures_that_are_not_known_are_named(written, tmp_path)
     with pytest.raises(ModelError, match="architecture 'falco'"):
         read_model(tmp_path / "arch.gguf")
     (tmp_path / "place.gguf").write_bytes(data.replace(b"blk.0.attn_k.weight", b"blk.0.attn_z.weight"))
-    with pytest.raises(ModelError, match=r"'blk\.0\.attn_z\.weight' in place\.gguf has no place"):
+    with pytest.raises(ModelError, match=r"'blk\.0\.attn_z\.weight' in place\.gguf does not belong"):
         read_model(tmp_path / "place.gguf")
 
 

@@ -98,7 +98,7 @@ def test_a_quantized_model_says_how(model: Path, tmp_path: Path, proof_in_this_p
     found, before = inspect(task.output_dir), inspect(model)
     assert found.quantization == {"quant_method": "compressed-tensors", "export": "compressed_tensors"}
     assert found.num_parameters == before.num_parameters and found.size_bytes < before.size_bytes
-    assert "F8_E4M3" in found.dtypes and "quantized already" in found.warnings[0] and found.estimates
+    assert "F8_E4M3" in found.dtypes and "already quantized" in found.warnings[0] and found.estimates
 
     config = json.loads((task.output_dir / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "strange"}
@@ -172,7 +172,7 @@ def test_weights_on_a_grid_are_named(client: TestClient, model: Path, hub: HubSe
     found = client.get("/v1/models/inspect", params={"path": str(model)}).json()
     assert [(grid["title"], grid["share"]) for grid in found["grids"]] == [("Q4_1, groups of 32", 1.0)]
     [warning] = found["warnings"]
-    assert "Q4_1, groups of 32 (100 %)" in warning and "the model you gave" in warning
+    assert "Q4_1, groups of 32 (100 %)" in warning and "against this model" in warning
     hub.add("org/tiny", model)
     remote = client.get("/v1/models/inspect", params={"id": "org/tiny"}).json()
     assert (remote["grids"], remote["warnings"]) == ([], [])  # its weights are not there

@@ -123,5 +123,5 @@ def test_tasks_beside_no_evaluation_are_refused(model_dir, tmp_path, capsys):
 def test_samples_that_are_left_out_are_missed_aloud(model_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(proof, "free_memory_bytes", lambda device: 0)
     report = run(task(model_dir, tmp_path / "out", "fp8", num_prompts=4), lambda event: None).to_dict()
-    [said] = [warning for warning in report["warnings"] if "No texts were continued" in warning]
-    assert "less memory than that is free" in said and report["samples"] is None
+    [said] = [warning for warning in report["warnings"] if "No sample texts were generated" in warning]
+    assert "but less is free" in said and report["samples"] is None

@@ -265,8 +265,8 @@ def test_the_same_images_in_the_data_themselves(saved, rows, tmp_path):
 
 def test_images_that_do_not_fit_are_told(saved, rows, tmp_path):
     report = run(task_of(saved(LLAVA), rows, tmp_path / "out", seq_len=128))
-    assert "only the text was read" in " ".join(report["warnings"])
-    with pytest.raises(CalibrationError, match="were left out, because no window has") as caught:
+    assert "only the text was used" in " ".join(report["warnings"])
+    with pytest.raises(CalibrationError, match="rows were skipped, because they fit into no window") as caught:
         run(task_of(saved("Idefics3ForConditionalGeneration"), rows, tmp_path / "short", seq_len=32))
     assert caught.value.code == "not_enough_samples" and "seq_len" in caught.value.hint
 
@@ -297,7 +297,7 @@ def test_images_that_are_huge_together_are_refused(saved, tmp_path, monkeypatch)
     parts = [{"type": "image", "image": "large.png"}] * 3
     chat = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"messages": chat}) for _ in range(8)))
-    with pytest.raises(CalibrationError, match="more than 2 million pixels together") as caught:
+    with pytest.raises(CalibrationError, match="more than 2 million pixels in total") as caught:
         job.read_windows(task_of(saved(LLAVA), tmp_path / "rows.jsonl", tmp_path / "out"))
     assert caught.value.code == "bad_media" and "Line " in caught.value.message
 

@@ -200,13 +200,13 @@ def test_language_models(name, tmp_path):
 
 REFUSED = {
     "no such type": (spec("fp4", "per_group", group_size=16), None, "weight of 0 .fp4 per_group.: its element types"),
-    "two scales": (spec("int4", "per_channel", over=spec("fp8_e4m3")), None, "one scale for a value, not two"),
+    "two scales": (spec("int4", "per_channel", over=spec("fp8_e4m3")), None, "one scale per value, not two"),
     "real zero points": (
         spec("uint4", "per_channel", zero_point_type="float32"), None, "zero points are codes: zero_point_type int32",
     ),
     "rounding": (INT8, spec("int8", round_method="floor"), "input_tensors of 0 .*: it rounds half to even"),
     "powers of two": (
-        INT8, spec("fp8_e4m3", "per_group", group_size=16, scale_type="e8m0", is_dynamic=True), "find powers of two",
+        INT8, spec("fp8_e4m3", "per_group", group_size=16, scale_type="e8m0", is_dynamic=True), "compute powers of two",
     ),
 }  # fmt: skip
 

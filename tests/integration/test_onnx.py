@@ -277,8 +277,8 @@ REFUSED = {
     "groups": (presets.resolve("w4a16", group_size=8), "groups of 16, 32, 64, 128, 256 inputs, not 8"),
     "4-bit activations": (presets.resolve("int4_wa_64"), "quantized inputs are one of int8, uint8"),
     "two scales": (presets.resolve("nvfp4"), "its element types are"),
-    "two stages": (presets.resolve("int4_fp8"), "one scale for a value, not two"),
-    "outliers": (presets.resolve("llm_int8"), "cannot say outlier_threshold"),
+    "two stages": (presets.resolve("int4_fp8"), "one scale per value, not two"),
+    "outliers": (presets.resolve("llm_int8"), "cannot store outlier_threshold"),
     "blocks": (weight_only(dtype="fp8_e4m3", qscheme="per_block", block_size=(16, 32)), "not rows and columns"),
     "groups and inputs": (
         replace(
@@ -308,7 +308,7 @@ def test_what_it_cannot_hold_is_refused_before_any_work(tmp_path, case):
 @pytest.mark.parametrize("exclude", [("lm_head",), ("lm_head", "*.experts.*")])
 def test_experts_are_refused(tmp_path, exclude):
     config = replace(presets.resolve("w4a16"), exclude=exclude)
-    with pytest.raises(ConfigError, match="chosen by the data") as caught:
+    with pytest.raises(ConfigError, match="chosen at run time") as caught:
         plan(tmp_path, config, "mixtral", **MIXTURES["mixtral"])
     assert caught.value.code == "incompatible_export"
 

@@ -291,7 +291,7 @@ def test_the_proof_sees_other_logits(model_dir, tmp_path, monkeypatch):
         return prove_in_fresh_process(task, folder, expected, emit)
 
     monkeypatch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", tamper)
-    with pytest.raises(ProofError, match="other logits"):
+    with pytest.raises(ProofError, match="different logits"):
         run(task(model_dir, tmp_path / "out", "int8_dynamic"), lambda event: None)
 
 

@@ -117,10 +117,10 @@ def test_a_model_that_was_quantized_before_is_called_that(schema, tmp_path, proo
     jsonschema.validate(json.loads(json.dumps(report)), schema)
     [grid] = report["model"]["grids"]
     assert grid["title"] == "Q5_1, groups of 32" and grid["share"] == 1
-    assert any("not against the float model" in warning for warning in report["warnings"])
-    assert "Weights of the model given" in (page := (folder / "report.html").read_text())
+    assert any("not the float model" in warning for warning in report["warnings"])
+    assert "Weights of the input model" in (page := (folder / "report.html").read_text())
     assert "Q5_1, groups of 32 (100 %)" in page
-    assert "quantized before: Q5\\_1, groups of 32 \\(100 %\\)" in (folder / "README.md").read_text()
+    assert "already quantized: Q5\\_1, groups of 32 \\(100 %\\)" in (folder / "README.md").read_text()
 
 
 def test_the_distance_by_position_is_that_of_all_scored_tokens(artifact):
@@ -175,7 +175,7 @@ def test_text_of_another_kind_than_the_model_is_for_is_warned_about(tmp_path, pr
     calibration = CalibrationConfig(source=str(file), num_samples=2, seq_len=32)
     given = task(model_dir, tmp_path / "out", "int8_static").model_copy(update={"calibration": calibration})
     warnings = " ".join(run(given, lambda event: None).warnings)
-    assert warnings.count("has no chat in it ('<user>'") == warnings.count("has no line of code") == 1
+    assert warnings.count("contains no chats ('<user>'") == warnings.count("contains no code") == 1
 
 
 class Page(HTMLParser):
@@ -213,7 +213,7 @@ def test_the_page_is_whole_and_asks_nobody(artifact):
     assert not re.search(r"https?:|url\(|@import", text.replace("http-equiv", ""))
     assert "default-src 'none'" in text and "prefers-color-scheme:dark" in text
     assert found.count["circle"] == found.count["title"] - 1 == len(report["layers"])
-    rows = text.partition("The same as a table")[2].partition("</table>")[0].count("<tr>")
+    rows = text.partition("Show as table")[2].partition("</table>")[0].count("<tr>")
     assert rows == len(report["layers"]) + 1
     assert "<b>my 'model'</b>" in found.text, "escaped, it is text"
     for row in report["summary"]["gates"]:

@@ -106,6 +106,6 @@ def test_every_format_describes_its_cache(with_kv_cache):
 
 
 def test_a_cache_that_a_format_cannot_hold_is_refused_before_anything_runs(model_dir, tmp_path):
-    with pytest.raises(ConfigError, match="one static scale a tensor"):
+    with pytest.raises(ConfigError, match="one static scale per tensor"):
         quantize(model_dir, tmp_path / "out", "fp8", kv_cache="int8_per_token_dynamic")
     assert not (tmp_path / "out").exists()

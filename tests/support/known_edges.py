@@ -204,8 +204,8 @@ KNOWN: dict[str | tuple[str, int], list[Known]] = {
     ],
 }  # fmt: skip
 
-NO_PASSAGE = "does not let a scale through"
-NO_PRODUCER = "not the output of one layer"
+NO_PASSAGE = "do not pass a scale through"
+NO_PRODUCER = "not the channel-wise output of one layer"
 # (producer, one of the consumers, part of the reason); nothing elsewhere
 REJECTED: dict[str | tuple[str, int], list[tuple[str | None, str, str]]] = {
     "gpt_neox": [("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", NO_PASSAGE)],

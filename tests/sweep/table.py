@@ -69,7 +69,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield "## Not built"
     yield ""
-    yield "The default config of these classes does not make a model, or not a small one, or needs another package."
+    yield "The default config of these classes cannot build a model, builds a large one, or needs another package."
     yield ""
     for row in not_built:
         yield f"- {row.model_class.name}: {_escaped(row.not_built)}"
@@ -81,7 +81,7 @@ def _introduction() -> Iterator[str]:
     yield (
         f"`make sweep` wrote this page on {datetime.now(UTC):%Y-%m-%d}, with Transformers {transformers.__version__}"
         f" and torch {torch.__version__.partition('+')[0]}. It takes each class of Transformers that generates text,"
-        " reads images or sound beside text, fills in masked tokens, or embeds texts. Of each it builds a tiny model"
+        " reads images or sound with text, fills in masked tokens, or embeds texts. Of each it builds a tiny model"
         " with random weights, and quantizes that to the compressed-tensors format (another one in brackets) in four"
         " ways:"
     )

@@ -245,8 +245,8 @@ def _names(block: nn.Module, layers: Modules) -> dict[LayerPlan, str]:
 def _check_alone(algorithm: str, ranks: Ranks) -> None:
     if ranks.size > 1:
         raise ConfigError(
-            f"{algorithm} tunes on all windows together, which {ranks.size} processes cannot share yet.",
+            f"{algorithm} tunes on all windows together, which does not yet work with {ranks.size} processes.",
             code="unsupported_config",
-            hint="Run it in one process, or take gptq or gptaq.",
+            hint="Run it in one process, or use gptq or gptaq.",
             field="/algo_config",
         )

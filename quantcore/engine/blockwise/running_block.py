@@ -47,7 +47,7 @@ class RunningBlock:
         return self.streams.calibration
 
     def run(self, *, collector: StatsCollector | None = None, advance: bool = False) -> None:
-        """Take every calibration window through the block as it is; ``advance`` keeps the outputs as the new states.
+        """Run every calibration window through the unchanged block; ``advance`` keeps the outputs as the new states.
 
         With a ``collector`` each window of the reference runs before the same calibration window. At the end, experts
         that saw few tokens run on some of the others' tokens.

@@ -62,7 +62,7 @@ class SavePoint:
 
     @classmethod
     def of(cls, task: Task, ranks: Ranks) -> SavePoint:
-        """Make the savepoint of ``task``; it has no folder if a format must be written in one go."""
+        """Make the savepoint of ``task``; it has no folder if a format must be written in one pass."""
         in_one_go = any(isinstance(EXPORTERS.get(export), Container) for export in task.export)
         folder = None if in_one_go else task.resume_dir
         return cls(folder, fingerprint(task) if folder else "", ranks)
@@ -80,7 +80,7 @@ class SavePoint:
         return self.ranks.share(notes)
 
     def once(self, name: str, find: Callable[[], T]) -> T:
-        """Return the JSON data that ``find`` gives on the first rank; in a continued job, what it gave before."""
+        """Return the JSON data of ``find`` on the first rank; in a continued job, the earlier data."""
         result: Any = None
         if self.ranks.is_first:
             path = self.folder and self.folder / f"{name}.json"

@@ -85,8 +85,8 @@ class Smoother:
         return [
             Warned(
                 "edge_rejected",
-                f"No scale can move from {edge.producer} to {', '.join(edge.consumers)}, as scaling_layers wants:"
-                f" {edge.reason}.",
+                f"No scale can move from {edge.producer} to {', '.join(edge.consumers)}, as scaling_layers "
+                f"requires: {edge.reason}.",
             )
             for edge in new
         ]
@@ -122,8 +122,8 @@ def check_fold(at: RunningBlock, error: float, dtype: torch.dtype) -> None:
     if error <= limit:
         return
     raise NumericsError(
-        f"Moving scales changed what decoder block {at.index} computes by {error:.1e} of its update;"
-        f" {limit:.0e} is allowed for {dtype}.",
+        f"Moving scales changed the output of decoder block {at.index} by {error:.1e} of its update; the limit is "
+        f"{limit:.0e} for {dtype}.",
         code="fold_changed_the_model",
-        hint="Leave smoothquant, autosmoothquant and awq out, or give the checkpoint in float32.",
+        hint="Remove smoothquant, autosmoothquant and awq, or use a float32 checkpoint.",
     )

@@ -1,4 +1,4 @@
-"""Lends tokens to experts that see few: a mixture sends most of a text past some of its experts.
+"""Adds tokens for experts that see few: a mixture sends most of a text past some of its experts.
 
 Legend: T tokens, H hidden size, E experts, K experts a token.
 """

@@ -47,16 +47,16 @@ def _unseen(layer: LayerPlan) -> CalibrationError:
     """Return the error for a static activation without calibration data."""
     if EXPERT.match(layer.name):
         return CalibrationError(
-            f"No token of the calibration text reached {layer.name}, nor an expert beside it.",
+            f"No token of the calibration text reached {layer.name} or any other expert of its block.",
             code="layer_saw_no_token",
-            hint="Give more calibration text, quantize its input dynamically, or exclude the layer.",
+            hint="Use more calibration text, quantize its input dynamically, or exclude the layer.",
             field="/calibration/num_samples",
         )
     return CalibrationError(
-        f"The model never called {layer.name} while it ran the calibration text, so its input has no range.",
+        f"The model never called {layer.name} on the calibration text, so its input has no range.",
         code="layer_never_called",
-        hint="Exclude it. Some models read a weight without calling its layer (Mamba's dt_proj), and then more text "
-        "changes nothing.",
+        hint="Exclude it. Some models read a weight without calling its layer (Mamba's dt_proj); then more text "
+        "does not help.",
         field="/config/exclude",
     )
 
@@ -91,8 +91,8 @@ def too_few_tokens(seen: Mapping[LayerPlan, int]) -> list[Warned]:
             warnings.append(
                 Warned(
                     "layer_never_called",
-                    f"The model never called {layer.name} while it ran the calibration text: {_ALONE} Some models read"
-                    " a layer's weight without calling the layer; exclude it to keep it in float.",
+                    f"The model never called {layer.name} on the calibration text: {_ALONE} Some models read a "
+                    "layer's weight without calling the layer; exclude it to keep it in float.",
                 )
             )
         else:
@@ -113,7 +113,7 @@ def hardly_seen(layers: Sequence[LayerQuantized]) -> list[str]:
 
 
 def lent_tokens(seen: Mapping[LayerPlan, int]) -> list[Warned]:
-    """Return a warning for each mixture with experts to which tokens were lent; ``seen`` are those of their own."""
+    """Return a warning for each mixture with experts that borrowed tokens; ``seen`` counts their own tokens."""
     poor: dict[str, dict[int, int]] = {}
     for layer, count in seen.items():
         if match := EXPERT.match(layer.name):
@@ -121,9 +121,9 @@ def lent_tokens(seen: Mapping[LayerPlan, int]) -> list[Warned]:
     return [_warning(moe, counts, _LENT, f"{EXPERT_SHARE:.1%} of the") for moe, counts in poor.items()]
 
 
-_SHARED = "their activation ranges are those of all experts there."
-_ALONE = "codes are chosen from the weights alone."
-_LENT = "their codes are chosen for tokens of the other experts there as well."
+_SHARED = "they use the pooled activation ranges of all experts of that block."
+_ALONE = "codes are chosen from the weights only."
+_LENT = "their codes are also chosen for tokens of the other experts of that block."
 
 
 def _warning(moe: str, counts: dict[int, int], consequence: str, limit: str = str(MIN_TOKENS)) -> Warned:

@@ -141,7 +141,7 @@ def _params(
         raise NumericsError(
             f"The {what} of {layer.name} became NaN or infinite on the calibration text.",
             code="nonfinite_activations",
-            hint="The float model itself overflows; try a bfloat16 or float32 checkpoint.",
+            hint="The float model itself overflows. Use a bfloat16 or float32 checkpoint.",
         )
     return static_params(find_params(minimum, maximum, spec, model_dtype), spec)
 

@@ -73,7 +73,7 @@ class Node(Generic[S]):
     sums: dict[str, S]
 
     def taken(self, names: Collection[str]) -> Node[S]:
-        """Take these inputs out of the node, as a node of their own."""
+        """Split these inputs off as a separate node."""
         return Node(self.level, self.index, {name: self.sums.pop(name) for name in names if name in self.sums})
 
     def is_left_of(self, other: Node[S]) -> bool:

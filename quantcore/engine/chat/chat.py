@@ -38,7 +38,7 @@ class Chat:
 
     @property
     def has_template(self) -> bool:
-        """True if the models are asked as chat models are."""
+        """True if prompts are rendered with the chat template."""
         return bool(self._tokenizer.chat_template)
 
     def reset(self) -> None:
@@ -68,14 +68,14 @@ class Chat:
     def _stream(self, model: PreTrainedModel, messages: list[Message]) -> Generator[int]:
         ids = self._encode(messages)
         if not ids:
-            raise ConfigError("The prompt has no tokens.", code="empty_prompt", hint="Give a text.")
+            raise ConfigError("The prompt has no tokens.", code="empty_prompt", hint="Enter some text.")
         longest = longest_input(model.config)
         room = self._max_new_tokens if longest is None else min(self._max_new_tokens, longest - len(ids))
         if room < 1:
             raise ConfigError(
-                f"The conversation has {len(ids)} tokens, and the model reads {longest}, those of its answer included.",
+                f"The conversation has {len(ids)} tokens, but the model's limit is {longest}, including the answer.",
                 code="chat_too_long",
-                hint="Start over, or give a shorter prompt.",
+                hint="Start over, or use a shorter prompt.",
             )
         ends = sorted(self._end_tokens)
         settings = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -90,7 +90,7 @@ class Chat:
             return in_template(self._tokenizer, {}, messages)
         except CalibrationError as error:
             raise ModelError(
-                error.message, code=error.code, hint="The template that came with the model is at fault."
+                error.message, code=error.code, hint="The error is in the model's own template."
             ) from error
 
     def _turn(self, prompt: str, first: _Answering, second: _Answering, *, is_whole: bool) -> Turn:
@@ -168,8 +168,8 @@ def _check_same_tokens(original: PreTrainedTokenizerBase, quantized: PreTrainedT
     others = [token for token, number in original.get_vocab().items() if known.get(token) != number]
     if others:
         raise ModelError(
-            f"The two models have different vocabularies: {len(others)} tokens of the original have another number in"
-            f" the quantized model or are missing, such as {others[0]!r}.",
+            f"The two models have different vocabularies: {len(others)} tokens of the original have another id in "
+            f"the quantized model or are missing, such as {others[0]!r}.",
             code="other_vocabulary",
-            hint="Give the model that the quantized one was made from.",
+            hint="Provide the model that the quantized one was made from.",
         )

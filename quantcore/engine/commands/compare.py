@@ -48,7 +48,7 @@ def measure_change(
     kind = original.streamed.kind
     if not kind.predicts_tokens:
         raise ConfigError(
-            f"{against} predicts no tokens ({kind}): there is no divergence to compare.",
+            f"{against} does not predict tokens ({kind}), so there is no divergence to compare.",
             code="not_comparable",
             hint="Compare the reports of such results: bitfoundry compare NEW OLD.",
         )
@@ -78,7 +78,7 @@ def _measured(
 def _check_origin(
     name: str, path: Path, model: EvaluatedModel, original: EvaluatedModel, identity: str, against: str
 ) -> None:
-    """Raise ConfigError ``not_comparable`` if the result was made from another model than ``against``.
+    """Raise ConfigError ``not_comparable`` if the result was made from a different model than ``against``.
 
     Its report names that model by a hash of its files, or by its id on the Hub. A result without a report must at least
     have the original's shapes.
@@ -91,9 +91,9 @@ def _check_origin(
         is_other = made_from.partition("@")[0] != f"hub:{against}"
     if is_other or _shape_of(model) != _shape_of(original):
         raise ConfigError(
-            f"{name} was made from another model than {against}.",
+            f"{name} was made from a different model than {against}.",
             code="not_comparable",
-            hint="Give the model that both results were made from.",
+            hint="Provide the model that both results were made from.",
         )
 
 

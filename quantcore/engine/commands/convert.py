@@ -1,4 +1,4 @@
-"""Converts a quantized checkpoint to another format with the same codes and scales, or says what would be lost."""
+"""Converts a quantized checkpoint to another format with the same codes and scales, or reports what would be lost."""
 
 from __future__ import annotations
 

@@ -94,13 +94,13 @@ def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) 
     harness.check_folder(evaluation)
     if not evaluation.tasks:
         raise ConfigError(
-            "vLLM runs tasks, and none are named.", code="invalid_evaluation", hint="For example --tasks gsm8k."
+            "--vllm runs tasks, but none are given.", code="invalid_evaluation", hint="For example --tasks gsm8k."
         )
     if ranks.size > 1:
         raise ConfigError(
-            f"vLLM shares a model among devices by itself, and these are {ranks.size} processes.",
+            f"vLLM distributes a model over devices itself, but {ranks.size} processes were started.",
             code="invalid_evaluation",
-            hint="Leave torchrun out, or --vllm.",
+            hint="Run without torchrun or without --vllm.",
         )
 
 

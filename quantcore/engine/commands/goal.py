@@ -334,12 +334,12 @@ class _Search:
             which = "the smallest measured result that" if len(self.tried) > 1 else "the first measured result"
             return f"{which} keeps {wanted}: {kept} in {size}"
         within = f" within {self.goal.max_time_s} s" if self.is_out_of_time else ""
-        return f"nothing that fits was measured to keep {wanted}{within}; this is the best: {kept} in {size}"
+        return f"no measured result that fits keeps {wanted}{within}; this is the best: {kept} in {size}"
 
     def _advice(self, chosen: _Tried, expected: Sequence[float]) -> Iterator[str]:
         """Yield what other sizes would give, as far as they fit and are clearly better or smaller."""
         if self.is_out_of_time:
-            yield "more time: the same goal goes on from what was measured"
+            yield "more time: a job with the same goal reuses these measurements"
         told = {chosen.row.size_bytes}
         for share in ADVICE_STEPS:
             wanted = share * chosen.row.size_bytes
@@ -355,7 +355,7 @@ def _check_kind(model_config: dict[str, Any]) -> None:
     kind = kind_of(model_config)
     if kind is not Kind.causal:
         raise ConfigError(
-            f"This model is of the kind '{kind}', and a goal can only be searched for causal language models.",
+            f"Goals only work with causal language models; this model is of kind '{kind}'.",
             code="unsupported_config",
             hint="Choose a scheme by hand (--quant_scheme).",
             field="/goal",

@@ -115,7 +115,7 @@ def _fill(
     placed = place_tensors(model, [*floats, *(f"{layer.name}.weight" for layer in layers)])
     homeless = [name for name in (*floats, *(f"{layer.name}.weight" for layer in layers)) if name not in placed]
     if homeless:
-        raise _does_not_fit(f"the model has no place for '{homeless[0]}'")
+        raise _does_not_fit(f"the model has no parameter for '{homeless[0]}'")
     untie_stored(model, placed.values())
     state = model.state_dict(keep_vars=True)
     names: dict[int, str] = {}  # of tensors without values, by their id
@@ -138,7 +138,7 @@ def _fill(
     model.tie_weights(recompute_mapping=False)
     lost = [name for name, tensor in _tensors(model).items() if tensor.is_meta]
     if lost:
-        raise _does_not_fit(f"the checkpoint has nothing for '{lost[0]}'")
+        raise _does_not_fit(f"the checkpoint has no tensor for '{lost[0]}'")
     return {f"model.{place}": names[id(tensor)] for place, tensor in _tensors(model).items() if id(tensor) in names}
 
 
@@ -205,7 +205,7 @@ def _example(skeleton: PreTrainedModel, model: _Cached, fake: FakeTensorMode) ->
         try:
             shapes = [part.shape for part in _flat(cache)]
         except (AttributeError, TypeError) as error:
-            raise _has_no_graph(f"its cache is not one of keys and values: {type(cache).__name__}") from error
+            raise _has_no_graph(f"it does not use a key-value cache: {type(cache).__name__}") from error
         past = [torch.zeros(shape[0], shape[1], EXAMPLE[PAST], shape[3]) for shape in shapes]
     return ids, mask, ids.clone(), past
 
@@ -305,13 +305,13 @@ def _has_no_graph(reason: str) -> ModelError:
     return ModelError(
         f"The model cannot be traced into an ONNX graph with a key-value cache: {first}",
         code="not_traceable",
-        hint="Take another format: decoder-only models with attention in every block can be traced.",
+        hint="Use another format. Only decoder-only models with attention in every block can be traced.",
     )
 
 
 def _does_not_fit(what: str) -> ModelError:
     return ModelError(
-        f"The weights do not fit the architecture in config.json: {what}.",
+        f"The weights do not match the architecture in config.json: {what}.",
         code="missing_tensors",
-        hint="A shard is missing, or Transformers builds this model in another way.",
+        hint="A shard is missing, or Transformers builds this model differently.",
     )

@@ -27,7 +27,7 @@ Run = Callable[[list[dict[str, Any]], Mapping[str, Any]], str]
 
 
 class MediaFound(CalibrationError):
-    """A chat holds images or sound, where text was expected."""
+    """A chat contains images or sound, but only text was expected."""
 
 
 def chat_renderer(
@@ -51,16 +51,16 @@ def chat_renderer(
     def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
         if not with_media and holds_media(messages):
             raise MediaFound(
-                "it holds images or sound, and only text can be read here.",
+                "it contains images or sound, but only text can be used here.",
                 code="holds_media",
-                hint="Give data of text.",
+                hint="Use text data.",
                 field="/calibration/source",
             )
         if not tokenizer.chat_template:
             raise CalibrationError(
-                "this is a chat, and the model's tokenizer has no chat template.",
+                "this is a chat, but the model's tokenizer has no chat template.",
                 code="no_chat_template",
-                hint="Take a model for chats, or name a column that holds text.",
+                hint="Use a chat model, or specify a column that contains text.",
                 field="/calibration/column",
             )
         if len(str(tokenizer.chat_template)) > MAX_TEMPLATE_CHARS:
@@ -98,9 +98,9 @@ def _check_tools(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, An
     given = {"tools": tools is not None, "tool_calls": has_calls}
     if unread := unread_arguments(tokenizer, {name: True for name, is_given in given.items() if is_given}):
         raise CalibrationError(
-            f"the model's chat template never reads {' and '.join(unread)}, which this chat has.",
+            f"the model's chat template never reads {' and '.join(unread)}, but this chat uses it.",
             code="no_tools",
-            hint="Take a model whose template knows tools, or leave these chats (or the column 'tools') out.",
+            hint="Use a model whose template supports tools, or remove these chats (or the column 'tools').",
             field="/calibration/column",
         )
 
@@ -115,6 +115,7 @@ def _bad(why: str) -> CalibrationError:
     return CalibrationError(
         f"the model's chat template cannot render these messages ({why}).",
         code="bad_chat_template",
-        hint="Check that each message has a role and a content that the model knows, or name a column that holds text.",
+        hint="Check that each message has a role and content the model supports, or specify a column that contains "
+        "text.",
         field="/calibration/column",
     )

@@ -47,10 +47,10 @@ def main(arguments: Sequence[str]) -> int:
     flags.add_argument("--column")
     flags.add_argument("--rows", type=int, default=5)
     flags.add_argument("--model", type=Path)
-    flags.add_argument("--model_id", help="a model on the Hub; a token for it is the first line of standard input")
+    flags.add_argument("--model_id", help="a model on the Hub; its token is the first line of standard input")
     flags.add_argument("--revision", default="main")
     flags.add_argument("--seq_len", type=int, default=512)
-    flags.add_argument("--parent", type=int, help="the process to end with")
+    flags.add_argument("--parent", type=int, help="the parent process to end with")
     options = flags.parse_args(arguments)
     end_with_parent()
     if options.parent not in (None, os.getppid()):
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         return _refuse(
             CalibrationError(
                 "The file cannot be read: it needs too much memory.", code="unreadable_file",
-                hint="Give a smaller part of it, or less text in a row.",
+                hint="Use a smaller part of it, or less text per row.",
             )
         )  # fmt: skip
 
@@ -113,14 +113,14 @@ def check(file: Path, column: str | None) -> dict[str, Any]:
         if len(lengths) > MAX_ROWS:
             raise CalibrationError(
                 f"The file has more than {MAX_ROWS:,} rows.", code="too_many_rows",
-                hint="Calibration needs some thousands at most: give a part of it.",
+                hint="Calibration needs a few thousand at most: use a part of it.",
             )  # fmt: skip
     with_text = array("q", filter(None, lengths))
     if not with_text:
         raise CalibrationError(
             f"None of the {len(lengths)} rows has text in the column '{chosen}'.",
             code="empty_dataset",
-            hint=f"Its columns: {', '.join(columns)}. Name another one?",
+            hint=f"Its columns: {', '.join(columns)}. Specify one of them.",
             field="/calibration/column",
             allowed=columns,
         )

@@ -33,8 +33,8 @@ def warnings_of(
         yield windows.left_out
     if unread := unread_arguments(tokenizer, calibration.chat_template_kwargs):
         yield (
-            f"The model's chat template never reads {', '.join(unread)} (chat_template_kwargs): chats are the same"
-            " without. Check the names in the template."
+            f"The model's chat template never reads {', '.join(unread)} (chat_template_kwargs), so they have no "
+            "effect. Check the names in the template."
         )
     if any(part.source == BUILTIN for part in calibration.parts):
         return
@@ -42,13 +42,13 @@ def warnings_of(
     mark = _before_a_question(calibration, tokenizer)
     if not any(mark in text for text in texts):  # no text is without an unknown mark, ""
         yield (
-            f"The model has a chat template, and the calibration text has no chat in it ('{mark[:40]}' never occurs)."
-            " Give a column of messages, or add a source with chats: SOURCE:0.5,builtin:0.5."
+            f"The model has a chat template, but the calibration text contains no chats ('{mark[:40]}' never "
+            "occurs). Specify a column of messages, or add a source with chats: SOURCE:0.5,builtin:0.5."
         )
     if CODE_MODEL.search(model) and not any(CODE.search(text) for text in texts):
         yield (
-            "The model is for code by its name, and the calibration text has no line of code. Add a source with code:"
-            " SOURCE:0.5,builtin:0.5."
+            "The model's name suggests a code model, but the calibration text contains no code. Add a source with "
+            "code: SOURCE:0.5,builtin:0.5."
         )
 
 

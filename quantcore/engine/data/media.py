@@ -51,9 +51,9 @@ class MediaReader:
         self._processor = load_processor(folder, AutoProcessor)
         if not isinstance(self._processor, ProcessorMixin):
             raise CalibrationError(
-                "The calibration data hold images or sound, and this model reads only text.",
+                "The calibration data contain images or sound, but this model reads only text.",
                 code="holds_media",
-                hint="Take a model that sees or hears, or give data of text.",
+                hint="Use a vision or audio model, or text data.",
                 field="/calibration/source",
             )
         self.render = chat_renderer(tokenizer, arguments, with_media=True)
@@ -104,13 +104,13 @@ class MediaReader:
 
     @property
     def left_out(self) -> str:
-        """A sentence that says which rows were not read as they are; empty if all were."""
+        """A sentence about rows that were not used completely; empty if all were."""
         if not self._num_cut and not self._num_too_long:
             return ""
         return (
-            f"Of {self._num_cut} rows only the text was read, because the rest of a window had no room for their images"
-            f" or sound, and {self._num_too_long} were left out, because no window has. A larger seq_len uses more of"
-            " them."
+            f"Of {self._num_cut} rows only the text was used, because their images or sound did not fit into the "
+            f"rest of a window; {self._num_too_long} rows were skipped, because they fit into no window. A larger "
+            "seq_len uses more of them."
         )
 
     def _end_of_media(self, window: MediaWindow) -> int:
@@ -129,8 +129,8 @@ class MediaReader:
                     num_pixels += opened.width * opened.height if one.kind == "image" else 0
                     if num_pixels > MAX_PIXELS_AT_ONCE:
                         raise bad_media(
-                            f"images of more than {MAX_PIXELS_AT_ONCE >> 20} million pixels together",
-                            "Give smaller images, or fewer in a row.",
+                            f"images of more than {MAX_PIXELS_AT_ONCE >> 20} million pixels in total",
+                            "Use smaller images, or fewer per row.",
                         )
         with at_row(documents[-1].place):
             return self._process(text, inputs["image"], inputs["audio"])
@@ -143,7 +143,7 @@ class MediaReader:
     def _rate(self) -> int:
         """The number of samples of sound a second."""
         if not hasattr(self._processor, "feature_extractor"):
-            raise bad_media("sound, which this model does not hear", "Give data of text or of images.")
+            raise bad_media("sound, which this model does not support", "Use text or image data.")
         rate: int = self._processor.feature_extractor.sampling_rate
         return rate
 
@@ -157,9 +157,7 @@ class MediaReader:
             read.pop("attention_mask", None)  # nothing is padded
             media = in_dtype(read, self._dtype)
         if named and not is_one_of(self.placeholders, ids_T).any():
-            raise bad_media(
-                "images or sound, and config.json names no token that stands for them", "Give data of text."
-            )
+            raise bad_media("images or sound, but config.json defines no placeholder token for them", "Use text data.")
         return MediaWindow(ids_T, media)
 
 
@@ -213,7 +211,7 @@ def processing() -> Iterator[None]:
         raise CalibrationError(
             f"the model's processor cannot read it: {reason_of(error)}",
             code="bad_media",
-            hint="Check that this model reads images or sound of this kind, and as many of them.",
+            hint="Check that this model supports images or sound of this type and number.",
             field="/calibration/source",
         ) from error
 
@@ -232,8 +230,8 @@ def load_processor(folder: Path, auto_class: Any) -> Any:
         if not is_failure(error):
             raise
         raise ModelError(
-            f"The model's processor of images and sound cannot be loaded: {reason_of(error)}",
+            f"The model's image and audio processor cannot be loaded: {reason_of(error)}",
             code="no_processor",
-            hint="Put its files (processor_config.json, preprocessor_config.json) beside the weights, and install what"
-            " it needs: Pillow, and the torchvision that goes with your torch. Or calibrate with text.",
+            hint="Put its files (processor_config.json, preprocessor_config.json) next to the weights, and install "
+            "its dependencies: Pillow, and the torchvision for your torch version. Or calibrate with text.",
         ) from error

@@ -39,9 +39,7 @@ def content_of(reference: Reference, folder: Path | None) -> bytes:
         except ValueError as error:  # binascii.Error, or text that is not even ASCII
             raise bad_media("a data URL that is not base64", "data:image/png;base64,...") from error
     if folder is None or "://" in source:
-        raise bad_media(
-            f"a link, '{source[:100]}'", "Nothing is downloaded: give a file beside the data, or a data URL."
-        )
+        raise bad_media(f"a link, '{source[:100]}'", "Nothing is downloaded: use a local file or a data URL.")
     try:
         return read_bytes(folder / source, MAX_MEDIA_BYTES, root=folder)
     except FileNotFoundError as error:
@@ -57,7 +55,7 @@ def image_of(data: bytes) -> Any:
         if image.width * image.height <= MAX_PIXELS:
             return image.convert("RGB")
     except Exception as error:  # Pillow raises various errors for bad files
-        raise bad_media("an image that cannot be read", f"Give one of {', '.join(IMAGE_FORMATS)}.") from error
+        raise bad_media("an image that cannot be read", f"Use one of {', '.join(IMAGE_FORMATS)}.") from error
     raise bad_media(f"an image of {image.width} x {image.height}", f"At most {MAX_PIXELS >> 20} million pixels.")
 
 
@@ -72,9 +70,11 @@ def samples_of(data: bytes, rate: int) -> np.ndarray[Any, Any]:
             samples = np.frombuffer(file.readframes(file.getnframes()), dtype).reshape(-1, file.getnchannels())
             found = file.getframerate()
     except (wave.Error, EOFError, KeyError, ValueError) as error:
-        raise bad_media("sound that cannot be read", "Give a WAV file with samples of 8, 16 or 32 bits.") from error
+        raise bad_media("sound that cannot be read", "Use a WAV file with 8-, 16- or 32-bit samples.") from error
     if found != rate:
-        raise bad_media(f"sound of {found} samples a second", f"This model hears {rate} a second: convert the file.")
+        raise bad_media(
+            f"sound with {found} samples per second", f"This model expects {rate} per second: convert the file."
+        )
     values: np.ndarray[Any, Any] = (samples.astype(np.float32) - silence).mean(1) / largest
     return values
 

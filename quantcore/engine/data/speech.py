@@ -42,12 +42,12 @@ class SpeechReader:
 
     @property
     def left_out(self) -> str:
-        """A sentence that says which rows were not read; empty if all were."""
+        """A sentence about rows that were skipped; empty if none were."""
         if not self._num_left_out:
             return ""
         return (
-            f"{self._num_left_out} rows were left out, because the text of as much sound as the model hears at once"
-            " does not fill a window. A smaller seq_len uses more of them."
+            f"{self._num_left_out} rows were skipped, because the text for one audio input of the model does not "
+            "fill a window. A smaller seq_len uses more of them."
         )
 
     def windows(self, documents: Iterable[Document], num: int, length: int, folder: Path | None) -> list[MediaWindow]:

@@ -16,7 +16,7 @@ from quantcore.errors import ModelError, QuantError, is_failure, reason_of
 
 
 def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the folder or GGUF file ``model_dir``; tokenizer.json beside a GGUF file takes precedence.
+    """Load the tokenizer of the folder or GGUF file ``model_dir``; tokenizer.json next to a GGUF file takes precedence.
 
     Raises ModelError ``no_tokenizer``, else as ``opening.open_file``.
     """
@@ -44,14 +44,14 @@ def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
         raise ModelError(
             f"The model's tokenizer cannot be loaded: {reason_of(error).replace(str(scratch), 'the folder')}",
             code="no_tokenizer",
-            hint="Put the model's tokenizer files (tokenizer.json, tokenizer_config.json) beside its weights. A"
-            " tokenizer that needs code of its own is not run.",
+            hint="Put the model's tokenizer files (tokenizer.json, tokenizer_config.json) next to its weights. "
+            "Custom tokenizer code is not run.",
         ) from error
     return tokenizer
 
 
 def unpack_tokenizer(model_dir: Path, folder: Path) -> None:
-    """Write the tokenizer inside a GGUF file to ``folder``, unless files of a tokenizer lie beside the GGUF file.
+    """Write the tokenizer inside a GGUF file to ``folder``, unless tokenizer files are next to the GGUF file.
 
     Does nothing for a model that is a folder. Raises as ``load_tokenizer``.
     """
@@ -69,8 +69,8 @@ def check_left_out(kind: type, file: str, left_out: Iterable[KeyPath]) -> None:
     names = [".".join(path) for path in left_out if path[0] in read and not path[0].endswith("_file")]
     if names:
         raise ModelError(
-            f"{file} has a value for '{names[0]}' that could name a file of this machine, so it is not given to"
-            f" {kind.__name__}.",
+            f"{file} has a value for '{names[0]}' that could be a path on this machine, so it is not passed to "
+            f"{kind.__name__}.",
             code="unsafe_setting",
             hint=f"Remove '{names[0]}' from {file} if the model works without it.",
         )
@@ -97,7 +97,7 @@ def tokenize_with(
             raise ModelError(
                 f"The model's tokenizer fails on a text: {reason_of(error)}",
                 code="bad_tokenizer",
-                hint="Its files (tokenizer.json, tokenizer_config.json) are damaged, or do not belong together.",
+                hint="Its files (tokenizer.json, tokenizer_config.json) are damaged or do not match.",
             ) from error
         return ids
 

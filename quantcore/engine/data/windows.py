@@ -193,7 +193,7 @@ def _check_enough(
         f"The source '{part.source}' gives {learned[0]} calibration windows of {learned[2]} tokens and "
         f"{held_out[0]} held-out ones of {held_out[2]}; {learned[1]} and {held_out[1]} are needed. {left_out}".strip(),
         code="not_enough_samples",
-        hint=f"Lower num_samples, {'change' if left_out else 'lower'} seq_len, or give more data.",
+        hint=f"Lower num_samples, {'change' if left_out else 'lower'} seq_len, or use more data.",
         field="/calibration/num_samples",
     )
 

@@ -1,4 +1,4 @@
-"""Measures the share of activations that static ranges clip, on text that calibration has not seen."""
+"""Measures the share of activations that static ranges clip, on text not used for calibration."""
 
 from __future__ import annotations
 

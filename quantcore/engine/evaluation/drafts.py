@@ -59,7 +59,7 @@ def measure_drafts(
         before = None if original is None else original.acceptance(ids_NT)
         after = quantized.acceptance(ids_NT)
     except ModelError as error:
-        emit(Warned("drafts_not_measured", f"The share of accepted drafted tokens is not measured. {error.message}"))
+        emit(Warned("drafts_not_measured", f"The share of accepted draft tokens is not measured. {error.message}"))
         return None
     return DraftQuality(before=before, after=after, num_layers=len(quantized.model.draft_layers))
 

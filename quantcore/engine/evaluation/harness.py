@@ -35,9 +35,9 @@ def check(evaluation: EvaluationConfig) -> None:
     check_folder(evaluation)
     if find_spec("lm_eval") is None:
         raise ConfigError(
-            "Tasks are run by lm-evaluation-harness, which is not installed.",
+            "Tasks need lm-evaluation-harness, which is not installed.",
             code="no_lm_eval",
-            hint="pip install 'bitfoundry[eval]', or leave tasks out.",
+            hint="pip install 'bitfoundry[eval]', or remove the tasks.",
             field="/evaluation/tasks",
         )
     all_tasks = _manager(evaluation.include_path).all_tasks

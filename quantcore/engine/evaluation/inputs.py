@@ -31,7 +31,7 @@ def find_model(name: str, emit: Emit) -> Path:
     raise ModelError(
         f"There is no model at {name}.",
         code="model_not_found",
-        hint="Give a folder with config.json, a GGUF file, or a model on the Hub: org/name.",
+        hint="Use a folder with config.json, a GGUF file, or a model on the Hub: org/name.",
     )
 
 

@@ -139,21 +139,21 @@ def _check(new: Sequence[Measured], old: Sequence[Measured], scored_NP: torch.Te
         raise ConfigError(
             f"The text has {len(scored_NP)} windows; a comparison needs at least {MIN_WINDOWS}.",
             code="too_few_windows",
-            hint="Give a longer text with --eval_dataset, or shorter windows with --eval_seq_len.",
+            hint="Use a longer text (--eval_dataset) or shorter windows (--eval_seq_len).",
         )
     num_degrees = len(new) + len(old) - 2
     if 0 < num_degrees < MIN_SPREAD_DEGREES:
         raise ConfigError(
-            f"{len(new)} new and {len(old)} old results are too few to know how far results of one recipe differ.",
+            f"{len(new)} new and {len(old)} old results are too few to estimate how much results of one recipe vary.",
             code="too_few_results",
-            hint="Give one result on each side, or six in all: the same recipes with other seeds (--seed).",
+            hint="Use one result on each side, or at least six in total: the same recipes with other seeds (--seed).",
         )
     several = chain(old, new) if num_degrees else old
     if any(math.isinf(_log_kl(result, scored_NP)) for result in several):
         raise ConfigError(
-            "A result predicts exactly what the original does: no change is relative to a divergence of 0.",
+            "A result predicts exactly what the original does: a change relative to a divergence of 0 is undefined.",
             code="not_comparable",
-            hint="Measure the other one alone: bitfoundry evaluate NEW --against ORIGINAL.",
+            hint="Measure only the other one: bitfoundry evaluate NEW --against ORIGINAL.",
         )
 
 

@@ -74,7 +74,7 @@ def perplexities(losses_NT: torch.Tensor, text: EvaluationText) -> Perplexities:
         raise NumericsError(
             "The model's logits are not finite on the held-out text.",
             code="nonfinite_logits",
-            hint="The float model overflows, or the quantized one is broken: see the layer errors in the report.",
+            hint="The float model overflows or the quantized one is broken. See the layer errors in the report.",
         )
     per_word = int(scored.sum()) / max(1, text.num_words)
     per_byte = int(scored.sum()) / max(1, text.num_bytes)

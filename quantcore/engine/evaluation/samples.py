@@ -89,7 +89,7 @@ def compare_samples(
     del tokenizer
     release_freed_memory()
     if len(prompts) < num:
-        why = f"the evaluation has no further window with a prompt of {PROMPT_LEN} tokens"
+        why = f"the evaluation has no more windows with a prompt of {PROMPT_LEN} tokens"
         emit(Warned("samples_left_out", f"There are {len(prompts)} samples instead of {num}: {why}."))
     if not prompts:
         return ()

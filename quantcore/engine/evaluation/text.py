@@ -2,7 +2,7 @@
 
 Windows begin as the model's tokenizer begins a text, and those tokens are never scored. A causal model predicts every
 token from those before it, a masked one the tokens that are masked, and a sequence-to-sequence model the second half of
-each window from its first half. A speech model predicts every token, too; for a text without sound it hears silence.
+each window from its first half. A speech model predicts every token, too; text-only windows get empty audio.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def media_reader(folder: Path, tokenizer: PreTrainedTokenizerBase, arguments: Ma
 
 
 def hears(folder: Path) -> bool:
-    """Return True for a model that predicts the text of what it hears."""
+    """Return True for a model that predicts a transcript of audio."""
     return kind_of(read_model(folder).headers.config) is Kind.speech
 
 
@@ -250,7 +250,7 @@ def _read_media(evaluation: EvaluationConfig, reader: Reader, tokenizer: PreTrai
     documents = filter(len, read_documents_with_media(part, reader.render))
     windows = reader.windows(documents, evaluation.num_windows, evaluation.seq_len, media_folder(part))
     if not windows:
-        raise _too_short(evaluation, f"gives no window of {evaluation.seq_len} tokens")
+        raise _too_short(evaluation, f"is too short for a window of {evaluation.seq_len} tokens")
     ids_NT = torch.stack([window.ids_T for window in windows])
     media = [window.media for window in windows]
     return _with_media(of_windows(ids_NT, tokenizer), media, is_one_of(reader.placeholders, ids_NT), tokenizer)
@@ -281,6 +281,6 @@ def _too_short(evaluation: EvaluationConfig, what: str) -> CalibrationError:
     return CalibrationError(
         f"The text '{evaluation.source}' {what}.",
         code="not_enough_samples",
-        hint="Lower the evaluation's seq_len, or give more text; raise it for large images.",
+        hint="Lower the evaluation's seq_len or use more text; for large images, raise seq_len.",
         field="/evaluation/seq_len",
     )

@@ -199,10 +199,10 @@ def _within(
     fitting = [index for index, lost in measured.items() if lost <= allowed]
     if not fitting:
         raise ConfigError(
-            f"The best mix of these schemes that was found is {min(measured.values()):.2g} nats a token away from the "
-            f"original; {allowed:g} was asked for.",
+            f"The best mix found of these schemes is {min(measured.values()):.2g} nats per token away from the "
+            f"original, but {allowed:g} was requested.",
             code="budget_too_small",
-            hint="Allow more, or give a scheme with more bits, or 'keep'.",
+            hint="Allow more, or add a scheme with more bits or 'keep'.",
         )
     return frontier[min(fitting)], qualities[min(fitting)]
 

@@ -91,7 +91,7 @@ class CacheTap:
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self._place >= len(args) and self._argument not in kwargs:
-            raise self._not_found("the model calls it without a cache")
+            raise self._not_found("the model calls it without passing a cache")
         cache = self._cache_of(args, kwargs)
         cache = _EmptyCache() if cache is None else cache
         for part in _parts(cache):
@@ -106,7 +106,7 @@ class CacheTap:
         if output is None or not isinstance(cache, _EmptyCache) or None in updates:
             return  # it failed, its keys may be in the cache from before, or another tap has looked already
         if not any(update.is_called for update in updates):
-            raise self._not_found("it gave nothing to its cache")
+            raise self._not_found("it wrote nothing to its cache")
 
     def _cache_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[self._place] if self._place < len(args) else kwargs.get(self._argument)
@@ -120,7 +120,7 @@ class CacheTap:
             return x_BHTD
         if x_BHTD.ndim != 4 or x_BHTD.shape[1] * x_BHTD.shape[3] != tap.width:
             shape = list(x_BHTD.shape)
-            raise self._not_found(f"it gives its cache a tensor {shape}, and its layer has {tap.width} channels")
+            raise self._not_found(f"it writes a tensor {shape} to its cache, but its layer has {tap.width} channels")
         x_BTI = x_BHTD.transpose(1, 2).flatten(2)
         passed_BTI = tap.through(x_BTI)
         if passed_BTI is x_BTI:
@@ -129,9 +129,9 @@ class CacheTap:
 
     def _not_found(self, why: str) -> ModelError:
         return ModelError(
-            f"What enters the KV cache of {self._name} cannot be found out: {why}.",
+            f"The input of the KV cache of {self._name} cannot be determined: {why}.",
             code="kv_cache_not_found",
-            hint=f"Its scales are those of what attention gives to a cache of Transformers. {NO_CACHE_HINT}",
+            hint=f"The scales need what attention writes to a Transformers cache. {NO_CACHE_HINT}",
         )
 
 

@@ -21,7 +21,7 @@ from quantcore.errors import ModelError, reason_of
 
 FIRST = "layers.0."
 """Start of the names in the first draft layer."""
-_HINT = "Their weights are written all the same; only the share of accepted tokens is not measured."
+_HINT = "Their weights are still written; only the share of accepted tokens is not measured."
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class SplitExperts(nn.Module):
         super().__init__()
         form = Form.of(fused)
         if names.gate is not None and form.has_gate and not form.is_concatenated:
-            raise ValueError("interleaved gate and up projections cannot be two layers: give no name for the gate")
+            raise ValueError("interleaved gate and up projections cannot be two layers: do not name the gate")
         self.names = names
         self.runs_all = False  # True: experts without tokens run as well, on empty inputs
         self.num_experts = fused.get_parameter("down_proj").shape[0]

@@ -1,4 +1,4 @@
-"""Says what a model computes from tokens, by the class that config.json declares, and calls it with them."""
+"""Determines the task of a model from the class that config.json declares, and calls the model with tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Media = Mapping[str, torch.Tensor]
 class Kind(StrEnum):
     """The task of a model, by what it computes.
 
-    That is the next token, another text, the text of what it hears, masked tokens, a score of a text, or an embedding.
+    That is the next token, another text, a transcript, masked tokens, a score of a text, or an embedding.
     """
 
     causal = "causal"
@@ -81,10 +81,10 @@ def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tupl
                 classes[declared] = part
     if not classes:
         raise ModelError(
-            f"Transformers has no model of the type '{config.model_type}' that reads text.",
+            f"Transformers has no text model of type '{config.model_type}'.",
             code="unsupported_architecture",
-            hint="A model that holds a language model can be quantized from file to file (--file2file_quantization),"
-            " with a scheme that needs no data.",
+            hint="A model that contains a language model can be quantized from file to file "
+            "(--file2file_quantization) with a scheme that needs no data.",
         )
     chosen = declared if declared in classes else next(iter(classes))
     kind = classes[chosen]
@@ -148,7 +148,7 @@ def halves(ids_NT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def neutral_token(config: PretrainedConfig) -> int:
-    """Return a token that no model takes for padding or for the end of a text."""
+    """Return a token that no model uses for padding or the end of a text."""
     values = [getattr(config, name, None) for name in ("pad_token_id", "eos_token_id", "bos_token_id")]
     special = {token for value in values for token in (value if isinstance(value, list) else [value])}
     return next(token for token in range(len(special) + 1) if token not in special)
@@ -226,15 +226,15 @@ def num_tokens(model: PreTrainedModel) -> int:
 def reads_no_media(model: PreTrainedModel) -> ModelError:
     """Return the error for images or sound that are given to a ``model`` of text."""
     return ModelError(
-        f"A {type(model).__name__} cannot be calibrated or measured with images or sound here: its language model reads"
-        " tokens alone.",
+        f"A {type(model).__name__} cannot be calibrated or measured with images or sound: its language model reads "
+        "only tokens.",
         code="unsupported_architecture",
-        hint="Give calibration data of text.",
+        hint="Use text as calibration data.",
     )
 
 
 def silence(model: PreTrainedModel) -> torch.Tensor:
-    """Return what the encoder of a speech model gets for silence: samples, or features of frames, all 0.
+    """Return empty audio for the encoder of a speech model: samples, or features of frames, all 0.
 
     Whisper's encoder takes [1, mel bins, frames] of 30 s, others [1, frames, features].
     """

@@ -160,8 +160,8 @@ def check_shares_nothing(model: PreTrainedModel, blocks: Blocks) -> None:
     for name, source in sorted(model.all_tied_weights_keys.items()):
         if name.startswith(blocks.prefixes) and source.startswith(blocks.prefixes):
             raise ModelError(
-                f"Blocks of this model share weights: '{name}' is '{source}'. That is not supported where a"
-                " model is run block by block.",
+                f"Blocks of this model share weights: '{name}' is '{source}'. Running it block by block is not "
+                "supported.",
                 code="unsupported_architecture",
                 hint=FROM_FILE_TO_FILE,
             )
@@ -191,8 +191,8 @@ def check_not_rearranged(
     made = next((name for name in empty if name in parts), None)
     if made is not None:
         raise ModelError(
-            f"Transformers makes '{made}' out of stored tensors of other shapes ('{parts[made][0]}'). That is not"
-            " supported where a model is run.",
+            f"Transformers builds '{made}' from stored tensors of other shapes ('{parts[made][0]}'). Running such a "
+            "model is not supported.",
             code="unsupported_architecture",
             hint=FROM_FILE_TO_FILE,
         )
@@ -236,7 +236,7 @@ def stores_single_experts(model: PreTrainedModel) -> bool:
 
 
 def projection_names(model: PreTrainedModel) -> ProjectionNames:
-    """Return the names of an expert's projections in checkpoints of this kind; the usual ones by default."""
+    """Return the names of an expert's projections in checkpoints of this kind; the common ones by default."""
     if any(is_fused(module) and not Form.of(module).is_concatenated for module in model.modules()):
         return ProjectionNames(gate=None, up="gate_up_proj")
     names: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Layers that a checkpoint holds together and Transformers separately, or the other way round.
+"""Layers that a checkpoint stores together and Transformers builds separately, or vice versa.
 
 GTE stores q, k and v as one matrix, which Transformers cuts into three layers; MiniMax M3 stores gate and up, which
 become one layer. Layers are planned and quantized as they are stored, so the model is rebuilt to have them so, on the

@@ -33,7 +33,7 @@ UNTRUSTED_PREFIXES = (
 
 
 def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
-    """Return the Transformers config of config.json, of which only what is known to be harmless is used.
+    """Return the Transformers config of config.json, using only fields known to be harmless.
 
     Raises ModelError ``unsupported_architecture`` for a model type that this Transformers does not know,
     ``config_implausible`` for values that it rejects, and ``unsafe_setting`` for text in a field that it reads and that
@@ -42,10 +42,10 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
     model_type = str(raw.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ModelError(
-            f"Model type '{model_type}' is not known to the installed Transformers.",
+            f"Model type '{model_type}' is not supported by the installed Transformers.",
             code="unsupported_architecture",
-            hint="Models that bring their own code are not run. Update Transformers if the type is new; or give"
-            " --file2file_quantization, with a scheme that needs no data.",
+            hint="Models with custom code are not run. If the type is new, update Transformers; or use "
+            "--file2file_quantization with a scheme that needs no data.",
         )
     harmless, left_out = harmless_config(raw)
     kept = {key: value for key, value in harmless.items() if key not in OUTPUT_KEYS}
@@ -54,15 +54,15 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
         config.to_dict()  # fails on an invalid nested config
     except Exception as error:  # each class has its own checks
         raise ModelError(
-            f"Transformers refuses the values in config.json: {reason_of(error)}",
+            f"Transformers rejects the values in config.json: {reason_of(error)}",
             code="config_implausible",
-            hint="Correct config.json, or take the one that the model was published with.",
+            hint="Correct config.json, or use the one the model was published with.",
         ) from error
     for path in left_out:
         if _is_read(config, path):
             raise ModelError(
-                f"config.json has text in '{'.'.join(path)}', where no text is known. It could name a file of this"
-                " machine, so Transformers is not given it.",
+                f"config.json has text in '{'.'.join(path)}', where text is not expected. It could be a path on "
+                "this machine, so it is not passed to Transformers.",
                 code="unsafe_setting",
                 hint=f"Correct '{path[-1]}', or remove it if the model works without it.",
             )
@@ -124,7 +124,7 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
 
 
 def kind_of(raw_config: dict[str, Any]) -> Kind:
-    """Return what a model with this config computes. Raises ModelError as ``clean_config`` and ``model_class``."""
+    """Return the task of a model with this config. Raises ModelError as ``clean_config`` and ``model_class``."""
     return model_class(clean_config(raw_config), raw_config)[1]
 
 
@@ -165,9 +165,9 @@ def _find_list(model: nn.Module, placed: Mapping[str, str], prefix: str, length:
         if isinstance(module, nn.ModuleList) and len(module) == length and first.startswith(f"{name}.0."):
             return name, module
     raise ModelError(
-        f"The weights have {length} blocks under '{prefix}', the architecture has them elsewhere.",
+        f"The weights have {length} blocks under '{prefix}', but the architecture has them elsewhere.",
         code="unsupported_architecture",
-        hint="The checkpoint and its config.json do not belong together.",
+        hint="The checkpoint and its config.json do not match.",
     )
 
 

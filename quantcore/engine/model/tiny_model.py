@@ -108,10 +108,10 @@ def _check_small(build: Callable[..., PreTrainedModel], config: PretrainedConfig
         num_parameters = sum(parameter.numel() for parameter in build(config, dtype=torch.float32).parameters())
     if num_parameters > MAX_PARAMETERS:
         raise ModelError(
-            f"A small model of this config would have {num_parameters / 1e6:.0f} million parameters: config.json leaves"
-            " sizes to the class of the model.",
+            f"A small model of this config would have {num_parameters / 1e6:.0f} million parameters: config.json "
+            "leaves sizes to the model class.",
             code="config_implausible",
-            hint="Give the config.json that the model was published with.",
+            hint="Use the config.json that the model was published with.",
         )
 
 

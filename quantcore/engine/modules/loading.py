@@ -113,9 +113,9 @@ def _check_whole(model: nn.Module, lost: set[str]) -> None:
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if empty or lost:
         raise ModelError(
-            f"The files do not fit the architecture in config.json: '{min(empty or lost)}'.",
+            f"The files do not match the architecture in config.json: '{min(empty or lost)}'.",
             code="missing_tensors",
-            hint="A shard is missing, or Transformers builds this model in another way.",
+            hint="A shard is missing, or Transformers builds this model differently.",
         )
 
 

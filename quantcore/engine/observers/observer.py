@@ -42,9 +42,9 @@ class Observer(ABC):
     def __init__(self, spec: QuantizationSpec, grouping: Grouping | None = None) -> None:
         if self.qscheme not in (None, spec.qscheme):
             raise ConfigError(
-                f"{type(self).__name__} cannot serve a spec whose qscheme is {spec.qscheme.value}.",
+                f"{type(self).__name__} does not support the qscheme {spec.qscheme.value}.",
                 code="observer_scheme",
-                hint="Take the observer that is named after the scheme.",
+                hint="Use the observer named after the scheme.",
                 field="/observer_cls",
                 allowed=[str(spec.observer_cls)],
             )
@@ -75,7 +75,7 @@ class Observer(ABC):
         Raises ValueError if nothing was seen yet.
         """
         if self._range_2RG is None:
-            raise ValueError("the observer has seen no value")
+            raise ValueError("the observer has seen no values")
         return self._find(self._range_2RG[0], -self._range_2RG[1])
 
     @abstractmethod
@@ -98,8 +98,8 @@ class Observer(ABC):
         elif range_2RG.shape != self._range_2RG.shape:
             (rows, groups), (new_rows, new_groups) = self._range_2RG.shape[1:], range_2RG.shape[1:]
             raise ValueError(
-                f"this batch has {new_rows} x {new_groups} scales (rows x groups) where the ones before it had "
-                f"{rows} x {groups}; an observer learns a fixed number of scales"
+                f"this batch has {new_rows} x {new_groups} scales (rows x groups), but earlier ones had {rows} x "
+                f"{groups}; an observer needs a fixed number of scales"
             )
         else:
             self._range_2RG = torch.minimum(self._range_2RG, range_2RG.to(self._range_2RG.device))

@@ -17,7 +17,7 @@ class PlaceholderObserver(Observer):
     def _find(self, minimum_RG: torch.Tensor, maximum_RG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.spec.format.scaled:
             raise ValueError(
-                f"PlaceholderObserver finds no range, and {self.spec.dtype.value} needs one: take a MinMax observer, "
-                "or quantize dynamically"
+                f"PlaceholderObserver computes no range, but {self.spec.dtype.value} needs one: use a MinMax "
+                "observer, or quantize dynamically"
             )
         return torch.zeros_like(minimum_RG), torch.zeros_like(maximum_RG)

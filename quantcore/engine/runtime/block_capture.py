@@ -75,10 +75,10 @@ class Relay:
                 failures.append(error)
                 continue
             if self.num_calls > 1:
-                raise no_chain("it runs the first of them more than once")
+                raise no_chain("it runs the first block more than once")
             return self.reached()
         explained = next((failure for failure in failures if isinstance(failure, ModelError)), None)
-        raise explained or no_chain(f"its code fails around them ({reason_of(failures[0])})") from failures[0]
+        raise explained or no_chain(f"its code fails outside the blocks ({reason_of(failures[0])})") from failures[0]
 
     def run_with_additions(self, model: Callable[[], object], arguments: Sequence[Arguments]) -> torch.Tensor:
         """Call ``model`` as ``run`` does, and note in ``arguments`` what it adds to the states between its blocks.
@@ -94,13 +94,13 @@ class Relay:
         for each, own in zip(arguments, before, strict=True):
             exact = torch.zeros(()) if each.added is None else each.added
             if own is not None and (own - exact).norm() > ADDED_TOLERANCE * own.norm():
-                raise no_chain("what it computes between its decoder blocks depends on their outputs")
+                raise no_chain("its computations between decoder blocks depend on their outputs")
         return state
 
     def reached(self) -> torch.Tensor:
         """Return the input of the first block. Raises ModelError if it was not called."""
         if self.seen is None:
-            raise no_chain("it never calls the first of them")
+            raise no_chain("it never calls the first block")
         return self.seen
 
 
@@ -115,7 +115,7 @@ def no_chain(what: str) -> ModelError:
 
 @contextmanager
 def model_code(part: str) -> Iterator[None]:
-    """Raise ModelError if the model's own code, of this ``part``, fails inside the ``with``.
+    """Raise ModelError if the model's code for ``part`` raises inside the context.
 
     Of PyTorch's errors these are the ones about dtypes, shapes and weights that are not stored; others are about memory
     and processes.
@@ -174,7 +174,7 @@ def _recorder(
             hidden_states = hidden_states if relay.give is None else relay.give
         elif relay.passed is None or not _is_all_of(hidden_states, relay.passed):
             if not relay.notes_added or relay.passed is None or relay.passed.shape != hidden_states.shape:
-                raise no_chain("it computes something between its decoder blocks, outside of them")
+                raise no_chain("it computes something between its decoder blocks")
             arguments.added = hidden_states - relay.passed
         relay.passed = hidden_states
         if not relay.num_returned:

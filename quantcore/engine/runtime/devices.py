@@ -41,7 +41,7 @@ def named_device(name: str | None) -> torch.device:
 
 
 def about(device: torch.device) -> dict[str, str | int]:
-    """Return the type of ``device`` and, where torch tells them, its name and the size of its memory."""
+    """Return the type of ``device`` and, if torch reports them, its name and memory size."""
     found: dict[str, str | int] = {"type": device.type}
     if device.type == "cpu":
         return found

@@ -201,8 +201,8 @@ def computing_together() -> Iterator[None]:
 
 def _lost(error: RuntimeError) -> RankError:
     return RankError(
-        "Another process of this job ended, or does not answer.",
+        "Another process of this job has ended or does not respond.",
         code="rank_lost",
-        hint=f"Its own messages say more. Start the job again. (torch.distributed: {str(error)[:200]})",
+        hint=f"See its own messages, then start the job again. (torch.distributed: {str(error)[:200]})",
         retryable=True,
     )

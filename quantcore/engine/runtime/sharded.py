@@ -39,10 +39,10 @@ def sharing_ranks(
         return ranks if ranks.size > 1 and is_short else None
     if shard_blocks and ranks.size == 1:
         raise ConfigError(
-            "shard_blocks divides every block into shards on several processes, and this job is one process.",
+            "shard_blocks divides every block among several processes, but this job has only one.",
             code="unsupported_config",
-            hint="Start it with torchrun --nproc-per-node N, or leave shard_blocks out; a worker of the service starts"
-            " several processes with BITFOUNDRY_ENGINE_RANKS.",
+            hint="Start it with torchrun --nproc-per-node N, or remove shard_blocks. For workers of the service, "
+            "set BITFOUNDRY_ENGINE_RANKS.",
             field="/shard_blocks",
         )
     return ranks if shard_blocks else None

@@ -106,7 +106,8 @@ class States(MutableSequence[torch.Tensor]):
         """Widen the stored dtype if ``state`` needs it. Raises ModelError for another shape."""
         if state.shape != self._like.shape:
             raise ModelError(
-                f"A decoder block returned hidden states of shape {list(state.shape)} for {list(self._like.shape)}.",
+                f"A decoder block returned hidden states of shape {list(state.shape)} instead of "
+                f"{list(self._like.shape)}.",
                 code="unsupported_architecture",
                 hint=FROM_FILE_TO_FILE,
             )

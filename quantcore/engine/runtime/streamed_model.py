@@ -63,7 +63,7 @@ class StreamedModel(WeightLoader):
     def embed(self, windows_NT: torch.Tensor, states: States | None = None, media: Sequence[Media] = ()) -> Hidden:
         """Return the input of block 0 for token ids [N, T]; it is stored in ``states``, in memory if None.
 
-        ``media`` are those of each window, if any has some: towers run for them. Raises ModelError for ids without an
+        ``media`` holds the images and audio of each window; towers run for them. Raises ModelError for ids without an
         embedding in the model, and for media that this model does not read.
         """
         self._check_ids(windows_NT)
@@ -102,8 +102,8 @@ class StreamedModel(WeightLoader):
             if max(axes) < state.ndim - 1 and [state.shape[axis] for axis in axes] == [1, num_tokens]:
                 return axes
         raise ModelError(
-            f"The blocks of this model take hidden states of shape {list(state.shape)} for {num_tokens} tokens, which"
-            " are not a list of states, one for each token.",
+            f"The blocks of this model take hidden states of shape {list(state.shape)} for {num_tokens} tokens "
+            "instead of one state per token.",
             code="unsupported_architecture",
             hint=FROM_FILE_TO_FILE,
         )
@@ -161,9 +161,9 @@ class StreamedModel(WeightLoader):
         largest = max((int(window_T.max()) for window_T in windows_NT), default=0)
         if largest >= num_rows:
             raise ModelError(
-                f"The tokenizer gives the token {largest}, and the model has embeddings of {num_rows} tokens.",
+                f"The tokenizer produces the token {largest}, but the model has embeddings for {num_rows} tokens.",
                 code="tokenizer_mismatch",
-                hint="Put the tokenizer's files that belong to this model into its folder.",
+                hint="Put the tokenizer files of this model into its folder.",
             )
 
     def run_block(self, block: nn.Module, index: int, hidden: Hidden | None) -> None:

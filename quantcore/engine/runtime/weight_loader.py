@@ -90,10 +90,10 @@ class WeightLoader:
         check_shares_nothing(self.model, self._places)
         if blocks.take_turns:
             lists = " and ".join(f"'{prefix}*'" for prefix in blocks.prefixes)
-            raise no_chain(f"its blocks are in lists that take turns, {lists}")
+            raise no_chain(f"its blocks alternate between the lists {lists}")
         if self.kind is Kind.speech and len(self._lists) > 1:
             raise ModelError(
-                "The encoder of this model takes sound where others take embeddings of tokens: text cannot run it.",
+                "The encoder of this model takes audio, not embeddings of tokens: text cannot drive it.",
                 code="unsupported_architecture",
                 hint=FROM_FILE_TO_FILE,
             )
@@ -135,7 +135,7 @@ class WeightLoader:
             raise ModelError(
                 f"Transformers builds this model without the layer {name}.",
                 code="unsupported_layer",
-                hint=f"Exclude it by its name: '{name}'.",
+                hint=f"Exclude it by name: '{name}'.",
             )
         return self.model.get_submodule(place.rpartition(".")[0])
 

@@ -36,36 +36,36 @@ SOLVED = "w4a16"
 """The only scheme that GPTQ solves here: its parts are proven for others."""
 NONE, CPU = torch.empty(0), torch.device("cpu")
 
-EXACT = Allowed(share=0, largest=0, why="Each number is rounded by itself, by operations that IEEE 754 makes exact.")
+EXACT = Allowed(share=0, largest=0, why="Each number is rounded separately, by operations that are exact in IEEE 754.")
 EXACT_BUT_ITS_SUM = Allowed(
     share=0,
     largest=1e-12,
-    why="Each number is rounded by itself. The number compared is the sum of the squared errors in float64, in any"
-    " order.",
+    why="Each number is rounded separately. The compared value is the sum of squared errors in float64, in any order.",
 )
 NEARLY_EXACT = Allowed(
     share=0.02,
     largest=2e-3,
-    why="CUDA divides by a constant with its inverse, so a scale may differ in its last bit, and with it the values in"
-    " the middle of two codes, of which bfloat16 has many. The number compared is the sum of the squared errors.",
+    why="CUDA divides by a constant by multiplying with its inverse, so the last bit of a scale may differ, and so "
+    "may values midway between two codes, of which bfloat16 has many. The compared value is the sum of squared "
+    "errors.",
 )
 IN_ANY_ORDER = Allowed(
     share=0,
     largest=1e-5,
-    why="Sums of products in float32, in any order. Sums in bfloat16, or operands rounded to TensorFloat-32 where they"
-    " need more digits, would differ by 1e-4 or more.",
+    why="Sums of products in float32, in any order. Sums in bfloat16, or operands rounded to TensorFloat-32, would "
+    "differ by 1e-4 or more.",
 )
 NEARLY_TIED = Allowed(
     share=0.02,
     largest=1e-3,
-    why="The error of each range is a sum in float32, in any order: of two ranges that are nearly as good, another may"
-    " be chosen. The number compared is the error of the layer's output, which must stay as good.",
+    why="The error of each range is a sum in float32, in any order, so either of two nearly equal ranges may be "
+    "chosen. The compared value is the error of the layer's output, which must not increase.",
 )
 FED_BACK = Allowed(
     share=0.05,
     largest=2e-2,
-    why="Each error moves the weights after it, so a code that lies between two values changes later ones. The number"
-    " compared is the error of the layer's output, which must stay as good.",
+    why="Each error moves the following weights, so a code midway between two values changes later ones. The "
+    "compared value is the error of the layer's output, which must not increase.",
 )
 
 

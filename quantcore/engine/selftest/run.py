@@ -1,4 +1,4 @@
-"""Runs every part on a device and beside it on the CPU, and compares and times them."""
+"""Runs every part on a device and on the CPU, and compares and times them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def selftest(device_name: str | None, emit: Emit) -> Selftest:
 
 
 def check(part: Part, device: torch.device, num_threads: int) -> Check:
-    """Compute one part on ``device`` and beside it."""
+    """Compute one part on ``device`` and its reference."""
     beside, compute_beside = _beside(part, device, num_threads)
     known = Check(group=part.group, name=part.name, verdict="failed", allowed=part.allowed, beside=beside)
     try:
@@ -88,20 +88,20 @@ def compare(found: Computed, other: Computed) -> Difference:
     share = largest = None
     for one, beside in ((found.codes, other.codes), (found.numbers, other.numbers)):
         if beside.numel() and one.shape != beside.shape:
-            raise ValueError(f"the result has the shape {list(one.shape)}, and {list(beside.shape)} beside it")
+            raise ValueError(f"the result has the shape {list(one.shape)}, instead of {list(beside.shape)}")
     if other.codes.numel():
         share = (found.codes.cpu() != other.codes.cpu()).double().mean().item()
     if other.numbers.numel():
         one, beside = found.numbers.cpu().double(), other.numbers.cpu().double()
         if not (one.isfinite().all() and beside.isfinite().all()):
-            raise NumericsError("The result has numbers that are NaN or infinite.", code="nonfinite_result")
+            raise NumericsError("The result contains NaN or infinite values.", code="nonfinite_result")
         unit = beside.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
         largest = ((one - beside).abs().max() / unit).item()
     return Difference(num_codes=other.codes.numel(), share=share, largest=largest)
 
 
 def without_folders(text: str) -> str:
-    """Return ``text`` with the last name alone of every path, for a report that others read."""
+    """Return ``text`` with every path reduced to its last name, for a report that others read."""
     return PATHS.sub("", text)
 
 

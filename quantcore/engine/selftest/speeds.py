@@ -1,4 +1,4 @@
-"""Measures how fast a device does the work of a job, beside the speeds that ``bitfoundry plan`` assumes."""
+"""Measures how fast a device does the work of a job, compared with the speeds that ``bitfoundry plan`` assumes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Work:
 
 
 def work_on(device: torch.device, num_threads: int) -> Iterator[Work]:
-    """Yield the kinds of work whose speed decides how long a job takes on ``device``."""
+    """Yield the operations whose speed determines how long a job takes on ``device``."""
     is_cpu = device.type == "cpu"
     speeds, (width, num_tokens) = (HOST, ON_CPU) if is_cpu else (DEVICE, ON_DEVICE)
     shape = (width, width)

@@ -37,7 +37,7 @@ class Allowed(Record):
 
 
 class Check(Record):
-    """One computation on the device and beside it: on the CPU, or as ``beside`` says.
+    """One computation on the device and its reference: on the CPU, or as ``beside`` says.
 
     ``first_s`` is the time of the first run on the device, which may compile kernels; ``device_s`` and ``beside_s``
     that of another one. ``error`` says why it failed; then there is no ``difference``.
@@ -70,9 +70,11 @@ class Selftest(Record):
 
     schema_version: Literal[1]
     agreed: bool
-    device: Annotated[dict[str, str | int], Field(description="Type, name and bytes of memory.")]
+    device: Annotated[dict[str, str | int], Field(description="Type, name and memory in bytes.")]
     num_threads: int
     environment: Annotated[dict[str, str], Field(description="Versions of programs and of the system.")]
     seconds: Number
     checks: tuple[Check, ...]
-    speeds: Annotated[tuple[Speed, ...], Field(description="Of the work that decides how long a job takes.")]
+    speeds: Annotated[
+        tuple[Speed, ...], Field(description="Speed of the operations that determine how long a job takes.")
+    ]

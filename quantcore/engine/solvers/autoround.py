@@ -89,8 +89,8 @@ class AutoRound:
         if at_end < at_start:
             return {weight.layer: weight.codes() for weight in weights}
         self.notes.append(
-            f"autoround gained nothing in block {weights[0].layer.block}, by {len(held_back)} held-back windows: its"
-            " layers keep the codes from before tuning."
+            f"autoround did not improve block {weights[0].layer.block} on {len(held_back)} held-back windows: its "
+            "layers keep their codes from before tuning."
         )
         return dict(start)
 
@@ -235,9 +235,9 @@ def _held_back(num_windows: int) -> range:
     """Return the windows that decide: the last eighth, at least one."""
     if num_windows < 2:
         raise CalibrationError(
-            "autoround learns from some calibration windows and judges by others, and there is only one.",
+            "autoround trains on some calibration windows and validates on others, but there is only one.",
             code="not_enough_calibration_data",
-            hint="Calibrate with two windows or more, or take gptaq.",
+            hint="Calibrate with at least two windows, or use gptaq.",
         )
     return range(num_windows - max(1, int(HELD_BACK_SHARE * num_windows)), num_windows)
 

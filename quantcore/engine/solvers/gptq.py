@@ -79,8 +79,8 @@ class GPTQ:
         if hessian.damp_percent != hessian.wanted:
             names = ", ".join(layer.name for layer in weights)
             self.notes.append(
-                f"damp_percent was raised from {hessian.wanted:.2g} to {hessian.damp_percent:.2g} for {names}: "
-                "with less the Hessian is not positive definite."
+                f"damp_percent was raised from {hessian.wanted:.2g} to {hessian.damp_percent:.2g} for {names}: with "
+                "less, the Hessian is not positive definite."
             )
         return hessian
 

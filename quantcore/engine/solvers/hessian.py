@@ -96,7 +96,7 @@ def _factorized(gram_KK: torch.Tensor, damp_percent: float) -> tuple[float, torc
     raise NumericsError(
         "The second moments of a layer's inputs cannot be factorized.",
         code="bad_statistics",
-        hint="Activations overflow on the calibration text. Take other text, or the model in float32.",
+        hint="Activations overflow on the calibration text. Use other text, or the model in float32.",
     )
 
 

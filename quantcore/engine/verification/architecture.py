@@ -64,7 +64,7 @@ def prove_twin(model: Model, emit: Emit) -> list[str]:
     cache, twin = BaselineCache(f"twin:{config.get('model_type')}"), json.dumps(twin_config(config), sort_keys=True)
     result = cache.value({"twin": twin}, lambda: _compare_twin(twin))
     if "reason" in result:
-        _not_proven(config, f"no small twin of it could be run by Transformers ({result['reason']})", emit)
+        _not_proven(config, f"Transformers could not run a small twin of it ({result['reason']})", emit)
         return []
     _check(config, result["differences"], torch.float32)
     uncalled: list[str] = result["uncalled"]
@@ -121,7 +121,7 @@ def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch
                 by_window[window].append(_difference(logits, reference.logits))
                 is_other = by_window[window][-1] > MAX_DIFFERENCE[whole.dtype]
                 if is_other and not torch.equal(head(reference.outputs[-1], windows_NT[window][None]), logits):
-                    raise no_chain("its head reads more than the output of the last one")
+                    raise no_chain("its head reads more than the output of the last block")
     return [_worst(window) for window in by_window]
 
 
@@ -164,7 +164,7 @@ def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.
     pairs = zip(outputs[:-1], inputs[1:], strict=True)
     are_chained = [torch.equal(*pair) for index, pair in enumerate(pairs, 1) if index not in streamed.starts]
     if len(inputs) != streamed.num_blocks or not all(are_chained):
-        raise no_chain("it computes something between its blocks, outside of them")
+        raise no_chain("it computes something between its blocks")
     return _Whole(inputs, outputs, arguments, logits)
 
 
@@ -179,7 +179,7 @@ def _check_arguments(block: nn.Module, index: int, ours: Arguments, theirs: Argu
     for name, value in after.items():
         kept = before.get(name)
         if isinstance(value, torch.Tensor) and isinstance(kept, torch.Tensor) and not torch.equal(kept, value):
-            raise no_chain(f"'{name}', an argument of block {index}, is computed from outputs of blocks before it")
+            raise no_chain(f"'{name}', an argument of block {index}, is computed from the outputs of earlier blocks")
 
 
 def _difference(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -224,7 +224,7 @@ def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
     except ModelError as error:
         if error.code == "missing_tensors":  # Transformers wrote these files: they are whole
             raise ModelError(
-                f"Checkpoints of this type hold tensors in a layout that is not supported: {error.message}",
+                f"Checkpoints of this type store tensors in an unsupported layout: {error.message}",
                 code="unsupported_architecture",
                 hint=FROM_FILE_TO_FILE,
             ) from error
@@ -299,18 +299,19 @@ def _check(config: dict[str, Any], measured: Sequence[float], dtype: torch.dtype
     if worst <= MAX_DIFFERENCE[dtype]:
         return
     raise ModelError(
-        f"Run block by block, this '{config.get('model_type')}' model computes something other than Transformers does:"
-        f" hidden states or logits differ by {worst:.2g} of their norm, where {MAX_DIFFERENCE[dtype]:.0e} is allowed.",
+        f"Run block by block, this '{config.get('model_type')}' model does not match Transformers: hidden states or "
+        f"logits differ by {worst:.2g} of their norm; the limit is {MAX_DIFFERENCE[dtype]:.0e}.",
         code="architecture_misread",
-        hint=f"Bitfoundry does not read this architecture correctly yet; please report it. {FROM_FILE_TO_FILE}",
+        hint="Bitfoundry does not support this architecture correctly yet. Please report this as a bug. "
+        f"{FROM_FILE_TO_FILE}",
     )
 
 
 def _overflows(config: dict[str, Any], dtype: torch.dtype, works_in: str) -> ModelError:
     stored = str(dtype).removeprefix("torch.")
     return ModelError(
-        f"This '{config.get('model_type')}' model overflows in {stored}: the logits that Transformers computes are not"
-        f" finite. In {works_in} they are.",
+        f"This '{config.get('model_type')}' model overflows in {stored}: Transformers computes non-finite logits. "
+        f"In {works_in} they are finite.",
         code="float_overflow",
         hint=f"Convert it first: from_pretrained(MODEL, dtype='{works_in}').save_pretrained(FOLDER), and serve the"
         f" result in {works_in}.",
@@ -321,7 +322,7 @@ def _not_proven(config: dict[str, Any], why: str, emit: Emit) -> None:
     emit(
         Warned(
             "architecture_not_proven",
-            f"That this '{config.get('model_type')}' model, run block by block, computes what Transformers computes was"
-            f" not proven: {why}.",
+            f"This '{config.get('model_type')}' model, run block by block, was not proven to match Transformers: "
+            f"{why}.",
         )
     )

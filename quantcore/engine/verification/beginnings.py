@@ -25,8 +25,8 @@ def check_beginnings(
     begins = {*windows_NT[:, 0].tolist(), *calibration_first}
     if begins - {first} or (windows_NT[:, 1] == first).any():
         raise ProofError(
-            f"The model's tokenizer begins a text with {tokenizer.decode([first])!r}, once, and windows of this job"
-            " begin otherwise: what was learned and measured is not what a runtime computes.",
+            f"The model's tokenizer begins a text with {tokenizer.decode([first])!r} once, but windows of this job "
+            "begin differently: calibration and measurements do not match what a runtime computes.",
             code="proof_windows_begin_otherwise",
-            hint="Please report this: the artifact is not handed out.",
+            hint="The artifact was withheld. Please report this as a bug.",
         )

@@ -1,4 +1,4 @@
-"""Checks that the scales of the KV cache fit what enters it, on text that calibration has not seen."""
+"""Checks that the scales of the KV cache fit its input, on text not used for calibration."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def check_caches(clipping: Clipping) -> None:
     worst = clipping.worst_cache()
     if worst is not None and not worst[1] <= MAX_CUT_OFF:
         raise ProofError(
-            f"The scales of the KV cache do not fit what enters it: of {worst[0]} they cut off {worst[1]:.0%} of the"
-            f" norm on the evaluation's text, and {MAX_CUT_OFF:.0%} is allowed.",
+            f"The scales of the KV cache do not fit its input: of {worst[0]} they cut off {worst[1]:.0%} of the "
+            f"norm on the evaluation's text; the limit is {MAX_CUT_OFF:.0%}.",
             code="proof_cache_cut_off",
-            hint="Calibrate with text like the evaluation's, or leave the KV cache out (--kv_cache_dtype). If the texts"
-            " are alike, please report this: the artifact is not handed out.",
+            hint="Calibrate with text like the evaluation's, or do not quantize the KV cache (--kv_cache_dtype). "
+            "The artifact was withheld. If the texts are similar, please report this as a bug.",
         )

@@ -1,4 +1,4 @@
-"""Proves, before a job's first block, that we see the keys and values that Transformers puts into its cache.
+"""Proves, before a job's first block, that taps read the keys and values that Transformers caches.
 
 A small twin of the model (see ``engine.model.tiny_model``) runs twice: with Transformers' own cache, and without one
 but with the taps of ``engine.model.cache_taps``, as our engine runs it. What a tap sees must be in that cache.
@@ -39,19 +39,23 @@ CACHED = QuantizationConfig(output_tensors=KV_CACHE_SPECS["fp8"])
 
 
 def prove_caches(model: Model, emit: Emit) -> None:
-    """Raise ModelError ``kv_cache_not_found`` if taps see other keys or values than Transformers caches.
+    """Raise ModelError ``kv_cache_not_found`` if taps read other keys or values than Transformers caches.
 
     A warning says that nothing was proven if Transformers cannot run a twin.
     """
     config = model.headers.config
     other, reason = _not_in_cache(json.dumps(twin_config(config), sort_keys=True))
     if reason is not None:
-        emit(Warned("kv_cache_not_proven", f"Whether keys and values are seen as Transformers caches them: {reason}."))
+        emit(
+            Warned(
+                "kv_cache_not_proven", f"Keys and values were not compared with the cache of Transformers: {reason}."
+            )
+        )
     if other is not None:
         raise ModelError(
-            f"What {other} gives to a KV cache is not in the one that Transformers fills for '{config['model_type']}'.",
+            f"What {other} writes to a KV cache differs from what Transformers caches for '{config['model_type']}'.",
             code="kv_cache_not_found",
-            hint=f"Please report this. {NO_CACHE_HINT}",
+            hint=f"Please report this as a bug. {NO_CACHE_HINT}",
         )
 
 
@@ -65,7 +69,7 @@ def _not_in_cache(config: str) -> tuple[str | None, str | None]:
         except (QuantError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # the code of any model, on untested inputs
-            return None, f"no small twin of it could be run by Transformers ({reason_of(error)})"
+            return None, f"Transformers could not run a small twin of it ({reason_of(error)})"
         other = next((name for name, x_BTI in seen.items() if not any(_is_end(part, x_BTI) for part in stored)), None)
         if other is None:
             break

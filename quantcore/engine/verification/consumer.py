@@ -93,16 +93,16 @@ def check_export(
     try:
         theirs_TV, missing = _read_elsewhere(export, folder, original, dtype, ids_NT)
     except Exception as error:  # any error of another program
-        reason = f"{program} does not load and run these files: {str(error).strip()[:300] or type(error).__name__}"
+        reason = f"{program} cannot load and run these files: {str(error).strip()[:300] or type(error).__name__}"
         if readers.for_transformers:
             emit(Warned("consumer_check", reason))
         return ConsumerCheck(not_checked=reason, is_refused=True)
     if missing:
         raise ProofError(
-            f"{program} finds no values for {len(missing)} tensor(s) of the model in the {export} files, first"
-            f" '{missing[0]}', and leaves them at random.",
+            f"{program} finds no values in the {export} files for {len(missing)} tensor(s) of the model, first "
+            f"'{missing[0]}', and initializes them randomly.",
             code="consumer_reads_otherwise",
-            hint="Take another format (fake_quantized is read as an ordinary model), and please report this.",
+            hint="Use another format (fake_quantized loads as a regular model). Please report this as a bug.",
         )
     release_freed_memory()
     try:
@@ -116,10 +116,10 @@ def check_export(
     )
     if not difference <= allowed:
         raise ProofError(
-            f"{program} computes other logits from the {export} files: relative difference {difference:.2e}, allowed is"
-            f" {allowed:.0e}.",
+            f"{program} computes different logits from the {export} files: relative difference {difference:.2e}, "
+            f"limit {allowed:.0e}.",
             code="consumer_reads_otherwise",
-            hint="Take another format (fake_quantized is read as an ordinary model), and please report this.",
+            hint="Use another format (fake_quantized loads as a regular model). Please report this as a bug.",
         )
     return ConsumerCheck(consumer=program, logit_difference=difference)
 
@@ -166,7 +166,7 @@ def _read_elsewhere(
         model, missing = _load(folder, original, dtype=dtype)
         declared = declared_class(original.headers.config)
         if isinstance(declared, type) and issubclass(declared, PreTrainedModel) and not isinstance(model, declared):
-            raise ValueError(f"it takes the model for {type(model).__name__}, which is {declared.__name__}")
+            raise ValueError(f"it loads the model as {type(model).__name__} instead of {declared.__name__}")
         if missing:
             missing -= _missing_before(original)
         if missing:

@@ -118,8 +118,8 @@ def difference_of_probes(vocabulary: Vocabulary, states: Sequence[torch.Tensor],
     difference = float(probes.sub_(expected).abs_().max() / expected.abs().max())
     if not difference <= LOGIT_TOLERANCE:
         raise ProofError(
-            f"The files give other logits than the model in memory: relative difference {difference:.2e}.",
+            f"The files produce different logits than the model in memory: relative difference {difference:.2e}.",
             code="proof_logits_differ",
-            hint=f"Allowed is {LOGIT_TOLERANCE:.0e}. Please report this: the artifact is not handed out.",
+            hint=f"The limit is {LOGIT_TOLERANCE:.0e}. The artifact was withheld. Please report this as a bug.",
         )
     return difference

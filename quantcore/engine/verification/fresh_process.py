@@ -1,4 +1,4 @@
-"""Runs the proof in a fresh process, and relays what it says: JSON lines, as those of a job."""
+"""Runs the proof in a fresh process, and relays its events: JSON lines, as those of a job."""
 
 from __future__ import annotations
 

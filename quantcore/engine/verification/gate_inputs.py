@@ -87,7 +87,7 @@ def tell_gates(task: Task, results: list[GateResult], emit: Emit) -> None:
         raise GateError(
             " ".join(missed),
             code="gate_failed",
-            hint=f"The artifact is kept in a folder whose name ends in '.rejected'. Try {remedy}; or --gate warn.",
+            hint=f"The artifact is kept in a folder whose name ends in '.rejected'. Try {remedy} or --gate warn.",
         )
     for sentence in missed:
         emit(Warned("gate_failed", sentence))

@@ -36,8 +36,8 @@ class Evidence:
     """Measurements of a finished job that the gates judge.
 
     ``fold_tolerance`` is the change that moving scales may cause in this dtype. ``differing_files`` are tokenizer files
-    that differ from the source's. ``overlap`` is the share of the held-out text that calibration saw. ``sizes`` are the
-    bytes of the files of each export, actual and planned. ``missing_provenance`` names the fields that are unknown.
+    that differ from the source's. ``overlap`` is the share of the held-out text that was also used for calibration.
+    ``sizes`` are the bytes of the files of each export, actual and planned. ``missing_provenance``: unknown fields.
     """
 
     plan: Plan
@@ -73,7 +73,7 @@ def finite_numbers(seen: Evidence) -> Iterator[GateResult]:
 
 def calibration_coverage(seen: Evidence) -> Iterator[GateResult]:
     if not seen.plan.needs_calibration:
-        yield _skipped("G2", "calibration_coverage", "nothing depends on the calibration text")
+        yield _skipped("G2", "calibration_coverage", "the result does not depend on calibration text")
         return
     poor = [warning.message for warning in seen.warnings if warning.code == "layer_saw_few_tokens"]
     yield _row("G2", "calibration_coverage", len(poor), 0, " | ".join(poor) or "every layer saw enough tokens")
@@ -98,7 +98,7 @@ def layer_error(seen: Evidence) -> Iterator[GateResult]:
         if layer.output_error is not None and layer.rounding_error
     }
     if not ratios:
-        yield _skipped("G3", "not_worse_than_rounding", "the codes are plain rounding")
+        yield _skipped("G3", "not_worse_than_rounding", "codes are rounded to nearest")
         return
     name, ratio = max(ratios.items(), key=lambda item: item[1])
     # Some algorithms fit the float model's output, not the layer's own: then a larger error alone is no fault.
@@ -115,7 +115,7 @@ def fallbacks(seen: Evidence) -> Iterator[GateResult]:
 
 def clipping(seen: Evidence) -> Iterator[GateResult]:
     if seen.main.clipping is None:
-        yield _skipped("G5", "clipping", "no range of activations is static")
+        yield _skipped("G5", "clipping", "no static activation ranges")
         return
     name, share = seen.main.clipping
     worst: Status = "fail" if share > CLIPPED_FAIL else "warn"
@@ -124,10 +124,10 @@ def clipping(seen: Evidence) -> Iterator[GateResult]:
 
 def folding(seen: Evidence) -> Iterator[GateResult]:
     if not seen.edges:
-        yield _skipped("G6", "folding", "no scale was moved")
+        yield _skipped("G6", "folding", "no scales were moved")
         return
     largest = max(edge["largest_change_by_folding"] for edge in seen.edges)
-    yield _row("G6", "folding", largest, seen.fold_tolerance, "of a block's update, on a probe")
+    yield _row("G6", "folding", largest, seen.fold_tolerance, "of a block's update, on a test input")
 
 
 def round_trip(seen: Evidence) -> Iterator[GateResult]:
@@ -142,7 +142,7 @@ def round_trip(seen: Evidence) -> Iterator[GateResult]:
 def quality(seen: Evidence) -> Iterator[GateResult]:
     measured = seen.main.quality
     if seen.main.encoder is not None:
-        yield _skipped("G8", "quality", "no limits are known for embeddings and scores; the report has the measures")
+        yield _skipped("G8", "quality", "there are no limits for embeddings and scores; see the measures in the report")
         return
     if measured is None:
         yield _skipped("G8", "quality", "no evaluation was requested")
@@ -155,7 +155,7 @@ def quality(seen: Evidence) -> Iterator[GateResult]:
 
 def generation(seen: Evidence) -> Iterator[GateResult]:
     if not seen.main.samples:
-        yield _skipped("G9", "generation", "nothing was generated: not requested, or the model is too large")
+        yield _skipped("G9", "generation", "no texts were generated: not requested, or the model is too large")
         return
     bad = [text for text in seen.main.samples if text.quantized_is_degenerate and not text.original_is_degenerate]
     num = len(seen.main.samples)
@@ -170,9 +170,9 @@ def side_files(seen: Evidence) -> Iterator[GateResult]:
 
 def overlap(seen: Evidence) -> Iterator[GateResult]:
     if seen.overlap is None:
-        yield _skipped("G11", "overlap", "nothing was measured, or no calibration text was used")
+        yield _skipped("G11", "overlap", "not measured, or no calibration text was used")
         return
-    detail = "share of the held-out text that calibration saw"
+    detail = "share of the held-out text that was also used for calibration"
     yield _row("G11", "overlap", seen.overlap, OVERLAP_SHARE, detail, worst="warn")
 
 
@@ -183,7 +183,7 @@ def provenance(seen: Evidence) -> Iterator[GateResult]:
 
 def size(seen: Evidence) -> Iterator[GateResult]:
     if not seen.sizes:
-        yield _skipped("G14", "size", "the format keeps more than tensors in its files")
+        yield _skipped("G14", "size", "files of this format contain more than tensors")
         return
     shares = {name: abs(written / planned - 1) for name, (written, planned) in seen.sizes.items()}
     name, share = max(shares.items(), key=lambda item: item[1])
@@ -211,12 +211,10 @@ def _measured(name: str, measure: Measure, limit: float, limits: SchemeLimits, *
     """
     value, stderr = measure.value, measure.stderr or 0.0
     if value is None:
-        return _result("G8", name, "fail", None, limit, f"no number; the limit is that of {limits.scheme}")
+        return _result("G8", name, "fail", None, limit, f"not a number; limit for {limits.scheme}")
     beyond = (limit - value) if at_least else (value - limit)
     status: Status = "pass" if beyond <= 0 else "warn" if beyond <= 2 * stderr else "fail"
-    return _result(
-        "G8", name, status, value, limit, f"± {measure.half_interval:.2g}; the limit is that of {limits.scheme}"
-    )
+    return _result("G8", name, status, value, limit, f"± {measure.half_interval:.2g}; limit for {limits.scheme}")
 
 
 def _skipped(gate: str, name: str, why: str) -> GateResult:

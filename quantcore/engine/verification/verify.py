@@ -140,7 +140,7 @@ def prove_all(
 
 
 def compare_tensors(written: WrittenCheckpoint, emit: Emit) -> Proof:
-    """Return the proof that every tensor is what was computed. Raises ProofError that names one that is not."""
+    """Return the proof that every tensor equals what was computed. Raises ProofError that names one that is not."""
     return Proof(written.export, written.check(emit), tuple(written.odd_numbers))
 
 
@@ -174,7 +174,7 @@ def run_model(
 def compare_predictions(
     model: EvaluatedModel, hidden: Hidden, original: EvaluatedModel, expected: Expectation, proof: Proof, emit: Emit
 ) -> Proof:
-    """Add to ``proof`` how far the predictions are from those of the ``original``."""
+    """Add the divergence of the predictions from those of the ``original`` to ``proof``."""
     assert expected.original_states_NTH is not None
     kind, text = model.streamed.kind, expected.held_out
     states = [state[None].to(model.streamed.device) for state in expected.original_states_NTH]
@@ -195,9 +195,11 @@ def run_whole(
     """Add samples and tasks to ``proof``, which need the whole model; warn about those that fail or are left out."""
     evaluation = task.evaluation
     if evaluation.num_prompts and model.streamed.kind is not Kind.causal:
-        emit(Warned("samples_left_out", "No texts were continued: only causal language models continue texts."))
+        emit(
+            Warned("samples_left_out", "No sample texts were generated: only causal language models can generate text.")
+        )
     elif evaluation.num_prompts and may_be_whole(plan, plan.allows_whole):
-        with failure_as_warning("samples_failed", "Both models were to continue some texts", emit):
+        with failure_as_warning("samples_failed", "Generating sample texts", emit):
             arguments = {**task.calibration.chat_template_kwargs, **evaluation.chat_template_kwargs}
             samples = compare_samples(
                 task.model_folder, arguments, text, evaluation.num_prompts, open_model(original), model, baselines, emit
@@ -206,7 +208,7 @@ def run_whole(
     elif evaluation.num_prompts:
         emit(Warned("samples_left_out", why_no_samples(plan)))
     if evaluation.tasks:
-        with failure_as_warning("tasks_failed", "Tasks were to be run", emit) as failure:
+        with failure_as_warning("tasks_failed", "Running the tasks", emit) as failure:
             tokenizer = load_tokenizer(task.model_folder)
             results = harness.compare(evaluation, tokenizer, open_model(original), model, baselines)
             proof = replace(proof, harness=results)
@@ -235,7 +237,7 @@ def failure_as_warning(code: str, what: str, emit: Emit) -> Iterator[list[str]]:
         yield reasons
     except Exception as error:
         reasons.append(reason_of(error))
-        emit(Warned(code, f"{what}, and that failed: {reasons[0]}."))
+        emit(Warned(code, f"{what} failed: {reasons[0]}."))
 
 
 def may_be_whole(plan: Plan, is_planned: bool) -> bool:
@@ -253,10 +255,10 @@ def why_no_samples(plan: Plan) -> str:
     """Explain why there are no samples."""
     size = f"{plan.size_before_bytes / 1e9:.1f} GB"
     if plan.allows_whole:
-        return f"No texts were continued: that takes the whole model, {size}, and less memory than that is free."
+        return f"No sample texts were generated: that needs the whole model in memory ({size}), but less is free."
     return (
-        f"No texts were continued: that takes the whole model, {size}, and this job was planned to hold less."
-        " `bitfoundry evaluate` continues them on a machine with more memory."
+        f"No sample texts were generated: that needs the whole model in memory ({size}), but this job was planned "
+        "with less. `bitfoundry evaluate` generates them on a machine with more memory."
     )
 
 
@@ -265,8 +267,8 @@ def why_too_large(plan: Plan, export: str, headers: ModelHeaders) -> str | None:
     needed, free = needed_bytes(headers.tensors, plan.layouts[export]), free_memory_bytes(default_device())
     if plan.allows_check and needed <= free:
         return None
-    why = f"{free / 1e9:.1f} GB are free" if plan.allows_check else "this job was planned to hold less"
-    return f"Transformers would hold {needed / 1e9:.1f} GB of this model, and {why}."
+    why = f"{free / 1e9:.1f} GB are free" if plan.allows_check else "this job was planned with less"
+    return f"Transformers would need {needed / 1e9:.1f} GB for this model, but {why}."
 
 
 def check_in_consumer(
@@ -289,11 +291,11 @@ def check_twin(
         except ConfigError:  # the format cannot hold any: no twin could exist
             return ConsumerCheck(not_checked=too_large)
         except QuantError as error:
-            return ConsumerCheck(not_checked=f"{too_large} Nor was a small twin of it checked: {error.message}")
+            return ConsumerCheck(not_checked=f"{too_large} A small twin was not checked either: {error.message}")
         written = WrittenCheckpoint(twin.plan, twin.folder, export, twin.model.headers)
         check = check_in_consumer(twin.plan, twin.folder, export, twin.model, written, emit)
     if check.not_checked is not None:
-        reason = f"{too_large} Nor was a small twin of it checked: {check.not_checked}"
+        reason = f"{too_large} A small twin was not checked either: {check.not_checked}"
         return ConsumerCheck(not_checked=reason, is_refused=check.is_refused)
     return check.replace(of_twin=True)
 
@@ -398,14 +400,14 @@ class WrittenCheckpoint:
         if written != planned:
             odd = sorted(name for name in written.keys() | planned.keys() if written.get(name) != planned.get(name))
             raise ProofError(
-                f"The {export} files hold other tensors than planned, first '{odd[0]}'.", code="proof_layout_differs"
+                f"The {export} files contain other tensors than planned, first '{odd[0]}'.", code="proof_layout_differs"
             )
 
     def _differs(self, name: str) -> None:
         raise ProofError(
-            f"'{name}' read back from the {self.export} files is not what was computed.",
+            f"'{name}' read back from the {self.export} files differs from what was computed.",
             code="proof_tensor_differs",
-            hint="Please report this: the artifact is not handed out.",
+            hint="The artifact was withheld. Please report this as a bug.",
         )
 
 
@@ -431,8 +433,8 @@ def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) 
             problems.append(f"{layer.name}: the scales of its {what}")
     if not finite:
         raise NumericsError(
-            f"The files hold numbers of {layer.name} that are NaN or infinite.",
+            f"The files contain NaN or infinite values for {layer.name}.",
             code="nonfinite_result",
-            hint="Please report this: the artifact is not handed out.",
+            hint="The artifact was withheld. Please report this as a bug.",
         )
     return problems

@@ -45,9 +45,9 @@ def model_config(header: GgufHeader) -> dict[str, Any]:
     model_type = "mixtral" if name == "llama" and get("expert_count") else OTHER_NAMES.get(name, name)
     if model_type not in MODEL_TYPES:
         raise ModelError(
-            f"{header.path.name} holds a model of GGUF's architecture '{name}', which is not known here.",
+            f"{header.path.name} contains a model of the GGUF architecture '{name}', which is not supported.",
             code="unsupported_architecture",
-            hint=f"Known are: {', '.join(sorted(MODEL_TYPES))}.",
+            hint=f"Supported: {', '.join(sorted(MODEL_TYPES))}.",
         )
     try:
         config = _shapes(header, model_type, get)
@@ -55,7 +55,7 @@ def model_config(header: GgufHeader) -> dict[str, Any]:
         config |= _only_of(model_type, get, config)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(
-            f"{header.path.name} does not say all that a {model_type} needs: {error!r}.", code="invalid_gguf"
+            f"{header.path.name} lacks information that a {model_type} model needs: {error!r}.", code="invalid_gguf"
         ) from error
     return config
 
@@ -131,7 +131,7 @@ def _rope(header: GgufHeader, model_type: str, get: Get, config: dict[str, Any])
         rope |= {"rope_type": kind, "factor": float(get("rope.scaling.factor"))}
         rope |= {} if trained is None else {"original_max_position_embeddings": int(trained)}
     elif kind != "none":
-        raise ValueError(f"RoPE is scaled by '{kind}'")
+        raise ValueError(f"RoPE scaling is '{kind}'")
     share = int(get("rope.dimension_count", config["head_dim"])) / config["head_dim"]
     if share != 1:
         rope["partial_rotary_factor"] = share
@@ -151,8 +151,8 @@ def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, Any]:
         share = min(max((turns - low) / (high - low), 0.0), 1.0)
         if not math.isclose(divisor, 1 / ((1 - share) / factor + share), rel_tol=1e-4):
             raise ModelError(
-                f"{header.path.name} divides the frequencies of RoPE differently from Llama 3.1 to 3.3.",
+                f"{header.path.name} scales RoPE frequencies differently from Llama 3.1 to 3.3.",
                 code="unsupported_architecture",
-                hint="Give the model as a folder with config.json, which says how.",
+                hint="Provide the model as a folder with a config.json, which defines the scaling.",
             )
     return {"rope_type": "llama3", "factor": factor, **LLAMA3}

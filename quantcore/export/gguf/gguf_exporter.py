@@ -55,13 +55,13 @@ class GgufExporter:
         if reason := refuse_everywhere(layer, real_zero_points=True) or refuse_activations(layer):
             return reason
         if _block_type(spec) is None or spec.over is not None:
-            return "its blocks hold int4, int5 and int8 around zero, and uint4 and uint5 from a minimum"
+            return "its blocks store symmetric int4, int5 and int8, or uint4 and uint5 with a minimum"
         if spec.scale_type.is_whole:
             return None  # such a spec has the groups that a K-type has
         if spec.qscheme is not QSchemeType.per_group or layer.group_size != BLOCK:
-            return f"weights have groups of {BLOCK} inputs: qscheme per_group with group_size {BLOCK}"
+            return f"weights must have groups of {BLOCK} inputs: qscheme per_group with group_size {BLOCK}"
         if spec.scale_type is not ScaleType.float16:
-            return "scales are float16: scale_type float16, or float for what the format takes"
+            return "scales are stored as float16: set scale_type float16, or float for the default"
         return None
 
     def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
@@ -76,12 +76,12 @@ class GgufExporter:
         moved = [layer for layer in moved if layer not in short]
         warnings = []
         if moved:
-            warnings.append(f"gguf stores a float16 scale and minimum: {len(moved)} layer(s) are quantized so.")
+            warnings.append(f"gguf stores float16 scales and minimums, so {len(moved)} layer(s) use them.")
         if short:
-            kinds = sorted({f"{_name(new)} in place of {_name(old)}" for old, new in pairs if old in short})
+            kinds = sorted({f"{_name(new)} instead of {_name(old)}" for old, new in pairs if old in short})
             warnings.append(
-                f"The rows of {len(short)} layer(s) are not a multiple of {SUPER_BLOCK}, first {short[0].name}:"
-                f" they are stored as {', '.join(kinds)}."
+                f"The rows of {len(short)} layer(s) are not a multiple of {SUPER_BLOCK}, first {short[0].name}: "
+                f"they are stored as {', '.join(kinds)}."
             )
         return fitted, tuple(warnings)
 

@@ -67,7 +67,7 @@ class TokenizerData:
 
 
 def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int) -> TokenizerData:
-    """Return what a GGUF file says of ``tokenizer``, for a model whose embedding has ``num_rows`` rows.
+    """Return the GGUF metadata of ``tokenizer``, for a model whose embedding has ``num_rows`` rows.
 
     Raises ModelError ``unsupported_tokenizer`` for any other kind than the two that are known.
     """
@@ -76,10 +76,10 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int) -> Tok
     model = data.get("model", {})
     if model.get("type") != "BPE":
         raise ModelError(
-            f"GGUF files hold BPE tokenizers here, and that of {tokenizer.name_or_path} is"
-            f" {model.get('type', 'not a fast one')}.",
+            f"GGUF export supports only BPE tokenizers, but that of {tokenizer.name_or_path} is "
+            f"{model.get('type', 'not a fast one')}.",
             code="unsupported_tokenizer",
-            hint="Leave gguf out of the formats.",
+            hint="Remove gguf from the formats.",
         )
     added = {entry["content"]: entry for entry in data.get("added_tokens", [])}
     vocabulary = {**model["vocab"], **{text: entry["id"] for text, entry in added.items()}}
@@ -108,7 +108,7 @@ def _too_many(vocabulary: dict[str, int], num_rows: int) -> tuple[str, ...]:
     num_more = sum(token >= num_rows for token in vocabulary.values())
     if not num_more:
         return ()
-    return (f"{num_more} token(s) of the tokenizer have no row in the embedding; the GGUF file leaves them out.",)
+    return (f"{num_more} token(s) of the tokenizer have no row in the embedding and are omitted from the GGUF file.",)
 
 
 def _tokens(
@@ -159,10 +159,12 @@ def _pre_tokenizer(data: dict[str, Any], model: dict[str, Any]) -> tuple[str, tu
         name = "dbrx"  # the same cuts, but a whole word that is a token is not taken unsplit
     if name is not None:
         spaced = any(step.get("add_prefix_space") for step in steps.get("pretokenizers", [steps]))
-        return name, (f"llama.cpp puts no space in front of a text, as this model's tokenizer does ({name}).",) * spaced
+        return name, (
+            f"llama.cpp does not put a space before a text, but this model's tokenizer does ({name}).",
+        ) * spaced
     message = (
-        "llama.cpp may cut texts into other tokens than the model was trained with: how this tokenizer splits words"
-        f" ({', '.join(map(repr, cuts)) or 'not at all'}) has no name in GGUF that is known here."
+        "llama.cpp may split texts into other tokens than in training: this tokenizer's rule for splitting words "
+        f"({', '.join(map(repr, cuts)) or 'not at all'}) has no known name in GGUF."
     )
     return "default", (message,)
 

@@ -79,13 +79,13 @@ class _Reader:
 
     def header(self) -> GgufHeader:
         if self._take(4) != b"GGUF":
-            raise ValueError("it does not begin with GGUF")
+            raise ValueError("it does not start with GGUF")
         version = self._number("I")
         if version not in (2, 3):
-            raise ValueError(f"its version is {version}; 2 and 3 are known")
+            raise ValueError(f"its version is {version}; only 2 and 3 are supported")
         num_tensors, num_fields = self._number("Q"), self._number("Q")
         if num_tensors > MAX_TENSORS or num_fields > MAX_FIELDS:
-            raise ValueError(f"it promises {num_tensors} tensors and {num_fields} fields")
+            raise ValueError(f"it declares {num_tensors} tensors and {num_fields} fields")
         fields = dict(self._field() for _ in range(num_fields))
         infos = [self._tensor_info() for _ in range(num_tensors)]
         alignment = fields.get("general.alignment", ALIGNMENT)
@@ -105,7 +105,7 @@ class _Reader:
         if kind == TEXT:
             return self._text()
         if kind != ARRAY:
-            raise ValueError(f"a field has the type {kind}")
+            raise ValueError(f"a field has type {kind}")
         inner, count = self._number("I"), self._number("Q")
         if inner in NUMBERS and count > LONGEST_KEPT:
             self._skip(count * struct.calcsize(NUMBERS[inner]))
@@ -129,9 +129,9 @@ class _Reader:
         dtype = TYPES.get(kind)
         if dtype is None:
             raise ModelError(
-                f"'{name}' in {self._path.name} is of GGUF's type {OTHER_TYPES.get(kind, kind)}, which is not read.",
+                f"'{name}' in {self._path.name} has GGUF type {OTHER_TYPES.get(kind, kind)}, which is not supported.",
                 code="unsupported_quantization",
-                hint=f"Types that are: {', '.join((*GGUF_BLOCKS, 'F16', 'BF16', 'F32'))}.",
+                hint=f"Supported types: {', '.join((*GGUF_BLOCKS, 'F16', 'BF16', 'F32'))}.",
             )
         if dtype in GGUF_BLOCKS:
             width, num_bytes = GGUF_BLOCKS[dtype]
@@ -160,7 +160,7 @@ class _Reader:
 
     def _check(self, num_bytes: int) -> None:
         if num_bytes > min(self._size, MAX_HEADER_BYTES) - self._file.tell():
-            raise ValueError("its header does not end where it should")
+            raise ValueError("its header has the wrong length")
 
 
 def shortest(number: float) -> float:
@@ -176,5 +176,5 @@ def _invalid(path: Path, reason: str) -> ModelError:
     return ModelError(
         f"{path.name} cannot be read as GGUF: {reason}.",
         code="invalid_gguf",
-        hint="The file is damaged or was not downloaded whole: fetch it again.",
+        hint="The file is damaged or incomplete: download it again.",
     )

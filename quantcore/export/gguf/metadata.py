@@ -153,7 +153,7 @@ def warn_of_window(config: Mapping[str, Any]) -> tuple[str, ...]:
     ignored = window and not config["model_type"].startswith(("gemma", "qwen"))  # a Qwen with windows is refused
     if not ignored or window >= config["max_position_embeddings"]:
         return ()
-    return (f"llama.cpp lets tokens see the whole context; this model's look back {window}: stay below that.",)
+    return (f"llama.cpp ignores this model's sliding window of {window} tokens: keep the context shorter than that.",)
 
 
 def _kind(rope: Mapping[str, Any]) -> str:

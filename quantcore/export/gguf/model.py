@@ -33,9 +33,9 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
             continue
         if not names or stack != len(names):
             raise ModelError(
-                f"'{stored}' in {path.name} has no place in a model of type '{config['model_type']}'.",
+                f"'{stored}' in {path.name} does not belong to a model of type '{config['model_type']}'.",
                 code="unsupported_architecture",
-                hint="Give the model as a folder with config.json and *.safetensors.",
+                hint="Provide the model as a folder with config.json and *.safetensors.",
             )
         for name in names:
             place = places.find(name)

@@ -120,7 +120,7 @@ class Places:
     def __init__(self, model_config: Mapping[str, Any]) -> None:
         model_type = str(model_config.get("model_type"))
         if model_type not in ARCHITECTURES:
-            raise _refused(f"models of type '{model_type}' have no GGUF architecture here", ARCHITECTURES)
+            raise _refused(f"there is no supported GGUF architecture for models of type '{model_type}'", ARCHITECTURES)
         self.architecture = ARCHITECTURES[model_type]
         heads = int(model_config.get("num_attention_heads") or 0)
         self._heads = {"attn_q": heads, "attn_k": int(model_config.get("num_key_value_heads") or heads)}
@@ -189,15 +189,15 @@ class Places:
             if place is not None and place.index is not None:
                 first, same = stacks.setdefault(place.name, (name, layout))
                 if same != layout:
-                    raise _refused(f"the experts of a layer are one tensor, and {name} differs from {first}")
+                    raise _refused(f"the experts of a layer must form one tensor, but {name} differs from {first}")
         assumes = {**self.architecture.assumes, "query_pre_attn_scalar": _attention_scalar(model_config)}
         for key, value in assumes.items():
             if model_config.get(key, value) != value:
-                raise _refused(f"llama.cpp takes {key} for {value}, and config.json says {model_config[key]}")
+                raise _refused(f"llama.cpp assumes {key} {value}, but config.json has {model_config[key]}")
         for rope in rope_parts(model_config):
             kind = rope.get("rope_type", rope.get("type", "default"))
             if kind not in ROPE_TYPES:
-                raise _refused(f"RoPE of type '{kind}' is not known here ({', '.join(ROPE_TYPES)} are)")
+                raise _refused(f"RoPE of type '{kind}' is not supported (only {', '.join(ROPE_TYPES)})")
 
 
 def stored_part(header: TensorHeader, place: Place) -> TensorHeader:
@@ -231,9 +231,9 @@ def rope_parts(model_config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _refused(reason: str, allowed: Mapping[str, object] | None = None) -> ConfigError:
     names = sorted(allowed or ())
     return ConfigError(
-        f"The gguf format cannot hold this model: {reason}.",
+        f"The gguf format cannot store this model: {reason}.",
         code="incompatible_export",
-        hint=f"Models it can hold: {', '.join(names)}." if names else "Leave gguf out of the formats.",
+        hint=f"Supported models: {', '.join(names)}." if names else "Remove gguf from the formats.",
         field="/export",
         allowed=names,
     )

@@ -59,7 +59,7 @@ class OnnxExporter:
     def refuse(self, layer: LayerPlan) -> str | None:
         weight = layer.weight
         if EXPERT.match(layer.name):
-            return "experts are chosen by the data, and a graph always runs the same nodes"
+            return "experts are chosen at run time, but a graph always runs the same nodes"
         if reason := refuse_everywhere(layer) or _refuse_weight(layer, weight):
             return reason
         for what, spec in (("inputs", layer.input_tensors), ("outputs", layer.config.output_tensors)):
@@ -70,7 +70,7 @@ class OnnxExporter:
             if spec.dtype.value not in BYTES:
                 return f"quantized {what} are one of {', '.join(BYTES)}"
             if spec.is_static and spec.qscheme is not QSchemeType.per_tensor:
-                return f"static {what} have one scale a tensor"
+                return f"static {what} have one scale per tensor"
         return None
 
     def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
@@ -177,17 +177,17 @@ class OnnxExporter:
     def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
         if towers := tower_configs(model_config):
             raise ConfigError(
-                f"An onnx file would hold the language model alone, without the parts of {', '.join(towers)}.",
+                f"An onnx file would contain only the language model, without the parts of {', '.join(towers)}.",
                 code="incompatible_export",
-                hint="Take another format.",
+                hint="Use another format.",
             )
         experts = [name for name in layouts if ".experts." in name]
         if experts:
             raise ConfigError(
-                f"The onnx format cannot hold a mixture of experts (first '{experts[0]}'): which of them run is chosen"
-                " by the data, and a graph always runs the same nodes.",
+                f"The onnx format cannot store a mixture of experts (first '{experts[0]}'): experts are chosen at "
+                "run time, but a graph always runs the same nodes.",
                 code="incompatible_export",
-                hint="Take another format.",
+                hint="Use another format.",
                 field="/export",
             )
 
@@ -199,7 +199,7 @@ def fault_of(spec: QuantizationSpec | None) -> str | None:
     if spec.dtype.value not in ELEMENT_TYPES:
         return f"its element types are {', '.join(ELEMENT_TYPES)}"
     if spec.over is not None or spec.scale_type is ScaleType.e4m3:
-        return "it has one scale for a value, not two"
+        return "it has one scale per value, not two"
     if spec.zero_point_type is ZeroPointType.float32:
         return "its zero points are codes: zero_point_type int32"
     return None
@@ -212,9 +212,9 @@ def activation_fault(spec: QuantizationSpec | None) -> str | None:
     if spec.round_method is not RoundType.half_even and spec.format.zero_point_ok:
         return "it rounds half to even"
     if spec.outlier_threshold is not None:
-        return "it cannot leave features out while it runs"
+        return "it cannot exclude features at run time"
     if spec.is_dynamic and spec.scale_type in (ScaleType.e8m0, ScaleType.pof2):
-        return "it cannot find powers of two while it runs"
+        return "it cannot compute powers of two at run time"
     return None
 
 
@@ -232,7 +232,7 @@ def _refuse_weight(layer: LayerPlan, weight: QuantizationSpec) -> str | None:
     if weight.qscheme is QSchemeType.per_block:
         return "its blocks are groups of inputs, not rows and columns"
     if weight.qscheme is QSchemeType.per_group and weight.format.zero_point_ok and layer.input_tensors is not None:
-        return "ONNX Runtime has no kernel for 8-bit inputs and 8-bit weights in groups: take weights per_channel"
+        return "ONNX Runtime has no kernel for 8-bit inputs and 8-bit weights in groups: use per_channel weights"
     return None
 
 

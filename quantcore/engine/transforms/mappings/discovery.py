@@ -101,7 +101,7 @@ def _tried(block: nn.Module, run: Run, listed: ScalingLayer, discovery: FoundEdg
     for name in listed.layers:
         other = shape_of(modules[name])
         if len(other) != 2 or other[1] != count:
-            return rejected(f"{listed.prev_op} has {count} outputs, {name} a weight of {tuple(other)}")
+            return rejected(f"{listed.prev_op} has {count} outputs, but {name} has a weight of {tuple(other)}")
     plain = Edge(listed.prev_op, listed.layers, torch.arange(count), torch.arange(count))
     edges = [plain, replace(plain, plus_one=True)] if len(shape) == 1 else [plain]
     changes = [prove(block, run, [edge]) for edge in edges]

@@ -64,7 +64,7 @@ def float_tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def as_float32(tree: Any) -> Any:
-    """Return a copy with float tensors in float32, also in keys and values that blocks share; all else as it is."""
+    """Return a copy with float tensors in float32, also in keys and values that blocks share; all else is unchanged."""
 
     def widen(leaf: Any) -> Any:
         if isinstance(leaf, MutableMapping):

@@ -21,12 +21,12 @@ from quantcore.engine.transforms.mappings.record import BlockRecord, Run, find_l
 from quantcore.engine.transforms.mappings.scale_pair import Edge, Rejected, shape_of
 from quantcore.engine.transforms.mappings.tracing import FACTOR_TOLERANCE, Reading, Replay, trace
 
-NO_PASSAGE = "what lies between them does not let a scale through"
-NO_PRODUCER = "what they read is not the output of one layer, channel by channel"
-NO_WEIGHT = "the norm has no weight that could take a scale"
-OTHER_READER = "its output is read by something else as well"
+NO_PASSAGE = "the operations between them do not pass a scale through"
+NO_PRODUCER = "their input is not the channel-wise output of one layer"
+NO_WEIGHT = "the norm has no weight that could absorb a scale"
+OTHER_READER = "its output has other readers"
 SEVERAL = "it runs more than once, or reads more than one tensor"
-OTHER_WEIGHT = "it does not multiply with its weight, nor with 1 + its weight"
+OTHER_WEIGHT = "it multiplies neither with its weight nor with 1 + its weight"
 NORM_TOLERANCE = 1e-3  # for each channel, in float32; a fold by the wrong convention misses by half and more
 UNTOUCHED = 1e-6  # bound on the change of tensors that do not depend on the scaled outputs
 
@@ -80,7 +80,7 @@ class Search:
         reached: list[Edge] = []
         for edge in edges:
             if len(edge.channels) in idle:
-                self._reject(edge, f"{idle[len(edge.channels)]} did not run, and may read its output as well")
+                self._reject(edge, f"{idle[len(edge.channels)]} did not run, and may also read its output")
             else:
                 reached.append(edge)
         return reached
@@ -118,7 +118,7 @@ class Search:
         if hold(self.block, folding_changes(self.block, self.run, left + right, before)):
             return left + right
         for edge in right:
-            self._reject(edge, f"it does not hold together with the edge behind {left[0].producer}")
+            self._reject(edge, f"it does not hold together with the edge after {left[0].producer}")
         return left
 
     def _reject(self, edge: Edge, reason: str) -> None:
@@ -159,7 +159,7 @@ class Search:
             if name not in consumers and _differ(self._before.inputs(name), after.inputs(name))
         ]
         leaving = [[record.update, *record.beside, *record.routing] for record in (self._before, after)]
-        return changed + (["what leaves the block"] if _differ(*leaving) else [])
+        return changed + (["the output of the block"] if _differ(*leaving) else [])
 
     def _divides(self, edge: Edge) -> bool:
         """Return whether folding divides the norm's output; the norm is called alone, with its input in the block."""

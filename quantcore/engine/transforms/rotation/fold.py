@@ -111,9 +111,9 @@ def find_head_sizes(block: nn.Module, edges: Sequence[Edge], run: Run, like: tor
     """
     if len(rows_of(like)) < MIN_TOKENS:
         raise CalibrationError(
-            f"Heads are told apart by the tokens that they look at, and there are only {len(rows_of(like))}.",
+            f"Heads are distinguished by the tokens they attend to, but there are only {len(rows_of(like))}.",
             code="too_few_tokens",
-            hint=f"Give windows of {MIN_TOKENS} tokens or more, or leave out r2.",
+            hint=f"Use windows of at least {MIN_TOKENS} tokens, or remove r2.",
             field="/calibration/seq_len",
         )
     with torch.no_grad(), widened_as_used(block):

@@ -126,7 +126,7 @@ def orthogonal(size: int, *, seed: int = 0, random_signs: bool = True, block_siz
         raise ConfigError(
             f"A rotation of size {order} does not divide {size} channels.",
             code="rotation_size_does_not_fit",
-            hint=f"Leave it out, or take a divisor, for example {largest_order(size)}.",
+            hint=f"Remove it, or use a divisor such as {largest_order(size)}.",
             field="/algo_config/rotation_size",
         )
     signs = None
@@ -138,7 +138,7 @@ def orthogonal(size: int, *, seed: int = 0, random_signs: bool = True, block_siz
 def _unreachable(order: int) -> ConfigError:
     below = next((other for other in range(order - 1, 0, -1) if _is_fast(other)), 1)
     return ConfigError(
-        f"No construction here gives a Hadamard matrix of order {order}.",
+        f"No known construction yields a Hadamard matrix of order {order}.",
         code="no_hadamard_matrix",
         hint=f"The next smaller order is {below}. Powers of two always work.",
         field="/algo_config/rotation_size",
@@ -250,7 +250,7 @@ def _powers_of_generator(p: int, degree: int) -> list[int]:
             power = tuple((below - power[-1] * c) % p for below, c in zip((0, *power[:-1]), low, strict=True))
         if power == one and len(powers) == p**degree - 1:
             return powers
-    raise AssertionError(f"{p} is not a prime")
+    raise AssertionError(f"{p} is not prime")
 
 
 @cache

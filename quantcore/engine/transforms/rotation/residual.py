@@ -124,8 +124,8 @@ def _find_writers(
         scale = (silent.output.float() * x.float()).sum().item() / x.float().square().sum().item()
     if not close(silent.output, torch.zeros_like(silent.output) if x is None else scale * x):
         raise _refusal(
-            "it does not pass through untouched",
-            "A norm stands on it, or something other than linear layers and experts writes to it",
+            "it does not pass through unchanged",
+            "A norm is applied to it, or something other than linear layers and experts writes to it",
         )
     writers: list[str] = []
     for name in units:
@@ -141,9 +141,9 @@ def _find_writers(
         written = loud.output - silent.output
         between = next((other for other in norm_like(module, loud) if same(loud.inputs[other], noise[0])), None)
         if between is not None:
-            raise _refusal(f"{between} normalizes what {name} writes before it is added to the stream")
+            raise _refusal(f"{between} normalizes the output of {name} before it is added to the stream")
         if written.numel() != noise[0].numel() or not parallel(written, noise[0], part_of=loud.output):
-            raise _refusal(f"what {name} writes is changed channel by channel before it is added to the stream")
+            raise _refusal(f"the output of {name} is changed channel by channel before it is added to the stream")
         writers += _expert_layers(module, name, reading=False)
     return writers, silent, scale
 
@@ -200,9 +200,9 @@ def _examined(module: nn.Module, name: str, readers: list[str], like: torch.Tens
         )
     rotation = orthogonal(x.shape[-1], seed=5)
     if not close(norm(rotation.apply(x)), rotation.apply(norm(x))):
-        raise _refusal(f"{name} ({type(norm).__name__}) does more than divide by the length")
+        raise _refusal(f"{name} ({type(norm).__name__}) does more than divide by the norm")
     if not close(before, neutral):
-        raise _refusal(f"{name} ({type(norm).__name__}) does more than divide by the length and multiply with a weight")
+        raise _refusal(f"{name} ({type(norm).__name__}) does more than divide by the norm and multiply by a weight")
     return StreamNorm(name, tuple(readers), plus_one)
 
 
@@ -229,7 +229,7 @@ def _accepted(change: float, dtype: torch.dtype) -> float:
     if not change <= tolerance(dtype):
         raise _refusal(
             f"rotated, it computes something else (relative change {change:.1e})",
-            "A part of it reads the stream or writes to it in a way that is not known",
+            "A part of it reads the stream or writes to it in an unknown way",
         )
     return change
 
@@ -241,7 +241,7 @@ def _expert_layers(module: nn.Module, name: str, *, reading: bool) -> list[str]:
         return [name]
     fused = part._fused[0] if isinstance(part, SplitExperts) else part
     if fused.has_post_expert_norm:
-        raise _refusal(f"{name} normalizes what each expert writes before it is added to the stream")
+        raise _refusal(f"{name} normalizes the output of each expert before it is added to the stream")
     if not isinstance(part, SplitExperts):
         return [name]
     names = [part.names.gate, part.names.up] if reading else [part.names.down]
@@ -254,6 +254,6 @@ def _refusal(reason: str, hint: str = "") -> ModelError:
     return ModelError(
         f"The residual stream of this model cannot be rotated: {reason}.",
         code="cannot_rotate",
-        hint=f"{hint}. Leave out r1." if hint else "Leave out r1.",
+        hint=f"{hint}. Remove r1." if hint else "Remove r1.",
         field="/algo_config/r1",
     )

@@ -86,7 +86,7 @@ def _split(pattern: str) -> dict[str, Any]:
 FOREIGN_CODE = {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}, "tokenizer_class": "Evil"}
 
 TOKENIZERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "code of its own": (_settings(**FOREIGN_CODE), "no_tokenizer"),
+    "Custom tokenizer code": (_settings(**FOREIGN_CODE), "no_tokenizer"),
     "a class that is a number": (_settings(tokenizer_class=3), "no_tokenizer"),
     "the class of another kind": (_settings(tokenizer_class="BertTokenizer"), "bad_tokenizer"),
     "a length that is a text": (_settings(model_max_length="x"), "bad_tokenizer"),

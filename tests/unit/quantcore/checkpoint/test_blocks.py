@@ -127,7 +127,7 @@ REFUSED = {
     "two decoders": (
         {"is_encoder_decoder": True, "num_layers": 6, "d_model": 32},
         {**ENCODER_DECODER, **blocks("decoder.other.", 6, 32)},
-        "an encoder beside its decoder",
+        "an encoder and a decoder",
     ),
     "two that fit": (
         {"num_layers": 6, "d_model": 32},
@@ -141,8 +141,8 @@ REFUSED = {
         "these are none: 'vision_tower.layers",
     ),
     "no list": ({"hidden_size": 64}, {"fc.weight": blocks("x.", 1, 64)["x.0.fc.weight"]}, "no tensor name has a block"),
-    "another depth": ({"num_hidden_layers": 7}, blocks("model.layers.", 6, 32), "promises 7 blocks, .* hold 6"),
-    "another width": ({"num_layers": 6, "hidden_size": 48}, blocks("model.layers.", 6, 32), "promises 6 .* hold 6"),
+    "another depth": ({"num_hidden_layers": 7}, blocks("model.layers.", 6, 32), "declares 7 blocks, .* contain 6"),
+    "another width": ({"num_layers": 6, "hidden_size": 48}, blocks("model.layers.", 6, 32), "declares 6 .* contain 6"),
     "a hole": ({"num_layers": 6}, blocks("model.layers.", 6, 32, start=1), "a shard is missing"),
 }
 
@@ -163,9 +163,9 @@ def test_a_plan_says_which_parts_it_leaves_alone():
     assert len(plan.layers) == 6 and plan.blocks.prefixes == (prefix,)
     [warning] = plan.warnings
     assert "Only the language model, 'language_model.model.layers.*', is quantized." in warning
-    assert "stay as they are: 'vision_tower.vision_model.encoder.layers.*' (24 blocks" in warning
+    assert "stay unchanged: 'vision_tower.vision_model.encoder.layers.*' (24 blocks" in warning
     assert {entry.reason for entry in plan.kept if entry.name.startswith("vision")} == {
-        "part beside the language model"
+        "part outside the language model"
     }
 
 

@@ -66,12 +66,12 @@ def test_layers_are_kept_for_the_role_that_their_shapes_and_names_tell(model):
 @pytest.mark.parametrize(
     ("module", "role"),
     [
-        ("model.visual.blocks.3.attn.qkv", "part beside the language model"),
+        ("model.visual.blocks.3.attn.qkv", "part outside the language model"),
         ("model.visual.merger.linear_fc1", "projector between parts of the model"),
         ("multi_modal_projector.linear_1", "projector between parts of the model"),
         ("mtp.layers.0.self_attn.q_proj", "only for multi-token prediction"),
-        ("score", "head for scores"),
-        ("classifier.dense", "head for scores"),
+        ("score", "score head"),
+        ("classifier.dense", "score head"),
         ("model.decoder.project_in", "outside the blocks"),
     ],
 )

@@ -59,7 +59,7 @@ def test_the_summary_shows_the_quality_of_an_embedding_model(
 
 
 def test_an_evaluation_shows_how_much_text_an_unclear_verdict_needs(capsys):
-    verdict = Verdict(level="unclear", reason="there is not enough text to tell", advice="Measure on more text.")
+    verdict = Verdict(level="unclear", reason="there is not enough text to decide", advice="Measure on more text.")
     found = {"model": "out", "against": "float", "environment": {}, "quality": reports.report()["quality"]}
     show_evaluation(EvaluationResult.model_validate(found | {"verdict": verdict}))
     shown = capsys.readouterr().out

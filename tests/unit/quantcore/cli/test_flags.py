@@ -71,7 +71,7 @@ def test_a_size_is_written_as_for_transformers(tmp_path):
     for text in ("5", "5GiB", "-5GB", "0KB", "GB", "5GB5", "", "9" * 50 + "GB"):
         with pytest.raises(ConfigError, match="is not a file size") as refusal:
             task(tmp_path, f"--max_shard_size={text}")
-        assert refusal.value.code == "invalid_max_shard_size" and "5GB, 500MB" in refusal.value.hint
+        assert refusal.value.code == "invalid_max_shard_size" and "5GB or 500MB" in refusal.value.hint
 
 
 def test_without_a_flag_a_preset_has_its_recipe(tmp_path):
@@ -142,8 +142,8 @@ def test_an_unknown_name_is_answered_with_the_list(tmp_path, flag):
     [
         ("gptq,rtn", "gptq and rtn both round the weights"),
         ("gptq,awq", "comes last: awq, gptq"),
-        ("awq,rotation,awq", "awq is named twice"),
-        ("smooth,smoothquant", "named twice"),
+        ("awq,rotation,awq", "awq is listed twice"),
+        ("smooth,smoothquant", "listed twice"),
     ],
 )
 def test_a_chain_that_makes_no_sense_is_refused(tmp_path, names, fault):
@@ -155,7 +155,7 @@ def test_a_chain_that_makes_no_sense_is_refused(tmp_path, names, fault):
 def test_several_sources_of_text(tmp_path):
     several = task(tmp_path, "--dataset", "a.txt:3,org/b:column=c:1", "--num_calib_data", "8").calibration
     assert several.counts == [6, 2] and several.parts[1].column == "c"
-    with pytest.raises(ConfigError, match="column go with one source"):
+    with pytest.raises(ConfigError, match="column set together with sources"):
         task(tmp_path, "--dataset", "a.txt:3,b.txt:1", "--dataset_column", "c")
 
 

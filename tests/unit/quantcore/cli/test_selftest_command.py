@@ -40,7 +40,7 @@ def test_differences_are_named(parts, capsys):
     parts(part("rounding", 2), *(part("packing", 3, f"{number} bits") for number in range(10)))
     assert main(["selftest"]) == 1
     said = capsys.readouterr().out
-    assert "differs packing 0 bits: 50 % of 2 codes (allowed: 0 %). Each number is rounded by itself" in said
+    assert "differs packing 0 bits: 50 % of 2 codes (allowed: 0 %). Each number is rounded separately" in said
     assert said.count("differs packing") == selftest_command.MAX_SHOWN and "... and 2 more" in said
     assert "differs after" in said and "agreed after" not in said
 

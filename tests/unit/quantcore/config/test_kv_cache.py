@@ -100,7 +100,7 @@ def test_outputs_of_a_fused_layer_are_held_by_no_format(tmp_path):
     layer = FP8_KV.choose("k_proj", "Linear")[0]
     config = replace(presets.resolve("fp8"), layer_quant_config={"*v_proj": layer})
     for export in ("quark", "compressed_tensors", "fp8"):
-        with pytest.raises(ConfigError, match="outputs of k_proj"):
+        with pytest.raises(ConfigError, match=r"outputs (only )?of k_proj"):
             plan(folder, config, (export,))
 
 
@@ -109,13 +109,13 @@ def test_a_cache_in_part_is_refused(tmp_path, change):
     folder = tiny_model(tmp_path / "model")
     if "kv_cache_quant_config" in change:
         change = {"kv_cache_quant_config": {"*k_proj": FP8_KV.kv_cache_quant_config["*k_proj"]}}
-    with pytest.raises(ConfigError, match="and not in") as caught:
+    with pytest.raises(ConfigError, match="but not in") as caught:
         plan(folder, replace(FP8_KV, **change))
     assert caught.value.code == "kv_cache_in_part"
 
 
 def test_an_exclusion_of_all_keys_and_values_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"no pattern .* fits a layer that is quantized; .*k_proj is there"):
+    with pytest.raises(ConfigError, match=r"no pattern .* matches a quantized layer; .*k_proj exists"):
         plan(tiny_model(tmp_path / "model"), replace(FP8_KV, exclude=("*k_proj", "*v_proj")))
 
 
@@ -163,7 +163,7 @@ def test_a_kv_cache_beside_a_float_weight_is_refused_for_files(tmp_path):
         layer_quant_config={"*_proj": QuantizationConfig()},
         kv_cache_quant_config=FP8_KV.kv_cache_quant_config,
     )
-    with pytest.raises(ConfigError, match="quantized outputs and a float weight"):
+    with pytest.raises(ConfigError, match="quantized outputs but a float weight"):
         plan(tiny_model(tmp_path / "model"), config)
 
 

@@ -50,14 +50,17 @@ def test_one_source_is_stored_as_ever_and_several_without_the_fields_of_one():
 
 
 BAD = {
-    "both": ({"source": "c"}, "source go with one source"),
-    "a column beside": ({"column": "c"}, "column go with one source"),
-    "none": ({"sources": (), "source": None}, "give a source"),
-    "twice": ({"sources": ({"source": "a"}, {"source": "a", "share": 2})}, "'a' is among the sources twice"),
+    "both": ({"source": "c"}, "source set together with sources"),
+    "a column beside": ({"column": "c"}, "column set together with sources"),
+    "none": ({"sources": (), "source": None}, "add a source"),
+    "twice": ({"sources": ({"source": "a"}, {"source": "a", "share": 2})}, "'a' is listed twice"),
     "no window": ({"sources": ({"source": "a"}, {"source": "b", "share": 0.01})}, "'b' gets none of the 32 samples"),
     "no share": ({"sources": ({"source": "a", "share": 0},)}, "greater than 0"),
     "endless": ({"sources": ({"source": "a", "share": float("inf")},)}, "finite number"),
-    "a file's split": ({"sources": ({"source": "/a.txt", "split": "test"},)}, "which '/a.txt' is not"),
+    "a file's split": (
+        {"sources": ({"source": "/a.txt", "split": "test"},)},
+        "set for '/a.txt', which is not a dataset",
+    ),
 }
 
 
@@ -75,7 +78,7 @@ def test_the_template_takes_scalars_under_names_of_its_own():
     for wrong in ({"tokenize": True}, {"a b": 1}, {"x": None}, {"x": [1]}):
         with pytest.raises(ConfigError, match="chat_template_kwargs"):
             CalibrationConfig(chat_template_kwargs=wrong)
-    with pytest.raises(ConfigError, match="go with a source"):
+    with pytest.raises(ConfigError, match="need a source"):
         Evaluation(chat_template_kwargs={"enable_thinking": False})
 
 

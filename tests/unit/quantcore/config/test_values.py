@@ -99,7 +99,7 @@ WRONG = {
         lambda: Config(global_quant_config=BOTH, layer_quant_config={"*.a": {"weight": {"dtype": "x"}}}),
         "/layer_quant_config/*.a/weight/dtype", "'x' was given", "fp4",
     ),
-    "does not go together": (lambda: QuantizationConfig(input_tensors=FP8), "", "input_tensors without weight", ""),
+    "does not go together": (lambda: QuantizationConfig(input_tensors=FP8), "", "input_tensors need weight", ""),
     "no stage": (lambda: ProgressiveSpec("fp8", INT8), "/first_stage", "'fp8' was given", ""),
     "calibration": (lambda: CalibrationConfig(seq_len=4), "/seq_len", "greater than or equal to 8", ""),
     "evaluation": (lambda: EvaluationConfig(windows=4), "/windows", "no such field", "num_windows"),

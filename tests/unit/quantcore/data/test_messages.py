@@ -48,7 +48,11 @@ def test_a_column_of_one_image() -> None:
 
 WRONG = {
     "none in the column": ([{"type": "image"}, {"type": "image"}], {"images": ["a.png"]}, "without a file"),
-    "one too many": ([{"type": "image"}], {"images": ["a.png", "b.png"]}, "1 in the column 'images' belong to no part"),
+    "one too many": (
+        [{"type": "image"}],
+        {"images": ["a.png", "b.png"]},
+        "1 in the column 'images' do not belong to a part",
+    ),
     "video": ([{"type": "video", "video": "a.mp4"}], {}, "type 'video'"),
     "no part": ([TEXT, "text"], {}, "type 'str'"),
 }

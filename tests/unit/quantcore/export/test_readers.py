@@ -23,7 +23,7 @@ def test_every_built_in_format_names_its_main_program() -> None:
 def test_a_format_of_another_package_comes_last_and_promises_nothing(other_format: type) -> None:
     layers = usual_layers(config := presets.resolve("int8_weight_only"))
     assert formats_for(config)[-2:] == ["mine", "fake_quantized"]
-    assert unread("mine", tuple(layers)) == "No program that reads mine files runs in the proof."
+    assert unread("mine", tuple(layers)) == "The proof does not run a program that reads mine files."
     assert not_in_vllm("mine", layers, ()) is None
     assert lines_of(layers) == {"mine": "load('out')"}
 

@@ -68,8 +68,8 @@ def test_types_of_gguf_are_found_as_another_program_writes_them(kind: str, expec
 
 
 def test_a_scale_of_the_whole_tensor_is_none_of_a_row() -> None:
-    assert str(found_in(ternary(one_scale=True))) == "2 bits, symmetric, one scale a tensor"
-    assert str(found_in(ternary(one_scale=False))) == "2 bits, symmetric, one scale a row"
+    assert str(found_in(ternary(one_scale=True))) == "2 bits, symmetric, one scale per tensor"
+    assert str(found_in(ternary(one_scale=False))) == "2 bits, symmetric, one scale per row"
 
 
 def ternary(*, one_scale: bool) -> torch.Tensor:

@@ -37,7 +37,7 @@ def test_what_was_pushed_comes_back(hub: HubServer, tmp_path: Path) -> None:
 def test_what_is_not_the_commits_is_refused(hub: HubServer, tmp_path: Path) -> None:
     done = push(make_task(tmp_path / "artifact"), TOKEN, silence)
     hub.tampered["config.json"] = b'{"a": 2}'
-    with pytest.raises(QuantError, match="not what the Hub has") as caught:
+    with pytest.raises(QuantError, match="differs from the file on the Hub") as caught:
         pull("org/new", "main", tmp_path / "out", silence)
     assert caught.value.code == "hub_hash_mismatch"
     hub.tampered.clear()

@@ -52,8 +52,8 @@ def test_a_warning_says_what_it_means(model: Path) -> None:
          "title": "4 bits, asymmetric, groups of 32"}
     ]  # fmt: skip
     assert headers.warnings[-1].startswith(
-        "The weights lie on a grid of few levels already: 4 bits, asymmetric, groups of 32 (100 %). A scheme with the"
-        " same levels loses nothing here, and quality is measured against the model you gave"
+        "The weights already lie on a grid of few levels: 4 bits, asymmetric, groups of 32 (100 %). A scheme with "
+        "the same levels is lossless here. Quality is measured against this model"
     )
 
 
@@ -61,7 +61,7 @@ def test_a_warning_says_what_it_means(model: Path) -> None:
     ("preset", "export", "expected"),
     [
         ("w4a16", "awq", "4 bits, asymmetric, groups of 32"),
-        ("fp8", "fp8", "fp8_e4m3, one scale a tensor"),
+        ("fp8", "fp8", "fp8_e4m3, one scale per tensor"),
         ("mxfp4", "quark", "MXFP4, groups of 32"),
         ("gguf_q4_1", "gguf", "Q4_1, groups of 32"),
     ],

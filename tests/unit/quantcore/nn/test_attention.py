@@ -115,8 +115,8 @@ def overflowing():
 
 
 REFUSED = {
-    "no attention": (lambda: nn.Sequential(nn.Linear(4, 4)), CONFIG, [], ConfigError, "Sequential has no attention"),
-    "no data": (language_model, CONFIG, [], CalibrationError, "static activation specs need some"),
+    "no attention": (lambda: nn.Sequential(nn.Linear(4, 4)), CONFIG, [], ConfigError, "has no replaceable attention"),
+    "no data": (language_model, CONFIG, [], CalibrationError, "static activation specs need data"),
     "a graph": (
         language_model,
         Config(
@@ -126,7 +126,7 @@ REFUSED = {
     ),
     "no attention to turn": (
         lambda: nn.Sequential(nn.Linear(4, 4)), Config(global_quant_config=WEIGHT_ONLY, algo_config=R3), [IDS],
-        ConfigError, "Sequential has no attention that can be replaced, so rotation r3 means nothing",
+        ConfigError, "Sequential has no replaceable attention, so rotation r3 does not apply",
     ),
     "overflow behind r3": (
         overflowing, Config(global_quant_config=WEIGHT_ONLY, softmax_quant_spec=FP8, algo_config=R3), [IDS],
@@ -149,7 +149,7 @@ def test_a_refusal_teaches_and_leaves_the_model_as_it_was(case):
 
 def test_an_export_that_would_compute_something_else_is_refused(tmp_path):
     model = ModelQuantizer.freeze(ModelQuantizer(CONFIG).quantize_model(language_model(), [IDS]))
-    with pytest.raises(ConfigError, match="quantized further inside"):
+    with pytest.raises(ConfigError, match="quantized later"):
         ModelExporter(tmp_path / "out").export_safetensors_model(model, CONFIG)
 
 
@@ -281,7 +281,7 @@ def test_fp8_attention_behind_r3():
 
 def test_r3_says_where_it_gains_nothing(capsys):
     ModelQuantizer(Config(global_quant_config=WEIGHT_ONLY, algo_config=R3)).quantize_model(language_model(), [IDS])
-    assert "Rotation r3 changes nothing but the time" in capsys.readouterr().err
+    assert "Rotation r3 only costs time here" in capsys.readouterr().err
     ModelQuantizer(keys(FP8)).quantize_model(language_model(), [IDS])
     assert "WARNING" not in capsys.readouterr().err
 

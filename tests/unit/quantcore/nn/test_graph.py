@@ -331,7 +331,7 @@ class Bare(nn.Module):
 
 def test_a_layer_that_the_graph_has_in_another_form_is_refused():
     """Eager mode quantizes its weight; a graph that left it in float would be something else."""
-    with pytest.raises(ConfigError, match=r"the weight of bare \(Linear\) is used in an operation") as caught:
+    with pytest.raises(ConfigError, match=r"the weight of bare \(Linear\) is used by an operation") as caught:
         quantize(Bare(), QuantizationConfig(weight=INT8), GRAPH, [torch.randn(2, 4)])
     assert caught.value.code == "unsupported_layer"
     config = Config(global_quant_config=QuantizationConfig(weight=INT8), exclude=["bare"], quant_mode=GRAPH)

@@ -192,7 +192,7 @@ class Huge(nn.Module):
 
 GROUP_3 = QuantizationConfig(weight=QuantizationSpec(dtype="int4", qscheme="per_group", group_size=3))
 REFUSED = {
-    "no batch": (net, STATIC, [], CalibrationError, "no_calibration_data", "need some .3 layer.*is_dynamic=True"),
+    "no batch": (net, STATIC, [], CalibrationError, "no_calibration_data", "need data .3 layer.*is_dynamic=True"),
     "no dataloader": (net, STATIC, None, CalibrationError, "no_calibration_data", "few batches"),
     "a layer unseen": (net, STATIC, [(IDS, False)], CalibrationError, "layers_without_data", "saw no data: b. Exclude"),
     "labels": (
@@ -207,7 +207,7 @@ REFUSED = {
     ),
     "8-bit weights": (
         lambda: nn.Sequential(nn.Linear(4, 4).to(torch.float8_e4m3fn)), STATIC, [], ModelError,
-        "unsupported_weights_dtype", "float8_e4m3fn. Give the float model",
+        "unsupported_weights_dtype", "float8_e4m3fn. Use the float model",
     ),
     "nothing": (nn.ReLU, STATIC, [], ConfigError, "nothing_to_quantize", "Layers: none"),
     "indices": (
@@ -241,7 +241,7 @@ def test_a_refusal_teaches_and_leaves_the_model_as_it_was(case):
 
 def test_quantizing_twice_is_refused():
     model = quantize(net(), WEIGHT_ONLY)
-    with pytest.raises(ConfigError, match="quantized already") as caught:
+    with pytest.raises(ConfigError, match="already quantized") as caught:
         quantize(model, WEIGHT_ONLY)
     assert caught.value.code == "already_quantized"
 
@@ -271,7 +271,7 @@ def test_every_preset_quantizes_and_freezes_to_the_same_bits(preset):
 
 def test_scales_in_two_levels_need_rows_of_super_blocks():
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPE), dtype=torch.float32)
-    with pytest.raises(ConfigError, match="lie under one for 256 inputs"):
+    with pytest.raises(ConfigError, match="nested under one super-block scale per 256 inputs"):
         ModelQuantizer(presets.resolve("gguf_q4_k")).quantize_model(model)
 
 

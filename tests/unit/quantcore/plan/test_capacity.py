@@ -177,7 +177,7 @@ def test_more_ranks_share_the_windows_and_shards_the_block():
 
 def test_what_does_not_fit_says_what_would_and_that_does():
     found = golden(MIXTRAL, "1x24GB", 1, "gptq")
-    assert found.faults[0].startswith("A device has 24.0 GB, and ")
+    assert found.faults[0].startswith("A device has 24.0 GB, but ")
     [needed] = [text for text in found.advice if text.startswith("Devices of")]
     size = float(needed.split()[2]) + 0.1
     assert golden(MIXTRAL, f"1x{size:.1f}GB", 1, "gptq").fits
@@ -240,7 +240,7 @@ def test_the_command_for_people(capsys):
     said = capsys.readouterr().out
     assert said.startswith("does not fit") and "Would fit: --num_calib_data" in said
     assert main(["plan", config, "--devices", "many"]) == 1
-    assert "How many, x, the memory of each" in capsys.readouterr().err
+    assert "Use count x memory" in capsys.readouterr().err
 
 
 def test_slices_are_no_way_for_what_needs_whole_blocks():

@@ -140,8 +140,8 @@ def test_a_class_that_matches_nothing_is_a_warning_and_with_strict_an_error():
 def test_layers_that_vllm_fuses_with_different_schemes_are_a_warning_and_with_strict_an_error():
     parts = {"exclude": ("lm_head", "model.layers.*.v_proj")}
     [warning] = plan("fp8", **parts).warnings
-    assert warning.startswith("vLLM will not load this result. vLLM computes model.layers.0.self_attn.q_proj and")
-    assert "v_proj in one layer and needs one scheme for both" in warning
+    assert warning.startswith("vLLM will not load this result. vLLM fuses model.layers.0.self_attn.q_proj and")
+    assert "v_proj into one layer and needs one scheme for both" in warning
     with pytest.raises(ConfigError) as caught:
         plan("fp8", **parts, strict=True)
     assert caught.value.code == "not_for_vllm" and "one scheme" in caught.value.hint
@@ -193,7 +193,7 @@ def test_impossible_requests_are_refused(code):
 def test_a_rotation_that_no_file_holds_says_who_runs_it():
     with pytest.raises(ConfigError, match="rotation r3, which is not available") as caught:
         plan("int8_dynamic", algo_config=(RotationConfig(r3=True),))
-    assert "Only a model in memory can run r3 and r4: ModelQuantizer" in caught.value.hint
+    assert "Only a model in memory (ModelQuantizer) can run r3 and r4" in caught.value.hint
 
 
 def test_an_impossible_export_says_which_format_can():
@@ -291,7 +291,7 @@ def test_blocks_for_multi_token_prediction_are_kept():
     assert result.num_blocks == 2 and {layer.block for layer in result.layers} == {0, 1}
     reasons = {entry.reason for entry in result.kept if entry.name.startswith("model.layers.2.")}
     assert reasons == {"only for multi-token prediction"}
-    with pytest.raises(ModelError, match="promises 2 blocks, the weights hold 3"):
+    with pytest.raises(ModelError, match="declares 2 blocks, but the weights contain 3"):
         plan("w4a16", mixtral(3), MIXTRAL)
 
 
@@ -350,22 +350,22 @@ def test_layers_outside_the_blocks_are_kept_and_said():
     result = plan("w4a16", neox(**{name: header(shape) for name, shape in outside.items()}), NEOX)
     assert {entry.name: entry.reason for entry in result.kept if entry.name not in ("embed_out",)} == {
         "gpt_neox.project_in": "outside the blocks",
-        "vision_tower.layers.0.mlp.fc1": "part beside the language model",
+        "vision_tower.layers.0.mlp.fc1": "part outside the language model",
         "embed_vision.embedding_projection": "projector between parts of the model",
     }
     assert len(result.layers) == 2
 
 
 NOT_LINEAR = {
-    "mixer.A_log": ((64, 16), "parameter that is not a layer's weight by its name"),
-    "attn.rel_logits_proj.proj": ((16, 64), "parameter that is not a layer's weight by its name"),
-    "mixer.conv1d.weight": ((64, 1, 4), "kernel of a convolution"),
-    "attn.conv_qk_grouped.weight": ((64, 16, 2), "kernel of a convolution"),
+    "mixer.A_log": ((64, 16), "parameter whose name is not that of a layer's weight"),
+    "attn.rel_logits_proj.proj": ((16, 64), "parameter whose name is not that of a layer's weight"),
+    "mixer.conv1d.weight": ((64, 1, 4), "convolution kernel"),
+    "attn.conv_qk_grouped.weight": ((64, 16, 2), "convolution kernel"),
     "attn.q_norm.weight": ((4, 16), "norm"),
     "SelfAttention.relative_attention_bias.weight": ((32, 4), "embedding"),
     "attn.rel_pos_emb.weight": ((32, 16), "embedding"),
     "attn.position_embeddings.weight": ((32, 64), "embedding"),
-    "rel_attn.q": ((64, 4, 16), "weight of three axes"),
+    "rel_attn.q": ((64, 4, 16), "weight with three axes"),
 }
 
 
@@ -421,7 +421,7 @@ STACKS = {
 @pytest.mark.parametrize("name", STACKS)
 def test_experts_in_a_layout_that_is_not_split_are_refused_unless_they_are_excluded(name):
     tensors = neox(**{f"gpt_neox.layers.1.{name}": header((4, 32, 64))})
-    with pytest.raises(ModelError, match=r"experts .* layout that is not supported: .* \[4, 32, 64\]") as caught:
+    with pytest.raises(ModelError, match=r"experts .* unsupported layout: .* \[4, 32, 64\]") as caught:
         plan("int8_weight_only", tensors, NEOX)
     assert f"Exclude '{STACKS[name]}'" in caught.value.hint
     result = plan("int8_weight_only", tensors, NEOX, exclude=("lm_head", STACKS[name]))

@@ -52,7 +52,7 @@ def test_what_does_not_compare(tmp_path, capsys):
             compare([first, folder])
         codes[name] = caught.value.code
     assert all(name == code for name, code in codes.items())
-    assert "another text" in compare([first, write(tmp_path / "c", 1, 0.1, text="u")]).warnings[0]
+    assert "a different text" in compare([first, write(tmp_path / "c", 1, 0.1, text="u")]).warnings[0]
     report = json.loads((tmp_path / "a" / "report.json").read_text())
     (tmp_path / "a" / "report.json").write_text(json.dumps(report | {"quality": None}))
     assert cli.main(["compare", *itertools.repeat(first, 2)]) == 1

@@ -68,14 +68,12 @@ def test_an_unclear_result_says_how_much_text_is_enough() -> None:
 
 
 def test_verdict_and_gates_do_not_contradict_each_other() -> None:
-    gate = GateResult(
-        gate="G8", name="kl_mean", status="fail", value=0.2, limit=0.1, detail="the limit is that of int8"
-    )
+    gate = GateResult(gate="G8", name="kl_mean", status="fail", value=0.2, limit=0.1, detail="limit for int8")
     passed = gate.replace(status="pass")
     faithful, degraded = judge_quality(quality()), judge_quality(quality(kl=0.2))
     assert "but it failed a gate: Mean KL divergence 0.2 is above" in beside_gates(faithful, [gate, passed]).reason
     assert beside_gates(faithful, [passed]) == faithful and beside_gates(degraded, [gate]) == degraded
-    assert "usual for this scheme" in beside_gates(degraded, [passed]).reason
+    assert "normal for this scheme" in beside_gates(degraded, [passed]).reason
     assert beside_gates(degraded, []) == degraded  # the gates were off
 
 

@@ -291,5 +291,5 @@ class TestActivations:
             torch.testing.assert_close(values[rest], (token[rest] / scale).round() * scale, rtol=1e-5, atol=1e-6)
 
     def test_an_outlier_threshold_goes_with_dynamic_tokens_only(self):
-        with pytest.raises(ConfigError, match="outlier_threshold goes with dynamic activations per_channel"):
+        with pytest.raises(ConfigError, match="outlier_threshold is only for dynamic per_channel"):
             QuantizationSpec(dtype="int8", outlier_threshold=6.0)

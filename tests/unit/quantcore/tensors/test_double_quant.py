@@ -90,7 +90,7 @@ def test_what_the_second_quantization_costs():
 
 @pytest.mark.parametrize("spec", [{"dtype": "int4"}, {"qscheme": "per_channel", "group_size": None}])
 def test_other_specs_have_no_such_scales(spec):
-    with pytest.raises(ConfigError, match="double_quant goes with weights of nf4 and fp4_bnb"):
+    with pytest.raises(ConfigError, match="double_quant is only for nf4 and fp4_bnb weights"):
         QuantizationSpec(
             **{"dtype": "nf4", "qscheme": "per_group", "group_size": 64, "scale_type": "double_quant", **spec}
         )

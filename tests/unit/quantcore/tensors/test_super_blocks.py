@@ -79,5 +79,5 @@ def test_other_specs_keep_their_parameters():
 ])  # fmt: skip
 def test_only_what_the_k_types_store_is_a_spec(change):
     given = SPECS["gguf_q4_k"].to_dict() | change
-    with pytest.raises(ConfigError, match=r"scale_type (uint6 goes with uint4 and uint5|int8)"):
+    with pytest.raises(ConfigError, match=r"scale_type (uint6 is only for uint4 and uint5|int8)"):
         QuantizationSpec(**given)

@@ -38,7 +38,7 @@ def said(tokenizer: PreTrainedTokenizerFast, text: str, model: str = "org/small"
 
 def test_a_chat_model_without_chats(tokenizer: PreTrainedTokenizerFast) -> None:
     (warning,) = said(tokenizer, PROSE)
-    assert "no chat in it ('<|user|>' never occurs)" in warning and "builtin:0.5" in warning
+    assert "contains no chats ('<|user|>' never occurs)" in warning and "builtin:0.5" in warning
     assert said(tokenizer, CHAT) == [] and said(tokenizer, PROSE + CHAT) == []
     assert said(tokenizer, PROSE, source="builtin") == []
     mixed = ({"source": "a.txt"}, {"source": "builtin"})
@@ -53,7 +53,7 @@ def test_a_template_that_says_nothing_about_chats(tokenizer: PreTrainedTokenizer
 
 def test_a_code_model_without_code(tokenizer: PreTrainedTokenizerFast) -> None:
     (warning,) = said(tokenizer, CHAT, "org/Some-Coder-7B")
-    assert "no line of code" in warning
+    assert "contains no code" in warning
     for code in (PYTHON, C):
         assert said(tokenizer, CHAT + code, "org/Some-Coder-7B") == []
     assert said(tokenizer, CHAT, "org/sentence-encoder") == said(tokenizer, CHAT, "t5-decoder") == []

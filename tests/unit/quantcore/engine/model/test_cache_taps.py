@@ -119,9 +119,14 @@ class WithoutCache(Attention):
     ("attention", "width", "named", "why"),
     [
         (WithoutCache(), 8, {}, "WithoutCache takes no cache"),
-        (Attention(), 8, {}, "the model calls it without a cache"),
-        (Attention(updates=False), 8, {"past_key_values": None}, "it gave nothing to its cache"),
-        (Attention(width=16), 8, {"past_key_values": None}, r"a tensor \[1, 4, 5, 4\], and its layer has 8 channels"),
+        (Attention(), 8, {}, "the model calls it without passing a cache"),
+        (Attention(updates=False), 8, {"past_key_values": None}, "it wrote nothing to its cache"),
+        (
+            Attention(width=16),
+            8,
+            {"past_key_values": None},
+            r"a tensor \[1, 4, 5, 4\] to its cache, but its layer has 8 channels",
+        ),
     ],
 )
 def test_what_cannot_be_found_out_is_refused(attention, width, named, why):

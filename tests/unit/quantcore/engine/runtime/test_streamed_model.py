@@ -118,7 +118,7 @@ def test_blocks_that_share_weights_are_refused_for_that_reason(tmp_path):
 
 @pytest.mark.parametrize("model_type", ["wav2vec2", "vit"])
 def test_a_class_that_reads_no_text_is_named_in_short(model_type):
-    with pytest.raises(ModelError, match=f"no model of the type '{model_type}'") as caught:
+    with pytest.raises(ModelError, match=f"no text model of type '{model_type}'") as caught:
         build_skeleton({"model_type": model_type}, torch.float32)
     assert "--file2file_quantization" in caught.value.hint and len(str(caught.value)) < 300
 
@@ -212,9 +212,9 @@ def test_a_model_that_computes_between_its_blocks_is_refused(tmp_path):
 
 
 NO_CHAINS = {
-    "XLMWithLMHeadModel": r"in lists that take turns, 'transformer\.ffns\.\*' and 'transformer\.attentions\.\*'",
-    "Pop2PianoForConditionalGeneration": "The encoder of this model takes sound where others take embeddings",
-    "AlbertForMaskedLM": "runs the first of them more than once",
+    "XLMWithLMHeadModel": r"alternate between the lists 'transformer\.ffns\.\*' and 'transformer\.attentions\.\*'",
+    "Pop2PianoForConditionalGeneration": "The encoder of this model takes audio, not embeddings",
+    "AlbertForMaskedLM": "runs the first block more than once",
 }
 
 
@@ -305,6 +305,8 @@ def test_the_peak_is_that_of_this_process_alone():
 
 def test_a_tokenizer_of_another_model_is_named(tmp_path):
     model = streamed(tiny_model(tmp_path / "model", vocab_size=300))
-    with pytest.raises(ModelError, match=r"gives the token 300, and the model has embeddings of 300 tokens") as raised:
+    with pytest.raises(
+        ModelError, match=r"produces the token 300, but the model has embeddings for 300 tokens"
+    ) as raised:
         model.embed(torch.tensor([[0, 299], [300, 1]]))
     assert raised.value.code == "tokenizer_mismatch"

@@ -115,7 +115,7 @@ def test_what_gains_nothing_on_windows_that_it_did_not_see_is_not_kept():
     tuned, notes = case.tune_and_notes(lr=0.5, minmax_lr=0.5)
     assert all(tuned[layer] is first for layer, first in case.start.items())
     [note] = notes
-    assert note.startswith("autoround gained nothing in block 0, by 1 held-back windows")
+    assert note.startswith("autoround did not improve block 0 on 1 held-back windows")
     assert case.tune_and_notes()[1] == notes and Case(SPECS["uint4"]).tune_and_notes()[1] == []
 
 

@@ -87,15 +87,15 @@ def test_arguments_of_another_window_are_noticed(deepseek, monkeypatch, mutant):
     prove_twin(deepseek, lambda event: None)
     architecture._compare_twin.cache_clear()
     monkeypatch.setattr(WindowArguments, "of", mutant)
-    with pytest.raises(ModelError, match=r"'deepseek_v4' model computes something other than") as caught:
+    with pytest.raises(ModelError, match=r"'deepseek_v4' model does not match") as caught:
         prove_twin(deepseek, lambda event: None)
     assert caught.value.code == "architecture_misread"
     architecture._compare_twin.cache_clear()
 
 
 LATER = {
-    1: "'block_states', an argument of block 2, is computed from outputs of blocks before it",
-    6: "its head reads more than the output of the last one",
+    1: "'block_states', an argument of block 2, is computed from the outputs of earlier blocks",
+    6: "its head reads more than the output of the last block",
 }
 
 
@@ -114,7 +114,7 @@ def test_one_window_of_the_model_itself_is_compared(tmp_path, monkeypatch):
     model = read_model(folder)
     model.headers.config["rms_norm_eps"] = 30.0  # the files and what we make of them no longer agree
     monkeypatch.setattr(architecture, "clean_config", lambda config: AutoConfig.from_pretrained(folder))
-    with pytest.raises(ModelError, match="something other"):
+    with pytest.raises(ModelError, match="does not match Transformers"):
         prove_window(model, BaselineCache("this"), lambda event: None)
 
 
@@ -154,13 +154,13 @@ def test_how_many_values_a_block_returns_is_found_out():
 
 
 def test_a_model_that_never_calls_its_first_block_is_refused():
-    with pytest.raises(ModelError, match="never calls the first of them") as caught:
+    with pytest.raises(ModelError, match="never calls the first block") as caught:
         Relay(0).run(lambda: None)
     assert caught.value.code == "unsupported_architecture"
 
 
 def test_an_error_of_a_model_s_own_code_is_told_in_one_line():
-    with pytest.raises(ModelError, match=r"its code fails around them \(KeyError: 'states'\)"):
+    with pytest.raises(ModelError, match=r"its code fails outside the blocks \(KeyError: 'states'\)"):
         Relay(0).run(lambda: {}["states"])
 
 

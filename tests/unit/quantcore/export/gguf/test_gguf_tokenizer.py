@@ -25,7 +25,7 @@ def test_the_cuts_of_a_text_are_called_as_in_llama_cpp(tmp_path, name):
     assert (found.model, found.pre) == ("gpt2", name)
     assert bool(found.warnings) == (name == "default")
     if found.warnings:
-        assert "has no name in GGUF that is known here" in found.warnings[0] and r"'\\d'" in found.warnings[0]
+        assert "has no known name in GGUF" in found.warnings[0] and r"'\\d'" in found.warnings[0]
 
 
 def test_llama3_also_takes_whole_words(tmp_path):
@@ -37,7 +37,7 @@ def test_a_space_in_front_of_texts_is_told(tmp_path):
     found = describe_tokenizer(
         load_tokenizer(saved(tmp_path, byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True)))), 300
     )
-    assert found.pre == "gpt-2" and "puts no space in front" in found.warnings[0]
+    assert found.pre == "gpt-2" and "does not put a space before a text" in found.warnings[0]
 
 
 def test_byte_level_bpe(tmp_path):

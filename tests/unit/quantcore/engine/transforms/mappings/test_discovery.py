@@ -146,15 +146,15 @@ class Summed(Toy):
 @pytest.mark.parametrize(
     ("block", "producer", "reason", "left"),
     [
-        (Leaky, "norm", "read by something else as well (what leaves the block)", {("up", ("down",))}),
+        (Leaky, "norm", "has other readers (the output of the block)", {("up", ("down",))}),
         (Twice, None, "runs more than once", set()),
         (Spare, "norm", "spare did not run", {("up", ("down",))}),
-        (Flipped, "norm", "read by something else as well (other)", {("up", ("down",))}),
-        (Squared, "norm", "does not multiply with its weight", {("up", ("down",))}),
+        (Flipped, "norm", "has other readers (other)", {("up", ("down",))}),
+        (Squared, "norm", "multiplies neither with its weight", {("up", ("down",))}),
         (Weightless, "norm", "the norm has no weight", {("up", ("down",))}),
-        (Gelu, "up", "does not let a scale through", {("norm", ("up",))}),
-        (ReluSquared, "up", "does not let a scale through", {("norm", ("up",))}),
-        (Summed, None, "not the output of one layer", {("norm", ("up",))}),
+        (Gelu, "up", "do not pass a scale through", {("norm", ("up",))}),
+        (ReluSquared, "up", "do not pass a scale through", {("norm", ("up",))}),
+        (Summed, None, "not the channel-wise output of one layer", {("norm", ("up",))}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -167,7 +167,7 @@ def test_what_is_no_edge_is_rejected_with_its_reason(block, producer, reason, le
 def test_a_tensor_left_for_later_blocks_is_read_there():
     found = find(Handing(), shared=UserDict())
     assert pairs(found) == {("up", ("down",))}
-    assert reasons(found) == {"norm": "its output is read by something else as well (what leaves the block)"}
+    assert reasons(found) == {"norm": "its output has other readers (the output of the block)"}
 
 
 def test_two_readers_of_two_halves_are_two_edges():
@@ -215,9 +215,7 @@ def test_a_router_that_is_no_layer_keeps_its_norm_from_being_folded():
     run = run_of(model_in_memory("mixtral"), 1)
     run.block.mlp.gate = Hidden(run.block.mlp.gate)
     found = find_edges(run.block, run)
-    assert reasons(found) == {
-        "post_attention_layernorm": "its output is read by something else as well (what leaves the block)"
-    }
+    assert reasons(found) == {"post_attention_layernorm": "its output has other readers (the output of the block)"}
     assert len(found.edges) == len(KNOWN["mixtral"]) - 1
 
 
@@ -226,7 +224,7 @@ def test_experts_that_are_not_split_keep_their_norm_from_being_folded():
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, experts_implementation="eager").eval()
     run = run_of(model.requires_grad_(False), 1)
     found = find_edges(run.block, run)
-    assert reasons(found) == {"post_attention_layernorm": "its output is read by something else as well (mlp.experts)"}
+    assert reasons(found) == {"post_attention_layernorm": "its output has other readers (mlp.experts)"}
 
 
 def test_channels_that_are_dead_in_the_weights_are_mapped_all_the_same():
@@ -352,7 +350,7 @@ def test_a_block_that_is_built_alike_but_computes_otherwise_is_searched_anew():
     leaky.after_norm = lambda h: Toy.after_norm(leaky, h) + h
     found = finder.find(leaky, toy_run(leaky))
     assert pairs(found) == {("up", ("down",))}
-    assert "read by something else" in reasons(found)["norm"]
+    assert "has other readers" in reasons(found)["norm"]
 
 
 def listed(prev_op, *layers):
@@ -390,7 +388,7 @@ def test_listed_edges_that_were_not_discovered_are_tried():
     assert changed.startswith(start := "a scale folded through it changes the block by ")
     assert reader.startswith(start)
     assert name == "the block has no layer mlp.fc1 with a weight"
-    assert width == "self_attn.v_proj has 64 outputs, mlp.down_proj a weight of (64, 128)"
+    assert width == "self_attn.v_proj has 64 outputs, but mlp.down_proj has a weight of (64, 128)"
 
 
 def test_a_listed_edge_that_discovery_rejected_has_its_reason():

@@ -201,9 +201,9 @@ def test_blocks_of_fewer_bits_are_proven_in_float32(dtype):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("gemma2", "post_attention_layernorm normalizes what self_attn.o_proj writes"),
-        ("gemma3_text", "post_attention_layernorm normalizes what self_attn.o_proj writes"),
-        ("olmo2", "post_attention_layernorm normalizes what self_attn.o_proj writes"),
+        ("gemma2", "post_attention_layernorm normalizes the output of self_attn.o_proj"),
+        ("gemma3_text", "post_attention_layernorm normalizes the output of self_attn.o_proj"),
+        ("olmo2", "post_attention_layernorm normalizes the output of self_attn.o_proj"),
         ("opt", r"self_attn_layer_norm subtracts the mean over channels \(LayerNorm\)"),
         ("gpt2", r"ln_1 subtracts the mean over channels \(LayerNorm\)"),
         ("gpt_neox", r"input_layernorm subtracts the mean over channels \(LayerNorm\)"),
@@ -379,11 +379,11 @@ def with_norm(norm):
         (HiddenReader, "rotated, it computes something else"),
         (lambda: Routed(Router), "rotated, it computes something else"),
         (lambda: Routed(Transposed), "rotated, it computes something else"),
-        (HiddenWriter, "does not pass through untouched"),
-        (LayerScale, r"what downs\.0 writes is changed channel by channel"),
-        (lambda: with_norm(Crooked()), r"norms\.0 \(Crooked\) does more than divide by the length"),
-        (lambda: with_norm(Squared()), "and multiply with a weight"),
-        (lambda: nn.Sequential(Block(), RMSNorm()), "does not pass through untouched"),
+        (HiddenWriter, "does not pass through unchanged"),
+        (LayerScale, r"the output of downs\.0 is changed channel by channel"),
+        (lambda: with_norm(Crooked()), r"norms\.0 \(Crooked\) does more than divide by the norm"),
+        (lambda: with_norm(Squared()), "and multiply by a weight"),
+        (lambda: nn.Sequential(Block(), RMSNorm()), "does not pass through unchanged"),
     ],
 )
 def test_strange_blocks_are_refused(make, reason):
