@@ -48,13 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8000)
     serve.add_argument(
-        "--processes", type=_positive, default=1, help="that share the port, one for each core to be used (default: 1)"
+        "--processes", type=_positive, default=1, help="processes that share the port, one per core to use (default: 1)"
     )
     create = commands.add_parser("create-key", help="print a new API key of the project 'default', once")
     create.add_argument("name")
-    create.add_argument("--scope", action="append", choices=SCOPES, help="repeatable; all of them if none is given")
-    check = commands.add_parser("fsck", help="check all stored files against their rows and hashes")
-    check.add_argument("--repair", action="store_true", help="remove files that are a day old and that no row names")
+    create.add_argument("--scope", action="append", choices=SCOPES, help="repeatable (default: all)")
+    check = commands.add_parser("fsck", help="check all stored files against the database and their hashes")
+    check.add_argument(
+        "--repair",
+        action="store_true",
+        help="remove files that are older than a day and not referenced by the database",
+    )
     check.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     try:
@@ -102,7 +106,7 @@ def make_app(settings: Settings | None = None) -> FastAPI:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes: 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid number of processes (1 or more)")
     return int(text)
 
 
@@ -118,9 +122,9 @@ def check_exposure(host: str, settings: Settings) -> None:
         dispose(sessions)
     if not ready:
         raise ConfigError(
-            f"The API does not listen on {host} before there is a valid API key.",
+            f"The API does not listen on {host} until a valid API key exists.",
             code="no_api_key",
-            hint="Make the first one with `python -m api create-key NAME`, or listen on 127.0.0.1.",
+            hint="Create one with `python -m api create-key NAME`, or listen on 127.0.0.1.",
         )
 
 

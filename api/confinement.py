@@ -135,17 +135,17 @@ def tell(settings: Settings) -> None:
     protection = describe(settings)
     if protection == "none" and settings.confine_engine == "required":
         raise ConfigError(
-            "This kernel has no Landlock, which BITFOUNDRY_CONFINE_ENGINE=required asks for.",
+            "This kernel has no Landlock, but BITFOUNDRY_CONFINE_ENGINE is set to required.",
             code="no_sandbox",
             hint="Use Linux 5.19 or later with landlock in /sys/kernel/security/lsm, or set the variable to true.",
         )
     if protection == "none":
         logger.warning(
-            "this kernel has no Landlock: engines check what they open, and are not held to it; "
+            "this kernel has no Landlock: engines check the files they open, but the kernel does not enforce it; "
             "see docs/concepts/confinement.md"
         )
     elif protection == "off":
-        logger.warning("engines are not confined: switched off (BITFOUNDRY_CONFINE_ENGINE)")
+        logger.warning("engines are not confined: turned off (BITFOUNDRY_CONFINE_ENGINE)")
     else:
         logger.info("engines are confined: Landlock, ABI %d", landlock.abi())
 
@@ -201,9 +201,9 @@ def _check_input(settings: Settings, path: Path, hidden: Sequence[Path]) -> None
     inside = next((area for area in hidden if area.is_relative_to(path)), None)
     if inside is not None:
         raise ModelError(
-            f"The folder '{path}' holds files of the service, so no job may read it.",
+            f"The folder '{path}' contains files of the service, so jobs may not read it.",
             code="path_not_allowed",
-            hint="Move the model into a folder of its own.",
+            hint="Move the model to a separate folder.",
         )
     roots = [*settings.model_roots, *_hub_caches()]
     roots += [settings.lm_eval_tasks_dir] if settings.lm_eval_tasks_dir is not None else []
@@ -215,7 +215,7 @@ def _check_input(settings: Settings, path: Path, hidden: Sequence[Path]) -> None
     raise ModelError(
         f"The path '{path}' is not in a folder that this service may read from.",
         code="path_not_allowed",
-        hint="Give a path below one of the allowed folders (the service's BITFOUNDRY_MODEL_ROOTS).",
+        hint="Use a path below one of the allowed folders (the service's BITFOUNDRY_MODEL_ROOTS).",
         allowed=settings.model_roots,
     )
 

@@ -51,8 +51,10 @@ class Disk:
         if self.fault() is None:
             return None
         if self.lacks_files:
-            return f"the disk can hold {self.free_files} more files (inodes), and {self.reserved_files} are reserved"
-        return f"{_gigabytes(self.free_bytes)} are free on the disk, and {_gigabytes(self.reserved_bytes)} are reserved"
+            return (
+                f"the disk has room for {self.free_files} more files (inodes), but {self.reserved_files} are reserved"
+            )
+        return f"{_gigabytes(self.free_bytes)} are free on the disk, but {_gigabytes(self.reserved_bytes)} are reserved"
 
 
 def look(settings: Settings) -> Disk:

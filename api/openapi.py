@@ -14,7 +14,7 @@ from api.settings import Settings
 
 
 def app_of_nothing() -> FastAPI:
-    """Return the app for its OpenAPI document alone: it is connected to nothing."""
+    """Return the app only for its OpenAPI document: it is connected to nothing."""
     settings = Settings(
         database_url=SecretStr("postgresql+psycopg://nobody@/nothing"),
         broker_url=SecretStr("redis://nowhere"),

@@ -146,7 +146,7 @@ def error_of(described: Mapping[str, Any]) -> QuantError:
 
 def _unreadable() -> ModelError:
     return ModelError(
-        "The model's headers cannot be read: the process that read them was ended.",
+        "The model's headers cannot be read: the process that read them was killed.",
         code="unreadable_model",
-        hint="It took too much time or memory. The files are damaged, or made to be hard to read.",
+        hint="It took too much time or memory. The files are damaged or malicious.",
     )

@@ -59,7 +59,7 @@ def _check_public_url(url: str) -> str:
     """Return the URL without a slash at its end. Raises ValueError for one that no link can begin with."""
     parts = urlsplit(url)
     if parts.scheme not in ("https", "http") or not parts.hostname or not re.fullmatch(r"[!-~]+", url):
-        raise ValueError("must be an address as https://bitfoundry.example.org")
+        raise ValueError("must be an address such as https://bitfoundry.example.org")
     if parts.query or parts.fragment or parts.username is not None or set(url) & set('<>|"'):
         raise ValueError("must have no user, query or fragment")
     return url.rstrip("/")
@@ -200,9 +200,9 @@ class Settings(BaseSettings):
             real = real_url(url)
         if not is_below(real, self.publish_urls) or not is_url(real):  # a link's target may make no valid URL
             raise PublishError(
-                f"This service does not publish to '{url}'.",
+                f"This service may not publish to '{url}'.",
                 code="target_not_allowed",
-                hint="Give a URL below one of those that its operator allows (BITFOUNDRY_PUBLISH_URLS).",
+                hint="Use a URL below one that the operator allows (BITFOUNDRY_PUBLISH_URLS).",
                 field="/publish/to",
                 allowed=self.publish_urls,
             )
@@ -228,7 +228,7 @@ class Settings(BaseSettings):
             raise ModelError(
                 f"The path '{path}' is not in a folder that this service may read from.",
                 code="path_not_allowed",
-                hint="Give an absolute path below one of the allowed folders (the service's BITFOUNDRY_MODEL_ROOTS).",
+                hint="Use an absolute path below one of the allowed folders (the service's BITFOUNDRY_MODEL_ROOTS).",
                 field=field,
                 allowed=self.model_roots,
             )

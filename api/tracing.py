@@ -19,7 +19,7 @@ _tracer: Any = None
 
 
 def configure(settings: Settings, service: str) -> None:
-    """Begin to trace this process, if the settings say so. Raises ConfigError if the extra is missing."""
+    """Start tracing this process if it is configured. Raises ConfigError if the extra is missing."""
     global _tracer
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     if settings.trace_file is None and not endpoint:
@@ -66,7 +66,7 @@ def _span(name: str, parent: str | None, kind: str, attributes: Mapping[str, Any
 
 
 def current() -> str | None:
-    """Return the traceparent of the present span, for work that goes on elsewhere."""
+    """Return the traceparent of the present span, for work that continues elsewhere."""
     if _tracer is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -48,8 +48,8 @@ _REASONS = {
     Stop.IDLE: EndReason.IDLE,
     Stop.DRAINED: EndReason.WORKER_STOPPED,
 }
-CRASHED = {"code": "engine_crashed", "message": "The process of the chat ended and did not say why.", "hint": ""}
-WORKER_ERROR = {"code": "worker_error", "message": "Something went wrong in the worker.", "hint": "See its log."}
+CRASHED = {"code": "engine_crashed", "message": "The chat process ended without reporting an error.", "hint": ""}
+WORKER_ERROR = {"code": "worker_error", "message": "An internal error occurred in the worker.", "hint": "See its log."}
 Line = dict[str, Any]
 
 
@@ -82,7 +82,7 @@ class Conversation:
             with self._held:
                 self._execute()
         except LeaseLost:
-            logger.info("%s: has ended", self.lease.chat_id)
+            logger.info("%s: ended", self.lease.chat_id)
         finally:
             if self._switch.child is not None:
                 self._switch.child.kill(Stop.LEASE_LOST)
@@ -105,7 +105,7 @@ class Conversation:
         except LeaseLost:
             raise
         except Exception:
-            logger.exception("%s: the chat broke", self.lease.chat_id)
+            logger.exception("%s: the chat failed", self.lease.chat_id)
             self._end(EndReason.FAILED, WORKER_ERROR)
 
     def _start(self) -> Child:
@@ -221,7 +221,7 @@ class Conversation:
         if child.stopped_by is not None:
             self._end(_REASONS[child.stopped_by])
         else:
-            logger.warning("%s: the process has ended with status %d", self.lease.chat_id, status)
+            logger.warning("%s: the process ended with status %d", self.lease.chat_id, status)
             self._end(EndReason.FAILED, self._failure or CRASHED)
 
     def _end(self, reason: EndReason, error: dict[str, Any] | None = None) -> None:

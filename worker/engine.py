@@ -67,7 +67,7 @@ class EventLost(QuantError):
     def __init__(self, line: bytes) -> None:
         kind = line[:80].decode("ascii", "replace")
         super().__init__(
-            f"The engine sent an event that cannot be read, or of more than {MAX_LINE_BYTES >> 20} MiB: {kind}...",
+            f"The engine sent an unreadable event, or one of more than {MAX_LINE_BYTES >> 20} MiB: {kind}...",
             code="engine_event_lost",
             hint="This is a bug in Bitfoundry. Please report it with the job's log.",
         )

@@ -99,7 +99,12 @@ class JobLog:
             self._waiting.clear()
             self._num_dropped = 0
         if num_dropped:
-            lines.insert(0, NewLine("warning", f"{num_dropped} lines were lost here: they came faster than written"))
+            lines.insert(
+                0,
+                NewLine(
+                    "warning", f"{num_dropped} lines were dropped here: they arrived faster than they could be written"
+                ),
+            )
         if lines:
             self._held.write(self._write, lines=lines)
 

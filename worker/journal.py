@@ -74,7 +74,7 @@ def failure_of(data: dict[str, Any]) -> Failure:
     """Return the failure that an engine's ``failed`` event describes."""
     return Failure(
         code=_text(data.get("code")) or "engine_failed",
-        message=_text(data.get("message")) or "The engine failed without saying why.",
+        message=_text(data.get("message")) or "The engine failed without reporting an error.",
         hint=_text(data.get("hint")),
         retryable=data.get("retryable") is True,
         rank=_number(data.get("rank")),
@@ -85,14 +85,14 @@ def failure_of(data: dict[str, Any]) -> Failure:
 def crash(status: int, tail: str) -> Failure:
     """Return the failure of an engine that ended with ``status`` and no report; ``tail`` is the end of its output."""
     if status > 128:
-        how = f"was ended by {signal.Signals(status - 128).name}" if status - 128 in set(signal.Signals) else "died"
+        how = f"was killed by {signal.Signals(status - 128).name}" if status - 128 in set(signal.Signals) else "died"
     else:
         how = f"ended with status {status}"
     killed = status == 128 + signal.SIGKILL
     return Failure(
         CRASHED,
-        f"The engine {how} and did not say why.",
-        hint="The kernel does that when memory runs out: see peak_memory_bytes of the plan." if killed else "",
+        f"The engine {how} without reporting an error.",
+        hint="The kernel does this when memory runs out. Compare peak_memory_bytes of the plan." if killed else "",
         retryable=True,
         detail="\n".join(_without_frames(tail.splitlines())),
         max_failures=MAX_CRASHES,

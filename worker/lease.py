@@ -89,7 +89,9 @@ class HeldLease:
                 with self._sessions.begin() as session:
                     order = change(session, self.lease, **arguments)
             except DATABASE_AWAY as error:
-                logger.warning("%s: the database is away (%s), trying again", self.lease.job_id, reason_of(error))
+                logger.warning(
+                    "%s: the database is unavailable (%s), trying again", self.lease.job_id, reason_of(error)
+                )
                 self._lost.wait(min(self._heartbeat_s, 1.0))
             else:
                 if order:

@@ -19,7 +19,7 @@ from kombu import compression
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0  # between the end of the listening and its next start
-CONSEQUENCE = "It starts again; meanwhile jobs are found by polling."
+CONSEQUENCE = "It restarts; meanwhile, jobs are found by polling."
 
 
 class Listener:
@@ -41,9 +41,9 @@ class Listener:
         while True:
             try:
                 self._listen()
-                logger.error("the listening to the broker has ended, see above. %s", CONSEQUENCE)
+                logger.error("the broker listener ended, see above. %s", CONSEQUENCE)
             except Exception:
-                logger.exception("the listening to the broker broke. %s", CONSEQUENCE)
+                logger.exception("the broker listener failed. %s", CONSEQUENCE)
             self._pause.wait(PAUSE_S)
 
     def _listen(self) -> None:

@@ -59,13 +59,13 @@ class MemoryWatch(Watch):
 
 def exceeded(planned_bytes: int | None, watch: MemoryWatch) -> Failure:
     """Return the failure of a process that took more memory than its limit."""
-    planned = "" if planned_bytes is None else f", where its plan expects {planned_bytes >> 20} MiB"
+    planned = "" if planned_bytes is None else f" (planned: {planned_bytes >> 20} MiB)"
     return Failure(
         "memory_limit",
-        f"It reached {watch.reached_bytes >> 20} MiB of memory{planned}. The limit is {watch.limit_bytes >> 20} MiB, so"
-        " it was ended.",
-        "If the model and the data are sound, the operator can raise the limit (BITFOUNDRY_MEMORY_MARGIN). Fewer or"
-        " shorter windows and smaller images need less.",
+        f"It was stopped because it reached {watch.reached_bytes >> 20} MiB of memory{planned}; the limit is "
+        f"{watch.limit_bytes >> 20} MiB.",
+        "Use fewer or shorter windows, or smaller images. If the model and data are trusted, the operator can "
+        "raise the limit (BITFOUNDRY_MEMORY_MARGIN).",
     )
 
 

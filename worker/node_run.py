@@ -30,12 +30,16 @@ logger = logging.getLogger(__name__)
 
 NUM_LATE_BEATS = 3  # a new file may take that long to appear on a network disk
 WORKER_ERROR = Failure(
-    "worker_error", "Something went wrong in a worker of this job.", "See its log.", retryable=True, max_failures=2
+    "worker_error",
+    "An internal error occurred in a worker of this job.",
+    "See its log.",
+    retryable=True,
+    max_failures=2,
 )
 NOT_SHARED = Failure(
     "workspace_not_shared",
-    "The workers that are to do this job together do not see the same files.",
-    hint="BITFOUNDRY_DATA_DIR must be one folder, under one path, on a disk that all of them share.",
+    "The workers of this job do not see the same files.",
+    hint="BITFOUNDRY_DATA_DIR must be the same path to a folder on a disk that all workers share.",
 )
 
 
@@ -88,7 +92,7 @@ class NodeRun:
         except LeaseLost:
             raise
         except Exception:
-            logger.exception("%s: node %d broke", self.lease.job_id, self.lease.node_rank)
+            logger.exception("%s: node %d failed", self.lease.job_id, self.lease.node_rank)
             self._leave(SeatState.FAILED, WORKER_ERROR)
 
     def _await_start(self) -> Node | None:
@@ -131,7 +135,7 @@ class NodeRun:
             self._leave(SeatState.FAILED, failure)
             return
         status = engine.wait()
-        self._log.add(f"worker: the engine has ended with status {status}", "info")
+        self._log.add(f"worker: the engine ended with status {status}", "info")
         self._log.close()
         if status == 0:
             self._leave(SeatState.DONE)

@@ -25,8 +25,8 @@ from worker.lease import HeldLease
 LOOK_S = 0.5
 NODE_LOST = Failure(
     "node_lost",
-    "A worker that did this job together with others was lost.",
-    hint="It is tried again, with the workers that are there then.",
+    "One of the workers of this job was lost.",
+    hint="The job is retried with the workers that are available then.",
     retryable=True,
     max_failures=MAX_LOST + 1,
 )
@@ -38,7 +38,7 @@ class NodesMissing(Exception):
 
 
 class Nodes:
-    """All nodes of a job, as its leader sees them."""
+    """All nodes of a job, from the view of its leader."""
 
     def __init__(self, lease: Lease, held: HeldLease, settings: Settings) -> None:
         self._lease = lease
@@ -115,7 +115,7 @@ def find_free_port(host: str) -> int:
         raise ConfigError(
             f"The other workers cannot find this one: its address '{host}' is unknown ({error}).",
             code="invalid_node_address",
-            hint="Set BITFOUNDRY_NODE_ADDRESS at every worker to a name or an IP address that the others reach.",
+            hint="Set BITFOUNDRY_NODE_ADDRESS of every worker to a name or IP address that the others can reach.",
         ) from error
     with socket.create_server(("", 0)) as probe:
         return int(probe.getsockname()[1])

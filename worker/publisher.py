@@ -35,10 +35,10 @@ STORE_PREFIXES = ("AWS_", "GOOGLE_", "GCS_", "AZURE_STORAGE_", "FSSPEC_")
 MANIFESTS = ("MANIFEST.json", manifest.MANIFEST)  # they do not list themselves
 MAX_FAILURES = 5  # of retryable failures
 CRASHED = Failure(
-    "publisher_crashed", "The process that published ended and did not say why.", retryable=True, max_failures=2
+    "publisher_crashed", "The publishing process ended without reporting an error.", retryable=True, max_failures=2
 )
 WORKER_ERROR = Failure(
-    "worker_error", "Something went wrong in the worker.", "See its log.", retryable=True, max_failures=2
+    "worker_error", "An internal error occurred in the worker.", "See its log.", retryable=True, max_failures=2
 )
 
 
@@ -67,7 +67,7 @@ class Publish:
             with self._held:
                 self._execute()
         except LeaseLost:
-            logger.warning("%s: no longer ours, nothing was written", self.lease.publication_id)
+            logger.warning("%s: the lease was lost, nothing was written", self.lease.publication_id)
         finally:
             self._log.stop()
 
@@ -86,7 +86,7 @@ class Publish:
         except LeaseLost:
             raise
         except Exception:
-            logger.exception("%s: the attempt broke", self.lease.publication_id)
+            logger.exception("%s: the attempt failed", self.lease.publication_id)
             self._fail(WORKER_ERROR)
 
     def _find_token(self) -> str:

@@ -33,19 +33,20 @@ logger = logging.getLogger(__name__)
 
 DISK_FULL = Failure(
     disk.DISK_FULL,
-    "The disk has no room for what this job writes.",
-    "It is tried again when there is room: delete jobs that are not needed, or give the service a larger disk.",
+    "The disk does not have enough space for this job.",
+    "The job is retried when there is space. Delete jobs that are no longer needed, or use a larger disk.",
     retryable=True,
 )
 READ_ONLY = Failure(disk.DISK_READ_ONLY, "The worker's disk is read-only.", retryable=True)
 _DISK_FAULTS = {errno.ENOSPC: DISK_FULL, errno.EDQUOT: DISK_FULL, errno.EROFS: READ_ONLY}
 WORKER_ERROR = Failure(
-    "worker_error", "Something went wrong in the worker.", "See its log.", retryable=True, max_failures=2
+    "worker_error", "An internal error occurred in the worker.", "See its log.", retryable=True, max_failures=2
 )
 OUT_OF_TIME = Failure(
     "max_runtime_exceeded",
     "The job ran longer than its limits.max_runtime_s allows.",
-    hint="Retry it: it has all its time again, and goes on after the last saved block. Or clone it with a larger one.",
+    hint="Retry it: the time limit restarts, and the job resumes after the last saved block. Or clone it with a "
+    "larger limit.",
     retryable=True,
     max_failures=1,
 )
@@ -93,7 +94,7 @@ class Run:
                 self._execute()
         except LeaseLost:
             self._may_go_on = True
-            logger.warning("%s: no longer ours, nothing was written", self.lease.job_id)
+            logger.warning("%s: the lease was lost, nothing was written", self.lease.job_id)
         finally:
             json_log.job_id.set(None)
             self._log.stop()
@@ -117,7 +118,7 @@ class Run:
         except LeaseLost:
             raise
         except Exception as error:
-            logger.exception("%s: the attempt broke", self.lease.job_id)
+            logger.exception("%s: the attempt failed", self.lease.job_id)
             number = error.errno if isinstance(error, OSError) else None
             self._fail(_DISK_FAULTS.get(number or 0, WORKER_ERROR))
 
@@ -230,7 +231,7 @@ class Run:
 
     def _conclude(self, engine: Engine, journal: Journal) -> None:
         status = engine.wait()
-        self._log.add(f"worker: the engine has ended with status {status}", "info")
+        self._log.add(f"worker: the engine ended with status {status}", "info")
         self._log.close()
         if status == 0:  # whole and proven: kept even if a cancel came in the last moment
             self._nodes.wait_for_ends()

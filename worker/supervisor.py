@@ -92,7 +92,9 @@ class Supervisor:
         else:
             blocked_reason = disk.look(self._settings).explain()
             if blocked_reason != self._blocked_reason:
-                logger.warning("jobs are taken again" if blocked_reason is None else f"no jobs: {blocked_reason}")
+                logger.warning(
+                    "accepting jobs again" if blocked_reason is None else f"not accepting jobs: {blocked_reason}"
+                )
                 self._blocked_reason = blocked_reason
             cordoned = workers.beat(
                 session,
@@ -209,14 +211,14 @@ class Slot(threading.Thread):
         try:
             work = self._take(self._sessions, self._settings, self._worker)
         except SQLAlchemyError as error:
-            logger.warning("cannot look for work, the database is away (%s)", reason_of(error))
+            logger.warning("cannot look for work, the database is unavailable (%s)", reason_of(error))
             return False
         if work is None:
             return False
         try:
             self._run(work)
         except Exception:  # a slot never dies: the lease runs out, and the reaper gives the work another chance
-            logger.exception("%s: the attempt broke", self._worker)
+            logger.exception("%s: the attempt failed", self._worker)
         return True
 
     def _run(self, work: Work) -> None:

@@ -29,11 +29,11 @@ class AuditQuery(RequestBody):
         default=None, description="The thing that was changed."
     )
     project_id: Annotated[str, Field(pattern="^(prj_[0-9a-f]{32}|all)$")] | None = Field(
-        default=None, description="Another project, or `all` of them: needs the scope `operator`."
+        default=None, description="Another project, or `all`: needs the scope `operator`."
     )
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     cursor: Annotated[str, Field(pattern="^[0-9]{1,18}$")] | None = Field(
-        default=None, description="`next_cursor` of the page before."
+        default=None, description="`next_cursor` of the previous page."
     )
 
 

@@ -73,7 +73,7 @@ class EstimateOut(BaseModel):
 
 
 class GridOut(BaseModel):
-    """Levels on which weights lie already. ``scope``: what shares a scale; ``share``: of the weights looked at."""
+    """Levels of weights that were already quantized. ``scope``: what shares a scale; ``share``: of sampled weights."""
 
     title: str
     name: str
@@ -111,7 +111,7 @@ class InspectionOut(BaseModel):
 
 @router.get("/models/inspect", responses=may(422))
 def inspect_model(model: Annotated[ModelRef, Query()], caller: Reader, context: ContextDep) -> InspectionOut:
-    """Describe a model, and estimate the usual presets for it. Reads the headers, and a few rows of the weights."""
+    """Describe a model, and estimate common presets for it. Reads the headers, and a few rows of the weights."""
     reference, inspection = models.inspect(model, context, caller)
     return InspectionOut.model_validate({"model": reference, **inspection})
 

@@ -1,4 +1,4 @@
-"""Finds the models below the folders that jobs may read, for people who do not know their paths."""
+"""Finds the models below the folders that jobs may read, for users who do not know their paths."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def open_chat(
         raise Problem(
             422,
             "too_many_tokens",
-            f"An answer has {settings.chat_max_new_tokens} tokens at most.",
+            f"An answer has at most {settings.chat_max_new_tokens} tokens.",
             errors=[{"pointer": "/max_new_tokens", "detail": "too large", "code": "too_many_tokens"}],
         )
     with context.sessions.begin() as session:

@@ -103,5 +103,5 @@ def _unreadable(why: str) -> Problem:
         422,
         "unreadable_file",
         f"The file cannot be read: {why}.",
-        hint="It may need too much memory or time: give a smaller part of it.",
+        hint="It may need too much memory or time: use a smaller part of it.",
     )

@@ -34,7 +34,7 @@ async def upload_dataset(
     request: Request,
     response: Response,
     file: UploadFile,
-    name: Annotated[Text | None, Form(description="What to call it. [default: the file's name]")] = None,
+    name: Annotated[Text | None, Form(description="Name of the dataset. [default: the file's name]")] = None,
     column: Annotated[Column | None, Form()] = None,
 ) -> DatasetOut:
     """Upload a data file of up to 16 MiB: .jsonl, .json, .csv, .parquet or .txt, or one of these as .gz.
@@ -67,7 +67,7 @@ def list_datasets(
     request: Request,
     response: Response,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    cursor: Annotated[str | None, Query(pattern=DATASET_ID, description="`next_cursor` of the page before.")] = None,
+    cursor: Annotated[str | None, Query(pattern=DATASET_ID, description="`next_cursor` of the previous page.")] = None,
 ) -> DatasetPage:
     """List the datasets, newest first; the Link header leads to the next page."""
     with sessions.begin() as session:
@@ -113,7 +113,12 @@ async def get_dataset_statistics(
     context: ContextDep,
     request: Request,
     model: Annotated[
-        str | None, Query(min_length=1, max_length=4096, description="A folder, or an id on the Hub: count its tokens.")
+        str | None,
+        Query(
+            min_length=1,
+            max_length=4096,
+            description="Count tokens with this model's tokenizer: a folder, or an id on the Hub.",
+        ),
     ] = None,
     revision: Annotated[str, Query(pattern=REVISION)] = "main",
     seq_len: Annotated[int, Query(ge=8, le=131072)] = 512,

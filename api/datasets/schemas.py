@@ -13,7 +13,7 @@ from api.store.tables.jobs import Dataset, UploadPart
 PART_BYTES = 64 << 20
 MAX_PARTS = 10_000
 
-Column = Annotated[Text, Field(description="Where the text is, or the chat. [default: text, else messages]")]
+Column = Annotated[Text, Field(description="Column with the text or the chat. [default: text, else messages]")]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="SHA-256 in lower-case hex.")]
 
 DATASET: dict[str, Any] = {

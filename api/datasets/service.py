@@ -34,7 +34,7 @@ def read_format(filename: str) -> str:
             422,
             "unsafe_path",
             "The file's name is not a plain name.",
-            hint="Give the name alone, without folders: chats.jsonl.gz.",
+            hint="Use only the file's name, without folders: chats.jsonl.gz.",
         )
     try:
         return format_of(filename) + (".gz" if is_packed(filename) else "")
@@ -103,7 +103,7 @@ def remove(dataset_id: str, caller: Caller, context: Context) -> None:
             raise Problem(
                 409,
                 "dataset_in_use",
-                f"Jobs that have not ended need the dataset, first {error.job_ids[0]}.",
+                f"Unfinished jobs need the dataset, first {error.job_ids[0]}.",
                 hint="Cancel them, or wait for them to end.",
                 errors=[{"parameter": "dataset_id", "detail": f"{job_id} needs it", "code": "dataset_in_use"}
                         for job_id in error.job_ids],

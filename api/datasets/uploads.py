@@ -174,8 +174,8 @@ def _check_size(parts: Sequence[UploadPart], new: UploadPart, context: Context) 
         raise Problem(
             413,
             "dataset_too_large",
-            f"With this part the file has {others + new.num_bytes} bytes; at most {most} are allowed.",
-            hint="Calibration needs some megabytes at most: send a part of the data.",
+            f"With this part, the file has {others + new.num_bytes} bytes; the limit is {most}.",
+            hint="Calibration needs a few megabytes at most: send a part of the data.",
         )
 
 
@@ -187,7 +187,7 @@ def _check_complete(parts: Sequence[UploadPart]) -> None:
             409,
             "upload_incomplete",
             f"{len(missing)} part(s) are missing: {', '.join(map(str, missing[:20]))}.",
-            hint="GET the upload to see which are there.",
+            hint="GET the upload to see which parts exist.",
         )
 
 
@@ -195,8 +195,8 @@ def _completed(upload: Upload) -> Problem:
     return Problem(
         409,
         "upload_completed",
-        f"The upload is complete: it is the dataset {upload.dataset_id}.",
-        hint="Begin a new one.",
+        f"The upload is complete; its dataset is {upload.dataset_id}.",
+        hint="Start a new one.",
     )
 
 
@@ -205,5 +205,5 @@ def _mismatch(what: str, expected: str, actual: str) -> Problem:
         422,
         "checksum_mismatch",
         f"{what} has the SHA-256 {actual}, not {expected}.",
-        hint="Something changed on the way: send it again.",
+        hint="It was changed in transit: send it again.",
     )

@@ -32,8 +32,8 @@ HEADERS = {
 FOR_EVER = "public, max-age=31536000, immutable"  # names of assets carry the hash of their content
 NOT_BUILT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Bitfoundry</title>
 <h1>The dashboard is not built</h1>
-<p>The service itself runs: the API answers below <code>/v1</code>.</p>
-<p>To build the dashboard run <code>make ui</code> in Bitfoundry's folder, then load this page again.</p></html>
+<p>The service is running: the API is available at <code>/v1</code>.</p>
+<p>To build the dashboard, run <code>make ui</code> in Bitfoundry's folder, then reload this page.</p></html>
 """
 
 

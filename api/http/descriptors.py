@@ -22,8 +22,8 @@ def check() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if not _is_enough(soft):
         logger.warning(
-            "this process may open %d files (ulimit -n), and needs %d for %d connections: with fewer, clients are"
-            " turned away. Raise the limit, e.g. LimitNOFILE of systemd, or nofile of the container.",
+            "this process may open %d files (ulimit -n), but needs %d for %d connections: otherwise, clients are "
+            "rejected. Raise the limit, e.g. LimitNOFILE of systemd, or nofile of the container.",
             soft, NEEDED, MAX_CONNECTIONS,
         )  # fmt: skip
 

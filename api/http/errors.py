@@ -1,4 +1,4 @@
-"""Answers every error as RFC 9457 ``application/problem+json`` with a stable ``code``, and says what would have worked.
+"""Answers every error as RFC 9457 ``application/problem+json`` with a stable ``code`` and a remedy.
 
 It never contains a traceback, the rejected value of a field (it may be a secret), or the text of a database error.
 """
@@ -62,34 +62,34 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 # status -> (when, an example's code and detail)
 WHEN = {
     400: ("The request cannot be read", "invalid_json", "The body is not valid JSON: Expecting value."),
-    401: ("There is no valid API key", "unauthorized", "This needs a valid API key."),
+    401: ("The request has no valid API key", "unauthorized", "This needs a valid API key."),
     403: ("The key lacks a scope", "insufficient_scope", "This key lacks the scope 'jobs:write'."),
-    404: ("There is no such thing", "job_not_found", "There is no such job."),
+    404: ("Not found", "job_not_found", "There is no such job."),
     409: (
-        "Not allowed in this state; `errors[0].allowed` lists the states in which it is",
+        "Not allowed in this state; `errors[0].allowed` lists the allowed states",
         "wrong_state",
         "Cannot resume a running job. It must be paused.",
     ),
     410: (
-        "What this Idempotency-Key made was deleted",
+        "The resource created with this Idempotency-Key was deleted",
         "job_deleted",
-        "The job that this Idempotency-Key made was deleted.",
+        "The job created with this Idempotency-Key was deleted.",
     ),
     412: (
-        "The job has changed since the ETag that If-Match gave",
+        "The job has changed since the ETag in If-Match",
         "job_changed",
         "The job has changed since you read it.",
     ),
     413: ("The body is too large", "body_too_large", "The body is too large."),
     422: (
-        "The request is understood and cannot work; `errors` says where",
+        "The request is readable but invalid; `errors` says where",
         "unknown_preset",
         "Unknown preset 'fp9'.",
     ),
     428: (
         "If-Match is missing",
         "if_match_required",
-        "A change must say which state of the job it is based on.",
+        "A change needs the job's ETag in If-Match.",
     ),
     429: (
         "Too many requests (`rate_limited`), or a quota of the project is used up (`quota_exceeded`)",
@@ -97,15 +97,15 @@ WHEN = {
         "The project has sent more than 60000 requests within a minute.",
     ),
     507: (
-        "The disk has no room beside what the database needs (`disk_full`), or is read-only (`disk_read_only`)",
+        "The disk has only the space reserved for the database left (`disk_full`), or is read-only (`disk_read_only`)",
         "disk_full",
-        "The service has no room for this on its disk.",
+        "The service's disk is full.",
     ),
 }
 
 
 def may(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return for OpenAPI the problems of a route beside those that all routes have, each with an example."""
+    """Return for OpenAPI the problems of a route besides those that all routes have, each with an example."""
     return {status: _documented(status) for status in statuses}
 
 
@@ -178,7 +178,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(InterfaceError)
     @app.exception_handler(OperationalError)
     def database_away(request: Request, error: Exception) -> JSONResponse:
-        logger.warning("the database is away (%s)", reason_of(error))
+        logger.warning("the database is unavailable (%s)", reason_of(error))
         return _answer(request, _unavailable("database_unavailable", "The database cannot be reached."))
 
     @app.exception_handler(OSError)
@@ -190,23 +190,23 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     def bug(request: Request, error: Exception) -> JSONResponse:
-        return _answer(request, Problem(500, "internal_error", "Something went wrong on our side.", hint=_REPORT))
+        return _answer(request, Problem(500, "internal_error", "An internal error occurred.", hint=_REPORT))
 
 
 _DISK_FAULTS = {errno.ENOSPC: DISK_FULL, errno.EDQUOT: DISK_FULL, errno.EROFS: DISK_READ_ONLY}
 _NO_ROOM = {
-    DISK_FULL: "The service has no room for this on its disk.",
+    DISK_FULL: "The service's disk is full.",
     DISK_READ_ONLY: "The service's disk is read-only.",
 }
 
 
 def no_room(code: str) -> Problem:
     """Return Problem 507: nothing can be stored now."""
-    hint = "Nothing of this request was kept. Delete jobs that are not needed, or tell the operator; then try again."
+    hint = "Nothing was stored. Delete jobs that are no longer needed, or tell the operator; then try again."
     return Problem(507, code, _NO_ROOM[code], hint=hint, headers={"Retry-After": str(ROOM_RETRY_AFTER_S)})
 
 
-_REPORT = "Tell the operator the request_id: the server's log has the details."
+_REPORT = "Tell the operator the request_id: details are in the server's log."
 
 
 def _answer(request: Request, problem: Problem) -> JSONResponse:

@@ -82,8 +82,8 @@ class Feed:
             raise Problem(
                 429,
                 "too_many_streams",
-                f"This key has {num_of_key} open streams, and may have {MAX_STREAMS_OF_KEY}.",
-                hint="End some of them. A list of jobs needs no stream for each: ask GET /v1/jobs now and then.",
+                f"This key has {num_of_key} open streams; the limit is {MAX_STREAMS_OF_KEY}.",
+                hint="Close some of them. To follow many jobs, poll GET /v1/jobs instead of opening a stream for each.",
                 headers={"Retry-After": "60"},
             )
         limit = projects.limit_of(session.get_one(Project, caller.project_id), "max_streams")
@@ -136,7 +136,7 @@ class Feed:
             try:
                 heads, scopes = await run_in_threadpool(self._poll, list(self._watchers), self._credentials_due())
             except SQLAlchemyError as error:
-                logger.warning("streams wait: the database is away (%s)", reason_of(error))
+                logger.warning("streams wait: the database is unavailable (%s)", reason_of(error))
             else:
                 self._end_without_scope(scopes)
                 self._tell(heads)

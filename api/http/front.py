@@ -115,10 +115,10 @@ class BoundedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.num_chunks > FREE_CHUNKS:
-            detail = f"The chunks of the body have fewer than {MIN_CHUNK_BYTES} bytes on average: send larger ones."
+            detail = f"The chunks of the body average fewer than {MIN_CHUNK_BYTES} bytes: send larger chunks."
             self._refuse(400, "chunks_too_small", detail)
         else:
-            self._refuse(400, "invalid_http", "This is no HTTP request that can be read.")
+            self._refuse(400, "invalid_http", "This is not a valid HTTP request.")
 
     # our own
 
@@ -170,14 +170,14 @@ class BoundedProtocol(H11Protocol):
     def _check_progress(self, began: float) -> None:
         """Refuse a request whose time is over, unless its body comes fast enough, or we ourselves have not read it."""
         if isinstance(self._awaited, str):
-            self._refuse(408, "request_timeout", f"The head of the request took longer than {HEAD_S:g} s.")
+            self._refuse(408, "request_timeout", f"The request headers took longer than {HEAD_S:g} s.")
             return
         over_at = began + BODY_S + self.conn.num_body_bytes / MIN_BODY_BYTES_PER_S
         left_s = max(over_at - self.loop.time(), 1.0 if self.flow.read_paused else 0.0)
         if left_s > 0:
             self._timer = self.loop.call_later(left_s, self._check_progress, began)
         else:
-            self._refuse(408, "request_timeout", f"After {BODY_S:g} s a body must come with 16 KiB/s on average.")
+            self._refuse(408, "request_timeout", f"After {BODY_S:g} s, the body must arrive at 16 KiB/s on average.")
 
     def _refuse(self, status: int, code: str, detail: str) -> None:
         """Answer in place of the app, which is told that nobody listens any more, and hang up."""

@@ -24,7 +24,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=255,
         pattern="^[ -~]+$",
-        description="Any text that is new for each request you mean: a UUID. Kept for 24 hours.",
+        description="A unique text per intended request, such as a UUID. Kept for 24 hours.",
     ),
 ]
 
@@ -73,6 +73,6 @@ def make_once(
         raise Problem(
             422,
             "idempotency_key_reused",
-            "This Idempotency-Key came before, with another body.",
-            hint="Take a new key for a new request; send the same body again for the same request.",
+            "This Idempotency-Key was already used with a different body.",
+            hint="Use a new key for a new request, or resend the same body for the same request.",
         ) from error

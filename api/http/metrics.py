@@ -52,30 +52,43 @@ class _Snapshot:
         measured = self._measured
         yield _labelled("bitfoundry_jobs", "Jobs by state.", "state", measured.jobs)
         yield _labelled("bitfoundry_workers", "Live workers by state.", "state", measured.workers)
-        yield _plain("bitfoundry_oldest_wait_seconds", "Wait of the oldest due job.", measured.oldest_wait_s)
+        yield _plain("bitfoundry_oldest_wait_seconds", "Waiting time of the oldest due job.", measured.oldest_wait_s)
         if measured.lease_left_s is not None:
-            left = "Until the first lease runs out; below 0 its worker is lost."
+            left = "Time until the first lease expires; below 0, its worker is lost."
             yield _plain("bitfoundry_lease_left_seconds", left, measured.lease_left_s)
-        yield _plain("bitfoundry_heartbeat_age_seconds", "Of the quietest worker.", measured.beat_age_s)
-        yield _plain("bitfoundry_outbox_messages", "Messages that wait for the broker.", measured.outbox)
         yield _plain(
-            "bitfoundry_outbox_lag_seconds", "For how long the oldest of them has waited.", measured.outbox_age_s
+            "bitfoundry_heartbeat_age_seconds",
+            "Since the last heartbeat of the least recent worker.",
+            measured.beat_age_s,
         )
-        yield _plain("bitfoundry_webhook_deliveries_pending", "Webhook messages to be sent.", measured.deliveries)
-        yield _plain("bitfoundry_webhook_lag_seconds", "For how long the oldest has waited.", measured.delivery_age_s)
-        yield _plain("bitfoundry_disk_free_bytes", "Free on the data folder's disk.", self._disk.free_bytes)
-        yield _plain("bitfoundry_disk_reserved_bytes", "Of it, kept for the database.", self._disk.reserved_bytes)
-        about = "Stored files that are damaged, missing, or that no row names (`python -m api fsck` lists them)."
+        yield _plain("bitfoundry_outbox_messages", "Messages waiting for the broker.", measured.outbox)
+        yield _plain("bitfoundry_outbox_lag_seconds", "Waiting time of the oldest of them.", measured.outbox_age_s)
+        yield _plain(
+            "bitfoundry_webhook_deliveries_pending", "Webhook messages waiting to be sent.", measured.deliveries
+        )
+        yield _plain("bitfoundry_webhook_lag_seconds", "Waiting time of the oldest.", measured.delivery_age_s)
+        yield _plain("bitfoundry_disk_free_bytes", "Free space on the data folder's disk.", self._disk.free_bytes)
+        yield _plain(
+            "bitfoundry_disk_reserved_bytes", "Part of it reserved for the database.", self._disk.reserved_bytes
+        )
+        about = (
+            "Stored files that are damaged, missing or not referenced by the database (`python -m api fsck` "
+            "lists them)."
+        )
         yield _labelled("bitfoundry_integrity_findings", about, "kind", measured.integrity)
         memory = GaugeMetricFamily(
-            "bitfoundry_gpu_memory_bytes", "Of the live workers' GPUs.", labels=["worker", "gpu", "name", "what"]
+            "bitfoundry_gpu_memory_bytes", "Memory of the live workers' GPUs.", labels=["worker", "gpu", "name", "what"]
         )
         for place, sizes in measured.devices.items():
             for what, size in sizes.items():
                 memory.add_metric([*place, what], size)
         yield memory
-        used = GaugeMetricFamily("bitfoundry_quota_used", "Of a project's quota.", labels=["project", "quota"])
-        limit = GaugeMetricFamily("bitfoundry_quota_limit", "If there is one.", labels=["project", "quota"])
+        used = GaugeMetricFamily(
+            "bitfoundry_quota_used", "Used part of a project's quota.", labels=["project", "quota"]
+        )
+        limit = GaugeMetricFamily(
+            "bitfoundry_quota_limit", "Limit of the quota, if there is one.", labels=["project", "quota"]
+        )
         for quota in self._quotas:
             used.add_metric([quota.project, quota.quota], quota.used)
             if quota.limit is not None:
@@ -87,8 +100,8 @@ class _Snapshot:
         seconds = {name: total for name, (_, total) in measured.phase_s.items()}
         about = "Verdicts on the results of jobs that succeeded within the last hour; none: not measured."
         yield _labelled("bitfoundry_verdicts", about, "verdict", measured.verdicts)
-        yield _labelled("bitfoundry_phase_runs", f"Phases done, of jobs {ended}.", "phase", numbers)
-        yield _labelled("bitfoundry_phase_seconds", f"Seconds in phases done, of jobs {ended}.", "phase", seconds)
+        yield _labelled("bitfoundry_phase_runs", f"Finished phases of jobs {ended}.", "phase", numbers)
+        yield _labelled("bitfoundry_phase_seconds", f"Seconds in finished phases of jobs {ended}.", "phase", seconds)
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

@@ -1,4 +1,4 @@
-"""Checks the room on the disk before a route takes in a job or a file."""
+"""Checks free disk space before a route accepts a job or a file."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _KEY_SCHEME = HTTPBearer(
 _COOKIE_SCHEME = APIKeyCookie(
     name=SIGN_IN_COOKIE,
     scheme_name="signIn",
-    description="The cookie that `POST /v1/sign-in` sets. A request that changes something also sends X-CSRF-Token.",
+    description="The cookie that `POST /v1/sign-in` sets. Requests that change something must also send X-CSRF-Token.",
     auto_error=False,
 )
 _KeyScheme = Annotated[object, Depends(_KEY_SCHEME)]
@@ -88,7 +88,7 @@ def plain_key(key_id: str, secret: str) -> str:
 def create_key(
     database: Sessions | str, name: str, scopes: Sequence[str] = SCOPES, project_id: str = projects.DEFAULT
 ) -> str:
-    """Store a new key and return its plain text, for whoever has the database: the first key of all.
+    """Store a new key and return its plain text, for anyone with access to the database: the first key of all.
 
     ``database`` may be a URL.
     """
@@ -187,7 +187,7 @@ def _open_sign_in(session: Session, request: Request) -> tuple[keys.ValidKey, Sh
         raise Problem(
             403,
             "csrf_token_missing",
-            "A request that changes something with the sign-in cookie must send the CSRF token.",
+            "A request that changes something and uses the sign-in cookie must send the CSRF token.",
             hint="Send `csrf_token` of GET /v1/sign-in as X-CSRF-Token, or use an API key instead of the cookie.",
         )
     return key, Shown(key.id, sign_in.secret_sha256, sign_in.token_sha256)
@@ -210,7 +210,7 @@ def check_scope(caller: Caller, scope: str) -> None:
             403,
             "insufficient_scope",
             f"This key lacks the scope '{scope}'.",
-            hint="Ask for a key with that scope: `bitfoundry keys create` makes one, for whoever has 'admin'.",
+            hint="Ask an admin for a key with that scope (`bitfoundry keys create`).",
             errors=[{"parameter": "authorization", "detail": "a scope is missing", "code": "insufficient_scope"}
                     | {"allowed": [scope]}],
         )  # fmt: skip

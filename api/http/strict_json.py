@@ -69,7 +69,7 @@ def _check(value: Any, *, depth: int) -> None:
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = {name for name, _ in pairs}
     if len(names) != len(pairs):
-        _refuse("a name that is given twice")
+        _refuse("a duplicate name")
     return dict(pairs)
 
 

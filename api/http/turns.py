@@ -138,7 +138,7 @@ def _busy() -> Problem:
     return Problem(
         503,
         "busy",
-        "Too many files of the project are waiting to be read.",
-        hint="Wait until some of them are done, and send this one again.",
+        "Too many of the project's files are waiting to be read.",
+        hint="Wait until some of them are done, then send this one again.",
         headers={"Retry-After": "5"},
     )

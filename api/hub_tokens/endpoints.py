@@ -52,8 +52,12 @@ def put_hub_token(name: TokenName, body: HubTokenPut, caller: Admin, context: Co
     """Store a token under a name, in place of the one that was there. Jobs use it with ``model.hub_token``."""
     token = body.token.get_secret_value()
     if not (token.isascii() and token.isprintable() and " " not in token):
-        entry = {"pointer": "#/token", "detail": "a token has letters, digits and signs only", "code": "invalid_text"}
-        raise Problem(422, "invalid_text", "This is not a token.", errors=[entry])
+        entry = {
+            "pointer": "#/token",
+            "detail": "a token contains only letters, digits and signs",
+            "code": "invalid_text",
+        }
+        raise Problem(422, "invalid_text", "This is not a valid token.", errors=[entry])
     vault = context.require_vault()
     with context.sessions.begin() as session:
         stored = hub_tokens.put(session, vault, caller.project_id, name, token)

@@ -40,9 +40,9 @@ def survey(settings: Settings, sessions: Sessions) -> list[Finding]:
         current = {(part.upload_id, part.number, part.sha256) for part in integrity.find_open_parts(session)}
     current_paths = {storage.part_path(settings, *part) for part in current}
     return [
-        *(Finding("orphan", _shown(path, settings), None, "no row names it") for path in orphans),
+        *(Finding("orphan", _shown(path, settings), None, "the database does not reference it") for path in orphans),
         *(
-            Finding("missing", _shown(path, settings), missing[path], "the part of the upload is not there")
+            Finding("missing", _shown(path, settings), missing[path], "the part of the upload is missing")
             for path in missing.keys() & current_paths
         ),
     ]
@@ -60,12 +60,12 @@ _Problem = tuple[str, Path, str]
 def _check_artifact(artifact: Artifact, pace: Pace) -> Iterator[_Problem]:
     folder = Path(artifact.path)
     if not folder.is_dir():
-        yield "missing", folder, "the folder of the artifact is not there"
+        yield "missing", folder, "the folder of the artifact is missing"
         return
     try:
         expected = manifest.read(folder)
     except ProofError:
-        yield "damaged", folder / manifest.MANIFEST, "the manifest is not there, or is none"
+        yield "damaged", folder / manifest.MANIFEST, "the manifest is missing or invalid"
         return
     if expected.sha256 != artifact.manifest_sha256:
         yield "damaged", folder / manifest.MANIFEST, f"its SHA-256 is {expected.sha256}, not the artifact's"
@@ -75,7 +75,7 @@ def _check_artifact(artifact: Artifact, pace: Pace) -> Iterator[_Problem]:
     for path in folder.rglob("*"):
         inside = path.relative_to(folder).as_posix()
         if (path.is_symlink() or not path.is_dir()) and inside not in expected.files and inside != manifest.MANIFEST:
-            yield "damaged", path, "the manifest does not name it"
+            yield "damaged", path, "the manifest does not list it"
 
 
 def _check_dataset(dataset: Dataset, settings: Settings, pace: Pace) -> Iterator[_Problem]:
@@ -85,7 +85,7 @@ def _check_dataset(dataset: Dataset, settings: Settings, pace: Pace) -> Iterator
 def _check_file(path: Path, sha256: str, pace: Pace) -> Iterator[_Problem]:
     try:
         if path.is_symlink() or not path.is_file():
-            yield "missing", path, "the file is not there"
+            yield "missing", path, "the file is missing"
         elif (actual := _hash(path, pace)) != sha256:
             yield "damaged", path, f"its SHA-256 is {actual}, not {sha256}"
     except OSError as error:

@@ -67,7 +67,7 @@ class Watch:
             except _Stopped:
                 return
             except SQLAlchemyError as error:
-                logger.warning("integrity: the database is away (%s)", reason_of(error))
+                logger.warning("integrity: the database is unavailable (%s)", reason_of(error))
             except Exception:
                 logger.exception("integrity: a check failed")
             if not did:

@@ -84,7 +84,7 @@ def rotate_key(
         key = _open(session, caller, key_id)
         check_may_grant(session, caller, key.scopes, key.expires_at)  # who rotates a key holds it
         if key.revoked_at is not None:
-            raise Problem(409, "key_revoked", "The key was revoked.", hint="Make a new one.")
+            raise Problem(409, "key_revoked", "The key was revoked.", hint="Create a new one.")
         keys.rotate(session, key, security.hash_secret(secret), body.overlap_s)
         audit.note(session, caller, "key.rotate", key_id, overlap_s=body.overlap_s)
     response.headers["Cache-Control"] = "no-store"
@@ -128,12 +128,16 @@ def _scopes_of(body: KeyCreate, member: Member | None) -> Sequence[str]:
         return body.scopes
     of_role = security.ROLES[member.role]
     if beyond := [scope for scope in body.scopes or () if scope not in of_role]:
-        entry = {"pointer": "#/scopes", "detail": f"not in the role: {', '.join(beyond)}", "code": "scope_not_in_role"}
+        entry = {
+            "pointer": "#/scopes",
+            "detail": f"not part of the role: {', '.join(beyond)}",
+            "code": "scope_not_in_role",
+        }
         raise Problem(
             422,
             "scope_not_in_role",
-            f"The member has the role {member.role}, which has no scope '{beyond[0]}'.",
-            hint="Leave that scope out, or change the member's role.",
+            f"The member has the role {member.role}, which does not include the scope '{beyond[0]}'.",
+            hint="Remove that scope, or change the member's role.",
             errors=[entry | {"allowed": [*of_role]}],
         )
     return body.scopes or of_role

@@ -27,9 +27,9 @@ def check_may_grant(session: Session, caller: Caller, scopes: Iterable[str], unt
         raise Problem(
             403,
             "expires_too_late",
-            f"Your key ends at {own_end.isoformat()}: you cannot grant anything beyond that time.",
-            hint="Create a key that ends by then (`expires_at`), or use a key that ends later.",
-            errors=[{"pointer": "#/expires_at", "detail": "later than the end of your own key"}
+            f"Your key expires at {own_end.isoformat()}: you cannot grant anything beyond that time.",
+            hint="Create a key that expires by then (`expires_at`), or use a key that expires later.",
+            errors=[{"pointer": "#/expires_at", "detail": "later than the expiry of your own key"}
                     | {"code": "expires_too_late", "allowed": [own_end.isoformat()]}],
         )  # fmt: skip
 
@@ -50,7 +50,7 @@ def check_not_locked_out(session: Session, caller: Caller) -> None:
         raise Problem(
             409,
             "last_admin",
-            "No valid key of the project would have the scope 'admin': the project would be locked out.",
+            "The project would be locked out: no valid key would have the scope 'admin'.",
             hint="Add another member with the role admin first, or create another key with that scope.",
         )
 

@@ -47,9 +47,11 @@ class KeyCreate(RequestBody):
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=5)] | None = Field(
         default=None, description="Required for a key without a member."
     )
-    expires_at: AwareDatetime | None = Field(default=None, description="In the future. Without it the key stays valid.")
+    expires_at: AwareDatetime | None = Field(
+        default=None, description="Must be in the future. Without it, the key does not expire."
+    )
     project_id: Annotated[str, Field(pattern="^prj_[0-9a-f]{32}$")] | None = None
-    member_id: MemberId | None = Field(default=None, description="The member who shall have the key.")
+    member_id: MemberId | None = Field(default=None, description="The member who gets the key.")
 
 
 class KeyRotate(RequestBody):

@@ -60,7 +60,7 @@ def list_results(
                 404,
                 "model_not_used",
                 f"No job of this project used the model '{name}'.",
-                hint="GET /v1/models names those that were used: a path as it is stored, without links.",
+                hint="GET /v1/models lists the used models. Paths are stored without links.",
             )
         ids = [job.id for job in jobs[: query.limit]]
         published = publications.find_last(session, ids)

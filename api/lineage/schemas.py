@@ -41,7 +41,7 @@ class ModelListQuery(RequestBody):
 
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     cursor: Annotated[str, Field(max_length=512)] | None = Field(
-        default=None, description="`next_cursor` of the page before."
+        default=None, description="`next_cursor` of the previous page."
     )
 
 

@@ -109,4 +109,4 @@ def _change_role(session: Session, caller: Caller, member: Member, role: str) ->
 def _check_name(session: Session, caller: Caller, name: str) -> None:
     if members.find_by_name(session, caller.project_id, name):
         entry = {"pointer": "#/name", "detail": "another member has this name", "code": "name_taken"}
-        raise Problem(409, "name_taken", f"The project has a member '{name}' already.", errors=[entry])
+        raise Problem(409, "name_taken", f"The project already has a member '{name}'.", errors=[entry])

@@ -34,7 +34,9 @@ class MemberCreate(RequestBody):
 
     name: Text
     role: Role
-    expires_at: AwareDatetime | None = Field(default=None, description="In the future. Without it the key stays valid.")
+    expires_at: AwareDatetime | None = Field(
+        default=None, description="Must be in the future. Without it, the key does not expire."
+    )
 
 
 class MemberPatch(RequestBody):

@@ -87,7 +87,7 @@ def no_such_project() -> Problem:
 def _check_name(session: Session, name: str) -> None:
     if projects.find_by_name(session, name):
         entry = {"pointer": "#/name", "detail": "another project has this name", "code": "name_taken"}
-        raise Problem(409, "name_taken", f"There is a project '{name}' already.", errors=[entry])
+        raise Problem(409, "name_taken", f"A project '{name}' already exists.", errors=[entry])
 
 
 def _show(session: Session, project: Project) -> ProjectOut:

@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.jobs.schemas import RequestBody
 from api.store.queue.retention import Due, Keep
 
-KeepLast = Annotated[int, Field(strict=True, ge=1, le=1_000_000, description="The newest so many jobs.")]
-KeepDays = Annotated[int, Field(strict=True, ge=1, le=36_500, description="Jobs that ended within so many days.")]
+KeepLast = Annotated[int, Field(strict=True, ge=1, le=1_000_000, description="Number of newest jobs to keep.")]
+KeepDays = Annotated[
+    int, Field(strict=True, ge=1, le=36_500, description="Days for which jobs are kept after they ended.")
+]
 
 
 class PolicyIn(RequestBody):
@@ -32,7 +34,7 @@ class PolicyIn(RequestBody):
 
 
 class PolicyOut(BaseModel):
-    """The project's policy, beside the operator's for all projects: ``service_keep_*_days``. None: no limit.
+    """The project's policy, in addition to the operator's for all projects: ``service_keep_*_days``. None: no limit.
 
     Pinned jobs apart, whatever is older than the operator's days goes in any case.
     """
@@ -57,10 +59,10 @@ class DueOut(BaseModel):
     def of(cls, due: Due, keep: Keep) -> DueOut:
         reasons = []
         if keep.days is not None:
-            reasons.append(f"it ended {due.age_days:.1f} days ago, and {keep.days} are kept")
+            reasons.append(f"it ended {due.age_days:.1f} days ago; jobs are kept for {keep.days} days")
         if keep.last is not None:
             others = "succeeded" if due.state == "succeeded" else "failed or were cancelled"
-            reasons.append(f"{due.num_newer} jobs that {others} ended after it, and {keep.last} are kept")
+            reasons.append(f"{due.num_newer} jobs that {others} ended after it; only {keep.last} are kept")
         shown = {name: getattr(due, name) for name in ("name", "state", "finished_at")}
         return cls(id=due.job_id, bytes=due.num_bytes, reason="; ".join(reasons), **shown)
 

@@ -44,13 +44,13 @@ def create_share(
         raise Problem(409, "not_ready", f"The job is {job.state}: only a succeeded job has a report to share.")
     if public_report.read(artifact) is None:
         hint = "Clone the job and share the new result."
-        raise Problem(409, "no_report", "The artifact has no report that this version can show.", hint=hint)
+        raise Problem(409, "no_report", "The artifact has no report that this version can display.", hint=hint)
     token = security.new_secret()
     with context.sessions.begin() as session:
         if jobs.lock_own(session, caller.project_id, job_id) is None:
             raise no_such_job()
         if len(shares.find_all(session, job_id)) >= MAX_SHARES:
-            detail = f"The job has {MAX_SHARES} links already, which is the most."
+            detail = f"The job already has {MAX_SHARES} links, the maximum."
             raise Problem(409, "too_many_shares", detail, hint="Revoke one of them first.")
         share = shares.add(session, job_id, caller.key_id, security.hash_secret(token), body.expires_in_s)
         audit.note(session, caller, "share.create", job_id, share_id=share.id, expires_in_s=body.expires_in_s)
@@ -77,6 +77,6 @@ def revoke_share(job_id: JobId, share_id: ShareId, caller: Writer, sessions: Ses
             raise no_such_job()
         share = shares.find(session, job_id, share_id)
         if share is None:
-            raise Problem(404, "share_not_found", "There is no such link to this job.")
+            raise Problem(404, "share_not_found", "This job has no such link.")
         session.delete(share)
         audit.note(session, caller, "share.revoke", job_id, share_id=share_id)

@@ -21,7 +21,7 @@ _PATH = re.compile(r"(?:file://|(?<![\w.~:/]))/[\w.~][^\s\"'<>|;,()]*")
 
 
 def read(artifact: Artifact) -> Report | None:
-    """Return the report of an artifact as anybody may see it; None if there is none that this version can read."""
+    """Return the public report of an artifact; None if there is none that this version can read."""
     if _REPORT not in service.read_manifest(artifact).files:
         return None
     path, _ = service.find_file(artifact, _REPORT)

@@ -68,8 +68,8 @@ def _open(token: str, request: Request, context: Context) -> Report:
 
 
 def _nothing_shared() -> Problem:
-    hint = "It may have expired or been revoked, or its run was deleted. Ask whoever sent it for a new link."
-    return Problem(404, "share_not_found", "This link opens no report.", hint=hint)
+    hint = "It may have expired or been revoked, or its run was deleted. Ask the sender for a new link."
+    return Problem(404, "share_not_found", "This link does not open a report.", hint=hint)
 
 
 def _error_page(problem: Problem) -> str:

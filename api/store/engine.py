@@ -66,7 +66,7 @@ def connect(
 
 @contextmanager
 def reading(sessions: Sessions) -> Iterator[Session]:
-    """Yield a session in which each query is a transaction of its own, which saves two round trips.
+    """Yield a session in which each query is its own transaction, which saves two round trips.
 
     As in a transaction at READ COMMITTED, each query sees what was committed before it.
     """
@@ -81,7 +81,7 @@ def dispose(sessions: Sessions) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the kind of a database error and, if the connection is at fault, what the driver says about it.
+    """Return the kind of a database error and, if the connection is at fault, the driver's message.
 
     The messages of other errors may quote values.
     """
@@ -109,7 +109,7 @@ def _ask_whether_alive(engine: Engine) -> None:
 
 
 class DatabaseReadOnly(OperationalError):
-    """The database takes no writes: it is a standby, or its operator has made it so. For a writer it is away."""
+    """The database rejects writes: it is a standby, or its operator has made it so. For a writer it is away."""
 
 
 def _count_read_only_as_away(engine: Engine) -> None:

@@ -82,7 +82,7 @@ def check_file(folder: Path, file: ManifestFile) -> None:
     """Hash one file. Raises ProofError ``artifact_corrupt``."""
     path = folder / file.path
     if path.is_symlink() or not path.is_file() or path.stat().st_size != file.num_bytes:
-        raise corrupt(f"'{file.path}' is absent or has another size")
+        raise corrupt(f"'{file.path}' is missing or has the wrong size")
     with path.open("rb") as stream:
         if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
             raise corrupt(f"'{file.path}' has changed since it was written")

@@ -25,9 +25,9 @@ def upgrade(database_url: str, revision: str = "head") -> None:
         if "Can't locate revision" not in str(error):
             raise
         raise ConfigError(
-            "The database is of a newer release than this program.",
+            "The database belongs to a newer release than this program.",
             code="newer_schema",
-            hint="Install that release again, or restore a backup that was made before it.",
+            hint="Install that release again, or restore a backup made before the upgrade.",
         ) from error
 
 

@@ -51,7 +51,8 @@ class Vault:
             raise ConfigError(
                 "The secret key is not 32 bytes in base64.",
                 code="invalid_secret_key",
-                hint="Make one with `openssl rand -base64 32`, and keep it: what it sealed opens with nothing else.",
+                hint="Create one with `openssl rand -base64 32` and keep it: without it, the stored secrets cannot "
+                "be decrypted.",
             )
         return cls(key)
 
@@ -67,9 +68,9 @@ class Vault:
                 text = stream.read(1024)
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not text"
-            raise _unsafe(f"The file of the secret key {path} cannot be read: {why}.") from error
+            raise _unsafe(f"The secret key file {path} cannot be read: {why}.") from error
         if mode & 0o077:
-            raise _unsafe(f"Others may read the file of the secret key {path}: its mode is {mode:04o}.")
+            raise _unsafe(f"Other users can read the secret key file {path}: its mode is {mode:04o}.")
         return cls.of_text(text)
 
     def seal(self, text: str, about: str) -> bytes:
@@ -80,11 +81,11 @@ class Vault:
         """Return the text of a sealed one. Raises CannotOpen."""
         mark, nonce, rest = sealed[:MARK_BYTES], sealed[MARK_BYTES:][:NONCE_BYTES], sealed[MARK_BYTES + NONCE_BYTES :]
         if mark != self._mark:
-            raise CannotOpen("it was sealed with another secret key")
+            raise CannotOpen("it was encrypted with another secret key")
         try:
             return self._cipher.decrypt(nonce, rest, about.encode()).decode()
         except InvalidTag as error:
-            raise CannotOpen("it is damaged, or was sealed for another place") from error
+            raise CannotOpen("it is damaged, or was encrypted for another entry") from error
 
     def sign(self, data: bytes) -> str:
         """Return the HMAC-SHA256 of the data: only who has the key can make it, or check it."""
@@ -105,5 +106,5 @@ def _unsafe(message: str) -> ConfigError:
     return ConfigError(
         message,
         code="unsafe_secret_key_file",
-        hint="Let it belong to the account that the service runs as, with mode 0600.",
+        hint="It must belong to the service's account and have mode 0600.",
     )

@@ -61,8 +61,8 @@ def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[Sweep
         raise Problem(
             422,
             codes.pop() if len(codes) == 1 else "invalid_sweep",
-            f"{len(jobs)} of {_size(sweep)} jobs of this sweep could work. Nothing was queued.",
-            hint="`errors` names the values of those that cannot.",
+            f"{len(jobs)} of {_size(sweep)} jobs of this sweep are valid. Nothing was queued.",
+            hint="`errors` lists the values of the invalid ones.",
             errors=entries,
         )
     return jobs
@@ -89,9 +89,9 @@ def _take_place(body: JobCreate, places: set[Place]) -> None:
     place = (to.repo_id, to.revision, to.path_in_repo, to.to)
     if place in places:
         raise PublishError(
-            f"Several jobs of the sweep would be published to {to}.",
+            f"Several jobs of the sweep would publish to {to}.",
             code="publish_collision",
-            hint="Make the place an axis, too: /publish/repo_id, .../revision, .../path_in_repo or .../to.",
+            hint="Vary the target as well: /publish/repo_id, .../revision, .../path_in_repo or .../to.",
             field="/publish",
         )
     places.add(place)
@@ -126,9 +126,9 @@ def fill_in(job: Mapping[str, Any], values: Values) -> dict[str, Any]:
             raise Problem(
                 422,
                 "invalid_pointer",
-                f"The job has no place '{pointer}'.",
-                hint="A pointer leads through lists that are there and objects, which are made where they are missing.",
-                errors=[{"pointer": f"#/matrix/{_escape(pointer)}", "detail": "no such place in the job"}],
+                f"The job has no field '{pointer}'.",
+                hint="A pointer can pass through existing lists and through objects; missing objects are created.",
+                errors=[{"pointer": f"#/matrix/{_escape(pointer)}", "detail": "no such field in the job"}],
             ) from error
     return filled
 
@@ -138,8 +138,8 @@ def _check_size(sweep: SweepCreate) -> None:
         raise Problem(
             422,
             "sweep_too_large",
-            f"This sweep means {size} jobs; at most {MAX_SWEEP_JOBS} can be asked for at once.",
-            hint="Split it by one of its axes.",
+            f"This sweep has {size} jobs; the limit is {MAX_SWEEP_JOBS}.",
+            hint="Split it along one of its axes.",
             errors=[{"pointer": "#/matrix", "detail": f"{size} combinations", "code": "sweep_too_large"}],
         )
     for pointer, axis in sweep.matrix.items():
@@ -147,8 +147,8 @@ def _check_size(sweep: SweepCreate) -> None:
             raise Problem(
                 422,
                 "invalid_sweep",
-                f"The axis '{pointer}' names a value twice.",
-                errors=[{"pointer": f"#/matrix/{_escape(pointer)}", "detail": "a value is there twice"}],
+                f"The axis '{pointer}' has a duplicate value.",
+                errors=[{"pointer": f"#/matrix/{_escape(pointer)}", "detail": "a duplicate value"}],
             )
 
 

@@ -20,7 +20,8 @@ def _pointer_into_a_job(pointer: str) -> str:
     field = pointer.split("/")[1] if pointer.startswith("/") else ""
     if field not in JobCreate.model_fields:
         raise PydanticCustomError(
-            "invalid_pointer", "an axis is a JSON pointer into a job, as /config/preset or /calibration/num_samples"
+            "invalid_pointer",
+            "an axis is a JSON pointer into a job, such as /config/preset or /calibration/num_samples",
         )
     return pointer
 
@@ -48,12 +49,12 @@ class SweepCreate(RequestBody):
     )
 
     name: Text | None = None
-    job: dict[str, Any] = Field(description="The body of `POST /v1/jobs`, without what the matrix fills in.")
+    job: dict[str, Any] = Field(description="The body of `POST /v1/jobs`, without the fields that the matrix sets.")
     matrix: dict[Pointer, Axis] = Field(min_length=1, max_length=MAX_AXES)
 
 
 class SweepOut(BaseModel):
-    """A sweep and its jobs as they are now, in the order of its matrix."""
+    """A sweep and its current jobs, in the order of its matrix."""
 
     id: str
     name: str | None

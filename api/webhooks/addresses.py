@@ -80,21 +80,21 @@ def locate(url: str, allowed: Sequence[Network], find: Resolve | None = None) ->
 def _take_apart(url: str) -> tuple[str, str, int, str]:
     """Return (scheme, host, port, path and query) of a plain http or https URL. Raises NotAllowed."""
     if len(url) > MAX_URL_LENGTH or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise NotAllowed(f"a URL has at most {MAX_URL_LENGTH} characters, all of them printable ASCII")
+        raise NotAllowed(f"a URL has at most {MAX_URL_LENGTH} characters, only printable ASCII")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise NotAllowed("this is no URL") from error
+        raise NotAllowed("this is not a URL") from error
     scheme, host = parts.scheme.lower(), parts.hostname or ""
     if scheme not in ("https", "http"):
         raise NotAllowed("the URL must begin with https://")
     if port == 0:
         raise NotAllowed("the port must be between 1 and 65535")
     if parts.username is not None or parts.password is not None or parts.fragment:
-        raise NotAllowed("a URL of a webhook has no user, no password and no fragment")
+        raise NotAllowed("a webhook URL cannot have a user, password or fragment")
     if not (_HOST.fullmatch(host) or _is_plain_address(host)):
-        raise NotAllowed("the host must be a name, or an address in its usual form")
+        raise NotAllowed("the host must be a name, or an address in standard form")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return scheme, host, port or (443 if scheme == "https" else 80), path
 

@@ -81,7 +81,7 @@ class Deliverer:
             try:
                 message = await run_in_threadpool(self._claim)
             except SQLAlchemyError as error:
-                logger.warning("webhooks wait: the database is away (%s)", reason_of(error))
+                logger.warning("webhooks wait: the database is unavailable (%s)", reason_of(error))
                 return
             if message is None:
                 return
@@ -98,9 +98,9 @@ class Deliverer:
             result = await self._try(client, message)
             await run_in_threadpool(self._record, message, result)
         except SQLAlchemyError as error:  # its lease runs out, and it is sent again
-            logger.warning("%s: the database is away (%s)", message.id, reason_of(error))
+            logger.warning("%s: the database is unavailable (%s)", message.id, reason_of(error))
         except Exception:
-            logger.exception("%s: a delivery broke", message.id)
+            logger.exception("%s: a delivery failed", message.id)
 
     async def _try(self, client: httpx2.AsyncClient, message: Message) -> Try:
         at, started = datetime.now(UTC), time.monotonic()

@@ -32,7 +32,7 @@ router = APIRouter(prefix="/webhooks", tags=["webhooks"], route_class=StrictJson
 
 WebhookId = Annotated[str, Path(pattern="^whk_[0-9a-f]{32}$")]
 DeliveryId = Annotated[str, Path(pattern="^msg_[0-9a-f]{32}$")]
-Cursor = Annotated[str | None, Query(pattern="^msg_[0-9a-f]{32}$", description="`next_cursor` of the page before.")]
+Cursor = Annotated[str | None, Query(pattern="^msg_[0-9a-f]{32}$", description="`next_cursor` of the previous page.")]
 
 
 @router.post("", status_code=201, responses=may(409, 422))
@@ -150,8 +150,8 @@ def _check_url(url: str, context: Context) -> None:
         raise Problem(
             422,
             "webhook_url_not_allowed",
-            f"A webhook may not lead there: {error}.",
-            hint="Give an https URL on the public internet. The operator can allow other networks, for example"
+            f"Webhooks may not use this URL: {error}.",
+            hint="Use an https URL on the public internet. The operator can allow other networks, for example"
             " BITFOUNDRY_WEBHOOK_NETWORKS=127.0.0.0/8 for this machine.",
             errors=[entry],
         ) from error

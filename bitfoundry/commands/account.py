@@ -14,7 +14,7 @@ from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, show_deleted, with_client
 
 KeyId = Annotated[str, typer.Argument(help="Key id, as shown by `keys list`.")]
-Name = Annotated[str, typer.Argument(help="Name to recognize it by.")]
+Name = Annotated[str, typer.Argument(help="Descriptive name.")]
 Scope = Annotated[
     list[str] | None, typer.Option(help="jobs:read, jobs:write, jobs:chat, admin or operator. Repeatable.")
 ]
@@ -48,7 +48,7 @@ def create_key(
         str | None, typer.Option(help="Expiry time, with its time zone: 2027-01-01T00:00:00Z.")
     ] = None,
     project: Annotated[str | None, typer.Option(help="Id of another project (operators only).")] = None,
-    member: Annotated[str | None, typer.Option(help="Id of the member who shall have the key.")] = None,
+    member: Annotated[str | None, typer.Option(help="Id of the member who gets the key.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create an API key. By default it has the scopes of its member's role, or jobs:read and jobs:write without one.
@@ -245,7 +245,7 @@ def _limits(project: Project) -> dict[str, int]:
 
 
 def show_key(key: ApiKey, as_json: bool) -> None:
-    """Print a new key by itself on standard output, and what it is on standard error; or all of it as JSON."""
+    """Print only a new key on standard output, and its description on standard error; or all of it as JSON."""
     if as_json:
         terminal.print_json(key.model_dump(mode="json"))
         return

@@ -94,7 +94,7 @@ def evaluation_of(settings: list[str] | None) -> dict[str, Any] | None:
 
 
 def read_config(text: str) -> str | dict[str, Any]:
-    """Return a preset's name as it is, or the content of a .json file."""
+    """Return a preset's name unchanged, or the content of a .json file."""
     if not text.endswith(".json"):
         return text
     try:

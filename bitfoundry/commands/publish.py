@@ -48,7 +48,7 @@ def push(
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Publish also a result that is degraded or broken, or that missed its goal."),
+        typer.Option("--force", help="Also publish a result that is degraded or broken, or that missed its goal."),
     ] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace another artifact of the project in the folder of --to.")

@@ -20,7 +20,7 @@ def seconds_of(text: str) -> int:
     """Parse '7d', '12h' or '30m' into seconds."""
     match = re.fullmatch(r"([0-9]{1,6})([dhm])", text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is not a time as 7d, 12h or 30m; the longest is 90d")
+        raise typer.BadParameter(f"{text!r} is not a time such as 7d, 12h or 30m; the maximum is 90d")
     return int(match[1]) * UNITS_S[match[2]]
 
 
@@ -28,7 +28,9 @@ def seconds_of(text: str) -> int:
 def share(
     client: Client,
     job_id: JobId,
-    expires: Annotated[str, typer.Option(help="How long the link works: days, hours or minutes; at most 90d.")] = "7d",
+    expires: Annotated[
+        str, typer.Option(help="Lifetime of the link in days, hours or minutes, such as 7d; at most 90d.")
+    ] = "7d",
     as_json: AsJson = False,
 ) -> None:
     """Make a link to the report of a job for people without a key. The link is shown only once."""
@@ -37,7 +39,7 @@ def share(
         terminal.print_json(made.model_dump(mode="json"))
         return
     terminal.out.print(made.url or "", soft_wrap=True)
-    until = f"Whoever has this link can read the report until {made.expires_at}."
+    until = f"Anyone with this link can read the report until {made.expires_at}."
     if urlsplit(made.url or "").hostname in ("127.0.0.1", "localhost", "::1"):
         until = f"The link works on this machine only, since the service has no other address. {until}"
     terminal.err.print(f"{until} `bitfoundry unshare {job_id} {made.id}` revokes it.", soft_wrap=True)

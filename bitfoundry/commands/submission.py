@@ -107,7 +107,7 @@ def _plan_here(arguments: list[str]) -> int:
 
     for text in arguments:
         if text.lstrip("-").replace("-", "_").startswith(("file2file", "shard_blocks", "no_shard_blocks")):
-            _flags("plan", "").error(f"--devices compares all ways of execution; remove {text}")
+            _flags("plan", "").error(f"--devices compares all execution modes; remove {text}")
     return engine.main(["plan", *arguments])
 
 
@@ -219,7 +219,7 @@ def _show_plan(plan: Plan) -> None:
     terminal.out.print(f"algorithms: {' or '.join(map(algorithms_text, configs))}{' at first' if chains else ''}")
     terminal.out.print(f"size {size}, peak {terminal.megabytes(plan.peak_memory_bytes)}, {plan.executor}")
     if plan.time_s is not None:
-        terminal.out.print(f"expected time {plan.time_s:.0f} s, as earlier jobs with this model and settings took")
+        terminal.out.print(f"expected time {plan.time_s:.0f} s, from earlier jobs with this model and settings")
     if plan.experts is not None and "tokens_per_expert" in plan.experts:
         numbers = plan.experts["num_experts"], plan.experts["tokens_per_expert"]
         terminal.out.print("{} experts get {} calibration tokens each, on average".format(*numbers))

@@ -297,7 +297,7 @@ def dataset_details(dataset: Dataset, statistics: Mapping[str, Any]) -> Table:
 
 
 def inspection_details(found: Inspection) -> Group:
-    """Return a model's properties, and a table of the estimates for the usual presets."""
+    """Return a model's properties, and a table of the estimates for common presets."""
     quantization = found.quantization or {}
     layers = [f"{layer['count']} × {layer['name']} {layer['shape']}" for layer in found.linear_layers]
     about = {

@@ -47,14 +47,14 @@ def back_up(home: Path, target: Path, say: Say) -> None:
     """Write all data of the stack in `home`, running or not, to the new file `target`. Raises StackError."""
     home, target = home.resolve(), target.absolute()
     if not (home / "postgres" / "PG_VERSION").exists():
-        raise StackError(f"{home} holds no database of a local stack", hint="name its folder with --home")
+        raise StackError(f"{home} contains no database of a local stack", hint="name its folder with --home")
     if os.environ.get("DATABASE_URL"):
         raise StackError(
             "the database is not part of the local stack: DATABASE_URL is set",
             hint="back it up with pg_dump, then copy the data folder (docs/how-to/back-up.md)",
         )
     if os.path.lexists(target) or target.is_relative_to(home):
-        raise StackError(f"{target} exists, or lies in the data folder", hint="give the name of a new file elsewhere")
+        raise StackError(f"{target} exists or lies in the data folder", hint="use the name of a new file elsewhere")
     partial = target.with_name(f".{target.name}.partial")  # a folder: nobody takes it for a backup
     try:
         private_dir(partial)
@@ -69,7 +69,7 @@ def back_up(home: Path, target: Path, say: Say) -> None:
             shutil.rmtree(partial)
     except OSError as error:
         raise StackError(
-            f"the backup could not be written: {error.strerror}", hint=f"nothing was written; look at {target.parent}"
+            f"the backup could not be written: {error.strerror}", hint=f"nothing was written; check {target.parent}"
         ) from error
 
 
@@ -105,7 +105,7 @@ def restore(source: Path, home: Path, say: Say, *, vault: Vault | None, trusted:
             _clear(fresh)  # the remains of a killed restore
             say("unpacking and checking files")
             manifest = _unpack(source, fresh, vault, trusted=trusted)
-            say("making the database")
+            say("creating the database")
             _load(fresh, home, manifest)
             (fresh / DUMP).unlink()
             for folder in (fresh, *(path for path in fresh.rglob("*") if "postgres" not in path.parts)):
@@ -114,7 +114,7 @@ def restore(source: Path, home: Path, say: Say, *, vault: Vault | None, trusted:
             _sync(home.parent)
     except OSError as error:
         raise StackError(
-            f"the backup could not be restored: {error}", hint=f"nothing was restored; look at {home.parent}"
+            f"the backup could not be restored: {error}", hint=f"nothing was restored; check {home.parent}"
         ) from error
 
 
@@ -247,25 +247,25 @@ def _unpack(source: Path, fresh: Path, vault: Vault | None, *, trusted: bool) ->
     except (ValueError, KeyError, TypeError, RecursionError):
         is_ours = False
     if not is_ours or DUMP not in expected:
-        raise _damaged(source, "its manifest is absent, or of another release")
+        raise _damaged(source, "its manifest is missing or from another release")
     if wrong := sorted(name for name in digests.keys() | expected.keys() if digests.get(name) != expected.get(name)):
-        raise _damaged(source, f"'{wrong[0]}' is absent or has changed ({len(wrong)} in all)")
+        raise _damaged(source, f"'{wrong[0]}' is missing or has changed ({len(wrong)} in total)")
     return manifest
 
 
 def _check_signature(source: Path, manifest: bytes, signature: bytes, vault: Vault | None) -> None:
     if not signature:
-        why = "nobody signed it: it is of an older release, or of a service without a secret key"
+        why = "it is not signed: it is from an older release or from a service without a secret key"
     elif vault is None:
-        why = "there is no secret key on this machine to check its signature with"
+        why = "this machine has no secret key to check its signature"
     elif not vault.has_signed(manifest, signature.decode("latin-1")):
-        why = "another secret key signed it, or it was changed"
+        why = "it was signed with another secret key, or changed"
     else:
         return
     raise StackError(
         f"{source} is not trusted: {why}",
-        hint="a backup is SQL, which can run programs on this machine; name the service's key with --key-file,"
-        " or restore it with --trust if you know that nobody else could write the file",
+        hint="a backup is SQL, which can run programs on this machine; specify the service's key with --key-file, "
+        "or use --trust if you are sure that nobody else could write the file",
     )
 
 
@@ -282,10 +282,10 @@ def _checked(source: Path, name: str, seen: set[str]) -> PurePosixPath:
         name.startswith(f"{folder.partition('/')[0]}/") and len(path.parts) > 1 for folder in FOLDERS
     )
     if str(path) != name or path.is_absolute() or ".." in path.parts or not is_ours or not name.isprintable():
-        raise _damaged(source, f"{name!r} does not belong into it")
+        raise _damaged(source, f"{name!r} does not belong in it")
     look = unicodedata.normalize("NFKC", name).casefold()  # what some file systems take for the same name
     if look in seen:
-        raise _damaged(source, f"{name!r} is in it twice, or looks like another name")
+        raise _damaged(source, f"{name!r} occurs twice or is too similar to another name")
     seen.add(look)
     return path
 
@@ -336,7 +336,7 @@ def _clear(folder: Path) -> None:
 
 
 def _damaged(source: Path, why: str) -> StackError:
-    return StackError(f"{source} is not a complete backup: {why}", hint="nothing was restored; take another backup")
+    return StackError(f"{source} is not a complete backup: {why}", hint="nothing was restored; use another backup")
 
 
 def _sync(path: Path) -> None:

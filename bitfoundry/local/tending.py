@@ -62,7 +62,7 @@ class Tended:
         """Plan the next start, and report it unless the same message was the last one."""
         self._start_at = now + self._pause_s
         self._is_failing = self._pause_s > 0
-        then = f"next try in {self._pause_s:.0f} s, see {self._part.log}" if self._pause_s else "starting it again"
+        then = f"next try in {self._pause_s:.0f} s, see {self._part.log}" if self._pause_s else "restarting it"
         message = f"{self._part.name} ended ({why}): {then}"
         if message != self._last_message:
             self._say(message)
@@ -72,5 +72,5 @@ class Tended:
     def _note_recovery(self, now: float) -> None:
         if self._pause_s and now - self._started_at >= STEADY_S:
             if self._is_failing:
-                self._say(f"{self._part.name} runs again")
+                self._say(f"{self._part.name} is running again")
             self._pause_s, self._is_failing, self._last_message = 0.0, False, ""

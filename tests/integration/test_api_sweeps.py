@@ -56,7 +56,7 @@ def test_one_job_that_cannot_work_refuses_all(client: TestClient, make_model: Ma
     assert answer.status_code == 422, answer.text
     problem = answer.json()
     assert problem["code"] == "invalid_sweep"
-    assert problem["detail"].startswith("1 of 4 jobs of this sweep could work")
+    assert problem["detail"].startswith("1 of 4 jobs of this sweep are valid")
     places = [(error["pointer"], error["values"]["/config/preset"]) for error in problem["errors"]]
     number = "#/job/calibration/num_samples"
     assert places == [(number, "fp8"), ("#/job/config/preset", "fp9"), (number, "fp9")]

@@ -286,7 +286,7 @@ def test_turns_go_one_by_one_and_have_a_limit(sessions: Sessions, succeeded: Cal
     lease = must_claim(sessions)
     assert claim(sessions) is None
     change(sessions, chat_leases.start, lease, has_template=True)
-    with pytest.raises(chats.CannotChat, match="not answered yet"):
+    with pytest.raises(chats.CannotChat, match="not been answered yet"):
         ask(sessions, chat_id, "two")
     for _ in range(2):  # a worker that did not hear of its commit asks again
         asked = change(sessions, chat_leases.take_prompt, lease, after=0)

@@ -138,7 +138,7 @@ def test_events_and_logs_of_a_job_that_runs(service: Client, make_model: MakeMod
     lines = [line.text for line in service.logs(job.id)]
     assert sorted(lines) == sorted([
         "stub engine starts", "WARNING careful", "worker: phase quantize began", "worker: phase export began",
-        "worker: the engine has ended with status 0",
+        "worker: the engine ended with status 0",
     ])  # fmt: skip
     assert [line.text for line in service.logs(job.id, level="warning")] == ["WARNING careful"]
     assert [line.text for line in service.logs(job.id, tail=1)] == lines[-1:]
@@ -209,7 +209,7 @@ def test_the_commands_follow_a_job(
     lines = command(f"logs {job['id']} --follow")
     assert sorted(line["text"] for line in lines) == [
         "ERROR bad", "stub engine starts", "worker: phase export began", "worker: phase quantize began",
-        "worker: the engine has ended with status 0",
+        "worker: the engine ended with status 0",
     ]  # fmt: skip
     assert time.monotonic() - started > 2  # it did wait for the end
     assert [line["text"] for line in [command(f"logs {job['id']} --level error")]] == ["ERROR bad"]

@@ -198,7 +198,7 @@ def test_alone_it_is_a_measure_of_the_weights(llama, tmp_path, proof_in_this_pro
     without_gates = {"gate": "off"}  # their limits are those of trained models
     report = run(task(llama, tmp_path / "out", config).model_copy(update=without_gates), events.append).to_dict()
     assert {layer["scheme"] for layer in report["layers"]} == {"fp8_e4m3 per_tensor"}
-    said = ["fake_quantized holds weights alone: the activations of 21 layer(s) are not quantized."]
+    said = ["fake_quantized stores only weights: the activations of 21 layer(s) are not quantized."]
     assert report["warnings"] == [event.message for event in events if isinstance(event, Warned)] == said
     weights = presets.resolve("fp8").global_quant_config.weight
     weight_only = Config(global_quant_config=QuantizationConfig(weight=weights), exclude=("lm_head",))

@@ -114,7 +114,7 @@ def test_quantized_models_are_planned_as_on_the_disk_without_their_weights(
         for plan in plans:
             plan.pop("model", None)
         assert plans[0] == plans[1]
-        assert any(f"quantized already ({export})" in warning for warning in plans[0]["warnings"])
+        assert any(f"already quantized ({export})" in warning for warning in plans[0]["warnings"])
         size = (folder / "model.safetensors").stat().st_size
         ranges = [request.headers["range"].removeprefix("bytes=").split("-") for request in hub.asked("/cdn/")]
         begun = sum(int(end) + 1 - int(begin) for begin, end in ranges if int(begin) > 0)
@@ -134,7 +134,7 @@ def test_a_quantized_model_by_id_is_quantized_anew(
     job = wait_for(job_id, "succeeded", "failed", timeout_s=LIMIT_S)
     assert job.state == "succeeded", job.error
     report = client.get(f"/v1/jobs/{job_id}/artifacts/report.json").json()
-    assert any("quantized already (bitsandbytes)" in warning for warning in report["warnings"])
+    assert any("already quantized (bitsandbytes)" in warning for warning in report["warnings"])
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_what_names_no_token(client: TestClient, hub: HubServer, no_token: None,
         session.execute(text("UPDATE hub_token SET name = 'team'"))  # a sealed token does not open in another row
     moved = client.post("/v1/jobs", json=body(hub_token="team"))
     assert (moved.status_code, moved.json()["code"]) == (422, "hub_token_not_found")
-    assert "another place" in moved.json()["detail"]
+    assert "another entry" in moved.json()["detail"]
 
 
 @pytest.mark.slow

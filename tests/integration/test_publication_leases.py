@@ -260,12 +260,12 @@ def test_a_poor_result_is_published_on_request_alone(
 def test_a_result_that_missed_its_goal_is_published_on_request_alone(
     sessions: Sessions, succeed: Callable[..., str]
 ) -> None:
-    missed = {"goal": {"is_met": False, "why": "nothing that fits was measured to keep 99 %"}}
+    missed = {"goal": {"is_met": False, "why": "no measured result that fits keeps 99 %"}}
     job_id = succeed(TARGET, verdict("faithful") | missed)
     with sessions.begin() as session:
         held = publications.find_last(session, [job_id])[job_id]
     assert (held.state, held.error["code"]) == ("failed", "poor_result")
-    assert held.error["message"] == "The result missed its goal: nothing that fits was measured to keep 99 %."
+    assert held.error["message"] == "The result missed its goal: no measured result that fits keeps 99 %."
     assert "a lower recovery" in held.error["hint"] and claim(sessions) is None
     ask(sessions, job_id, TARGET | {"force": True})
     assert claim(sessions) is not None

@@ -218,7 +218,7 @@ def test_a_project_keeps_what_its_policy_says(
     shown = client.post("/v1/retention/preview", json={"keep_last": 1, "keep_days": 25}).json()
     assert [job["id"] for job in shown["data"]] == [bad[0], jobs[1]]
     assert shown["num_pinned"] == 1 and shown["bytes"] == 1 and not shown["has_more"]
-    assert "ended 40.0 days ago, and 25 are kept; 2 jobs that succeeded" in shown["data"][1]["reason"]
+    assert "ended 40.0 days ago; jobs are kept for 25 days; 2 jobs that succeeded" in shown["data"][1]["reason"]
 
     policy(client, keep_last=1, keep_days=25)
     assert client.get("/v1/retention").json()["keep_days"] == 25

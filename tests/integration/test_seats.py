@@ -324,7 +324,7 @@ def test_two_workers_do_it_together(
     assert (job.attempt, job.failure_count) == (1, 0)
     lines = {line["text"] for line in client.get(f"/v1/jobs/{job_id}/logs").json()["data"]}
     assert {"stub engine starts", "node 1: stub engine starts", "node 1: stub engine ends"} <= lines
-    assert "node 1: worker: the engine has ended with status 0" in lines
+    assert "node 1: worker: the engine ended with status 0" in lines
     assert client.get(f"/v1/jobs/{job_id}").json()["phases"][0]["name"] == "gather"
     wait_for_empty(settings.work_dir)
 

@@ -141,7 +141,7 @@ def test_several_processes_share_the_port_and_end_together(
 def test_no_process_is_started_for_a_wrong_number(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--processes", "0"])
-    assert ended.value.code == 2 and "'0' is not a number of processes: 1 or more" in capsys.readouterr().err
+    assert ended.value.code == 2 and "'0' is not a valid number of processes (1 or more)" in capsys.readouterr().err
 
 
 @pytest.mark.slow

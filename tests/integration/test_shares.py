@@ -144,8 +144,8 @@ def test_in_a_browser_a_link_that_opens_nothing_is_a_page(
     dead = f"/v1/shared/{'x' * 43}"
     answer = client.get(dead, headers=in_browser)
     assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
-    assert "<h1>This link opens no report.</h1>" in answer.text
-    assert "expired or been revoked, or its run was deleted. Ask whoever sent it for a new link." in answer.text
+    assert "<h1>This link does not open a report.</h1>" in answer.text
+    assert "expired or been revoked, or its run was deleted. Ask the sender for a new link." in answer.text
     assert answer.headers["x-robots-tag"] == "noindex" and "script" not in answer.headers["content-security-policy"]
     for accepted, path in (("application/json", ""), ("*/*", ""), (in_browser["Accept"], "/report.json")):
         problem = client.get(dead + path, headers=in_browser | {"Accept": accepted})

@@ -70,7 +70,7 @@ def test_a_job_from_the_request_to_the_download(
     lines = client.get(f"/v1/jobs/{job_id}/logs").json()["data"]
     texts = [line["text"] for line in lines]
     assert [text for text in texts if text.startswith("worker: ")] == [
-        "worker: phase quantize began", "worker: phase export began", "worker: the engine has ended with status 0",
+        "worker: phase quantize began", "worker: phase export began", "worker: the engine ended with status 0",
     ]  # fmt: skip
     assert "stub engine starts" in texts  # the two come through pipes of their own
     assert [phase["name"] for phase in job["phases"]] == ["quantize", "export"]

@@ -37,10 +37,10 @@ def find_sealed(session: Session, project_id: str, name: str) -> bytes | None:
 
 
 def unseal(vault: Vault | None, sealed: bytes | None, project_id: str, name: str) -> str:
-    """Return the token in plain text, for whoever is about to use it. Raises ModelError ``hub_token_not_found``."""
-    why = "there is none by this name"
+    """Return the token in plain text. Raises ModelError ``hub_token_not_found``."""
+    why = "there is no token with this name"
     if sealed is not None and vault is None:
-        why = "this process has no BITFOUNDRY_SECRET_KEY_FILE to open it with"
+        why = "this process has no BITFOUNDRY_SECRET_KEY_FILE to decrypt it"
     elif sealed is not None and vault is not None:
         try:
             return vault.open(sealed, _about(project_id, name))
@@ -49,12 +49,12 @@ def unseal(vault: Vault | None, sealed: bytes | None, project_id: str, name: str
     raise ModelError(
         f"The project's Hub token '{name}' cannot be used: {why}.",
         code="hub_token_not_found",
-        hint=f"Keep one under this name: `bitfoundry hub-tokens put {name}`.",
+        hint=f"Store one under this name: `bitfoundry hub-tokens put {name}`.",
         field="/model/hub_token",
     )
 
 
 def remove(session: Session, project_id: str, name: str) -> bool:
-    """Remove a token. Returns False if there is none by this name."""
+    """Remove a token. Returns False if there is no token with this name."""
     gone = delete(HubToken).where(HubToken.project_id == project_id, HubToken.name == name)
     return session.scalar(gone.returning(HubToken.name)) is not None

@@ -37,12 +37,12 @@ QUOTAS = {
         "jobs", "num_waiting", "Wait until some of the project's waiting jobs have run, or cancel some."
     ),
     "max_running": Quota("jobs", "num_running", "Wait until some of the project's jobs have ended."),
-    "max_stored_bytes": Quota("bytes", "stored_bytes", "Delete jobs whose artifacts are not needed any more."),
-    "max_datasets": Quota("datasets", "num_datasets", "Delete datasets that are not needed any more."),
-    "max_dataset_bytes": Quota("bytes", "dataset_bytes", "Delete datasets that are not needed any more."),
-    "max_uploads": Quota("uploads", "num_uploads", "Complete or abandon some of the open uploads.", 100),
+    "max_stored_bytes": Quota("bytes", "stored_bytes", "Delete jobs whose artifacts are no longer needed."),
+    "max_datasets": Quota("datasets", "num_datasets", "Delete datasets that are no longer needed."),
+    "max_dataset_bytes": Quota("bytes", "dataset_bytes", "Delete datasets that are no longer needed."),
+    "max_uploads": Quota("uploads", "num_uploads", "Complete or cancel some of the open uploads.", 100),
     "max_streams": Quota("streams", "num_streams", "Close some of the project's event and log streams.", 1000),
-    "max_webhooks": Quota("webhooks", "num_webhooks", "Delete webhooks that are not needed any more.", 20),
+    "max_webhooks": Quota("webhooks", "num_webhooks", "Delete webhooks that are no longer needed.", 20),
 }
 
 

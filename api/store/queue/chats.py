@@ -25,7 +25,7 @@ EXTRA_MEMORY_BYTES = 1 << 30
 
 
 class CannotChat(Exception):
-    """A chat cannot be opened or asked.
+    """A chat cannot be opened or prompted.
 
     ``code``: ``not_ready`` (no artifact), ``chat_in_progress``, ``chat_ended``, ``turn_in_progress``,
     ``too_many_turns``.
@@ -50,7 +50,7 @@ def begin(session: Session, job: Job, *, max_new_tokens: int, wait_s: float) -> 
     if (other := session.scalar(mine)) is not None:
         raise CannotChat(
             "chat_in_progress",
-            f"The project chats with the result of {other.job_id} already ({other.id}).",
+            f"The project already has a chat with the result of {other.job_id} ({other.id}).",
             f"End that chat first: DELETE /v1/chats/{other.id}.",
         )
     size_bytes = int((job.summary or {}).get("size_before_bytes") or 0)
@@ -74,11 +74,11 @@ def ask(session: Session, chat: Chat, prompt: str, *, max_turns: int) -> ChatTur
     """Add a turn to a locked chat. Raises CannotChat."""
     turns = read_turns(session, chat.id)
     if chat.state == ChatState.ENDED:
-        raise CannotChat("chat_ended", f"The chat has ended ({chat.reason}).", "Open another one.")
+        raise CannotChat("chat_ended", f"The chat has ended ({chat.reason}).", "Open a new one.")
     if turns and turns[-1].state in UNANSWERED:
-        raise CannotChat("turn_in_progress", "The last prompt is not answered yet.", "Wait for its answer.")
+        raise CannotChat("turn_in_progress", "The last prompt has not been answered yet.", "Wait for its answer.")
     if len(turns) >= max_turns:
-        raise CannotChat("too_many_turns", f"The chat has had its {max_turns} turns.", "Open another one.")
+        raise CannotChat("too_many_turns", f"The chat has reached its limit of {max_turns} turns.", "Open a new one.")
     chat.seq += 1
     chat.used_at = func.clock_timestamp()
     turn = ChatTurn(chat_id=chat.id, number=len(turns) + 1, prompt=prompt, state=TurnState.WAITING, seq=chat.seq)

@@ -74,7 +74,7 @@ class Lease:
         try:
             return JobSpec.model_validate(self.stored_spec)
         except ValidationError as error:
-            hint = "Upgrade this worker: it must be as new as the API. Then retry the job."
+            hint = "Upgrade this worker to the version of the API, then retry the job."
             raise config_error(error, "The stored job", code="unsupported_job", hint=hint) from error
 
 
@@ -280,8 +280,8 @@ def reap(session: Session, *, limit: int = 100) -> int:
         elif job.lost_count > MAX_LOST:
             gave_up = Failure(
                 "worker_lost",
-                f"{job.lost_count} workers were lost while they worked on this job.",
-                hint="The job may need more memory than the workers' hosts have: see their system logs.",
+                f"{job.lost_count} workers were lost while running this job.",
+                hint="The job may need more memory than the workers' hosts have. See their system logs.",
             )
             _end(session, job, State.FAILED, outcome="lost", error=gave_up.to_dict())
         elif job.state == State.PAUSING:
@@ -301,7 +301,8 @@ def expire_pending(session: Session, *, limit: int = 100) -> int:
         job.error = Failure(
             "max_pending_exceeded",
             f"No worker took the job within {job.max_pending_s} s.",
-            hint="Retry it when more workers are there, or with a higher priority or a larger limits.max_pending_s.",
+            hint="Retry it when more workers are available, or with a higher priority or a larger "
+            "limits.max_pending_s.",
             retryable=True,
         ).to_dict()
         job.state, job.finished_at = State.FAILED, func.clock_timestamp()
@@ -338,7 +339,7 @@ def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[
 
 
 def _judged(summary: dict[str, Any]) -> dict[str, str]:
-    """Return what the event of a job's success says of the result: its verdict, and whether it missed its goal."""
+    """Return the payload of the job-succeeded event: the result's verdict, and whether it missed its goal."""
     told: dict[str, str] = {}
     if verdict := summary.get("verdict"):
         told |= {"verdict": verdict["level"], "verdict_reason": verdict["reason"]}

@@ -28,7 +28,7 @@ class Undelivered(Exception):
 
 
 def wake(session: Session) -> None:
-    """Tell the workers, once this transaction has committed, that there is something to claim."""
+    """Notify the workers, once this transaction has committed, that there is work to claim."""
     session.add(Outbox(topic=WAKE, payload={"v": 1}))
 
 
@@ -44,7 +44,7 @@ def relay(session: Session, send: Send, *, limit: int = 100) -> int:
             try:
                 send(message.topic, message.payload)
             except Undelivered as error:  # the message is safe in its row
-                logger.warning("the broker takes no messages (%s); workers find their jobs by polling", error)
+                logger.warning("the broker does not accept messages (%s); workers find their jobs by polling", error)
                 break
         done.append(message.id)
     if done:

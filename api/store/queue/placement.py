@@ -24,7 +24,7 @@ def are_enough_ready(session: Session, job: Job) -> bool:
 
 
 def are_enough_idle(session: Session, job: Job) -> bool:
-    """Return True if that many are idle, beside those that other jobs' open seats wait for.
+    """Return True if that many are idle, apart from those that other jobs' open seats wait for.
 
     A lock lets one claim at a time count: two claims that counted the same workers would wait for each other.
     """

@@ -47,7 +47,7 @@ def ask(session: Session, job: Job, asked: dict[str, Any] | None) -> Publication
         raise CannotPublish("not_ready", f"The job is {job.state}: only a succeeded job has an artifact to publish.")
     last = find_last(session, [job.id]).get(job.id)
     if last is not None and last.state in OPEN:
-        raise CannotPublish("publication_in_progress", f"The artifact is on its way already: {last.id}.")
+        raise CannotPublish("publication_in_progress", f"The artifact is already being published: {last.id}.")
     if asked is not None:
         _check_result(job, asked)
         _take_target(session, job, asked)
@@ -55,7 +55,7 @@ def ask(session: Session, job: Job, asked: dict[str, Any] | None) -> Publication
     if last is not None and (last.error or {}).get("code") == "poor_result":
         _check_result(job, {})
     if last is None or last.state != PublicationState.FAILED:
-        raise CannotPublish("nothing_to_retry", "No publication of this job has failed: say where it is to go.")
+        raise CannotPublish("nothing_to_retry", "No publication of this job has failed: specify where to publish it.")
     _take_target(session, job, last.target)
     last.failure_count = last.lost_count = 0
     last.finished_at = last.error = last.progress = None
@@ -93,7 +93,7 @@ def _check_result(job: Job, asked: dict[str, Any]) -> None:
     else:
         return
     if not asked.get("force"):
-        hint = f"{advice} Or publish it as it is with --force (force: true)."
+        hint = f"{advice} Or publish it anyway with --force (force: true)."
         raise CannotPublish("poor_result", f"The result {reason}.", hint)
 
 
@@ -103,7 +103,7 @@ def _take_target(session: Session, job: Job, target: dict[str, Any]) -> None:
         raise CannotPublish(
             "target_taken",
             f"Another project publishes to '{target['to']}', or to a folder in or around it.",
-            "Publish to another folder: one belongs to the project that first published to it.",
+            "Publish to another folder. A folder belongs to the first project that published to it.",
         )
 
 

@@ -114,6 +114,6 @@ class _Rounds:
                 with self._sessions.begin() as session:
                     num_done = task(session)
         except SQLAlchemyError as error:
-            logger.warning("upkeep: the database is away (%s)", reason_of(error))
+            logger.warning("upkeep: the database is unavailable (%s)", reason_of(error))
         except Exception:
             logger.exception("upkeep: a round failed")

@@ -94,7 +94,7 @@ def find_ready(session: Session) -> Sequence[Ready]:
 
 
 def find_blocked_reason(session: Session) -> str | None:
-    """Return why a live worker that is not drained takes no jobs; None if no such worker is blocked."""
+    """Return why a live worker that is not drained accepts no jobs; None if no such worker is blocked."""
     blocked = select(func.min(Worker.blocked_reason)).where(*_is_there())
     return session.scalar(blocked)
 
@@ -122,7 +122,7 @@ def host_of(slot: str) -> str:
 
 
 def drain(session: Session, worker: Worker) -> None:
-    """Order the worker to take no jobs, and to give back those that it has. It does so with its next heartbeat."""
+    """Order the worker to accept no jobs and to return those that it has. It does so with its next heartbeat."""
     worker.drain_requested_at = func.coalesce(Worker.drain_requested_at, func.clock_timestamp())
     session.flush()
     session.refresh(worker)

@@ -149,7 +149,7 @@ class ApiKey(Base):
 
 
 class IdempotencyKey(Base):
-    """A client's name for a request, and the id of what it made. Unique, so that two at once make one object."""
+    """A client's idempotency key for a request, and the id it created. Unique: two at once create one object."""
 
     __tablename__ = "idempotency_key"
 

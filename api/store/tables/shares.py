@@ -11,7 +11,7 @@ from api.store.tables.jobs import NOW, Base
 
 
 class Share(Base):
-    """A link to a job's report, for whoever has its token. It ends with its time, when it is revoked, with the job."""
+    """A link to a job's report, for anyone with its token. It ends with its time, when it is revoked, with the job."""
 
     __tablename__ = "share"
 

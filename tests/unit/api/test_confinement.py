@@ -157,7 +157,7 @@ def test_without_landlock_the_engine_holds_itself_to_its_files(
         assert file.read() == b"{}"
     (tmp_path / "models" / "m" / "link.json").symlink_to(settings.data_dir / "secret.key")
     for path in (settings.data_dir / "secret.key", tmp_path / "models" / "m" / "link.json"):
-        with pytest.raises(ModelError, match="none of the files") as caught:
+        with pytest.raises(ModelError, match="not one of the files") as caught:
             open_named(path)
         assert caught.value.code == "unsafe_path"
 
@@ -172,7 +172,7 @@ def test_the_worker_says_which_protection_it_has(
         confinement.tell(settings)
         confinement.tell(settings.model_copy(update={"confine_engine": False}))
     said = [record.message for record in caplog.records]
-    assert "no Landlock" in said[0] and "ABI 7" in said[1] and "switched off" in said[2]
+    assert "no Landlock" in said[0] and "ABI 7" in said[1] and "turned off" in said[2]
 
 
 def test_nothing_starts_without_the_protection_that_is_required(

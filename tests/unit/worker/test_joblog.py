@@ -71,7 +71,7 @@ def test_lines_that_could_not_be_kept_are_counted(monkeypatch: pytest.MonkeyPatc
         log.add(str(number), "info")
     log.close()
     [[warning, *kept]] = lease.written
-    assert warning == ("warning", "7 lines were lost here: they came faster than written")
+    assert warning == ("warning", "7 lines were dropped here: they arrived faster than they could be written")
     assert kept == [("info", "7"), ("info", "8"), ("info", "9")]
 
 

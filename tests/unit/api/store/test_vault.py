@@ -32,7 +32,7 @@ def test_the_same_text_is_never_sealed_the_same() -> None:
 def test_what_does_not_open() -> None:
     vault = Vault(KEY)
     sealed = vault.seal("hf_secret", "row 1")
-    with pytest.raises(CannotOpen, match="another place"):
+    with pytest.raises(CannotOpen, match="another entry"):
         vault.open(sealed, "row 2")
     for position in (5, 20, len(sealed) - 1):
         damaged = bytearray(sealed)

@@ -184,11 +184,11 @@ def test_a_refusal_is_explained_with_status_1(
     command: list[str], fake: type[FakeClient], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = {"pointer": "#/config/preset", "detail": "fp9 is none", "allowed": ["fp8", "w4a16"]}
-    problem = {"code": "unknown_preset", "detail": "no such preset", "hint": "take another", "errors": [place]}
+    problem = {"code": "unknown_preset", "detail": "no such preset", "hint": "use another", "errors": [place]}
     monkeypatch.setattr(fake, "failure", ApiError(422, problem))
     assert cli.run(command) == 1
     said = capsys.readouterr().err
-    for part in ("no such preset", "#/config/preset", "fp8, w4a16", "take another", "unknown_preset"):
+    for part in ("no such preset", "#/config/preset", "fp8, w4a16", "use another", "unknown_preset"):
         assert part in said
     assert cli.run([*command, "--json"]) == 1
     captured = capsys.readouterr()
@@ -294,7 +294,7 @@ def test_a_plan_of_the_service_takes_the_way_that_is_asked_for(
     assert fake.calls[1][2] == {"config": {"preset": "mxfp4"}, "file2file": True}
     assert "peak 0.0 MB, streamed" in capsys.readouterr().out
     assert cli.run(["plan", "/m", "--devices", "1x80GB", "--shard-blocks"]) == 2
-    assert "--devices compares all ways" in capsys.readouterr().err
+    assert "--devices compares all execution modes" in capsys.readouterr().err
 
 
 def test_a_config_file_that_is_no_json_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

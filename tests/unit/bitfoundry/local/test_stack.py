@@ -199,7 +199,7 @@ def test_a_killed_engine_comes_back(program: str, part: str, home: Path, up: Up)
     assert status_of(process) == 0
     assert process.stderr is not None
     said = process.stderr.read()
-    assert said.count("ended (status -9): starting it again") == 1, said
+    assert said.count("ended (status -9): restarting it") == 1, said
 
 
 @pytest.mark.slow

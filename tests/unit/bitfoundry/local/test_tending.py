@@ -59,12 +59,12 @@ def test_it_is_never_given_up(clock: Clock) -> None:
     gaps = [after - before for before, after in zip(part.starts, part.starts[1:], strict=False)]
     assert gaps[:4] == sorted(gaps[:4])
     assert set(gaps[8:]) <= {MAX_PAUSE_S, MAX_PAUSE_S + 1} and len(gaps) > 50
-    assert said[0] == "the stub ended (status -9): starting it again"
+    assert said[0] == "the stub ended (status -9): restarting it"
     assert len(said) == len(set(said)) < 10  # each once, though it ended 60 times
 
     part.lives_s = None
     watch(tended, clock, int(MAX_PAUSE_S + STEADY_S) + 2)
-    assert said[-1] == "the stub runs again"
+    assert said[-1] == "the stub is running again"
 
 
 def test_deaths_far_apart_are_not_counted_together(clock: Clock) -> None:
@@ -77,7 +77,7 @@ def test_deaths_far_apart_are_not_counted_together(clock: Clock) -> None:
         tended.look()
         part.lives_s = None
         assert part.starts[-1] == clock.now  # at once
-    assert said == ["the stub ended (status -9): starting it again"] * 20
+    assert said == ["the stub ended (status -9): restarting it"] * 20
 
 
 def test_a_start_that_fails_is_tried_again(clock: Clock) -> None:
