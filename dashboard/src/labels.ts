@@ -19,7 +19,7 @@ export const LABELS = {
 export const EFFORT_TEXTS = {
   fast: "Fast: rounds to nearest, no data",
   balanced: "Balanced (default)",
-  best: "Best: takes what pays",
+  best: "Best: every algorithm that helps",
 } as const;
 
 /** The programs that a result can be meant for. */

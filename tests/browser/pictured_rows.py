@@ -245,7 +245,7 @@ def _histories() -> Iterable[Base]:
         ("info", "worker: phase quantize began"), ("debug", "block 0: 7 layers in 1.4 s"),
         ("warning", "block 2: mlp.down_proj has 3 dead input channels; they keep their scale"),
         ("error", "block 3: 12 of 4,718,592 values of mlp.up_proj are NaN"),
-        ("info", "worker: the engine has ended with status 1"),
+        ("info", "worker: the engine ended with status 1"),
     )  # fmt: skip
     for job_id, minutes, shown in ((FAILED, 1380, lines), (W4A16, 190, lines[:4]), (RUNNING, 2, lines[:4])):
         for seq, (level, line) in enumerate(shown, start=1):

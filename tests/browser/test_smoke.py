@@ -246,11 +246,13 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     page.get_by_label("Publish when verified").check()
     page.get_by_label("Storage URL").check()
     page.get_by_label("URL", exact=True).fill("file:///etc")
-    expect(page.get_by_text("does not publish to").first).to_be_visible()
+    expect(page.get_by_text("may not publish to").first).to_be_visible()
     target = f"file://{stack.home.parent}/published/there"
     page.get_by_label("URL", exact=True).fill(target)
     page.get_by_label("File to file").check()
-    expect(plan.get_by_text("runs no model, which evaluation.tasks need").first).to_be_visible()
+    expect(
+        plan.get_by_text("evaluation.tasks need to run the model, which file2file does not do").first
+    ).to_be_visible()
     check_accessible(page)
     page.get_by_label("File to file").uncheck()
     expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()

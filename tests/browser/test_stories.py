@@ -106,7 +106,7 @@ def test_a_failed_run_says_what_failed_and_what_to_do(
     failure = page.get_by_role("region", name="Failure")
     expect(failure.get_by_role("heading")).to_have_text("Failed in quantize, at block 3 of 30, after 4 s")
     expect(failure).to_contain_text("Give another model.")
-    expect(failure).to_contain_text("it fails again unless something is changed")
+    expect(failure).to_contain_text("it will fail again unless something changes")
     expect(page.get_by_role("region", name="Phases")).to_contain_text("A retry starts from the beginning")
     expect(failure.get_by_role("link", name="Clone and change")).to_have_class("button primary")
     expect(page.get_by_role("button", name="Delete")).not_to_have_class("danger")
@@ -182,7 +182,7 @@ def test_a_run_for_a_goal_shows_whether_it_was_met_and_what_was_tried(
     signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
 ) -> None:
     page = signed_in
-    why = "nothing that fits was measured to keep 97 %; this is the best: 92.55 % in 118.0 MB"
+    why = "no measured result that fits keeps 97 %; this is the best: 92.55 % in 118.0 MB"
     trial = {
         "kl": MEASURE, "algorithms": "gptq", "verdict": {"level": "good", "reason": "r"}, "seconds": 9.0,
         "layers": {"gguf_q4_0": 7, "gguf_q4_k": 14},
@@ -230,7 +230,7 @@ def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     assert page.get_by_role("region").first.get_attribute("aria-label") == "Result"
     expect(page.get_by_role("region", name="Phases")).to_contain_text("12 s in all phases")
     expect(page.get_by_text("+0.63 % ± 0.20 %")).to_be_visible()  # the paired ratio, beside two wide perplexities
-    meaning = page.get_by_title("Share of the tokens for which both models")
+    meaning = page.get_by_title("Share of tokens for which both models")
     expect(meaning).to_have_text("Top-1 agreement")
     later = page.get_by_role("row").filter(has_text="17 to 64")
     expect(later).to_contain_text("0.125 ± 0.02")
@@ -324,7 +324,7 @@ def test_the_end_of_a_run_is_told_while_the_page_is_hidden(
     page.reload()
     row = page.get_by_role("row").filter(has_text="nightly")
     expect(row).to_contain_text("Running")
-    choice = page.get_by_label("Tell me when a run ends")
+    choice = page.get_by_label("Notify me when a run ends")
     expect(choice).not_to_be_checked()
     choice.check()
     check_accessible(page)
@@ -344,7 +344,7 @@ def test_a_browser_that_blocks_notifications_says_so(signed_in: Page, check_acce
     page.context.grant_permissions([])
     page.reload()
     expect(page.get_by_text("The browser blocks notifications.")).to_be_visible()
-    expect(page.get_by_label("Tell me when a run ends")).to_be_disabled()
+    expect(page.get_by_label("Notify me when a run ends")).to_be_disabled()
     check_accessible(page)
 
 

@@ -131,7 +131,7 @@ def test_the_end_of_the_run_on_a_hidden_page_is_told(notified: Page, stack: Loca
     page.on("request", lambda request: "/stream" in request.url and streams.append(request.url))
     job = client.submit(stack.home.parent / "deep", config="fp8", calibration=CALIBRATION, name="told")
     page.goto(f"/ui/jobs/{job.id}")
-    page.get_by_label("Tell me when a run ends").check()
+    page.get_by_label("Notify me when a run ends").check()
     with page.expect_console_message(timeout=JOB_LIMIT_MS) as told:
         page.evaluate("Object.defineProperty(document, 'hidden', {get: () => true})")
     title, body, tag = json.loads(told.value.text)
@@ -164,8 +164,8 @@ def test_a_shared_report_is_read_without_a_key(
         expect(dialog.get_by_role("button", name="Revoke")).to_have_count(0)
         answer = shared.goto(link)
         assert answer and answer.status == 404
-        expect(shared.get_by_role("heading", level=1)).to_have_text("This link opens no report.")
-        expect(shared.get_by_text("Ask whoever sent it for a new link.")).to_be_visible()
+        expect(shared.get_by_role("heading", level=1)).to_have_text("This link does not open a report.")
+        expect(shared.get_by_text("Ask the sender for a new link.")).to_be_visible()
         check_accessible(shared)
 
 

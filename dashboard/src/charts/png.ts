@@ -57,12 +57,12 @@ async function draw(source: string, width: number, height: number): Promise<Blob
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [SCALE * width, SCALE * height];
   const context = canvas.getContext("2d");
-  if (!context) throw new Error("This browser draws no pictures.");
+  if (!context) throw new Error("This browser cannot draw images.");
   context.fillStyle = colour("--card");
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(image, 0, 0, canvas.width, canvas.height);
   return new Promise((done, failed) =>
-    canvas.toBlob((blob) => (blob ? done(blob) : failed(new Error("This browser makes no pictures.")))),
+    canvas.toBlob((blob) => (blob ? done(blob) : failed(new Error("This browser cannot create images.")))),
   );
 }
 

@@ -101,7 +101,7 @@ export function UploadDialog({ onClose, onDone }: { onClose: () => void; onDone:
               />
             )}
           </Field>
-          <Field label="Text column" hint="The column that holds the text or the chat messages.">
+          <Field label="Text column" hint="The column with the text or the chat messages.">
             {(props) => (
               <input
                 {...props}

@@ -37,7 +37,7 @@ export default function Datasets() {
       </Title>
       <Pending query={query} />
       {query.data && datasets.length === 0 && (
-        <Empty>No datasets yet. Jobs that name no dataset calibrate on the built-in mix.</Empty>
+        <Empty>No datasets yet. Jobs without a dataset calibrate on the built-in mix.</Empty>
       )}
       {datasets.length > 0 && (
         <div className="table" ref={scrollable}>

@@ -27,8 +27,8 @@ function Ways() {
   return (
     <>
       <p>
-        A job makes a model smaller, measures what that costs, and proves that the files load. You say where the result
-        will run, how large it may be and how good it must be.
+        A job makes a model smaller, measures the quality loss, and verifies that the files load. You choose where the
+        result will run, how large it may be and how good it must be.
       </p>
       <div className="row">
         {smallest.map(({ path, size_bytes }) => (

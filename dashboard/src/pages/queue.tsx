@@ -19,7 +19,7 @@ export default function Queue() {
     <>
       <Title>Queue</Title>
       <Pending query={query} />
-      {query.data && jobs.length === 0 && <Empty>Nothing runs, and nothing waits.</Empty>}
+      {query.data && jobs.length === 0 && <Empty>No jobs are running or waiting.</Empty>}
       {jobs.length > 0 && <QueueTable jobs={jobs} />}
       {query.data?.next_cursor && <p className="hint">These are the newest {LIMIT} jobs that have not ended.</p>}
     </>

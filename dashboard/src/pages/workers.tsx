@@ -115,7 +115,7 @@ export default function Workers() {
           onConfirm={() => act(draining, "drain")}
         >
           <p>
-            The worker takes no new jobs. Its current jobs return to the queue, and another worker with the same disk
+            The worker accepts no new jobs. Its current jobs return to the queue, and another worker with the same disk
             resumes them where they stopped.
           </p>
         </Confirm>

@@ -25,7 +25,7 @@ export function NoticeChoice() {
           aria-describedby={isBlocked ? hint : undefined}
           onChange={(event) => void chooseNotices(event.target.checked).then(setState)}
         />{" "}
-        Tell me when a run ends
+        Notify me when a run ends
       </label>
       {isBlocked && (
         <div className="sub" id={hint}>

@@ -12,7 +12,7 @@ export function PageFailure({ error }: { error: unknown }) {
       <div className="notice bad" role="alert">
         <p>
           {isNotLoaded
-            ? "The service does not respond, or it was upgraded since you opened the dashboard."
+            ? "The service is not responding, or it was upgraded since you opened the dashboard."
             : `This is a bug in the dashboard: ${message}`}
         </p>
         <button type="button" onClick={() => window.location.reload()}>

@@ -17,7 +17,7 @@ export function ConfigDiff({ jobs, base, names }: { jobs: Job[]; base: Job; name
       ) : (
         <div className="table diff" ref={scrollable}>
           <table>
-            <caption>The fields that differ. Runs that are not named have the baseline's value.</caption>
+            <caption>The fields that differ. Runs that are not listed have the baseline's value.</caption>
             <thead>
               <tr>
                 <th>Field</th>

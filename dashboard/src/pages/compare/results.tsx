@@ -70,7 +70,7 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNa
         <p className="hint">
           Changes are from {names.get(base.id)}; ± is half a 95 % interval. A run is Pareto-optimal if no other run of
           its model is both smaller and better.
-          {isMixed && " Runs of another model are compared by their perplexity against their own original alone."}
+          {isMixed && " Runs of another model are compared only by perplexity relative to their own original."}
         </p>
         <button type="button" onClick={() => saveFile("comparison.csv", asFile(csvOf(shown, names, optimal)))}>
           Save as CSV

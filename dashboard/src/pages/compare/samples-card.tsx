@@ -20,11 +20,11 @@ export function SamplesCard({ jobs, names }: { jobs: Job[]; names: ReadonlyMap<s
       <details open={isOpen} onToggle={(event) => setIsOpen(event.currentTarget.open)}>
         <summary>Answers of the original and of {plural(jobs.length, "run")} of the baseline's model</summary>
         <p className="hint">
-          Marked is what differs from the original's answer, from the first difference on. The runs are those with
-          “Layers” ticked in the table above.
+          Text is marked from its first difference from the original's answer. The runs are those with “Layers” ticked
+          in the table above.
         </p>
         {isOpen && <Pending query={query} />}
-        {query.data && rows.length === 0 && <Empty>These runs have no samples: their evaluation asked nothing.</Empty>}
+        {query.data && rows.length === 0 && <Empty>These runs have no samples: no prompts were sampled.</Empty>}
         {rows.length > 0 && <SampleTable columns={jobs.map(({ id }) => ({ id, title: names.get(id) }))} rows={rows} />}
       </details>
     </section>

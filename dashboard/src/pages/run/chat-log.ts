@@ -36,9 +36,9 @@ export const isUnanswered = (turn: ChatTurn | undefined) => turn?.state === "wai
 
 const REASONS: Record<string, string> = {
   closed: "You ended this chat.",
-  idle: "This chat ended because nobody had asked anything for a while.",
+  idle: "This chat ended because it was inactive for too long.",
   time_is_up: "This chat reached its time limit.",
-  no_worker: "No worker was available: all are busy, or none has the memory for both models. Try again later.",
+  no_worker: "No worker was available: all are busy, or none has enough memory for both models. Try again later.",
   worker_needed: "This chat ended because a job needed its worker. Try again later.",
   worker_stopped: "This chat ended because its worker was stopped.",
   worker_lost: "This chat ended because its worker was lost.",

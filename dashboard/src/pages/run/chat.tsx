@@ -73,7 +73,7 @@ function State({ chat }: { chat: Chat }) {
       </div>
     );
   return chat.has_template ? null : (
-    <p className="faint">This model has no chat template: each prompt is continued by itself.</p>
+    <p className="faint">This model has no chat template: each prompt is continued separately.</p>
   );
 }
 

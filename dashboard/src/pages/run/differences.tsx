@@ -12,7 +12,9 @@ export function ByPosition({ ranges }: { ranges: Ranges }) {
   return (
     <div className="table" ref={scrollable}>
       <table>
-        <caption>By position in a window: an error that grows with the context rises from row to row.</caption>
+        <caption>
+          By position in a window. If the error grows with the context, the values rise from row to row.
+        </caption>
         <thead>
           <tr>
             <th>Positions</th>
@@ -45,7 +47,7 @@ export function Clipping({ shares }: { shares: NonNullable<Report["clipping"]> }
       <h3>Clipping by kind of layer</h3>
       <div className="table" ref={scrollable}>
         <table>
-          <caption>Values on held-out text beyond the static ranges of activations, all blocks together.</caption>
+          <caption>Values on held-out text outside the static activation ranges, for all blocks.</caption>
           <thead>
             <tr>
               <th>Tensor</th>

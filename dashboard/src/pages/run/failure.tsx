@@ -43,7 +43,7 @@ export function JobFailure({ job, saved, onChange }: { job: Job; saved: Saved | 
             {failure.retryable && mayGoElsewhere && (
               <button
                 type="button"
-                title="No worker on the machine of the last attempt takes the run"
+                title="Do not use workers on the machine of the last attempt"
                 onClick={() => retry("?elsewhere=true")}
               >
                 Retry on another machine
@@ -75,6 +75,6 @@ function useMayGoElsewhere(asks: boolean): boolean {
 }
 
 function adviceText(state: Job["state"], isRetryable: boolean | undefined): string {
-  if (state !== "failed") return "the job goes on by itself";
-  return isRetryable ? "a retry may help" : "it fails again unless something is changed";
+  if (state !== "failed") return "the job continues automatically";
+  return isRetryable ? "a retry may help" : "it will fail again unless something changes";
 }

@@ -17,7 +17,7 @@ export function GoalCard({ goal }: { goal: GoalResult }) {
   const [picked, setPicked] = useState<string | null>(null);
   const series = useMemo(() => seriesOf(goal), [goal]);
   const wanted = goal.asked.min_recovery;
-  const limit = typeof wanted === "number" ? { y: wanted, text: `${formatShare(wanted, 1)} asked for` } : undefined;
+  const limit = typeof wanted === "number" ? { y: wanted, text: `${formatShare(wanted, 1)} requested` } : undefined;
   return (
     <section className="card" aria-label={LABELS.goal}>
       <h2>{LABELS.goal}</h2>
@@ -67,7 +67,7 @@ function Candidates({ trials }: { trials: GoalResult["trials"] }) {
   return (
     <div className="table" ref={scrollable}>
       <table>
-        <caption>Recovery is that at the unfavourable end of the 95 % interval. ± is half an interval.</caption>
+        <caption>Recovery is the lower end of the 95 % interval. ± is half an interval.</caption>
         <thead>
           <tr>
             <th>Candidate</th>

@@ -8,7 +8,7 @@ const NOTABLE = 0.05;
 const WHY_MORE =
   "The plan estimates, from the shapes of the tensors, the weights and activations that are in memory at once, and adds " +
   "a fixed amount for Python and its libraries. The measurement is the largest resident size of the process. That also " +
-  "counts pages of files that are mapped into memory, which the system can take back, and freed memory that the " +
+  "counts pages of files that are mapped into memory, which the system can reclaim, and freed memory that the " +
   "allocator has kept.";
 
 /** "950 MB in verify, planned 528 MB (+80 %)", and a sentence about the plan where more was measured. */

@@ -28,7 +28,7 @@ export function MemoryCard({ memory, summary }: { memory: { at: number; bytes: n
       {said && <p>Peak: {said.text}</p>}
       {said?.why && <p className="hint">{said.why}</p>}
       {memory.length > 1 && said && (
-        <p className="hint">The chart has the main process at each step. The peak counts all processes at once.</p>
+        <p className="hint">The chart shows the main process at each step. The peak counts all processes at once.</p>
       )}
       {memory.length > 1 && (
         <Scatter

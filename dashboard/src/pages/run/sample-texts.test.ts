@@ -12,7 +12,7 @@ test("a sample is split at the first different character", () => {
 });
 
 test("the samples that differ are counted, a shorter one too", () => {
-  expect(samplesText([sample("a", "a")])).toBe("all equal to the original's");
+  expect(samplesText([sample("a", "a")])).toBe("all identical to the original's");
   expect(samplesText([sample("a", "a"), sample("a b", "a"), sample("", "c")])).toBe(
     "2 of 3 differ from the original's",
   );

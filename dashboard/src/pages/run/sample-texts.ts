@@ -16,5 +16,5 @@ export function splitSample({ original, quantized }: Sample): [string, string] {
 /** "2 of 4 differ from the original's" */
 export function samplesText(samples: Sample[]): string {
   const different = samples.filter(({ original, quantized }) => original !== quantized).length;
-  return different ? `${different} of ${samples.length} differ from the original's` : "all equal to the original's";
+  return different ? `${different} of ${samples.length} differ from the original's` : "all identical to the original's";
 }

@@ -80,7 +80,7 @@ it("offers to resume a failed run as long as its progress is kept", () => {
   const failed = { state: "failed" as const, attempt: 3, progress_kept_until: "2026-11-27T12:00:00Z" };
   const noon = Date.parse("2026-11-27T12:00:00Z");
   expect(resumesText(failed, saved, noon)).toBe("Resume after block 12 of 30");
-  expect(continuesText(failed, saved, noon)).toMatch(/^What was saved is kept until .* on a worker with the same disk/);
+  expect(continuesText(failed, saved, noon)).toMatch(/^Saved progress is kept until .* on a worker with the same disk/);
   for (const [job, at, now] of [
     [failed, saved, noon + 1],
     [failed, null, noon],

@@ -17,11 +17,11 @@ export interface Step {
 export const PHASE_TEXTS: Record<string, string> = {
   resolve: "Find the model",
   download: "Download the model from the Hub",
-  plan: "Decide for each layer, and estimate size and memory",
-  sensitivity: "Measure how each layer takes each scheme",
+  plan: "Choose the scheme of each layer, and estimate size and memory",
+  sensitivity: "Measure the loss of each layer with each scheme",
   trial: "Quantize and measure a candidate",
-  gradients: "Find out which tokens and outputs the predictions depend on",
-  quantize: "Quantize block after block",
+  gradients: "Determine which tokens and outputs the predictions depend on",
+  quantize: "Quantize block by block",
   export: "Write the files",
   verify: "Read the files back and measure the result",
 };
@@ -88,12 +88,12 @@ export function resumesText({ progress_kept_until: until, goal }: Stopped, saved
 /** Where a stopped run goes on: "It continues after block 12 of 30, ...". Empty for a run that does not stand still. */
 export function continuesText(job: Stopped, saved: Saved | null, now: number): string {
   const { state, attempt, goal } = job;
-  const elsewhere = "on a worker with the same disk; on any other it starts from the beginning.";
+  const elsewhere = "on a worker with the same disk; on any other, it starts from the beginning.";
   if (state === "failed" || state === "cancelled") {
     const until = job.progress_kept_until;
     if (until && resumesText(job, saved, now))
-      return `What was saved is kept until ${formatTime(until)}. Until then a retry continues there, ${elsewhere}`;
-    return "A retry starts from the beginning: no progress of this run is kept. Any worker with enough memory may take it.";
+      return `Saved progress is kept until ${formatTime(until)}. Until then, a retry continues from it, ${elsewhere}`;
+    return "A retry starts from the beginning: no progress of this run is kept. Any worker with enough memory can run it.";
   }
   if (attempt === 0 || !["paused", "queued", "retry_wait"].includes(state)) return "";
   if (goal) return `It continues where it stopped, ${elsewhere}`;
