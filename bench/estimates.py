@@ -23,12 +23,12 @@ from quantcore.engine.mixed_precision.sensitivity import Losses, Sensitivity
 from quantcore.events import silence
 from quantcore.importing.model import Model, read_model
 from quantcore.plan.fitting import fit
-from quantcore.plan.runtimes import MENUS
+from quantcore.plan.runtimes import SUPPORTED_SCHEMES
 
 
 def estimate(model: Model, goal: Goal, calibration: CalibrationConfig) -> Losses:
     """Return the divergence of each unit of layers in each scheme of the goal's runtime and device."""
-    plans = fit(goal, model.headers, calibration, (MENUS[goal.runtime].export,)).plans
+    plans = fit(goal, model.headers, calibration, (SUPPORTED_SCHEMES[goal.runtime].export,)).plans
     windows_NT, _ = read_texts(model.folder, calibration)
     with tempfile.TemporaryDirectory() as scratch:
         return Sensitivity(open_model(model), windows_NT, plans, Path(scratch), silence).losses(calibration.seed)
@@ -46,7 +46,7 @@ def noise(estimates: Sequence[Losses]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="folder of a float model")
-    parser.add_argument("--runtime", choices=list(MENUS), default="vllm")
+    parser.add_argument("--runtime", choices=list(SUPPORTED_SCHEMES), default="vllm")
     parser.add_argument("--device", default="h100")
     parser.add_argument("--windows", nargs="+", default=["64x128", "32x512"], help="number x tokens")
     parser.add_argument("--num_seeds", type=int, default=4)

@@ -34,7 +34,7 @@ from quantcore.errors import ConfigError, QuantError
 from quantcore.plan import mix_schemes
 from quantcore.plan.fitting import possible_chains
 from quantcore.plan.hardware import Hardware, parse_hardware
-from quantcore.plan.runtimes import MENUS
+from quantcore.plan.runtimes import SUPPORTED_SCHEMES
 
 _BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanCreate.model_fields})
 
@@ -166,7 +166,7 @@ def _spec_of_goal(request: JobRequest) -> JobSpec:
     if conflict := next((name for name, value in own.items() if value), None):
         raise conflicting_goal(conflict)
     options = {name: getattr(request, name) for name in JobOptions.model_fields}
-    export = MENUS[request.goal.runtime].export
+    export = SUPPORTED_SCHEMES[request.goal.runtime].export
     if "export" in request.model_fields_set and request.export != (export,):
         raise conflicting_goal("export")
     return JobSpec(config=Config(global_quant_config=NO_SCHEME), **options | {"export": (export,)})

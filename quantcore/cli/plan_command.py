@@ -19,7 +19,7 @@ from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import read_model
 from quantcore.plan.capacity import Capacity, plan_for
 from quantcore.plan.hardware import GB, parse_hardware
-from quantcore.plan.job import fitted_text
+from quantcore.plan.job import text_with_model_defaults
 from quantcore.plan.shapes_of_config import tensors_of
 
 EXECUTORS = {
@@ -49,7 +49,7 @@ def answer(options: argparse.Namespace) -> Capacity:
     headers = read_outline(options.model)
     return plan_for(
         hardware, config_of_flags(options), headers.config, headers.tensors,
-        calibration=fitted_text(calibration_of(options), headers.config),
+        calibration=text_with_model_defaults(calibration_of(options), headers.config),
         exports=exports_of(options), warnings=headers.warnings,
     )  # fmt: skip
 

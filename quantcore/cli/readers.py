@@ -36,7 +36,7 @@ from quantcore.plan.capacity import capacity
 from quantcore.plan.fitting import fit
 from quantcore.plan.fitting import upper_bound as upper_bound_of_goal
 from quantcore.plan.hardware import Hardware
-from quantcore.plan.job import fitted, plan_job
+from quantcore.plan.job import plan_job, with_model_defaults
 from quantcore.plan.planner import Plan
 from quantcore.sandbox import landlock
 
@@ -132,7 +132,7 @@ def _read_headers(path: Path) -> ModelHeaders:
 def _plan(spec: JobSpec, headers: ModelHeaders, hardware: Hardware | None) -> dict[str, Any]:
     """Return the plan of one job with the defaults that depend on the model, or the error that it would end with."""
     try:
-        spec = fitted(spec, headers.config)
+        spec = with_model_defaults(spec, headers.config)
         plan = _plan_of(spec, headers)
         needed = None
         if hardware is not None:

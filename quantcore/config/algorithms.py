@@ -67,15 +67,15 @@ class SolverConfig(Value):
 
     A class of an installed package also has a method ``create``, as transforms have (see ``quantcore.engine.solvers``).
 
-    ``compares``: it uses the activations of the float model beside those of the quantized one. ``goes_back``: it uses
-    gradients of the float model's predictions. ``num_grams`` and ``on_one_process``: as for transforms.
+    ``compares``: it uses the activations of the float model beside those of the quantized one. ``needs_backward``: it
+    uses gradients of the float model's predictions. ``num_grams`` and ``on_one_process``: as for transforms.
     ``num_factors``: the number of further matrices of that size in memory while it solves the layers of one input.
     ``row_copies``: that of copies of the rows that it solves at a time, in float32; GPTQ holds targets, two pairs of
     values and errors, the better values, and work space. ``needs_whole_blocks``: it runs on no shards of blocks.
     """
 
     compares: ClassVar[bool] = False
-    goes_back: ClassVar[bool] = False
+    needs_backward: ClassVar[bool] = False
     num_grams: ClassVar[int] = 1
     num_factors: ClassVar[int] = 2
     row_copies: ClassVar[int] = 7
@@ -193,7 +193,7 @@ class YAQAConfig(GPTAQConfig):
     outputs of a layer count.
     """
 
-    goes_back: ClassVar[bool] = True
+    needs_backward: ClassVar[bool] = True
     name: Literal["yaqa"] = "yaqa"  # type: ignore[assignment]
     output_damp_percent: Annotated[float, Field(gt=0)] = 1.0
     """Share of the mean diagonal that is added to the second moments of the gradients. Less overfits short texts."""
@@ -259,7 +259,7 @@ class AutoRoundConfig(SolverConfig):
 
     start: ClassVar[type[YAQAConfig]] = YAQAConfig
     compares: ClassVar[bool] = start.compares
-    goes_back: ClassVar[bool] = start.goes_back
+    needs_backward: ClassVar[bool] = start.needs_backward
     num_grams: ClassVar[int] = start.num_grams
     num_factors: ClassVar[int] = start.num_factors
     needs_whole_blocks: ClassVar[bool] = True

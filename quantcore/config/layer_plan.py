@@ -57,7 +57,7 @@ class LayerPlan:
         return self.chosen_by == DRAFTS
 
     @property
-    def is_beside(self) -> bool:
+    def is_outside_language_model(self) -> bool:
         """True for a layer outside the language model: in a tower or in a draft head."""
         return self.is_in_tower or self.is_in_draft
 

@@ -191,9 +191,9 @@ class Config(Value):
         return self.runs_alone or next(whole, None)
 
     @property
-    def goes_back(self) -> bool:
+    def needs_backward(self) -> bool:
         """True if an algorithm uses gradients of the float model's predictions."""
-        return any(getattr(algorithm, "goes_back", False) for algorithm in self.algo_config)
+        return any(getattr(algorithm, "needs_backward", False) for algorithm in self.algo_config)
 
     @property
     def distills(self) -> DistillConfig | None:

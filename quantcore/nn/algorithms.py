@@ -23,7 +23,7 @@ from quantcore.engine.calibration.ranges import Activations, quantized_activatio
 from quantcore.engine.calibration.reduction import Span
 from quantcore.engine.model.kinds import Kind, inputs_of
 from quantcore.engine.runtime.arguments import Arguments
-from quantcore.engine.runtime.block_capture import Outside, blocks_replaced
+from quantcore.engine.runtime.block_capture import NonBlockParts, blocks_replaced
 from quantcore.engine.runtime.hidden import Hidden
 from quantcore.engine.transforms.rotation.model_rotation import untie
 from quantcore.errors import CalibrationError, ConfigError, ModelError
@@ -147,7 +147,7 @@ def _open_streams(
             hidden.num_returned = relay.num_returned
             hidden.arguments.add(arguments)
     algorithms.rotate_states(hidden)
-    gradients = state_gradients(model, list(blocks), batches) if algorithms.goes_back else None
+    gradients = state_gradients(model, list(blocks), batches) if algorithms.needs_backward else None
     if gradients is not None:
         algorithms.rotate_states(Hidden(gradients.states))
     shortest = min(range(len(batches)), key=lambda window: hidden.states[window].numel())
@@ -179,7 +179,7 @@ def _rotate_outside(
     model.config.tie_word_embeddings = False
     like = streams.probe.states[0]
     with _without_cache(model), blocks_replaced(blocks, [Arguments() for _ in blocks], num_returned=0) as relay:
-        outside = Outside(model, relay, like.device, Kind.causal, partial(inputs_of, model, Kind.causal))
+        outside = NonBlockParts(model, relay, like.device, Kind.causal, partial(inputs_of, model, Kind.causal))
         ids_NT = torch.arange(like.shape[1])[None] % model.config.get_text_config().vocab_size
         relay.run(lambda: outside(like))
         algorithms.rotate_outside(model, lambda: outside.embed(ids_NT), outside, like)

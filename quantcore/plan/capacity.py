@@ -168,7 +168,7 @@ def capacity(
         disk["saved_states"] = 2 * footprint.states
     if footprint.num_schemes:
         disk["measured_states"] = footprint.all_states
-    if footprint.goes_back:
+    if footprint.needs_backward:
         disk["gradients"] = footprint.all_states
     if config.distills is not None:
         disk |= {"codes": work.num_values, "distilled_states": footprint.all_stepped}
@@ -382,7 +382,7 @@ def _work(
         shared += times * count * sum(4 * width * width for n, (_, width, _) in enumerate(widths) if n in together)
     active = everything - (1 - share) * experts
     back = 0.0
-    if config.goes_back:
+    if config.needs_backward:
         outputs = {f"{layer.name}.weight": _output_flops(layer, share) for layer in plan.layers}
         back = PASSES_BACK * 2 * active + _in_all(plan, counts, outputs)
     return Work(1 + config.compares, _weighted(values, counts), active, grams, shared, flops, solving, steps, back)

@@ -16,7 +16,7 @@ from quantcore.errors import ConfigError
 from quantcore.plan.mix_schemes import Plans, plan_each, resolve
 from quantcore.plan.planner import Plan, make_plan
 from quantcore.plan.runtimes import (
-    MENUS,
+    SUPPORTED_SCHEMES,
     Scheme,
     kv_cache_bytes,
     kv_cache_scheme,
@@ -51,7 +51,7 @@ def fit(goal: Goal, headers: ModelHeaders, calibration: CalibrationConfig, expor
     ``exports`` are the formats of the job: the default, or the one that the goal's runtime reads. Raises ConfigError
     ``goal_too_small`` if nothing fits, and ``conflicting_goal`` for other formats.
     """
-    if tuple(exports) not in ((MENUS[goal.runtime].export,), DEFAULT_EXPORTS):
+    if tuple(exports) not in ((SUPPORTED_SCHEMES[goal.runtime].export,), DEFAULT_EXPORTS):
         raise conflicting_goal("export")
     cache_bytes = kv_cache_bytes(headers.config, goal.context)
     found = _fit(goal, headers, calibration, None, cache_bytes)
@@ -105,7 +105,7 @@ def megabytes(size: int) -> str:
 def _fit(
     goal: Goal, headers: ModelHeaders, calibration: CalibrationConfig, kv_cache: str | None, cache_bytes: int
 ) -> Fit:
-    menu, export = schemes_for(goal), MENUS[goal.runtime].export
+    menu, export = schemes_for(goal), SUPPORTED_SCHEMES[goal.runtime].export
     names = tuple(scheme.preset for scheme in menu)
     request = resolve(MixConfig(schemes=names if len(names) > 1 else (*names, KEEP), max_bits=32.0))
     configs = dict(request.configs)

@@ -90,18 +90,18 @@ class Footprint:
     """Quantities that determine a job's memory, in bytes.
 
     ``whole``: all tensors; ``outside``: embedding, head and everything else around the blocks, of which ``head`` is the
-    output projection if it has its own weight; ``block``: the largest
-    block; ``tensor``: the largest tensor; ``weight``: the largest weight to be rounded, in float32; ``grams``: one set
-    of the matrices that calibration learns, for all inputs of a block; ``gram``: the matrices of the widest input;
-    ``num_windows`` of a text determine the number of such sets during calibration; ``factors`` and ``solved``: the
-    further matrices and the layers of the input that needs most memory while it is solved; ``codes``: those of a block,
-    which its layers keep until it is written; ``window``: the widest input of one window, in float32; ``states``: the
-    hidden states of all windows before a block; ``num_schemes`` are measured first, for a mix, which needs
-    ``gradients``: those by the hidden states of all windows after a block. So does a job that ``goes_back``. Both keep
-    states before each of ``num_blocks``. ``outputs``: the second moments of the gradients by the outputs of a block's
-    layers; ``coupled``, what solving the layers of one input adds to them. ``distilled`` and ``tuned``: the states and
-    what tunes the scales in distillation; ``stepped``: the states of the windows of one of its steps before one block.
-    ``autorounded``: what AutoRound holds to tune a block.
+    output projection if it has its own weight; ``block``: the largest block; ``tensor``: the largest tensor;
+    ``weight``: the largest weight to be rounded, in float32; ``grams``: one set of the matrices that calibration
+    learns, for all inputs of a block; ``gram``: the matrices of the widest input; ``num_windows`` of a text determine
+    the number of such sets during calibration; ``factors`` and ``solved``: the further matrices and the layers of the
+    input that needs most memory while it is solved; ``codes``: those of a block, which its layers keep until it is
+    written; ``window``: the widest input of one window, in float32; ``states``: the hidden states of all windows before
+    a block; ``num_schemes`` are measured first, for a mix, which needs ``gradients``: those by the hidden states of all
+    windows after a block. So does a job that ``needs_backward``. Both keep states before each of ``num_blocks``.
+    ``outputs``: the second moments of the gradients by the outputs of a block's layers; ``coupled``, what solving the
+    layers of one input adds to them. ``distilled`` and ``tuned``: the states and what tunes the scales in distillation;
+    ``stepped``: the states of the windows of one of its steps before one block. ``autorounded``: what AutoRound holds
+    to tune a block.
 
     The rest is for measuring the result: ``held_out``, the hidden states of all of its windows; ``logits``, those of
     ``LOGIT_ROWS`` positions; ``part``: a part of the head's weight and its logits (``engine.runtime.vocabulary``);
@@ -128,7 +128,7 @@ class Footprint:
     states: int
     num_schemes: int = 0
     gradients: int = 0
-    goes_back: bool = False
+    needs_backward: bool = False
     distilled: int = 0
     tuned: int = 0
     stepped: int = 0
@@ -185,14 +185,14 @@ class Footprint:
             states=((1 + config.compares) * hidden * element + beside) * num_tokens * needs_calibration,
             num_schemes=num_schemes,
             gradients=num_tokens * hidden * element,
-            goes_back=config.goes_back,
+            needs_backward=config.needs_backward,
             distilled=2 * calibration.seq_len * hidden * element * num_distilled,
             tuned=sum(bytes_of_scales(layers).values()) if num_distilled else 0,
             stepped=WINDOWS_PER_STEP * calibration.seq_len * hidden * element * bool(num_distilled),
             autorounded=AUTOROUND_BYTES * most_weights(layers) if config.autorounds is not None else 0,
             num_blocks=len(blocks),
-            outputs=outputs_of(layers) if config.goes_back else 0,
-            coupled=coupled_of(layers) if config.goes_back else 0,
+            outputs=outputs_of(layers) if config.needs_backward else 0,
+            coupled=coupled_of(layers) if config.needs_backward else 0,
             held_out=max(evaluation.num_windows, NUM_PROBES) * evaluation.held_out_len * (hidden * element + beside),
             logits=min(LOGIT_ROWS, evaluation.held_out_len) * vocab_size * element,
             probes=4 * NUM_PROBES * PROBE_POSITIONS * vocab_size,
@@ -232,7 +232,7 @@ class Footprint:
             moments += (self._comparing(),)
         held_out = self.held_out // num_ranks + self.held_out  # its share, and at the end the states of all ranks
         states = {"activations": self.states // num_ranks, "held_out_states": held_out}
-        if self.goes_back:
+        if self.needs_backward:
             states["gradients"] = min(KEPT_STATES_BYTES, self.all_states // num_ranks)
         if self.distilled:
             states["distillation"] = self.distilled + self.tuned + min(KEPT_STATES_BYTES, self.all_stepped)
@@ -267,7 +267,7 @@ class Footprint:
         block = self.block if num_shards == 1 else self.block // num_shards + 2 * self.weight // 2
         rounding = FLOAT_COPIES * self.weight
         learning = count_sums(self.num_windows, num_ranks) * (self.grams + self.outputs)
-        copies = WINDOW_COPIES_BACK if self.goes_back or self.distilled else WINDOW_COPIES
+        copies = WINDOW_COPIES_BACK if self.needs_backward or self.distilled else WINDOW_COPIES
         solved = min(self.grams, self.gram + self.grams // num_ranks) + self.outputs + self.coupled
         rounded = {"one_block": block, "codes": self.codes}
         moments: tuple[Parts, ...] = (
@@ -279,9 +279,9 @@ class Footprint:
         )
         if num_ranks > 1:
             moments += ({"one_block": block, "statistics": self.grams + solved},)
-        if self.num_schemes or self.goes_back or self.distilled:
+        if self.num_schemes or self.needs_backward or self.distilled:
             moments += (self._measuring(),)
-        if self.num_schemes or self.goes_back:
+        if self.num_schemes or self.needs_backward:
             logits = {"logits": LOGIT_BYTES_BACK * self.window_len * self.vocab_size}
             moments += ({"embedding_and_head": self.outside} | logits,)
         if self.autorounded:

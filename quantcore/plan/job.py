@@ -31,9 +31,11 @@ def plan_job(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = 
     )  # fmt: skip
 
 
-def fitted(spec: Spec, model_config: Mapping[str, Any]) -> Spec:
+def with_model_defaults(spec: Spec, model_config: Mapping[str, Any]) -> Spec:
     """Return ``spec`` with the defaults that depend on its scheme and its model: the format, the length of windows."""
-    parts = {part: fitted_text(getattr(spec, part), model_config) for part in ("calibration", "evaluation")}
+    parts = {
+        part: text_with_model_defaults(getattr(spec, part), model_config) for part in ("calibration", "evaluation")
+    }
     return spec.model_copy(update=parts | {"export": spec.export or default_exports(spec)})
 
 
@@ -44,7 +46,7 @@ def default_exports(spec: JobSpec) -> tuple[str, ...]:
     return (default_format(*(spec.mix.configs.values() if spec.mix else (spec.config,))),)
 
 
-def fitted_text(text: Text, model_config: Mapping[str, Any]) -> Text:
+def text_with_model_defaults(text: Text, model_config: Mapping[str, Any]) -> Text:
     """Return a calibration or an evaluation whose default ``seq_len`` fits the model's context."""
     longest = model_config.get("max_position_embeddings")
     if "seq_len" in text.model_fields_set or not isinstance(longest, int) or not 32 <= longest < text.seq_len:

@@ -125,12 +125,12 @@ class Plan:
 
     def layers_of(self, block: int | None) -> tuple[LayerPlan, ...]:
         """Return the planned layers of one decoder block, or those outside of blocks (None): the head."""
-        return tuple(layer for layer in self.layers if layer.block == block and not layer.is_beside)
+        return tuple(layer for layer in self.layers if layer.block == block and not layer.is_outside_language_model)
 
     @property
-    def layers_beside(self) -> tuple[LayerPlan, ...]:
+    def layers_outside_language_model(self) -> tuple[LayerPlan, ...]:
         """The planned layers of towers and draft heads, which calibration does not run."""
-        return tuple(layer for layer in self.layers if layer.is_beside)
+        return tuple(layer for layer in self.layers if layer.is_outside_language_model)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -183,7 +183,8 @@ def make_plan(
     _check_architecture(config, tensors, blocks)
     _check_rotation(config, tensors, blocks)
     layers, kept, unmatched = decide(config, model_config, tensors, blocks)
-    warnings += warn_of_other_parts(tensors, blocks, [layer.name for layer in layers if layer.is_beside])
+    outside = [layer.name for layer in layers if layer.is_outside_language_model]
+    warnings += warn_of_other_parts(tensors, blocks, outside)
     warnings += (*unmatched, *warn_of_layers_beside(layers))
     if not layers:
         raise ConfigError(

@@ -32,7 +32,7 @@ class Scheme:
 
 
 @dataclass(frozen=True)
-class Menu:
+class RuntimeSupport:
     """The schemes of a runtime, all in one format, and the KV cache schemes that it can store, by what they need."""
 
     export: str
@@ -40,8 +40,8 @@ class Menu:
     kv_cache: Mapping[str, str]
 
 
-MENUS: dict[Runtime, Menu] = {
-    "vllm": Menu(
+SUPPORTED_SCHEMES: dict[Runtime, RuntimeSupport] = {
+    "vllm": RuntimeSupport(
         "compressed_tensors",
         (
             Scheme("w4a16", "w4"), Scheme("int8_weight_only", "w8"), Scheme("int8_dynamic", "int8"),
@@ -49,12 +49,12 @@ MENUS: dict[Runtime, Menu] = {
         ),
         {"fp8": "fp8"},
     ),
-    "transformers": Menu(
+    "transformers": RuntimeSupport(
         "compressed_tensors",  # not w4a16: Transformers 5.23 unpacks asymmetric int4 wrongly
         (Scheme("w4a16_sym"), Scheme("int8_weight_only"), Scheme("int8_dynamic", "int8"), Scheme("fp8_dynamic", "fp8")),
         {},
     ),
-    "llama_cpp": Menu(
+    "llama_cpp": RuntimeSupport(
         "gguf",
         (
             Scheme("gguf_q4_k"), Scheme("gguf_q5_k"), Scheme("gguf_q6_k"), Scheme("gguf_q8_0"),
@@ -63,14 +63,16 @@ MENUS: dict[Runtime, Menu] = {
         ),
         {},
     ),
-    "onnx": Menu("onnx", (Scheme("w4a16"), Scheme("int8_weight_only")), {}),
+    "onnx": RuntimeSupport("onnx", (Scheme("w4a16"), Scheme("int8_weight_only")), {}),
 }  # fmt: skip
 
 
 def schemes_for(goal: Goal) -> tuple[Scheme, ...]:
     """Return the schemes to choose from. Raises ConfigError ``nothing_runs_there`` if there are none."""
     device = device_of(goal.device)
-    schemes = tuple(each for each in MENUS[goal.runtime].schemes if not each.needs or each.needs in device.computes)
+    schemes = tuple(
+        each for each in SUPPORTED_SCHEMES[goal.runtime].schemes if not each.needs or each.needs in device.computes
+    )
     if not schemes:
         raise ConfigError(
             f"{goal.runtime} does not support any quantized format on {device.title}.",
@@ -92,7 +94,7 @@ def weight_limit_bytes(goal: Goal, cache_bytes: int) -> int | None:
 def kv_cache_scheme(goal: Goal) -> str | None:
     """Return the scheme in which the runtime can store the KV cache on this device, or None."""
     computes = device_of(goal.device).computes
-    return next((name for name, needs in MENUS[goal.runtime].kv_cache.items() if needs in computes), None)
+    return next((name for name, needs in SUPPORTED_SCHEMES[goal.runtime].kv_cache.items() if needs in computes), None)
 
 
 def kv_cache_bytes(model_config: Mapping[str, Any], num_tokens: int, bytes_per_number: int = 2) -> int:

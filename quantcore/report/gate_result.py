@@ -39,7 +39,7 @@ class GateResult(Record):
         return f"{number:.3g} dB" if self.name == "layer_sqnr_db" else f"{number:.3g}"
 
 
-def beside_gates(verdict: Verdict, gates: Sequence[GateResult]) -> Verdict:
+def with_failed_gates(verdict: Verdict, gates: Sequence[GateResult]) -> Verdict:
     """Return ``verdict`` with the gates' findings in its reason if the two seem to disagree.
 
     Gates compare a result with what is usual for its scheme, the verdict with the original.

@@ -24,7 +24,7 @@ ENDED = "ended"
 
 
 @dataclass
-class Standby:
+class ForkServer:
     """The waiting process, seen from the engine: ``orders`` go there, ``lines`` come from its proofs."""
 
     pid: int
@@ -50,7 +50,7 @@ class Standby:
         os.waitpid(self.pid, 0)
 
 
-_standby: Standby | None = None
+_standby: ForkServer | None = None
 
 
 @contextmanager
@@ -67,12 +67,12 @@ def standing_by(verify: Callable[[Sequence[str]], int]) -> Iterator[None]:
             own.end()
 
 
-def waiting() -> Standby | None:
+def waiting() -> ForkServer | None:
     """Return the waiting process of this process, if there is one."""
     return _standby
 
 
-def _start(verify: Callable[[Sequence[str]], int]) -> Standby:
+def _start(verify: Callable[[Sequence[str]], int]) -> ForkServer:
     orders, to_engine = os.pipe(), os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -83,7 +83,7 @@ def _start(verify: Callable[[Sequence[str]], int]) -> Standby:
         _wait_for_orders(verify, os.fdopen(orders[0]), to_engine[1])
     os.close(orders[0])
     os.close(to_engine[1])
-    return Standby(pid, os.fdopen(orders[1], "w"), os.fdopen(to_engine[0]))
+    return ForkServer(pid, os.fdopen(orders[1], "w"), os.fdopen(to_engine[0]))
 
 
 def _wait_for_orders(verify: Callable[[Sequence[str]], int], orders: TextIO, to_engine: int) -> None:

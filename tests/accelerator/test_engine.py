@@ -52,7 +52,7 @@ def assert_same(job_task):
 @pytest.mark.parametrize(("preset", "chain"), with_usual(JOBS, [("w4a16", "gptq")]))
 def test_codes_are_those_of_the_cpu(tmp_path, monkeypatch, preset, chain):
     """Without gradients, which are only nearly those of the CPU, autoround tunes the codes of gptaq."""
-    monkeypatch.setattr(AutoRoundConfig, "goes_back", False)
+    monkeypatch.setattr(AutoRoundConfig, "needs_backward", False)
     num_blocks = 1 if (preset, chain) == ("w4a16", "gptq") else 3
     model = tiny_model(tmp_path / "model", dtype=torch.float32, num_hidden_layers=num_blocks)
     assert_same(task(model, tmp_path / "out", preset, chain))

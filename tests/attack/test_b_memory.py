@@ -15,7 +15,7 @@ from quantcore.checkpoint.config_checks import check_config
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.engine.model.kinds import model_class
 from quantcore.engine.model.skeleton import clean_config
-from quantcore.engine.model.tiny_model import build_twin, twin_config
+from quantcore.engine.model.tiny_model import build_tiny_model, tiny_config
 from quantcore.errors import ModelError
 from tests.support.service import WorkerProcess, write_stub_model
 from worker.memory_watch import EXTRA_BYTES, limit_of
@@ -85,5 +85,5 @@ def test_a_config_without_its_parts_makes_no_large_twin(model_type: str) -> None
     config = {"model_type": model_type}
     kind, _ = model_class(clean_config(config), config)
     with pytest.raises(ModelError) as caught:
-        build_twin(twin_config(config), kind=kind)
+        build_tiny_model(tiny_config(config), kind=kind)
     assert caught.value.code == "config_implausible"

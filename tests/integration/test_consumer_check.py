@@ -291,7 +291,7 @@ def test_why_no_twin_is_read_is_said(tmp_path, too_large, monkeypatch):
         return report["proof"][export]["consumer_check"]["not_checked"]
 
     assert reason("1", "quark") == "The proof does not run a program that reads quark files."
-    monkeypatch.setattr(tiny_export, "build_twin", lambda config, kind: 1 / 0)
+    monkeypatch.setattr(tiny_export, "build_tiny_model", lambda config, kind: 1 / 0)
     assert "with less. A small twin was not checked either: no small twin" in reason("2", "compressed_tensors")
 
 

@@ -19,7 +19,7 @@ from quantcore.engine.blockwise.distillation import CodeFiles, Student, last_sta
 from quantcore.engine.blockwise.results import Solved
 from quantcore.engine.evaluation.model import open_model
 from quantcore.engine.model.kinds import declared_class
-from quantcore.engine.model.tiny_model import build_twin
+from quantcore.engine.model.tiny_model import build_tiny_model
 from quantcore.engine.pipeline import distill as step
 from quantcore.engine.pipeline import writer as writing
 from quantcore.engine.pipeline.job import run
@@ -220,7 +220,7 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
 def test_a_model_that_predicts_no_next_token_is_refused(tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128}
     given = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 512, **shape}
-    build_twin(given, 0, declared_class(given)).save_pretrained(tmp_path / "model")
+    build_tiny_model(given, 0, declared_class(given)).save_pretrained(tmp_path / "model")
     with pytest.raises(ConfigError, match="a model of the kind 'masked' does not make"):
         job(tmp_path, "w2a16", {"name": "gptq"}, DISTILL)
 

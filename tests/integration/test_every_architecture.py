@@ -10,7 +10,7 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from quantcore.engine.model.tiny_model import twin_config
+from quantcore.engine.model.tiny_model import tiny_config
 from quantcore.engine.verification import architecture
 from quantcore.errors import ModelError
 
@@ -32,7 +32,7 @@ def verdict_on(model_type):
     """The largest difference of the class's default config, or why there is none."""
     try:
         config = json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
-        found = architecture._compare_twin(json.dumps(twin_config(config)))
+        found = architecture._compare_twin(json.dumps(tiny_config(config)))
     except ModelError as error:
         return error.code
     except Exception as error:  # a default config that its own class refuses

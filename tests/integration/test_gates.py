@@ -185,7 +185,7 @@ def with_expert(seen):
 
 BAD_SAMPLE = Sample(prompt="", original="", quantized="", quantized_is_degenerate=True, original_is_degenerate=False)
 BAD = {
-    "finite_numbers": (lambda seen: with_main(seen, odd_numbers=("q_proj: the scales of its weight",)), "fail"),
+    "finite_numbers": (lambda seen: with_main(seen, invalid_numbers=("q_proj: the scales of its weight",)), "fail"),
     "calibration_coverage": (
         lambda seen: replace(seen, warnings=[Warned("layer_saw_few_tokens", "q_proj saw 3")]), "fail"
     ),

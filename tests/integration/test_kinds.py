@@ -15,7 +15,7 @@ from quantcore.config.task import Task
 from quantcore.engine.evaluation.text import EvaluationText, evaluation_text
 from quantcore.engine.model.kinds import Kind, declared_class
 from quantcore.engine.model.skeleton import kind_of
-from quantcore.engine.model.tiny_model import build_twin
+from quantcore.engine.model.tiny_model import build_tiny_model
 from quantcore.engine.pipeline import job
 from quantcore.errors import ConfigError
 from tests.support.params import with_rare
@@ -51,7 +51,7 @@ class Result:
 def quantize(folder: Path, name: str, **changes: Any) -> Result:
     config = MODELS[name] | {"architectures": [name]}
     declared, kind = declared_class(config), kind_of(config)
-    original = build_twin(config, 0, declared)
+    original = build_tiny_model(config, 0, declared)
     original.save_pretrained(folder / "model")
     save_byte_tokenizer(folder / "model", of_encoder=kind is not Kind.sequence_to_sequence)
     task = Task.model_validate(

@@ -18,7 +18,7 @@ from quantcore.engine.evaluation.model import open_model
 from quantcore.engine.evaluation.samples import QUESTIONS
 from quantcore.engine.evaluation.text import read_text
 from quantcore.engine.model.kinds import decoder_inputs
-from quantcore.engine.model.tiny_model import build_twin
+from quantcore.engine.model.tiny_model import build_tiny_model
 from quantcore.engine.pipeline import job
 from quantcore.errors import CalibrationError, QuantError
 from quantcore.importing.model import read_model
@@ -144,7 +144,7 @@ def test_qwen_sees_images_of_several_sizes(name, tmp_path):
     if "deepstack_visual_indexes" in config["vision_config"]:
         config["vision_config"]["deepstack_visual_indexes"] = [0, 1]
     save_byte_tokenizer(tmp_path)
-    built = build_twin(config, 0, getattr(transformers, name))
+    built = build_tiny_model(config, 0, getattr(transformers, name))
     built.save_pretrained(tmp_path)
     vision, token = built.config.vision_config, built.config.image_token_id
     width = 3 * vision.temporal_patch_size * vision.patch_size**2

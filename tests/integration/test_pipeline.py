@@ -23,7 +23,7 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.pipeline.job import read_windows, run
 from quantcore.engine.runtime.matmul import matmul_precision
 from quantcore.engine.verification import verify as proof
-from quantcore.engine.verification.expectation import Expectation
+from quantcore.engine.verification.expectation import ExpectedDigests
 from quantcore.engine.verification.fresh_process import prove_in_fresh_process
 from quantcore.errors import ModelError, NumericsError, ProofError, QuantError
 from quantcore.events import Completed, LayerQuantized, Progress
@@ -286,7 +286,7 @@ def test_what_runs_is_what_was_compared(model_dir, tmp_path, monkeypatch, proof_
 
 @pytest.mark.slow
 def test_the_proof_sees_other_logits(model_dir, tmp_path, monkeypatch):
-    def tamper(task, folder, expected: Expectation, emit):
+    def tamper(task, folder, expected: ExpectedDigests, emit):
         expected.probe_logits[0, 3, 7] += 0.01 * expected.probe_logits.abs().max()
         return prove_in_fresh_process(task, folder, expected, emit)
 

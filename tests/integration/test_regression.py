@@ -15,7 +15,7 @@ from quantcore.engine.commands.evaluate import evaluate
 from quantcore.engine.evaluation.baseline_cache import VARIABLE
 from quantcore.engine.evaluation.inputs import held_out_text
 from quantcore.engine.model.kinds import declared_class
-from quantcore.engine.model.tiny_model import build_twin
+from quantcore.engine.model.tiny_model import build_tiny_model
 from quantcore.engine.pipeline.job import run
 from quantcore.engine.runtime.streamed_model import StreamedModel
 from quantcore.errors import CalibrationError, ConfigError
@@ -165,7 +165,7 @@ def test_masked_tokens_are_compared_and_embeddings_refused(tmp_path):
     for name in ("BertForMaskedLM", "BertModel"):
         for seed in range(3):
             asked = config | {"architectures": [name]}
-            build_twin(asked, seed, declared_class(asked)).save_pretrained(tmp_path / f"{name}{seed}")
+            build_tiny_model(asked, seed, declared_class(asked)).save_pretrained(tmp_path / f"{name}{seed}")
             save_byte_tokenizer(tmp_path / f"{name}{seed}", of_encoder=True)
     new, old, original = (str(tmp_path / f"BertForMaskedLM{seed}") for seed in (1, 2, 0))
     found = measure_change([new], [old], original, SHORT, lambda event: None)

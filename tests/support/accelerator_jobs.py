@@ -74,9 +74,9 @@ def as_on_accelerators() -> Iterator[None]:
 @contextmanager
 def proofs_in_forks() -> Iterator[None]:
     """Let each proof run in a fork of this process, which has its device: a new interpreter would have none."""
-    started: list[fork_server.Standby] = []
+    started: list[fork_server.ForkServer] = []
 
-    def waiting() -> fork_server.Standby:
+    def waiting() -> fork_server.ForkServer:
         started.append(fork_server._start(verify))
         return started[-1]
 

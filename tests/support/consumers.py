@@ -11,7 +11,7 @@ import pytest
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.pipeline import job as pipeline
-from quantcore.engine.verification.expectation import Expectation
+from quantcore.engine.verification.expectation import ExpectedDigests
 from quantcore.engine.verification.fresh_process import Proved
 from quantcore.events import Emit
 
@@ -35,7 +35,7 @@ def export_all(
     seen: dict[str, list[list[int]]] = {}
     prove = pipeline.prove_in_fresh_process
 
-    def keep_windows(task: Task, folder: Path, expected: Expectation, emit: Emit) -> Proved:
+    def keep_windows(task: Task, folder: Path, expected: ExpectedDigests, emit: Emit) -> Proved:
         seen["windows"] = expected.held_out.ids_NT.tolist()
         return prove(task, folder, expected, emit)
 

@@ -14,7 +14,7 @@ from quantcore.engine.transforms.mappings.scale_pair import FoundEdges
 
 @dataclass(frozen=True)
 class Known:
-    """An edge (``quantcore.engine.transforms.mappings.scale_pair.Edge``) as values that can be compared."""
+    """An edge (``quantcore.engine.transforms.mappings.scale_pair.ScalePair``) as values that can be compared."""
 
     producer: str
     consumers: frozenset[str]

@@ -15,7 +15,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from quantcore.engine.model.tiny_model import build_twin
+from quantcore.engine.model.tiny_model import build_tiny_model
 from tests.support.tokenizers import save_byte_tokenizer
 from tests.sweep.classes import find_class, small_config
 
@@ -88,7 +88,7 @@ def save_seeing_model(folder: Path, name: str, dtype: torch.dtype = torch.bfloat
     config = small_config(find_class(name))
     for key, value in changes.items():
         config[key] = config[key] | value if isinstance(value, dict) else value
-    model = build_twin(config, 0, getattr(transformers, name))
+    model = build_tiny_model(config, 0, getattr(transformers, name))
     model.to(dtype).save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
@@ -128,7 +128,7 @@ def save_whisper(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     name = "WhisperForConditionalGeneration"
     config = small_config(find_class(name)) | {"decoder_start_token_id": 5}
-    build_twin(config, 0, getattr(transformers, name)).to(torch.float32).save_pretrained(folder)
+    build_tiny_model(config, 0, getattr(transformers, name)).to(torch.float32).save_pretrained(folder)
     transformers.WhisperFeatureExtractor(feature_size=config["num_mel_bins"]).save_pretrained(folder)
     save_byte_tokenizer(folder)
     inner = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quantcore.engine.model.kinds import inputs_of
 from quantcore.engine.model.skeleton import kind_of
-from quantcore.engine.model.tiny_model import VOCAB_SIZE, build_twin, twin_config
+from quantcore.engine.model.tiny_model import VOCAB_SIZE, build_tiny_model, tiny_config
 from tests.support.architectures import OVERRIDES, shrink
 from tests.support.tokenizers import save_byte_tokenizer
 
@@ -117,7 +117,7 @@ def small_config(model_class: ModelClass) -> dict[str, Any]:
     if not isinstance(config, built.config_class):
         config = config.get_text_config(decoder=True)
     shrink(config, DEPTH, TOWER_DEPTH)
-    small = twin_config(_for_depth(json.loads(config.to_json_string(use_diff=False))))
+    small = tiny_config(_for_depth(json.loads(config.to_json_string(use_diff=False))))
     return _merged(small, SMALL.get(model_class.model_type, {}))
 
 
@@ -138,7 +138,7 @@ def _for_depth(config: dict[str, Any]) -> dict[str, Any]:
 
 def build(model_class: ModelClass, seed: int = 0) -> PreTrainedModel:
     """Return a tiny model of the class on the CPU, in float32. Raises whatever Transformers raises."""
-    model = build_twin(small_config(model_class), seed, getattr(transformers, model_class.name))
+    model = build_tiny_model(small_config(model_class), seed, getattr(transformers, model_class.name))
     if model.num_parameters() > MAX_VALUES:
         raise ValueError(f"with small widths it has {model.num_parameters() / 1e6:.0f} million values: add an override")
     return model

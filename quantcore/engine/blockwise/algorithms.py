@@ -81,7 +81,7 @@ class BlockAlgorithms:
         """True if the outputs of quantized blocks are compared with those of the float ones."""
         self.through_quantized = is_sequential or self.compares
         """True if statistics are taken behind the quantized blocks."""
-        self.goes_back = config.goes_back
+        self.needs_backward = config.needs_backward
         """True if gradients of the float model's predictions are used."""
         self.needs_probe = bool(self._smoother) or self._rotation_config is not None
         self._learns = bool(self._smoother) or self._corrects_biases or self._solver_config != PLAIN

@@ -9,7 +9,7 @@ from torch import nn
 
 from quantcore.engine.blockwise.backward import StateGradients, back_through
 from quantcore.engine.calibration.collector import StatsCollector
-from quantcore.engine.calibration.expert_token_topup import Lender
+from quantcore.engine.calibration.expert_token_topup import TokenTopup
 from quantcore.engine.calibration.reduction import Span
 from quantcore.engine.runtime.hidden import Hidden
 
@@ -52,7 +52,7 @@ class RunningBlock:
         With a ``collector`` each window of the reference runs before the same calibration window. At the end, experts
         that saw few tokens run on some of the others' tokens.
         """
-        reference, lender = self.streams.reference, Lender(self.block, self.streams.span)
+        reference, lender = self.streams.reference, TokenTopup(self.block, self.streams.span)
         with torch.no_grad(), lender.watching():
             for window in range(len(self.calibration.states)):
                 tokens_NTH = self.calibration.states[window].flatten(2)

@@ -18,7 +18,7 @@ from quantcore.engine.calibration.expert_token_topup import MIN_TOKENS
 from quantcore.engine.calibration.stats import Needs, Stats
 from quantcore.engine.transforms import SMOOTHINGS, Consumer, Smoothing
 from quantcore.engine.transforms.mappings.discovery import FoundEdges, listed_edges
-from quantcore.engine.transforms.mappings.scale_pair import Edge, kind_of
+from quantcore.engine.transforms.mappings.scale_pair import ScalePair, kind_of
 from quantcore.errors import NumericsError
 from quantcore.events import Warned
 from quantcore.formats.weight_layout import canonical
@@ -98,7 +98,7 @@ def _weight(block: nn.Module, name: str) -> torch.Tensor:
     return canonical(module.get_parameter("weight"), kind_of(module))
 
 
-def _divide(stats: dict[str, Stats], edge: Edge, scale_F: torch.Tensor) -> None:
+def _divide(stats: dict[str, Stats], edge: ScalePair, scale_F: torch.Tensor) -> None:
     """Let the statistics of the edge's consumers, and of its producer's outputs, follow the fold.
 
     Those that were one object stay one.

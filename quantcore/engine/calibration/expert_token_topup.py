@@ -47,7 +47,7 @@ class _Seen:
         self.samples += later.samples
 
 
-class Lender:
+class TokenTopup:
     """Watches mixtures of a block while all windows run, and then runs some experts on tokens of the others.
 
     They are the mixtures with hooks on the layers of an expert, which learn something from the windows.

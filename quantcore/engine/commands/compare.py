@@ -18,7 +18,7 @@ from quantcore.engine.evaluation.paired import compare_measured, mean_of
 from quantcore.engine.evaluation.provenance import environment, identity_of
 from quantcore.engine.evaluation.text import EvaluationText, for_kind
 from quantcore.engine.runtime.vocabulary import Vocabulary
-from quantcore.engine.verification.architecture import prove_twin
+from quantcore.engine.verification.architecture import prove_tiny_model
 from quantcore.errors import ConfigError
 from quantcore.events import Emit, PhaseStarted
 from quantcore.importing.model import read_model
@@ -54,7 +54,7 @@ def measure_change(
         )
     for name, path, model in zip(names, paths, models, strict=True):
         _check_origin(name, path, model, original, identity, against)
-    prove_twin(described, emit)
+    prove_tiny_model(described, emit)
     text = for_kind(held_out_text(original_path, evaluation, fewer=True), kind, load_tokenizer(original_path))
     states = states_of_original(original, BaselineCache(identity), text, emit)
     with original.vocabulary(states[0]) as vocabulary:

@@ -19,7 +19,7 @@ from quantcore.engine.evaluation.provenance import environment, identity_of
 from quantcore.engine.evaluation.samples import compare_samples
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.runtime.ranks import ALONE, Ranks
-from quantcore.engine.verification.architecture import prove_twin
+from quantcore.engine.verification.architecture import prove_tiny_model
 from quantcore.errors import ConfigError, RankError, reason_of
 from quantcore.events import Emit, PhaseStarted, silence
 from quantcore.importing.model import read_model
@@ -49,7 +49,7 @@ def evaluate(
         fields["harness"], fields["served_by"] = harness.run_in_vllm(evaluation, path, original_path, vllm_python)
     described = read_model(path)
     if ranks.is_first:
-        prove_twin(described, emit)
+        prove_tiny_model(described, emit)
     model, tokenizer, text = open_model(described, ranks), load_tokenizer(path), held_out_text(path, evaluation)
     before = None
     if original_path is not None:

@@ -47,11 +47,11 @@ from quantcore.events import Completed, Emit, PhaseClock, PhaseStarted, Progress
 from quantcore.hub.download import fetch
 from quantcore.importing.model import Model, read_model
 from quantcore.plan.fitting import fit, megabytes, within_files
-from quantcore.plan.job import fitted
+from quantcore.plan.job import with_model_defaults
 from quantcore.plan.mix_choice import Mix, Option, Unit, mixes
 from quantcore.plan.mix_search import Point, find_smallest, predict
 from quantcore.report.compare import read_report
-from quantcore.report.gate_result import GateResult, beside_gates
+from quantcore.report.gate_result import GateResult, with_failed_gates
 from quantcore.report.values import GoalPoint, GoalResult, GoalSummary, GoalTrial, Report
 
 MAX_TRIALS = 5
@@ -78,7 +78,7 @@ def run_goal(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
     emit(PhaseStarted("resolve"))
     task = ranks.share(fetch(task, emit) if ranks.is_first else task)
     model = read_model(task.model_folder)
-    task = fitted(task, model.headers.config).model_copy(update={"token_on_stdin": False})
+    task = with_model_defaults(task, model.headers.config).model_copy(update={"token_on_stdin": False})
     work_dir = task.resume_dir or task.output_dir.with_name(f".{task.output_dir.name}.auto")
     emit(PhaseStarted("plan"))
     search = _Search(task, model, work_dir, emit, ranks)
@@ -177,7 +177,7 @@ class _Search:
         if verdict is not None:  # the goal's own advice takes the place of that on a poor result
             advice = None if verdict.level in POOR else verdict.advice
             missed = [gate for gate in gates if gate.status == "fail"]
-            verdict = beside_gates(verdict, missed).replace(advice=advice)
+            verdict = with_failed_gates(verdict, missed).replace(advice=advice)
         changes = {
             "verdict": verdict, "total_s": round(sum(seconds_by_phase.values()), 2),
             "seconds_by_phase": seconds_by_phase, "goal": GoalSummary(is_met=result.is_met, why=result.why),

@@ -16,7 +16,7 @@ import torch
 from quantcore.engine.evaluation.perplexity import exponential, mean_and_stderr, perplexities
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.evaluation.token_sums import TokenSums, sums_of_tokens
-from quantcore.engine.runtime.block_capture import Outside
+from quantcore.engine.runtime.block_capture import NonBlockParts
 from quantcore.engine.runtime.vocabulary import Vocabulary, common_parts
 from quantcore.plan.workload import LOGIT_ROWS, PART_ROWS
 from quantcore.report.quality import AbsoluteQuality, Divergence, Measure, PositionQuality, Quality
@@ -66,7 +66,7 @@ def measure(
 
 def _part_of(
     original: tuple[Vocabulary, Sequence[torch.Tensor]] | None, tokens: range | None
-) -> AbstractContextManager[Outside | None]:
+) -> AbstractContextManager[NonBlockParts | None]:
     return nullcontext() if original is None else original[0].part(tokens)
 
 

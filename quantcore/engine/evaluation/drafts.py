@@ -16,7 +16,7 @@ from transformers.modeling_layers import MtpModel
 
 from quantcore.engine.evaluation.model import EvaluatedModel
 from quantcore.engine.evaluation.perplexity import mean_and_stderr
-from quantcore.engine.runtime.block_capture import Outside, model_code
+from quantcore.engine.runtime.block_capture import NonBlockParts, model_code
 from quantcore.engine.runtime.matmul import matmul_precision
 from quantcore.errors import ModelError
 from quantcore.events import Emit, Warned
@@ -64,7 +64,7 @@ def measure_drafts(
     return DraftQuality(before=before, after=after, num_layers=len(quantized.model.draft_layers))
 
 
-def _accepted(head: Outside, draft: MtpModel, ids_1T: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+def _accepted(head: NonBlockParts, draft: MtpModel, ids_1T: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """Return for each position of a window whether the model would keep the drafted token, [T - 1]."""
     found: list[torch.Tensor] = []
 

@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.model.kinds import Kind
-from quantcore.engine.runtime.block_capture import Outside
+from quantcore.engine.runtime.block_capture import NonBlockParts
 from quantcore.report.quality import EncoderQuality, Measure
 
 
 def compare_outputs(
-    kind: Kind, text: EvaluationText, head: Outside, states: Sequence[torch.Tensor], original_head: Outside,
+    kind: Kind, text: EvaluationText, head: NonBlockParts, states: Sequence[torch.Tensor], original_head: NonBlockParts,
     original_states: Sequence[torch.Tensor],
 ) -> EncoderQuality:  # fmt: skip
     """Compare the outputs of a model of ``kind`` for every window with the original's.

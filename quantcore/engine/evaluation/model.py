@@ -23,7 +23,7 @@ from quantcore.engine.containers.dequantize import open_source, read_layer
 from quantcore.engine.evaluation.clipping import Clipping
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.modules.loading import load_model
-from quantcore.engine.runtime.block_capture import Outside
+from quantcore.engine.runtime.block_capture import NonBlockParts
 from quantcore.engine.runtime.devices import default_device
 from quantcore.engine.runtime.hidden import Hidden
 from quantcore.engine.runtime.ranks import ALONE, Ranks, computing_together
@@ -32,7 +32,7 @@ from quantcore.engine.runtime.vocabulary import Vocabulary, in_parts
 from quantcore.importing.model import Model
 from quantcore.tensors.source import TORCH_DTYPES, Rows, rows_of
 
-Told = Callable[[int], None]
+OnProgress = Callable[[int], None]
 """Callback that gets the number of blocks done."""
 
 
@@ -59,7 +59,7 @@ class EvaluatedModel:
         names = set(self.streamed.draft_names)
         return frozenset(layer for layer in self.layers if f"{layer.name}.weight" in names)
 
-    def run(self, hidden: Hidden, told: Told, clipping: Clipping | None = None) -> None:
+    def run(self, hidden: Hidden, told: OnProgress, clipping: Clipping | None = None) -> None:
         """Take ``hidden`` through all blocks; ``clipping`` counts the values that static ranges clip."""
         for index in range(self.streamed.num_blocks):
             self.streamed.enter(index, hidden)
@@ -73,18 +73,18 @@ class EvaluatedModel:
         with self._quantized(None) if text.media else nullcontext():
             return self.streamed.embed(text.ids_NT, media=text.media)
 
-    def last_states(self, text: EvaluationText, told: Told) -> list[torch.Tensor]:
+    def last_states(self, text: EvaluationText, told: OnProgress) -> list[torch.Tensor]:
         """Return the hidden states [1, T, H] behind the last block."""
         hidden = self.embed(text)
         self.run(hidden, told)
         return list(hidden.states)
 
-    def last_states_NTH(self, text: EvaluationText, told: Told) -> torch.Tensor:
+    def last_states_NTH(self, text: EvaluationText, told: OnProgress) -> torch.Tensor:
         """Return ``last_states`` as one tensor on the host, to be cached."""
         return torch.cat([state.cpu() for state in self.last_states(text, told)])
 
     @contextmanager
-    def head(self) -> Iterator[Outside]:
+    def head(self) -> Iterator[NonBlockParts]:
         """Yield a function from the states behind the last block to logits."""
         self._run_a_little()
         with self.streamed.head() as logits, self._quantized(None):

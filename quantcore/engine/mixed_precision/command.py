@@ -23,7 +23,7 @@ from quantcore.engine.evaluation.model import open_model
 from quantcore.engine.evaluation.text import EvaluationText, begin_of_windows, of_held_out
 from quantcore.engine.mixed_precision.sensitivity import Losses, Sensitivity
 from quantcore.engine.mixed_precision.trial import Trial
-from quantcore.engine.verification.architecture import prove_twin
+from quantcore.engine.verification.architecture import prove_tiny_model
 from quantcore.errors import ConfigError
 from quantcore.events import Emit, PhaseStarted
 from quantcore.export import EXPORTERS, layouts_of
@@ -44,7 +44,7 @@ def mix(name: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Emi
     emit(PhaseStarted("resolve"))
     model = read_model(find_model(name, emit))
     emit(PhaseStarted("plan"))
-    prove_twin(model, emit)
+    prove_tiny_model(model, emit)
     return {"model": name} | choose(model, asked, calibration, (export,), emit)
 
 

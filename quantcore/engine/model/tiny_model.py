@@ -62,7 +62,7 @@ class _Scale:
         return cls(Fraction(least if least <= MAX_HEADS else MIN_HEADS, heads), Fraction(1, by))
 
 
-def twin_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def tiny_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``config`` (of config.json) with small widths; nested configs, such as ``text_config``, likewise.
 
     Each of them shrinks by its own factors. The width of a tower's output stays equal to that of the language model.
@@ -73,8 +73,8 @@ def twin_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return _with_outputs(twin, config, before, after) if before and after else twin
 
 
-def build_twin(config: dict[str, Any], seed: int = 0, kind: type[Any] = AutoModelForCausalLM) -> PreTrainedModel:
-    """Return a model of ``twin_config``, float32 on the CPU, in evaluation mode; ``kind``: its class or an auto class.
+def build_tiny_model(config: dict[str, Any], seed: int = 0, kind: type[Any] = AutoModelForCausalLM) -> PreTrainedModel:
+    """Return a model of ``tiny_config``, float32 on the CPU, in evaluation mode; ``kind``: its class or an auto class.
 
     The global random state is not changed. Raises ModelError ``config_implausible`` for a config that leaves sizes to
     the class, which are those of a published model, and any error of Transformers for a config whose numbers do not fit
@@ -128,7 +128,7 @@ def _with_outputs(twin: Mapping[str, Any], config: Mapping[str, Any], before: in
 def _small(key: str, value: Any, scale: _Scale) -> Any:
     if isinstance(value, Mapping):
         if first(value, HIDDEN) is not None:  # a config of its own: a tower, the text model
-            return twin_config(value)
+            return tiny_config(value)
         return {name: _small(name, part, scale) for name, part in value.items()}
     if isinstance(value, list):
         return [_small(key, part, scale) for part in value]

@@ -29,7 +29,7 @@ from quantcore.engine.verification.verify import Proof
 from quantcore.export.loading import LoadedModel, known_refusals, load_lines, program_lines
 from quantcore.plan.planner import Plan
 from quantcore.report.card import model_card
-from quantcore.report.gate_result import GateResult, beside_gates
+from quantcore.report.gate_result import GateResult, with_failed_gates
 from quantcore.report.html import page
 from quantcore.report.quality import Quality, TaskResults, Verdict
 from quantcore.report.values import (
@@ -133,7 +133,7 @@ def write_report(task: Task, folder: Path, report: Report) -> None:
 
 def _verdict(quality: Quality, tasks: TaskResults | None, config: Config, gates: Sequence[GateResult]) -> Verdict:
     """Return the verdict on a result, with advice if it is a poor one."""
-    verdict = beside_gates(judge_quality(quality, tasks), gates)
+    verdict = with_failed_gates(judge_quality(quality, tasks), gates)
     return verdict.replace(advice=advice_on(config)) if verdict.level in POOR else verdict
 
 

@@ -23,7 +23,7 @@ from quantcore.engine.runtime.devices import default_device, release_freed_memor
 from quantcore.engine.runtime.ranks import spread
 from quantcore.engine.solvers.global_scale import by_global_scale, global_scale, has_global_scale
 from quantcore.engine.solvers.rtn import round_to_nearest
-from quantcore.engine.verification.expectation import Expectation
+from quantcore.engine.verification.expectation import ExpectedDigests
 from quantcore.engine.verification.gate_inputs import Outcome
 from quantcore.errors import at_block
 from quantcore.events import Eta, Progress, Saved
@@ -42,7 +42,7 @@ def round_files(context: RunContext) -> Outcome:
     source = open_source(context.model)
     weights = Weights(source, TORCH_DTYPES[context.model.headers.main_dtype], default_device())
     nothing_NT = torch.empty(0, 1, dtype=torch.long)
-    expected = Expectation(EvaluationText(nothing_NT, nothing_NT[:, 0], 0, 0), torch.empty(0))
+    expected = ExpectedDigests(EvaluationText(nothing_NT, nothing_NT[:, 0], 0, 0), torch.empty(0))
     writer = ResultWriter(context, source, expected)
     with writer.opened():
         first_block = 0 if saved is None else saved["next_block"]
@@ -54,7 +54,7 @@ def round_files(context: RunContext) -> Outcome:
             context.emit(Progress("quantize", end, plan.num_blocks, "block", eta.after(end - first_block)))
             if end < plan.num_blocks and context.savepoint.save(end, {}, writer.notes):
                 context.emit(Saved(end, plan.num_blocks))
-        round_layers((*plan.layers_of(None), *plan.layers_beside), weights, writer)
+        round_layers((*plan.layers_of(None), *plan.layers_outside_language_model), weights, writer)
         writer.copy_the_rest()
         writer.finish()
     source_of = provenance(context.task, nothing_NT, nothing_NT) if ranks.is_first else {}

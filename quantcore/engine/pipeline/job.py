@@ -61,9 +61,9 @@ from quantcore.engine.runtime.streamed_model import StreamedModel
 from quantcore.engine.runtime.vocabulary import in_parts
 from quantcore.engine.runtime.weight_loader import Shards
 from quantcore.engine.transforms.rotation.model_rotation import untie
-from quantcore.engine.verification.architecture import prove_twin, prove_window
+from quantcore.engine.verification.architecture import prove_tiny_model, prove_window
 from quantcore.engine.verification.cache_proof import prove_caches
-from quantcore.engine.verification.expectation import Expectation, probe_logits
+from quantcore.engine.verification.expectation import ExpectedDigests, probe_logits
 from quantcore.engine.verification.fresh_process import prove_in_fresh_process
 from quantcore.engine.verification.gate_inputs import Outcome, judge_result, tell_gates
 from quantcore.engine.verification.verify import may_be_whole
@@ -72,7 +72,7 @@ from quantcore.events import Completed, Emit, Eta, PhaseStarted, Progress, Saved
 from quantcore.hub.download import fetch
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import Model, read_model
-from quantcore.plan.job import fitted, plan_job, without_layers
+from quantcore.plan.job import plan_job, with_model_defaults, without_layers
 from quantcore.plan.planner import FILE_TO_FILE, Plan
 from quantcore.plan.workload import NUM_PROBES
 from quantcore.report.values import Report
@@ -94,7 +94,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
         seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
         log.emit(PhaseStarted("plan"))
         with planned(task, model, log, ranks) as context:
-            log.emit(PhaseStarted("gradients" if context.task.config.goes_back else "quantize"))
+            log.emit(PhaseStarted("gradients" if context.task.config.needs_backward else "quantize"))
             outcome = round_files(context) if context.plan.executor == FILE_TO_FILE else quantize(context)
             log.end_of_quantizing(ranks)
             report = finish(context, outcome, log, seen) if ranks.is_first else None
@@ -110,10 +110,10 @@ def planned(task: Task, model: Model, log: RunLog, ranks: Ranks) -> Iterator[Run
     What the plan takes for granted is checked first: that our engine runs the model as Transformers does.
     """
     emit, headers = log.emit, model.headers
-    task = fitted(task, headers.config)
+    task = with_model_defaults(task, headers.config)
     if not task.file2file:
         _check_kind(task, kind_of(headers.config))
-        uncalled = ranks.share(prove_twin(model, emit) if ranks.is_first else [])
+        uncalled = ranks.share(prove_tiny_model(model, emit) if ranks.is_first else [])
         task, kept = without_layers(task, headers, uncalled)
         if kept:
             emit(Warned("layer_never_called", f"The model's code never calls {', '.join(kept)}: kept as in the model."))
@@ -192,7 +192,7 @@ def quantize(context: RunContext) -> Outcome:
     distilled = None
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
     gradients = None
-    if task.config.goes_back:
+    if task.config.needs_backward:
         if (reason := no_gradients(model)) is not None:
             emit(Warned("no_gradients", f"{reason}: gptaq takes the place of yaqa."))
         else:
@@ -205,7 +205,7 @@ def quantize(context: RunContext) -> Outcome:
         with_held_out=baseline.needs_stream(context.savepoint, context.saved), towers=towers,
     )  # fmt: skip
     first = tuple(sorted(set(texts.calibration.ids_NT[:, 0].tolist())))
-    expected = Expectation(texts.evaluation, torch.empty(0), model=texts.model, calibration_first=first)
+    expected = ExpectedDigests(texts.evaluation, torch.empty(0), model=texts.model, calibration_first=first)
     writer = ResultWriter(context, source, expected)
     with writer.opened(), code_files(context) as codes:
         first_block = streams.restore(context.savepoint, context.saved)
@@ -224,7 +224,7 @@ def quantize(context: RunContext) -> Outcome:
                 context, model, weights, writer, codes, distilled_NT, streams.logit_probes
             )
         quantize_head(model, plan, algorithms, streams, writer)
-        round_layers(plan.layers_beside, weights, writer)
+        round_layers(plan.layers_outside_language_model, weights, writer)
         writer.expected.original_states_NTH = baseline.last_states_NTH(streams.held_out)
         writer.copy_the_rest()
         writer.finish()

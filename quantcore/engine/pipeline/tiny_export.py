@@ -16,7 +16,7 @@ from quantcore.config.quantization import Config, QuantizationConfig
 from quantcore.config.task import Task
 from quantcore.engine.blockwise.savepoint import SavePoint
 from quantcore.engine.model.kinds import declared_class
-from quantcore.engine.model.tiny_model import build_twin, twin_config
+from quantcore.engine.model.tiny_model import build_tiny_model, tiny_config
 from quantcore.engine.pipeline.context import RunContext
 from quantcore.engine.pipeline.file_to_file import round_files
 from quantcore.engine.pipeline.writer import write_side_files
@@ -28,7 +28,7 @@ from quantcore.importing.model import Model, read_model
 from quantcore.plan.planner import Plan, make_plan
 
 
-class ExportedTwin(NamedTuple):
+class ExportedTinyModel(NamedTuple):
     """The float twin, and the ``plan`` of its export to ``folder``."""
 
     model: Model
@@ -36,7 +36,7 @@ class ExportedTwin(NamedTuple):
     folder: Path
 
 
-def export_twin(task: Task, export: str, original: Model, scratch: Path) -> ExportedTwin:
+def export_twin(task: Task, export: str, original: Model, scratch: Path) -> ExportedTinyModel:
     """Write the twin of ``original`` in the format ``export`` below ``scratch``, its weights rounded to nearest.
 
     Its layers have the schemes of the task's weights; if these do not fit its small widths, int8 with a scale a row.
@@ -45,7 +45,7 @@ def export_twin(task: Task, export: str, original: Model, scratch: Path) -> Expo
     config = original.headers.config
     try:
         with quiet():
-            twin = build_twin(twin_config(config), kind=declared_class(config))
+            twin = build_tiny_model(tiny_config(config), kind=declared_class(config))
             twin.save_pretrained(scratch / "twin")
     except Exception as error:  # any model's code may fail on untested numbers
         raise ModelError(f"no small twin of it can be built ({reason_of(error)})", code="no_twin") from error
@@ -56,7 +56,7 @@ def export_twin(task: Task, export: str, original: Model, scratch: Path) -> Expo
         return _export(task, _in_int8(task.config), export, model, scratch / "int8")
 
 
-def _export(task: Task, config: Config, export: str, model: Model, folder: Path) -> ExportedTwin:
+def _export(task: Task, config: Config, export: str, model: Model, folder: Path) -> ExportedTinyModel:
     small = task.model_copy(
         update={"model_dir": model.folder, "model_id": "", "config": config, "export": (export,), "file2file": True}
     )
@@ -66,7 +66,7 @@ def _export(task: Task, config: Config, export: str, model: Model, folder: Path)
     context = RunContext(small, model, plan, folder, silence, SavePoint(None, "", ALONE))
     round_files(context)
     write_side_files(context)
-    return ExportedTwin(model, plan, folder)
+    return ExportedTinyModel(model, plan, folder)
 
 
 def _weights_alone(config: Config) -> Config:

@@ -25,7 +25,7 @@ from quantcore.engine.pipeline.context import RunContext
 from quantcore.engine.runtime.devices import default_device
 from quantcore.engine.runtime.shards import put, whole
 from quantcore.engine.solvers.rtn import round_to_nearest
-from quantcore.engine.verification.expectation import Expectation
+from quantcore.engine.verification.expectation import ExpectedDigests
 from quantcore.errors import ModelError
 from quantcore.events import LayerQuantized, Warned, parse
 from quantcore.export import EXPORTERS, Container, config_json, encoded, file_of, holds_codes, layouts_of
@@ -44,7 +44,7 @@ class ResultWriter:
     can write (``Container``) is left to the first. ``tell`` and ``finish`` gather the data of all ranks.
     """
 
-    def __init__(self, context: RunContext, source: Source, expected: Expectation) -> None:
+    def __init__(self, context: RunContext, source: Source, expected: ExpectedDigests) -> None:
         self._context = context
         self.plan = plan = context.plan
         self.source = source
@@ -202,7 +202,7 @@ class ResultWriter:
         for sink in self.sinks.values():
             assert isinstance(sink, Sink)
             sink.sync()
-        expected = Expectation(self.expected.held_out, self.expected.probe_logits)
+        expected = ExpectedDigests(self.expected.held_out, self.expected.probe_logits)
         for digests in self.ranks.gather(self.expected.digests):
             expected.take(digests)
         missing = {export: self.ranks.gather(sink.missing) for export, sink in self.sinks.items()}

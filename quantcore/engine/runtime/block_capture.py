@@ -36,7 +36,7 @@ class Reached(Exception):
 
 
 @dataclass
-class Relay:
+class BlockBoundary:
     """The states at the replaced blocks: the first one's input is ``seen``; it returns ``give`` instead if that is set.
 
     ``passed`` is the output of the last block that was called; ``num_returned`` the number of values that blocks return
@@ -135,12 +135,12 @@ def model_code(part: str) -> Iterator[None]:
 def blocks_replaced(
     blocks: Iterable[nn.Module], arguments: list[Arguments], *, num_returned: int, passes_on: bool = True,
     start: int = 0,
-) -> Iterator[Relay]:  # fmt: skip
+) -> Iterator[BlockBoundary]:  # fmt: skip
     """Let the blocks record their calls in ``arguments`` and pass the states through, inside the ``with``.
 
-    ``start`` is the number of the first block. For the other values see ``Relay``.
+    ``start`` is the number of the first block. For the other values see ``BlockBoundary``.
     """
-    relay = Relay(num_returned, passes_on)
+    relay = BlockBoundary(num_returned, passes_on)
     before = [block.__dict__.get("forward") for block in blocks]
     for index, block in enumerate(blocks):
         block.forward = _recorder(block.forward, arguments[index], relay, start + index, is_first=index == 0)
@@ -155,7 +155,7 @@ def blocks_replaced(
 
 
 def _recorder(
-    replaced: Callable[..., Any], arguments: Arguments, relay: Relay, index: int, *, is_first: bool
+    replaced: Callable[..., Any], arguments: Arguments, relay: BlockBoundary, index: int, *, is_first: bool
 ) -> Callable[..., Any]:
     """Return a replacement for a block's forward, ``replaced``: it records the arguments and passes the states on.
 
@@ -194,14 +194,14 @@ def _is_all_of(view: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Outside:
+class NonBlockParts:
     """The model around its blocks, with its weights in memory: call it for its outputs.
 
     ``inputs`` returns the model's named inputs for token ids [1, T].
     """
 
     model: PreTrainedModel
-    relay: Relay
+    relay: BlockBoundary
     device: torch.device
     kind: Kind
     inputs: Callable[[torch.Tensor], dict[str, Any]]

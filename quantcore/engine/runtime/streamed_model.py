@@ -37,7 +37,7 @@ from quantcore.engine.model.skeleton import (
     set_parameter,
 )
 from quantcore.engine.runtime.arguments import Arguments, WindowArguments
-from quantcore.engine.runtime.block_capture import Outside, Relay, blocks_replaced, model_code
+from quantcore.engine.runtime.block_capture import BlockBoundary, NonBlockParts, blocks_replaced, model_code
 from quantcore.engine.runtime.devices import release_freed_memory
 from quantcore.engine.runtime.hidden import Hidden
 from quantcore.engine.runtime.matmul import matmul_precision
@@ -56,9 +56,9 @@ class StreamedModel(WeightLoader):
     ) -> None:  # fmt: skip
         super().__init__(raw_config, read, names, blocks, dtype, device, shards, expect)
         self.axes: Axes = (0, 1)
-        self._silence: Any = None  # the output of an encoder that hears nothing
+        self._empty_audio: Any = None  # the output of an encoder that hears nothing
         self._num_returned = [0] * len(self._lists)  # values that a block of each list returns as a tuple
-        self._passes_on = [True] * len(self._lists)  # see ``Relay``
+        self._passes_on = [True] * len(self._lists)  # see ``BlockBoundary``
 
     def embed(self, windows_NT: torch.Tensor, states: States | None = None, media: Sequence[Media] = ()) -> Hidden:
         """Return the input of block 0 for token ids [N, T]; it is stored in ``states``, in memory if None.
@@ -143,12 +143,12 @@ class StreamedModel(WeightLoader):
         named = inputs_of(self.reader, self.kind, ids_NT, here)
         if self.kind is Kind.speech:
             sound = named.pop(self.model.main_input_name)
-            if not media and self._silence is None:
-                self._silence = self._hear(sound)
-            named["encoder_outputs"] = self._hear(sound) if media else self._silence
+            if not media and self._empty_audio is None:
+                self._empty_audio = self._encode_audio(sound)
+            named["encoder_outputs"] = self._encode_audio(sound) if media else self._empty_audio
         return named
 
-    def _hear(self, sound: torch.Tensor) -> Any:
+    def _encode_audio(self, sound: torch.Tensor) -> Any:
         with model_code("its encoder"), torch.no_grad(), matmul_precision(self.device):
             return self.model.get_encoder()(sound)
 
@@ -179,7 +179,7 @@ class StreamedModel(WeightLoader):
         self._num_returned[place] = hidden.num_returned
 
     @contextmanager
-    def head(self, *, with_matrices: bool = True) -> Iterator[Outside]:
+    def head(self, *, with_matrices: bool = True) -> Iterator[NonBlockParts]:
         """Yield the model around its blocks; the weights of embeddings and head are in memory inside.
 
         Without ``with_matrices`` they are NaN, which take no memory: see ``vocabulary``.
@@ -188,7 +188,7 @@ class StreamedModel(WeightLoader):
             stack.enter_context(self.outside_loaded(head=True, with_matrices=with_matrices))
             for place in range(len(self._lists)):
                 relay = stack.enter_context(self._blocks_replaced(place, self._no_arguments(place)))
-            yield Outside(self.reader, relay, self.device, self.kind, self._inputs, self.axes)
+            yield NonBlockParts(self.reader, relay, self.device, self.kind, self._inputs, self.axes)
 
     @contextmanager
     def whole(self) -> Iterator[PreTrainedModel]:
@@ -217,7 +217,7 @@ class StreamedModel(WeightLoader):
             yield draft
 
     @contextmanager
-    def _blocks_replaced(self, place: int, arguments: list[Arguments]) -> Iterator[Relay]:
+    def _blocks_replaced(self, place: int, arguments: list[Arguments]) -> Iterator[BlockBoundary]:
         with blocks_replaced(
             self._lists[place], arguments, num_returned=self._num_returned[place], passes_on=self._passes_on[place],
             start=self.starts[place],

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from quantcore.engine.runtime.block_capture import Outside
+from quantcore.engine.runtime.block_capture import NonBlockParts
 from quantcore.errors import ModelError
 from quantcore.plan.workload import part_size
 from quantcore.tensors.source import Rows
@@ -34,12 +34,12 @@ class Vocabulary:
     ``rows`` returns rows of the head's weight [V, H]; None if that is in place.
     """
 
-    outside: Outside
+    outside: NonBlockParts
     parts: tuple[range, ...] = ()
     rows: Rows | None = None
 
     @contextmanager
-    def part(self, tokens: range | None) -> Iterator[Outside]:
+    def part(self, tokens: range | None) -> Iterator[NonBlockParts]:
         """Yield the model around its blocks, which computes the logits [1, T, v] of ``tokens``: all if None."""
         head = head_of(self.outside)
         if head is None or (tokens is None and self.rows is None):
@@ -58,7 +58,7 @@ class Vocabulary:
             head.weight, head.bias = weight, bias
 
 
-def in_parts(outside: Outside, like: torch.Tensor, rows: Rows | None = None) -> Vocabulary:
+def in_parts(outside: NonBlockParts, like: torch.Tensor, rows: Rows | None = None) -> Vocabulary:
     """Return the vocabulary of a model in parts, or undivided if its code does not allow that.
 
     ``like``: hidden states [1, T, H] behind the last block, of which two tokens are tried. ``rows``: see
@@ -80,7 +80,7 @@ def common_parts(*vocabularies: Vocabulary) -> Sequence[range | None]:
     return parts if parts and all(other == parts for other in others) else (None,)
 
 
-def head_of(outside: Outside) -> nn.Linear | None:
+def head_of(outside: NonBlockParts) -> nn.Linear | None:
     """Return the layer that computes the logits, None if the model has none that is a plain matrix."""
     head = outside.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return head if isinstance(head, nn.Linear) else None

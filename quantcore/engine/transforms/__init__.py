@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from quantcore.config.layer_plan import LayerPlan
     from quantcore.engine.calibration.stats import Needs, Stats
-    from quantcore.engine.transforms.mappings.scale_pair import Edge
+    from quantcore.engine.transforms.mappings.scale_pair import ScalePair
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Smoothing(Protocol):
 
     def __init__(self, config: Any) -> None: ...
 
-    def choose(self, edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor | None:
+    def choose(self, edge: ScalePair, consumers: Sequence[Consumer]) -> torch.Tensor | None:
         """Return scales [F] of ``edge``, float32, finite and above 0: inputs are divided by them, weights multiplied.
 
         At least one consumer will be quantized. Returns None if the edge is better left alone.

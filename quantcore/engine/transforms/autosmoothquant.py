@@ -20,7 +20,7 @@ from quantcore.config.quantization import learns_from_data
 from quantcore.config.spec import QuantizationSpec
 from quantcore.engine.calibration.stats import Needs, Stats
 from quantcore.engine.transforms import SMOOTHINGS, Consumer
-from quantcore.engine.transforms.mappings.scale_pair import Edge
+from quantcore.engine.transforms.mappings.scale_pair import ScalePair
 from quantcore.engine.transforms.scale_search import (
     WORTHWHILE,
     TriedWeight,
@@ -61,7 +61,7 @@ class AutoSmoothQuant:
     def __init__(self, config: AutoSmoothQuantConfig) -> None:
         self._measure = MEASURES[config.compute_scale_loss]
 
-    def choose(self, edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor | None:
+    def choose(self, edge: ScalePair, consumers: Sequence[Consumer]) -> torch.Tensor | None:
         counted = quantized(consumers)
         if not counted:
             return None
@@ -107,7 +107,7 @@ class OutputError:
         return self._measure(error_TR) * self._unit
 
 
-def usual(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:
+def usual(edge: ScalePair, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean |x| and |w| of all inputs that share a scale, both float32 [F]."""
     x_F = mean_over_tokens(edge, consumers, [consumer.stats.mean_abs_I.float() for consumer in consumers])
     return x_F, mean_weight(edge, consumers)

@@ -17,7 +17,7 @@ import torch
 from quantcore.config.algorithms import AWQConfig
 from quantcore.engine.calibration.stats import Needs
 from quantcore.engine.transforms import SMOOTHINGS, Consumer
-from quantcore.engine.transforms.mappings.scale_pair import Edge
+from quantcore.engine.transforms.mappings.scale_pair import ScalePair
 from quantcore.engine.transforms.scale_search import (
     WORTHWHILE,
     TriedWeight,
@@ -40,7 +40,7 @@ class AWQ:
     def __init__(self, config: AWQConfig) -> None:
         pass
 
-    def choose(self, edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor | None:
+    def choose(self, edge: ScalePair, consumers: Sequence[Consumer]) -> torch.Tensor | None:
         counted = quantized(consumers)
         if not counted:
             return None

@@ -16,7 +16,7 @@ import torch
 from quantcore.config.grouping import PER_TENSOR, Grouping, weight_grouping
 from quantcore.config.spec import QuantizationSpec
 from quantcore.engine.transforms import Consumer
-from quantcore.engine.transforms.mappings.scale_pair import Edge
+from quantcore.engine.transforms.mappings.scale_pair import ScalePair
 from quantcore.tensors.affine import fake_quantize, find_params, min_max
 from quantcore.tensors.super_blocks import as_two_levels
 
@@ -42,27 +42,27 @@ def share_of_rows(consumer: Consumer, consumers: Sequence[Consumer], num_rows: i
     return max(MIN_ROWS, num_rows * len(consumer.weight) // total)
 
 
-def largest(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:
+def largest(edge: ScalePair, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest |x| and |w| of all inputs that share a scale, both float32 [F]."""
     x_I = torch.stack([consumer.stats.largest_I.float() for consumer in consumers]).amax(0)
     w_I = torch.stack([consumer.weight_OI.abs().amax(0).float() for consumer in consumers]).amax(0)
     return edge.largest(x_I), edge.largest(w_I)
 
 
-def mean_weight(edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor:
+def mean_weight(edge: ScalePair, consumers: Sequence[Consumer]) -> torch.Tensor:
     """Return the mean |w| of all inputs that share a scale, float32 [F]."""
     total_I = sum_of([consumer.weight_OI.abs().sum(0, dtype=torch.float32) for consumer in consumers])
     return mean(edge, total_I / sum(len(consumer.weight) for consumer in consumers))
 
 
-def mean_over_tokens(edge: Edge, consumers: Sequence[Consumer], values: Sequence[torch.Tensor]) -> torch.Tensor:
+def mean_over_tokens(edge: ScalePair, consumers: Sequence[Consumer], values: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the mean [F] of ``values`` [I], each a mean over the tokens that its consumer read."""
     tokens = [consumer.stats.num_tokens for consumer in consumers]
     weighted = [value_I * (count / sum(tokens)) for value_I, count in zip(values, tokens, strict=True)]
     return mean(edge, sum_of(weighted))
 
 
-def mean(edge: Edge, value_I: torch.Tensor) -> torch.Tensor:
+def mean(edge: ScalePair, value_I: torch.Tensor) -> torch.Tensor:
     """Return the mean over the inputs that share a scale, [F]."""
     result = torch.zeros(edge.num_scales, dtype=value_I.dtype, device=value_I.device)
     return result.scatter_reduce(0, edge.channels.to(value_I.device), value_I, "mean", include_self=False)

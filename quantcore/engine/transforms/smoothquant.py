@@ -13,7 +13,7 @@ import torch
 from quantcore.config.algorithms import SmoothQuantConfig
 from quantcore.engine.calibration.stats import Needs
 from quantcore.engine.transforms import SMOOTHINGS, Consumer
-from quantcore.engine.transforms.mappings.scale_pair import Edge
+from quantcore.engine.transforms.mappings.scale_pair import ScalePair
 from quantcore.engine.transforms.scale_search import largest, quantized
 
 
@@ -27,7 +27,7 @@ class SmoothQuant:
     def __init__(self, config: SmoothQuantConfig) -> None:
         self._config = config
 
-    def choose(self, edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor | None:
+    def choose(self, edge: ScalePair, consumers: Sequence[Consumer]) -> torch.Tensor | None:
         counted = quantized(consumers)
         return migration(*largest(edge, counted), self._config.alpha, self._config.scale_clamp_min) if counted else None
 

@@ -29,7 +29,7 @@ from quantcore.engine.evaluation.model import EvaluatedModel, open_model
 from quantcore.engine.model.kinds import Kind, inputs_of, language_model, model_class, num_tokens, outputs_of
 from quantcore.engine.model.parameter_names import FROM_FILE_TO_FILE
 from quantcore.engine.model.skeleton import clean_config
-from quantcore.engine.model.tiny_model import build_twin, twin_config
+from quantcore.engine.model.tiny_model import build_tiny_model, tiny_config
 from quantcore.engine.runtime.arguments import Arguments
 from quantcore.engine.runtime.block_capture import no_chain
 from quantcore.engine.runtime.devices import release_freed_memory
@@ -53,7 +53,7 @@ The same kernels in the same order give 0; experts that run one by one are summe
 NOT_FINITE = "its logits are not finite"
 
 
-def prove_twin(model: Model, emit: Emit) -> list[str]:
+def prove_tiny_model(model: Model, emit: Emit) -> list[str]:
     """Return the linear layers in the blocks that the model never calls, as a small twin of it shows.
 
     Some are for tokens of an encoder that is not there; of others only the weight is read (Mamba's ``dt_proj``).
@@ -61,7 +61,7 @@ def prove_twin(model: Model, emit: Emit) -> list[str]:
     a warning says that nothing was proven.
     """
     config = model.headers.config
-    cache, twin = BaselineCache(f"twin:{config.get('model_type')}"), json.dumps(twin_config(config), sort_keys=True)
+    cache, twin = BaselineCache(f"twin:{config.get('model_type')}"), json.dumps(tiny_config(config), sort_keys=True)
     result = cache.value({"twin": twin}, lambda: _compare_twin(twin))
     if "reason" in result:
         _not_proven(config, f"Transformers could not run a small twin of it ({result['reason']})", emit)
@@ -72,7 +72,7 @@ def prove_twin(model: Model, emit: Emit) -> list[str]:
 
 
 def prove_window(model: Model, cache: BaselineCache, emit: Emit) -> None:
-    """Compare one window of the model itself, which Transformers loads as a whole. Raises as ``prove_twin``.
+    """Compare one window of the model itself, which Transformers loads as a whole. Raises as ``prove_tiny_model``.
 
     Raises ModelError ``float_overflow`` for a model that gives numbers in a wider dtype alone.
     """
@@ -210,7 +210,7 @@ def _compare_twin(config: str) -> dict[str, Any]:
 def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
     try:
         built, kind = model_class(clean_config(config), config)
-        twin = build_twin(config, seed, built)
+        twin = build_tiny_model(config, seed, built)
         windows_NT = _windows(twin, NUM_WINDOWS)
         if not _gives_numbers(twin, kind, windows_NT):
             return {"reason": NOT_FINITE}

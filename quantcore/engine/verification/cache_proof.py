@@ -23,7 +23,7 @@ from quantcore.config.quantization import QuantizationConfig
 from quantcore.engine.model.cache_taps import Through, cached_names, tap_caches
 from quantcore.engine.model.kinds import inputs_of, language_model, model_class, num_tokens
 from quantcore.engine.model.skeleton import clean_config
-from quantcore.engine.model.tiny_model import build_twin, twin_config
+from quantcore.engine.model.tiny_model import build_tiny_model, tiny_config
 from quantcore.engine.runtime.matmul import matmul_precision
 from quantcore.engine.verification.consumer import quiet
 from quantcore.errors import ModelError, QuantError, reason_of
@@ -44,7 +44,7 @@ def prove_caches(model: Model, emit: Emit) -> None:
     A warning says that nothing was proven if Transformers cannot run a twin.
     """
     config = model.headers.config
-    other, reason = _not_in_cache(json.dumps(twin_config(config), sort_keys=True))
+    other, reason = _not_in_cache(json.dumps(tiny_config(config), sort_keys=True))
     if reason is not None:
         emit(
             Warned(
@@ -79,7 +79,7 @@ def _not_in_cache(config: str) -> tuple[str | None, str | None]:
 def _run_twin(config: dict[str, Any], seed: int) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Return the keys and values [1, T, I] that taps see, by layer, and all that Transformers has in its cache."""
     built, kind = model_class(clean_config(config), config)
-    twin = build_twin(config, seed, built).train(False)
+    twin = build_tiny_model(config, seed, built).train(False)
     reader = language_model(twin, kind)
     ids_NT = torch.randint(num_tokens(twin), (1, WINDOW_LEN), generator=torch.Generator().manual_seed(0))
     inputs = inputs_of(reader, kind, ids_NT)

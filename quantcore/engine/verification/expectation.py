@@ -21,7 +21,7 @@ LOGIT_TOLERANCE = 1e-3
 
 
 @dataclass
-class Expectation:
+class ExpectedDigests:
     """Digests of every tensor, and the logits of the quantized model in memory.
 
     ``weights``: sha256 of each quantized layer's dequantized float32 weight; ``plain_weights``: of the same in the
@@ -79,7 +79,7 @@ class Expectation:
         (folder / "expected.json").write_text(json.dumps(record), "utf-8")
 
     @classmethod
-    def load(cls, folder: Path) -> Expectation:
+    def load(cls, folder: Path) -> ExpectedDigests:
         tensors = load_file(folder / "expected.safetensors")
         record = json.loads((folder / "expected.json").read_text("utf-8"))
         texts = (tensors["held_out"], tensors["first_scored"])

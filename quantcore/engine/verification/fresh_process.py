@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from quantcore.config.task import Task
 from quantcore.engine.runtime.devices import held_memory_bytes, peak_memory_bytes
-from quantcore.engine.verification.expectation import Expectation
+from quantcore.engine.verification.expectation import ExpectedDigests
 from quantcore.engine.verification.verify import Proof
 from quantcore.errors import ModelError, ProofError
 from quantcore.events import Emit, parse
@@ -35,7 +35,7 @@ class Proved:
     peak_memory_bytes: int
 
 
-def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> Proved:
+def prove_in_fresh_process(task: Task, folder: Path, expected: ExpectedDigests, emit: Emit) -> Proved:
     """Let a fresh process verify ``folder``, and relay its events: see ``standby``.
 
     Raises ProofError with its message, and ModelError ``model_changed`` (see ``opening.unchanging``).

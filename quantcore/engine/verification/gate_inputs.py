@@ -11,8 +11,8 @@ from quantcore.checkpoint.side_files import differing_side_files
 from quantcore.config.task import Task
 from quantcore.engine.blockwise.distillation import Distilled
 from quantcore.engine.blockwise.smoother import MAX_UPDATE_CHANGE
-from quantcore.engine.verification.expectation import Expectation
-from quantcore.engine.verification.gates import Evidence, failed, judge
+from quantcore.engine.verification.expectation import ExpectedDigests
+from quantcore.engine.verification.gates import GateInputs, failed, judge
 from quantcore.engine.verification.verify import Proof
 from quantcore.errors import GateError
 from quantcore.events import Emit, GatesJudged, LayerQuantized, Warned
@@ -33,7 +33,7 @@ class Outcome:
     block, 1 if each held it whole. ``distilled``: the result of scale-only distillation, if the job has that.
     """
 
-    expected: Expectation
+    expected: ExpectedDigests
     layers: list[LayerQuantized]
     warnings: list[Warned]
     edges: list[dict[str, Any]]
@@ -52,7 +52,7 @@ def judge_result(
     exports = {name: export_dir(folder, plan, name) for name in plan.exports}
     tensors_alone = {name: path for name, path in exports.items() if not isinstance(EXPORTERS.get(name), Container)}
     return judge(
-        Evidence(
+        GateInputs(
             plan=plan,
             layers=outcome.layers,
             warnings=outcome.warnings,

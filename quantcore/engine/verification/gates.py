@@ -32,7 +32,7 @@ FALLBACKS = ("layer_saw_few_tokens", "layer_never_called", "expert_saw_few_token
 
 
 @dataclass(frozen=True)
-class Evidence:
+class GateInputs:
     """Measurements of a finished job that the gates judge.
 
     ``fold_tolerance`` is the change that moving scales may cause in this dtype. ``differing_files`` are tokenizer files
@@ -57,7 +57,7 @@ class Evidence:
         return self.proofs[self.plan.main_export]
 
 
-def judge(evidence: Evidence) -> list[GateResult]:
+def judge(evidence: GateInputs) -> list[GateResult]:
     """Apply every gate, in the order of their ids."""
     return [row for gate in GATES for row in gate(evidence)]
 
@@ -66,12 +66,12 @@ def failed(results: Sequence[GateResult]) -> list[GateResult]:
     return [row for row in results if row.status == "fail"]
 
 
-def finite_numbers(seen: Evidence) -> Iterator[GateResult]:
-    odd = [f"{name}: {problem}" for name, proof in seen.proofs.items() for problem in proof.odd_numbers]
+def finite_numbers(seen: GateInputs) -> Iterator[GateResult]:
+    odd = [f"{name}: {problem}" for name, proof in seen.proofs.items() for problem in proof.invalid_numbers]
     yield _row("G1", "finite_numbers", len(odd), 0, "; ".join(odd[:8]) or "weights, scales and zero points are valid")
 
 
-def calibration_coverage(seen: Evidence) -> Iterator[GateResult]:
+def calibration_coverage(seen: GateInputs) -> Iterator[GateResult]:
     if not seen.plan.needs_calibration:
         yield _skipped("G2", "calibration_coverage", "the result does not depend on calibration text")
         return
@@ -87,7 +87,7 @@ def calibration_coverage(seen: Evidence) -> Iterator[GateResult]:
         yield _row("G2", "expert_coverage", len(mixtures) + len(hardly), 0, detail, worst="warn")
 
 
-def layer_error(seen: Evidence) -> Iterator[GateResult]:
+def layer_error(seen: GateInputs) -> Iterator[GateResult]:
     limits = limits_of(seen.plan)
     layer = min(seen.layers, key=lambda layer: layer.sqnr_db)
     detail = f"lowest: {layer.name} ({layer.scheme})"
@@ -106,14 +106,14 @@ def layer_error(seen: Evidence) -> Iterator[GateResult]:
     yield _row("G3", "not_worse_than_rounding", ratio, ROUNDING_SHARE, f"worst: {name}", worst=worst)
 
 
-def fallbacks(seen: Evidence) -> Iterator[GateResult]:
+def fallbacks(seen: GateInputs) -> Iterator[GateResult]:
     messages = [warning.message for warning in seen.warnings if warning.code in FALLBACKS]
     share = len(messages) / max(1, len(seen.layers))
     detail = " | ".join(messages) or "every layer was quantized as requested"
     yield _row("G4", "fallbacks", share, FALLBACK_SHARE, detail)
 
 
-def clipping(seen: Evidence) -> Iterator[GateResult]:
+def clipping(seen: GateInputs) -> Iterator[GateResult]:
     if seen.main.clipping is None:
         yield _skipped("G5", "clipping", "no static activation ranges")
         return
@@ -122,7 +122,7 @@ def clipping(seen: Evidence) -> Iterator[GateResult]:
     yield _row("G5", "clipping", share, CLIPPED_WARN, f"most: {name}; it fails above {CLIPPED_FAIL}", worst=worst)
 
 
-def folding(seen: Evidence) -> Iterator[GateResult]:
+def folding(seen: GateInputs) -> Iterator[GateResult]:
     if not seen.edges:
         yield _skipped("G6", "folding", "no scales were moved")
         return
@@ -130,7 +130,7 @@ def folding(seen: Evidence) -> Iterator[GateResult]:
     yield _row("G6", "folding", largest, seen.fold_tolerance, "of a block's update, on a test input")
 
 
-def round_trip(seen: Evidence) -> Iterator[GateResult]:
+def round_trip(seen: GateInputs) -> Iterator[GateResult]:
     num = sum(proof.num_tensors_equal for proof in seen.proofs.values())
     detail = f"{num} tensors read back are equal bit for bit, none is missing or extra"
     if seen.main.max_logit_difference is None:  # from file to file
@@ -139,7 +139,7 @@ def round_trip(seen: Evidence) -> Iterator[GateResult]:
     yield _row("G7", "round_trip", seen.main.max_logit_difference, LOGIT_TOLERANCE, detail)
 
 
-def quality(seen: Evidence) -> Iterator[GateResult]:
+def quality(seen: GateInputs) -> Iterator[GateResult]:
     measured = seen.main.quality
     if seen.main.encoder is not None:
         yield _skipped("G8", "quality", "there are no limits for embeddings and scores; see the measures in the report")
@@ -153,7 +153,7 @@ def quality(seen: Evidence) -> Iterator[GateResult]:
     yield _measured("top1_agreement", divergence.top1_agreement, limits.top1_agreement, limits, at_least=True)
 
 
-def generation(seen: Evidence) -> Iterator[GateResult]:
+def generation(seen: GateInputs) -> Iterator[GateResult]:
     if not seen.main.samples:
         yield _skipped("G9", "generation", "no texts were generated: not requested, or the model is too large")
         return
@@ -163,12 +163,12 @@ def generation(seen: Evidence) -> Iterator[GateResult]:
     yield _row("G9", "generation", len(bad) / num, DEGENERATE_SHARE, detail)
 
 
-def side_files(seen: Evidence) -> Iterator[GateResult]:
+def side_files(seen: GateInputs) -> Iterator[GateResult]:
     detail = ", ".join(seen.differing_files) or "tokenizer, template and generation config equal the source's"
     yield _row("G10", "side_files", len(seen.differing_files), 0, detail)
 
 
-def overlap(seen: Evidence) -> Iterator[GateResult]:
+def overlap(seen: GateInputs) -> Iterator[GateResult]:
     if seen.overlap is None:
         yield _skipped("G11", "overlap", "not measured, or no calibration text was used")
         return
@@ -176,12 +176,12 @@ def overlap(seen: Evidence) -> Iterator[GateResult]:
     yield _row("G11", "overlap", seen.overlap, OVERLAP_SHARE, detail, worst="warn")
 
 
-def provenance(seen: Evidence) -> Iterator[GateResult]:
+def provenance(seen: GateInputs) -> Iterator[GateResult]:
     detail = ", ".join(seen.missing_provenance) or "model, text, config, seed, versions and device are recorded"
     yield _row("G12", "provenance", len(seen.missing_provenance), 0, detail)
 
 
-def size(seen: Evidence) -> Iterator[GateResult]:
+def size(seen: GateInputs) -> Iterator[GateResult]:
     if not seen.sizes:
         yield _skipped("G14", "size", "files of this format contain more than tensors")
         return
@@ -190,7 +190,7 @@ def size(seen: Evidence) -> Iterator[GateResult]:
     yield _row("G14", "size", share, SIZE_SHARE, f"{name}: {seen.sizes[name][0]} bytes, {seen.sizes[name][1]} planned")
 
 
-GATES: tuple[Callable[[Evidence], Iterator[GateResult]], ...] = (
+GATES: tuple[Callable[[GateInputs], Iterator[GateResult]], ...] = (
     finite_numbers, calibration_coverage, layer_error, fallbacks, clipping, folding, round_trip, quality, generation,
     side_files, overlap, provenance, size,
 )  # fmt: skip

@@ -46,7 +46,7 @@ from quantcore.engine.runtime.streamed_model import StreamedModel
 from quantcore.engine.verification.beginnings import check_beginnings
 from quantcore.engine.verification.cache_clipping import check_caches
 from quantcore.engine.verification.consumer import check_export, needed_bytes
-from quantcore.engine.verification.expectation import Expectation, difference_of_probes
+from quantcore.engine.verification.expectation import ExpectedDigests, difference_of_probes
 from quantcore.errors import ConfigError, NumericsError, ProofError, QuantError, reason_of
 from quantcore.events import Emit, Eta, Progress, Warned
 from quantcore.export import EXPORTERS, Container, Decoder, file_of, tensor_name
@@ -67,18 +67,18 @@ FREE_PARTS = 8
 class Proof:
     """Result of verifying one export.
 
-    Every tensor of every export is compared. ``odd_numbers`` names layers with invalid scales. The model that was read
-    back runs once, from the plan's main export: files whose tensors are all equal are the same model. So the rest is
-    None for the other exports, and for ``file2file``: ``max_logit_difference`` (relative), ``clipping`` (the activation
-    with the largest clipped share, and that share; ``clipped_by_kind`` has the shares by kind of tensor), and if an
-    evaluation was requested ``quality`` (``encoder``, if the model predicts no tokens), ``drafts`` (if it has draft
-    layers that Transformers can run), ``samples`` and ``harness``. ``failed_tasks`` has the reasons for missing
+    Every tensor of every export is compared. ``invalid_numbers`` names layers with invalid scales. The model that was
+    read back runs once, from the plan's main export: files whose tensors are all equal are the same model. So the rest
+    is None for the other exports, and for ``file2file``: ``max_logit_difference`` (relative), ``clipping`` (the
+    activation with the largest clipped share, and that share; ``clipped_by_kind`` has the shares by kind of tensor),
+    and if an evaluation was requested ``quality`` (``encoder``, if the model predicts no tokens), ``drafts`` (if it has
+    draft layers that Transformers can run), ``samples`` and ``harness``. ``failed_tasks`` has the reasons for missing
     results.
     """
 
     export: str
     num_tensors_equal: int
-    odd_numbers: tuple[str, ...] = ()
+    invalid_numbers: tuple[str, ...] = ()
     consumer_check: ConsumerCheck = field(default_factory=ConsumerCheck)
     max_logit_difference: float | None = None
     clipping: tuple[str, float] | None = None
@@ -96,7 +96,7 @@ class Proof:
 
 
 class Twin(Protocol):
-    """A small twin of a model in a folder: see ``twin_export.ExportedTwin``."""
+    """A small twin of a model in a folder: see ``twin_export.ExportedTinyModel``."""
 
     @property
     def model(self) -> Model: ...
@@ -122,7 +122,7 @@ def prove_all(
     original = read_model(task.model_folder)
     headers = original.headers
     plan = plan_job(task, headers)
-    expected = Expectation.load(scratch)
+    expected = ExpectedDigests.load(scratch)
     for export in plan.exports:
         written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export, headers, expected)
         if export == plan.main_export and plan.executor != FILE_TO_FILE:
@@ -141,11 +141,11 @@ def prove_all(
 
 def compare_tensors(written: WrittenCheckpoint, emit: Emit) -> Proof:
     """Return the proof that every tensor equals what was computed. Raises ProofError that names one that is not."""
-    return Proof(written.export, written.check(emit), tuple(written.odd_numbers))
+    return Proof(written.export, written.check(emit), tuple(written.invalid_numbers))
 
 
 def run_model(
-    task: Task, plan: Plan, original: Model, written: WrittenCheckpoint, expected: Expectation, emit: Emit
+    task: Task, plan: Plan, original: Model, written: WrittenCheckpoint, expected: ExpectedDigests, emit: Emit
 ) -> Proof:
     """Run the model in the files, and compare its tensors and logits. Raises ProofError that names what differs."""
     headers, text = original.headers, expected.held_out
@@ -172,7 +172,7 @@ def run_model(
 
 
 def compare_predictions(
-    model: EvaluatedModel, hidden: Hidden, original: EvaluatedModel, expected: Expectation, proof: Proof, emit: Emit
+    model: EvaluatedModel, hidden: Hidden, original: EvaluatedModel, expected: ExpectedDigests, proof: Proof, emit: Emit
 ) -> Proof:
     """Add the divergence of the predictions from those of the ``original`` to ``proof``."""
     assert expected.original_states_NTH is not None
@@ -318,7 +318,7 @@ class WrittenCheckpoint:
     """
 
     def __init__(
-        self, plan: Plan, folder: Path, export: str, headers: ModelHeaders, expected: Expectation | None = None
+        self, plan: Plan, folder: Path, export: str, headers: ModelHeaders, expected: ExpectedDigests | None = None
     ) -> None:
         exporter = EXPORTERS.get(export)
         self._exporter = exporter
@@ -338,7 +338,7 @@ class WrittenCheckpoint:
             self._check_layout(tensors, export)
             self._source = Source(folder, unstack_experts(tensors))
         self.activations: dict[LayerPlan, Activations] = {}
-        self.odd_numbers: list[str] = []
+        self.invalid_numbers: list[str] = []
         self._expected = expected
         self._read: set[str] = set()
         self._found: dict[str, str] = {}
@@ -366,9 +366,9 @@ class WrittenCheckpoint:
         quantized = self._decoder.decode(layer, stored)
         self.activations[layer] = Activations(quantized.inputs, quantized.outputs)
         restored_OI = quantized.weight.dequantize()
-        problems = odd_numbers(layer, quantized, restored_OI)
+        problems = invalid_numbers(layer, quantized, restored_OI)
         if name not in self._read:
-            self.odd_numbers += problems
+            self.invalid_numbers += problems
         return restored_OI
 
     def check(self, emit: Emit) -> int:
@@ -411,7 +411,7 @@ class WrittenCheckpoint:
         )
 
 
-def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) -> list[str]:
+def invalid_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) -> list[str]:
     """Name the invalid scales of ``layer``: below 0, or so small that they lose digits.
 
     Raises NumericsError for numbers that are not finite.

@@ -17,7 +17,7 @@ from torch import nn
 from quantcore.config.quark_layers import ScalingLayer
 from quantcore.engine.transforms.mappings.proof import hold, prove
 from quantcore.engine.transforms.mappings.record import Run, record_block
-from quantcore.engine.transforms.mappings.scale_pair import Edge, FoundEdges, Rejected, shape_of
+from quantcore.engine.transforms.mappings.scale_pair import FoundEdges, Rejected, ScalePair, shape_of
 from quantcore.engine.transforms.mappings.search import Search
 
 __all__ = ["EdgeFinder", "FoundEdges", "Rejected", "find_edges", "listed_edges", "prove"]
@@ -70,7 +70,7 @@ def listed_edges(
     Edges of ``discovery`` keep all their consumers, because a scale must reach every reader. Others are tried with the
     channels in plain order. An edge that does not hold is in ``rejected``, with discovery's reason if there is one.
     """
-    edges: dict[tuple[str, tuple[str, ...]], Edge] = {}
+    edges: dict[tuple[str, tuple[str, ...]], ScalePair] = {}
     rejected: list[Rejected] = []
     for listed in scaling_layers:
         readers = set(listed.layers)
@@ -83,7 +83,7 @@ def listed_edges(
     return FoundEdges(tuple(edges.values()), tuple(rejected))
 
 
-def _tried(block: nn.Module, run: Run, listed: ScalingLayer, discovery: FoundEdges) -> Edge | Rejected:
+def _tried(block: nn.Module, run: Run, listed: ScalingLayer, discovery: FoundEdges) -> ScalePair | Rejected:
     """Try a listed edge that discovery does not have, with its channels in plain order."""
 
     def rejected(reason: str) -> Rejected:
@@ -102,7 +102,7 @@ def _tried(block: nn.Module, run: Run, listed: ScalingLayer, discovery: FoundEdg
         other = shape_of(modules[name])
         if len(other) != 2 or other[1] != count:
             return rejected(f"{listed.prev_op} has {count} outputs, but {name} has a weight of {tuple(other)}")
-    plain = Edge(listed.prev_op, listed.layers, torch.arange(count), torch.arange(count))
+    plain = ScalePair(listed.prev_op, listed.layers, torch.arange(count), torch.arange(count))
     edges = [plain, replace(plain, plus_one=True)] if len(shape) == 1 else [plain]
     changes = [prove(block, run, [edge]) for edge in edges]
     if not hold(block, min(changes)):

@@ -15,7 +15,7 @@ from torch import nn
 
 from quantcore.engine.runtime.shards import local_rows
 from quantcore.engine.transforms.mappings.record import BlockRecord, Run, float_tensors, record_block, widened
-from quantcore.engine.transforms.mappings.scale_pair import Edge, shape_of, weight_of
+from quantcore.engine.transforms.mappings.scale_pair import ScalePair, shape_of, weight_of
 
 MAX_FOLD_CHANGE = 1e-3
 MAX_FOLD_CHANGE_FLOAT16 = 1e-2
@@ -28,7 +28,7 @@ norm cause 0.19 and more, two wrong channels of 128 still 0.008.
 _LARGEST_FACTOR = 16  # a weight that is both consumer and producer is scaled by 4 twice
 
 
-def prove(block: nn.Module, run: Run, edges: Sequence[Edge]) -> float:
+def prove(block: nn.Module, run: Run, edges: Sequence[ScalePair]) -> float:
     """Return the relative change of the block by random scales folded through all ``edges`` at once.
 
     It is the largest over the block's update, the output of every layer (the update would hide small ones), the
@@ -47,7 +47,7 @@ def hold(block: nn.Module, change: float) -> bool:
 
 
 @contextmanager
-def exact_norms(block: nn.Module, edges: Sequence[Edge]) -> Iterator[None]:
+def exact_norms(block: nn.Module, edges: Sequence[ScalePair]) -> Iterator[None]:
     """Let norms that multiply with 1 + weight compute in float32; their own dtype would round the folded factor."""
     with ExitStack() as stack:
         for name in {edge.producer for edge in edges if edge.plus_one}:
@@ -56,7 +56,7 @@ def exact_norms(block: nn.Module, edges: Sequence[Edge]) -> Iterator[None]:
         yield
 
 
-def folding_changes(block: nn.Module, run: Run, edges: Sequence[Edge], before: BlockRecord) -> float:
+def folding_changes(block: nn.Module, run: Run, edges: Sequence[ScalePair], before: BlockRecord) -> float:
     """Do the same as ``prove`` with a recorded run without folds; both runs are within ``exact_norms``."""
     with folded(block, edges) as divisors:
         after = record_block(block, run)
@@ -83,7 +83,7 @@ def relative_change(before: torch.Tensor, after: torch.Tensor) -> float:
 
 
 @contextmanager
-def folded(block: nn.Module, edges: Sequence[Edge]) -> Iterator[dict[str, torch.Tensor]]:
+def folded(block: nn.Module, edges: Sequence[ScalePair]) -> Iterator[dict[str, torch.Tensor]]:
     """Fold random powers of two through all edges while this lasts; yield the divisors [O] of producers' outputs."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad(), ExitStack() as undo:
@@ -106,7 +106,7 @@ def random_scales(count: int, generator: torch.Generator) -> torch.Tensor:
 
 
 @contextmanager
-def divided(block: nn.Module, edge: Edge, scale_F: torch.Tensor) -> Iterator[None]:
+def divided(block: nn.Module, edge: ScalePair, scale_F: torch.Tensor) -> Iterator[None]:
     """Keep the producer divided, as in a fold, while the context lasts."""
     producer = block.get_submodule(edge.producer)
     weight, bias = producer.get_parameter("weight"), getattr(producer, "bias", None)

@@ -19,7 +19,7 @@ from quantcore.formats.weight_layout import canonical
 
 
 @dataclass(frozen=True, eq=False)
-class Edge:
+class ScalePair:
     """An edge from ``producer`` to ``consumers``, the names of modules in the block, each with a ``weight``.
 
     ``rows`` [F]: the outputs of the producer that carry a scale, all of them or a part (v in a fused qkv). ``channels``
@@ -84,7 +84,7 @@ class Edge:
             weight_OI = weight_of(block.get_submodule(name))
             weight_OI.mul_(self.spread(scale_F.to(weight_OI.device)))
 
-    def on(self, device: torch.device) -> Edge:
+    def on(self, device: torch.device) -> ScalePair:
         """Return the edge with its ``channels`` on ``device``, where ``spread`` then copies nothing."""
         return replace(self, channels=self.channels.to(device))
 
@@ -111,7 +111,7 @@ class Rejected:
 class FoundEdges:
     """The edges of a block and the rejected ones, which together cover every tensor that linear layers read."""
 
-    edges: tuple[Edge, ...]
+    edges: tuple[ScalePair, ...]
     rejected: tuple[Rejected, ...]
 
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:

@@ -18,7 +18,7 @@ from quantcore.engine.transforms.mappings.proof import (
     relative_change,
 )
 from quantcore.engine.transforms.mappings.record import BlockRecord, Run, find_layers, record_block, widened
-from quantcore.engine.transforms.mappings.scale_pair import Edge, Rejected, shape_of
+from quantcore.engine.transforms.mappings.scale_pair import Rejected, ScalePair, shape_of
 from quantcore.engine.transforms.mappings.tracing import FACTOR_TOLERANCE, Reading, Replay, trace
 
 NO_PASSAGE = "the operations between them do not pass a scale through"
@@ -43,9 +43,9 @@ class Search:
             self._noise = self._replay.noise(tiny=False)
             self._before = self._replay.record(self._noise, {})
 
-    def passing(self) -> list[Edge]:
+    def passing(self) -> list[ScalePair]:
         """Return the first candidate of each reading that scales pass through; the same outputs make one edge."""
-        passing: list[Edge] = []
+        passing: list[ScalePair] = []
         waiting = list(self._readings)
         for attempt in range(2):
             waiting = [reading for reading in waiting if len(reading.candidates) > attempt]
@@ -58,7 +58,7 @@ class Search:
         self.rejected += [Rejected(None, (name,), SEVERAL) for name in self._replay.others]
         return _merged(passing)
 
-    def alone(self, edges: list[Edge]) -> list[Edge]:
+    def alone(self, edges: list[ScalePair]) -> list[ScalePair]:
         """Keep edges whose outputs only their consumers read: all of them, or those left by halving."""
         rows = [(edge.producer, row) for edge in edges for row in edge.rows.tolist()]
         others = self._other_readers(edges) if edges else []
@@ -70,14 +70,14 @@ class Search:
         half = len(edges) // 2
         return self.alone(edges[:half]) + self.alone(edges[half:])
 
-    def reached(self, edges: list[Edge]) -> list[Edge]:
+    def reached(self, edges: list[ScalePair]) -> list[ScalePair]:
         """Drop edges whose outputs a layer that did not run may read as well, since no run would show it."""
         idle: dict[int, str] = {}
         for name, module in find_layers(self.block).items():
             weight = getattr(module, "weight", None)
             if name not in self.plain.outputs and isinstance(weight, nn.Parameter) and weight.ndim == 2:
                 idle.setdefault(shape_of(module)[1], name)
-        reached: list[Edge] = []
+        reached: list[ScalePair] = []
         for edge in edges:
             if len(edge.channels) in idle:
                 self._reject(edge, f"{idle[len(edge.channels)]} did not run, and may also read its output")
@@ -85,9 +85,9 @@ class Search:
                 reached.append(edge)
         return reached
 
-    def weighted(self, edges: list[Edge]) -> list[Edge]:
+    def weighted(self, edges: list[ScalePair]) -> list[ScalePair]:
         """Set ``plus_one`` where a norm multiplies by 1 + weight; reject norms that multiply by neither."""
-        weighted: list[Edge] = []
+        weighted: list[ScalePair] = []
         for edge in edges:
             is_norm = len(shape_of(self.block.get_submodule(edge.producer))) == 1
             if not is_norm or self._divides(edge):
@@ -98,13 +98,13 @@ class Search:
                 self._reject(edge, OTHER_WEIGHT)
         return weighted
 
-    def proven(self, edges: list[Edge]) -> list[Edge]:
+    def proven(self, edges: list[ScalePair]) -> list[ScalePair]:
         """Keep edges that hold together in the real block: all of them, or those left by halving."""
         with exact_norms(self.block, edges):
             before = record_block(self.block, self.run) if any(edge.plus_one for edge in edges) else self.plain
             return self._holding(edges, before)
 
-    def _holding(self, edges: list[Edge], before: BlockRecord) -> list[Edge]:
+    def _holding(self, edges: list[ScalePair], before: BlockRecord) -> list[ScalePair]:
         change = folding_changes(self.block, self.run, edges, before) if edges else 0.0
         if hold(self.block, change):
             return edges
@@ -121,10 +121,10 @@ class Search:
             self._reject(edge, f"it does not hold together with the edge after {left[0].producer}")
         return left
 
-    def _reject(self, edge: Edge, reason: str) -> None:
+    def _reject(self, edge: ScalePair, reason: str) -> None:
         self.rejected.append(Rejected(edge.producer, edge.consumers, reason))
 
-    def _scaled(self, edges: Sequence[Edge]) -> tuple[BlockRecord, dict[str, torch.Tensor]]:
+    def _scaled(self, edges: Sequence[ScalePair]) -> tuple[BlockRecord, dict[str, torch.Tensor]]:
         """Run the block with the outputs of all edges scaled; also return each producer's factors [O], else 1."""
         generator = torch.Generator().manual_seed(1)
         scales = {
@@ -137,7 +137,7 @@ class Search:
         with self._replay.widening():
             return self._replay.record(self._noise, factors), factors
 
-    def _scaled_alike(self, edges: Sequence[Edge]) -> list[bool]:
+    def _scaled_alike(self, edges: Sequence[ScalePair]) -> list[bool]:
         """Return for each edge whether its consumers' inputs are scaled by the factors of the outputs."""
         if not edges:
             return []
@@ -149,7 +149,7 @@ class Search:
             result.append(torch.allclose(new.float(), expected.float(), rtol=FACTOR_TOLERANCE, atol=0))
         return result
 
-    def _other_readers(self, edges: Sequence[Edge]) -> list[str]:
+    def _other_readers(self, edges: Sequence[ScalePair]) -> list[str]:
         """Name the other readers that change when the outputs of all edges are scaled and the consumers' are not."""
         after, _ = self._scaled(edges)
         consumers = {name for edge in edges for name in edge.consumers}
@@ -161,7 +161,7 @@ class Search:
         leaving = [[record.update, *record.beside, *record.routing] for record in (self._before, after)]
         return changed + (["the output of the block"] if _differ(*leaving) else [])
 
-    def _divides(self, edge: Edge) -> bool:
+    def _divides(self, edge: ScalePair) -> bool:
         """Return whether folding divides the norm's output; the norm is called alone, with its input in the block."""
         (args, kwargs), norm = self.plain.arguments[edge.producer][0], self.block.get_submodule(edge.producer)
         scale_O = random_scales(shape_of(norm)[0], torch.Generator().manual_seed(0))
@@ -185,9 +185,9 @@ class Search:
         return Rejected(None, reading.names, NO_PRODUCER)
 
 
-def _merged(edges: Sequence[Edge]) -> list[Edge]:
+def _merged(edges: Sequence[ScalePair]) -> list[ScalePair]:
     """Merge the edges of layers that read the same outputs in the same order."""
-    merged: dict[object, Edge] = {}
+    merged: dict[object, ScalePair] = {}
     for edge in edges:
         key = (edge.producer, edge.rows.numpy().tobytes(), edge.channels.numpy().tobytes())
         before = merged.get(key)

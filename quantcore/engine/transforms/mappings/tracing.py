@@ -21,7 +21,7 @@ from torch import nn
 
 from quantcore.checkpoint.experts import find_routers
 from quantcore.engine.transforms.mappings.record import BlockRecord, Run, as_float32, find_layers, record_block, widened
-from quantcore.engine.transforms.mappings.scale_pair import Edge, shape_of
+from quantcore.engine.transforms.mappings.scale_pair import ScalePair, shape_of
 
 DIGIT_BITS = 4
 TINY_EXPONENTS = (-46, -44)
@@ -39,7 +39,7 @@ class Reading:
     """Linear layers that read one tensor, and the edges that may lead to it: none, one, or one for each factor."""
 
     names: tuple[str, ...]
-    candidates: tuple[Edge, ...] = ()
+    candidates: tuple[ScalePair, ...] = ()
 
 
 @dataclass
@@ -181,7 +181,7 @@ def _origins(degree_I: torch.Tensor, sum_I: torch.Tensor, square_I: torch.Tensor
     return [(sum_I + difference) // 2, (sum_I - difference) // 2]
 
 
-def _edges(names: tuple[str, ...], origins: list[torch.Tensor], offsets: Mapping[str, int]) -> Iterator[Edge]:
+def _edges(names: tuple[str, ...], origins: list[torch.Tensor], offsets: Mapping[str, int]) -> Iterator[ScalePair]:
     """Yield an edge for every origin whose numbers all lie in one layer."""
     producers, starts = list(offsets), torch.tensor(list(offsets.values()))
     for number_I in origins:
@@ -189,4 +189,4 @@ def _edges(names: tuple[str, ...], origins: list[torch.Tensor], offsets: Mapping
         if bool((which_I == which_I[0]).all()):
             first = int(which_I[0])
             rows, channels = torch.unique(number_I - starts[first], return_inverse=True)
-            yield Edge(producers[first], names, rows, channels)
+            yield ScalePair(producers[first], names, rows, channels)

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from quantcore.engine.model.experts import Form, is_fused
 from quantcore.engine.runtime.shards import changing
-from quantcore.engine.transforms.mappings.scale_pair import Edge, kind_of
+from quantcore.engine.transforms.mappings.scale_pair import ScalePair, kind_of
 from quantcore.engine.transforms.rotation.hadamard import Rotation, orthogonal
 from quantcore.engine.transforms.rotation.record import (
     Residual,
@@ -95,12 +95,12 @@ def rotate_columns(weight_OI: torch.Tensor, rotation: Rotation) -> None:
         rotate_rows(matrix_OI.T, rotation)
 
 
-def find_head_size(block: nn.Module, edge: Edge, run: Run, like: torch.Tensor) -> int | None:
+def find_head_size(block: nn.Module, edge: ScalePair, run: Run, like: torch.Tensor) -> int | None:
     """Return the result of ``find_head_sizes`` for one edge."""
     return find_head_sizes(block, [edge], run, like)[0]
 
 
-def find_head_sizes(block: nn.Module, edges: Sequence[Edge], run: Run, like: torch.Tensor) -> list[int | None]:
+def find_head_sizes(block: nn.Module, edges: Sequence[ScalePair], run: Run, like: torch.Tensor) -> list[int | None]:
     """Return for each edge (v -> o) the number of neighbouring values that R2 may rotate: those of one head.
 
     The result is None where it may rotate none: an activation or a gate lies between, or heads have a single channel.
@@ -126,7 +126,7 @@ def find_head_sizes(block: nn.Module, edges: Sequence[Edge], run: Run, like: tor
         ]
 
 
-def rotate_values(block: nn.Module, edge: Edge, head: Rotation) -> list[str]:
+def rotate_values(block: nn.Module, edge: ScalePair, head: Rotation) -> list[str]:
     """Rotate the values of every head of ``edge`` (v -> o) by R2 = ``head``, in place. Returns the changed parameters.
 
     ``head.size`` is a divisor of the result of ``find_head_size``. Raises ValueError if it does not fit the edge.
@@ -208,7 +208,7 @@ def _bias_name(part: nn.Module) -> str:
     return "down_proj_bias" if is_fused(part) else "bias"
 
 
-def _fits(edge: Edge, size: int) -> bool:
+def _fits(edge: ScalePair, size: int) -> bool:
     """Return True if the channels of ``edge`` are whole heads of this size, their values in order."""
     if edge.num_scales % size or len(edge.channels) % size:
         return False
@@ -217,11 +217,11 @@ def _fits(edge: Edge, size: int) -> bool:
     return bool((heads[:, 0] % size == 0).all() and (heads == in_order).all())
 
 
-def _arriving(block: nn.Module, edges: Sequence[Edge], run: Run, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def _arriving(block: nn.Module, edges: Sequence[ScalePair], run: Run, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the input [T, I] of each edge's first consumer if all values of a token are one random number."""
     arriving: dict[str, torch.Tensor] = {}
 
-    def speak(_: nn.Module, __: Any, output: torch.Tensor, edge: Edge) -> torch.Tensor:
+    def speak(_: nn.Module, __: Any, output: torch.Tensor, edge: ScalePair) -> torch.Tensor:
         number = random_like(output[..., :1], seed=3)
         number.view(-1)[0] = 0  # heads that all attend to the first token then differ by the rest
         return output.index_copy(-1, edge.rows.to(output.device), number.expand(*output.shape[:-1], edge.num_scales))
@@ -246,7 +246,7 @@ def _head_size(arriving_TI: torch.Tensor) -> int:
     return gcd(arriving_TI.shape[1], *borders.tolist())
 
 
-def _may_rotate(block: nn.Module, edge: Edge, size: int, run: Run, x: torch.Tensor) -> bool:
+def _may_rotate(block: nn.Module, edge: ScalePair, size: int, run: Run, x: torch.Tensor) -> bool:
     head = orthogonal(size, seed=2)
     before = run(x)
     with _values_rotated(block, edge, head):
@@ -255,7 +255,7 @@ def _may_rotate(block: nn.Module, edge: Edge, size: int, run: Run, x: torch.Tens
 
 
 @contextmanager
-def _values_rotated(block: nn.Module, edge: Edge, head: Rotation) -> Iterator[None]:
+def _values_rotated(block: nn.Module, edge: ScalePair, head: Rotation) -> Iterator[None]:
     """Let the producer write rotated values and the consumers rotate them back, inside the block."""
 
     def rotate(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:

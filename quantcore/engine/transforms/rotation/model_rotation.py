@@ -14,7 +14,7 @@ from torch import nn
 
 from quantcore.config.algorithms import RotationConfig
 from quantcore.engine.transforms.mappings.record import find_layers
-from quantcore.engine.transforms.mappings.scale_pair import Edge, FoundEdges, shape_of
+from quantcore.engine.transforms.mappings.scale_pair import FoundEdges, ScalePair, shape_of
 from quantcore.engine.transforms.rotation.fold import find_head_sizes, rotate_input, rotate_residual, rotate_values
 from quantcore.engine.transforms.rotation.hadamard import Rotation, orthogonal
 from quantcore.engine.transforms.rotation.record import Run, has_matrix
@@ -61,7 +61,7 @@ class ModelRotation:
         residuals = [find_embedding(model, embed, like.shape[-1]), find_head(model, logits, like)]
         return {name for residual in residuals for name in rotate_residual(model, residual, self._stream)}
 
-    def _rotate_inputs(self, block: nn.Module, heads: dict[Edge, int | None]) -> set[str]:
+    def _rotate_inputs(self, block: nn.Module, heads: dict[ScalePair, int | None]) -> set[str]:
         """Apply R4 to layers that read neither the stream nor values of ``heads``; returns the names of their weights.
 
         Layers that read the stream follow a norm, or are as wide as the stream.

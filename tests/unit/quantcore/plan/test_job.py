@@ -7,7 +7,7 @@ from quantcore.config import presets
 from quantcore.config.goal import Goal
 from quantcore.config.job_spec import NO_SCHEME, Evaluation, JobSpec, MixConfig
 from quantcore.config.quantization import CalibrationConfig, Config
-from quantcore.plan.job import fitted, plan_job, without_layers
+from quantcore.plan.job import plan_job, with_model_defaults, without_layers
 from quantcore.plan.mix_schemes import resolve
 from tests.support.models import tiny_model
 
@@ -39,17 +39,17 @@ def test_a_mix_keeps_all_its_layers(tmp_path):
 def test_a_job_that_names_no_format_gets_the_default_of_its_schemes() -> None:
     w4 = JobSpec(config=presets.resolve("w4a16"))
     mix = resolve(MixConfig(schemes=("w4a16", "int8_weight_only"), max_bits=6))
-    assert fitted(w4, {}).export == ("awq",)
-    assert fitted(JobSpec(config=Config(NO_SCHEME), mix=mix), {}).export == ("compressed_tensors",)
-    assert fitted(w4.model_copy(update={"export": ("gptq_v2",)}), {}).export == ("gptq_v2",)
+    assert with_model_defaults(w4, {}).export == ("awq",)
+    assert with_model_defaults(JobSpec(config=Config(NO_SCHEME), mix=mix), {}).export == ("compressed_tensors",)
+    assert with_model_defaults(w4.model_copy(update={"export": ("gptq_v2",)}), {}).export == ("gptq_v2",)
     goal = JobSpec(config=Config(NO_SCHEME), goal=Goal(runtime="vllm", device="24GB"))
-    assert fitted(goal, {}).export == ()  # the goal chooses
+    assert with_model_defaults(goal, {}).export == ()  # the goal chooses
 
 
 def lengths(longest: int | None, **parts: CalibrationConfig | Evaluation) -> tuple[int, int]:
     """The lengths of a job's windows for a model that reads ``longest`` tokens."""
     spec = JobSpec(config=presets.resolve("fp8"), **parts)
-    found = fitted(spec, {"max_position_embeddings": longest})
+    found = with_model_defaults(spec, {"max_position_embeddings": longest})
     return found.calibration.seq_len, found.evaluation.seq_len
 
 

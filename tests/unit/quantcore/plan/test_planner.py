@@ -454,7 +454,7 @@ def test_plans_count_the_matrices_that_algorithms_ask_for(name):
     made = next((kind.get(asking.name)(asking) for kind in (SMOOTHINGS, SOLVERS) if asking.name in kind), None)
     needs = Needs() if made is None else made.needs
     assert config.num_grams == needs.gram + needs.shift
-    assert getattr(config, "goes_back", False) == needs.outputs
+    assert getattr(config, "needs_backward", False) == needs.outputs
     assert all(getattr(config, cost, None) == getattr(asking, cost, None) for cost in ("compares", "num_factors"))
 
 

@@ -7,7 +7,7 @@ from quantcore.config.presets import KV_CACHE_SPECS, PRESETS
 from quantcore.config.target_devices import DEVICES
 from quantcore.errors import ConfigError
 from quantcore.export import formats_for
-from quantcore.plan.runtimes import MENUS, kv_cache_bytes, kv_cache_scheme, schemes_for, weight_limit_bytes
+from quantcore.plan.runtimes import SUPPORTED_SCHEMES, kv_cache_bytes, kv_cache_scheme, schemes_for, weight_limit_bytes
 
 LLAMA_3_8B = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
@@ -19,9 +19,9 @@ def goal(**fields: object) -> Goal:
 
 
 def test_every_row_of_the_table_can_be_written() -> None:
-    assert {*MENUS} == {*RUNTIMES}
+    assert {*SUPPORTED_SCHEMES} == {*RUNTIMES}
     computed = set().union(*(device.computes for device in DEVICES.values()))
-    for menu in MENUS.values():
+    for menu in SUPPORTED_SCHEMES.values():
         assert {*menu.kv_cache} <= {*KV_CACHE_SPECS} and {*menu.kv_cache.values()} <= computed
         names = {scheme.preset for scheme in menu.schemes}
         for scheme in menu.schemes:
@@ -62,8 +62,8 @@ def test_weights_get_what_the_cache_leaves() -> None:
 
 
 def test_a_device_that_computes_nothing_of_a_runtime_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    menu = MENUS["vllm"]
-    monkeypatch.setitem(MENUS, "vllm", type(menu)(menu.export, menu.schemes[-1:], {}))
+    menu = SUPPORTED_SCHEMES["vllm"]
+    monkeypatch.setitem(SUPPORTED_SCHEMES, "vllm", type(menu)(menu.export, menu.schemes[-1:], {}))
     with pytest.raises(ConfigError) as refused:
         schemes_for(goal(device="t4"))
     assert refused.value.code == "nothing_runs_there"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quantcore.config.verdict_levels import Level
-from quantcore.report.gate_result import GateResult, beside_gates
+from quantcore.report.gate_result import GateResult, with_failed_gates
 from quantcore.report.quality import Divergence, Measure, Perplexities, Quality, TaskResult
 from quantcore.report.verdict import judge_quality
 
@@ -71,10 +71,10 @@ def test_verdict_and_gates_do_not_contradict_each_other() -> None:
     gate = GateResult(gate="G8", name="kl_mean", status="fail", value=0.2, limit=0.1, detail="limit for int8")
     passed = gate.replace(status="pass")
     faithful, degraded = judge_quality(quality()), judge_quality(quality(kl=0.2))
-    assert "but it failed a gate: Mean KL divergence 0.2 is above" in beside_gates(faithful, [gate, passed]).reason
-    assert beside_gates(faithful, [passed]) == faithful and beside_gates(degraded, [gate]) == degraded
-    assert "normal for this scheme" in beside_gates(degraded, [passed]).reason
-    assert beside_gates(degraded, []) == degraded  # the gates were off
+    assert "but it failed a gate: Mean KL divergence 0.2 is above" in with_failed_gates(faithful, [gate, passed]).reason
+    assert with_failed_gates(faithful, [passed]) == faithful and with_failed_gates(degraded, [gate]) == degraded
+    assert "normal for this scheme" in with_failed_gates(degraded, [passed]).reason
+    assert with_failed_gates(degraded, []) == degraded  # the gates were off
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_codes_and_numbers_are_compared():
     assert (found.num_codes, found.share, found.largest) == (0, None, 0.0), "a reference may lack codes"
     with pytest.raises(NumericsError, match="NaN or infinite"):
         compare(computed([], [float("nan")]), computed([], [1.0]))
-    with pytest.raises(ValueError, match=r"\[2\], and \[3\] beside it"):
+    with pytest.raises(ValueError, match=r"shape \[2\], instead of \[3\]"):
         compare(computed([1, 2]), computed([1, 2, 3]))
 
 

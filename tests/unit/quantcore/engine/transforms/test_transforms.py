@@ -16,7 +16,7 @@ from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.engine.transforms import SMOOTHINGS, Consumer
 from quantcore.engine.transforms.autosmoothquant import NUM_TOKENS, AutoSmoothQuant, OutputError, input_range, static
 from quantcore.engine.transforms.awq import AWQ, RoundingError
-from quantcore.engine.transforms.mappings.scale_pair import Edge
+from quantcore.engine.transforms.mappings.scale_pair import ScalePair
 from quantcore.engine.transforms.scale_search import (
     NUM_STEPS,
     TriedWeight,
@@ -31,8 +31,8 @@ from tests.support.params import with_usual
 UINT4 = QuantizationConfig(weight=QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=8))
 STATIC = QuantizationConfig(weight=INT8_CHANNEL, input_tensors=INT8)
 DYNAMIC = PRESETS["int8_dynamic"].layer_config
-PLAIN = Edge("norm", ("q", "k"), torch.arange(16), torch.arange(16))
-GROUPED = Edge("v", ("o",), torch.arange(8), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7]))
+PLAIN = ScalePair("norm", ("q", "k"), torch.arange(16), torch.arange(16))
+GROUPED = ScalePair("v", ("o",), torch.arange(8), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7]))
 
 
 def stats_of(x_TI):
@@ -441,7 +441,7 @@ def test_every_scheme(name, smoothing):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 256, generator=generator) * torch.logspace(-1, 1, 256)[torch.randperm(256, generator=generator)]
     weight = torch.randn(130, 256, generator=generator)
-    edge = Edge("norm", ("q",), torch.arange(256), torch.arange(256))
+    edge = ScalePair("norm", ("q",), torch.arange(256), torch.arange(256))
     one = consumer(weight, x, PRESETS[name].layer_config)
     got = smoothing.choose(edge, [one])
     error = RoundingError(one, 1000) if isinstance(smoothing, AWQ) else OutputError(one, 1000, smoothing._measure)

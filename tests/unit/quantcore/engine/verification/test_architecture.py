@@ -8,12 +8,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
-from quantcore.engine.model.tiny_model import VOCAB_SIZE, build_twin, twin_config
+from quantcore.engine.model.tiny_model import VOCAB_SIZE, build_tiny_model, tiny_config
 from quantcore.engine.pipeline.job import run
 from quantcore.engine.runtime.arguments import WindowArguments
-from quantcore.engine.runtime.block_capture import Relay
+from quantcore.engine.runtime.block_capture import BlockBoundary
 from quantcore.engine.verification import architecture
-from quantcore.engine.verification.architecture import prove_twin, prove_window
+from quantcore.engine.verification.architecture import prove_tiny_model, prove_window
 from quantcore.errors import ModelError
 from quantcore.events import Warned
 from quantcore.importing.model import read_model
@@ -45,31 +45,31 @@ def config_of(model_type):
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_twin_streamed_gives_what_transformers_gives(model_type):
     """Window by window, in float32: to 1e-5 of the logits."""
-    found = architecture._compare_twin(json.dumps(twin_config(config_of(model_type))))
+    found = architecture._compare_twin(json.dumps(tiny_config(config_of(model_type))))
     assert len(found["differences"]) == architecture.NUM_WINDOWS and max(found["differences"]) < 1e-5
 
 
 def test_a_twin_is_small_and_keeps_what_the_config_switches():
     config = config_of("gemma4_text")
-    small = twin_config(config)
+    small = tiny_config(config)
     for key in ("num_hidden_layers", "layer_types", "num_kv_shared_layers", "rms_norm_eps", "sliding_window"):
         assert small[key] == config[key]
     assert small["vocab_size"] == VOCAB_SIZE and small["hidden_size"] < config["hidden_size"] // 8
-    assert sum(one.numel() for one in build_twin(small).parameters()) < 2e6
+    assert sum(one.numel() for one in build_tiny_model(small).parameters()) < 2e6
 
 
 def test_building_a_twin_leaves_the_random_numbers_of_a_job_alone():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    build_twin(twin_config(config_of("llama")))
+    build_tiny_model(tiny_config(config_of("llama")))
     assert torch.equal(torch.rand(3), expected)
 
 
 @pytest.fixture
 def deepseek(tmp_path):
     """Its blocks read token ids: what they are given differs from window to window."""
-    build_twin(twin_config(config_of("deepseek_v4"))).save_pretrained(tmp_path / "model")
+    build_tiny_model(tiny_config(config_of("deepseek_v4"))).save_pretrained(tmp_path / "model")
     return read_model(tmp_path / "model")
 
 
@@ -84,11 +84,11 @@ def swapped(kept, index, window):
 @pytest.mark.parametrize("mutant", [last_for_all, swapped])
 def test_arguments_of_another_window_are_noticed(deepseek, monkeypatch, mutant):
     architecture._compare_twin.cache_clear()
-    prove_twin(deepseek, lambda event: None)
+    prove_tiny_model(deepseek, lambda event: None)
     architecture._compare_twin.cache_clear()
     monkeypatch.setattr(WindowArguments, "of", mutant)
     with pytest.raises(ModelError, match=r"'deepseek_v4' model does not match") as caught:
-        prove_twin(deepseek, lambda event: None)
+        prove_tiny_model(deepseek, lambda event: None)
     assert caught.value.code == "architecture_misread"
     architecture._compare_twin.cache_clear()
 
@@ -120,19 +120,19 @@ def test_one_window_of_the_model_itself_is_compared(tmp_path, monkeypatch):
 
 def test_layers_that_are_never_called_are_found(tmp_path):
     folder = tiny_model(tmp_path / "mamba", model_type="mamba", num_hidden_layers=2)
-    assert prove_twin(read_model(folder), lambda event: None) == [
+    assert prove_tiny_model(read_model(folder), lambda event: None) == [
         f"backbone.layers.{index}.mixer.dt_proj" for index in range(2)
     ]
     folder = tiny_model(tmp_path / "mixture", model_type="qwen3_moe", **MIXTURES["qwen3_moe"])
-    assert prove_twin(read_model(folder), lambda event: None) == []  # no token reaches some of the experts
+    assert prove_tiny_model(read_model(folder), lambda event: None) == []  # no token reaches some of the experts
 
 
 def test_what_cannot_be_built_is_said(monkeypatch, tmp_path):
     folder = tiny_model(tmp_path / "model")
-    monkeypatch.setattr(architecture, "build_twin", lambda config, seed, kind: 1 / 0)
+    monkeypatch.setattr(architecture, "build_tiny_model", lambda config, seed, kind: 1 / 0)
     architecture._compare_twin.cache_clear()
     told = []
-    prove_twin(read_model(folder), told.append)
+    prove_tiny_model(read_model(folder), told.append)
     architecture._compare_twin.cache_clear()
     [warning] = told
     assert isinstance(warning, Warned) and warning.code == "architecture_not_proven"
@@ -141,7 +141,7 @@ def test_what_cannot_be_built_is_said(monkeypatch, tmp_path):
 
 def test_how_many_values_a_block_returns_is_found_out():
     """Some models unpack two values from each block and use the first alone."""
-    relay = Relay(0)
+    relay = BlockBoundary(0)
 
     def model():
         relay.seen = torch.zeros(1, 2, 3)
@@ -155,13 +155,13 @@ def test_how_many_values_a_block_returns_is_found_out():
 
 def test_a_model_that_never_calls_its_first_block_is_refused():
     with pytest.raises(ModelError, match="never calls the first block") as caught:
-        Relay(0).run(lambda: None)
+        BlockBoundary(0).run(lambda: None)
     assert caught.value.code == "unsupported_architecture"
 
 
 def test_an_error_of_a_model_s_own_code_is_told_in_one_line():
     with pytest.raises(ModelError, match=r"its code fails outside the blocks \(KeyError: 'states'\)"):
-        Relay(0).run(lambda: {}["states"])
+        BlockBoundary(0).run(lambda: {}["states"])
 
 
 def test_a_model_that_overflows_is_refused_before_the_first_block(tmp_path):

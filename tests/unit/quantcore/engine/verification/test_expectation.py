@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from quantcore.engine.evaluation.text import EvaluationText
-from quantcore.engine.verification.expectation import Expectation
+from quantcore.engine.verification.expectation import ExpectedDigests
 
 
 def test_the_text_comes_back_whole(tmp_path: Path) -> None:
@@ -14,8 +14,8 @@ def test_the_text_comes_back_whole(tmp_path: Path) -> None:
         targets_NP=torch.arange(9).view(3, 3), media=({}, {"pixels": torch.ones(2)}, {}),
         strata_N=torch.tensor([1, 0, 1]),
     )  # fmt: skip
-    Expectation(text, torch.zeros(3, 2)).move_to(tmp_path)
-    found = Expectation.load(tmp_path).held_out
+    ExpectedDigests(text, torch.zeros(3, 2)).move_to(tmp_path)
+    found = ExpectedDigests.load(tmp_path).held_out
     assert vars(found).keys() == vars(text).keys()
     for name, value in vars(text).items():
         if isinstance(value, torch.Tensor):

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from quantcore.config.quark_layers import ScalingLayer
 from quantcore.engine.model.stacks import restack
 from quantcore.engine.transforms.mappings.discovery import EdgeFinder, FoundEdges, find_edges, listed_edges, prove
-from quantcore.engine.transforms.mappings.scale_pair import Edge
+from quantcore.engine.transforms.mappings.scale_pair import ScalePair
 from tests.support.decoder_blocks import RunOf, model_in_memory, run_of
 from tests.support.known_edges import KNOWN, as_known
 from tests.support.models import MIXTURES, SHAPE
@@ -239,7 +239,7 @@ def test_experts_without_a_token_are_found_and_proven():
     run.block.mlp.gate.e_score_correction_bias.copy_(torch.tensor([0.0, 0.0, -9.0, -9.0]))
     found = find_edges(run.block, run)
     assert as_known(found) == set(KNOWN["deepseek_v3", 1])
-    false = [Edge("mlp.experts.3.gate_proj", ("mlp.experts.3.down_proj",), torch.arange(64), torch.arange(64))]
+    false = [ScalePair("mlp.experts.3.gate_proj", ("mlp.experts.3.down_proj",), torch.arange(64), torch.arange(64))]
     assert prove(run.block, run, false) > 0.1
 
 
@@ -305,8 +305,8 @@ def test_undoing_a_fold_gives_back_numbers_too_small_to_be_scaled(dtype, small):
         layer.weight[0, :] = torch.finfo(dtype).max / 8
     before = {name: tensor.clone() for name, tensor in block.state_dict().items()}
     edges = [
-        Edge("norm", ("up",), torch.arange(8), torch.arange(8)),
-        Edge("up", ("down",), torch.arange(16), torch.arange(16)),
+        ScalePair("norm", ("up",), torch.arange(8), torch.arange(8)),
+        ScalePair("up", ("down",), torch.arange(16), torch.arange(16)),
     ]
     prove(block, toy_run(block, dtype), edges)
     for name, tensor in block.state_dict().items():
@@ -401,7 +401,7 @@ def test_a_listed_edge_that_discovery_rejected_has_its_reason():
 def test_fold_divides_rows_and_multiplies_the_columns_that_come_from_them():
     block = nn.ModuleDict({"v": nn.Linear(3, 6), "o": nn.Linear(4, 2)})
     v, bias, o = block.v.weight.clone(), block.v.bias.clone(), block.o.weight.clone()
-    edge = Edge("v", ("o",), torch.tensor([5, 2]), torch.tensor([0, 0, 1, 0]))
+    edge = ScalePair("v", ("o",), torch.tensor([5, 2]), torch.tensor([0, 0, 1, 0]))
     assert edge.fold(block, torch.tensor([2.0, 8.0])) == ["v.weight", "v.bias", "o.weight"]
     factors = torch.tensor([1, 1, 1 / 8, 1, 1, 1 / 2])
     assert torch.equal(block.v.weight, v * factors[:, None])
@@ -414,7 +414,7 @@ def test_fold_into_layers_that_store_their_weight_transposed():
     block = nn.ModuleDict({"norm": nn.LayerNorm(3), "fc": Conv1D(2, 3)})
     nn.init.ones_(block.norm.bias)
     before = block.fc.weight.clone()
-    edge = Edge("norm", ("fc",), torch.arange(3), torch.arange(3))
+    edge = ScalePair("norm", ("fc",), torch.arange(3), torch.arange(3))
     assert edge.fold(block, torch.tensor([2.0, 4, 8])) == ["norm.weight", "norm.bias", "fc.weight"]
     assert torch.equal(block.fc.weight, before * torch.tensor([[2.0], [4], [8]]))
     assert block.norm.weight.tolist() == block.norm.bias.tolist() == [0.5, 0.25, 0.125]
@@ -425,7 +425,7 @@ def test_consumers_take_back_what_a_norm_can_store(plus_one):
     """1 + weight near 0.01 is far from what was asked for, in a type whose numbers near -1 lie 0.004 apart."""
     block = nn.ModuleDict({"norm": nn.RMSNorm(64), "fc": nn.Linear(64, 4, bias=False)}).bfloat16()
     nn.init.normal_(block.norm.weight, 0.0 if plus_one else 1.0, 0.1)
-    edge = Edge("norm", ("fc",), torch.arange(64), torch.arange(64), plus_one)
+    edge = ScalePair("norm", ("fc",), torch.arange(64), torch.arange(64), plus_one)
     product = (block.norm.weight.float() + plus_one) * block.fc.weight.float()
     edge.fold(block, torch.linspace(20, 90, 64))
     after = (block.norm.weight.float() + plus_one) * block.fc.weight.float()

@@ -14,7 +14,7 @@ from quantcore.config import presets
 from quantcore.config.algorithms import load_quant_algo_config_from_file
 from quantcore.engine.model.experts import split_experts
 from quantcore.engine.model.parameter_names import projection_names
-from quantcore.engine.transforms.mappings.scale_pair import Edge
+from quantcore.engine.transforms.mappings.scale_pair import ScalePair
 from quantcore.engine.transforms.rotation import fold as rotation_module
 from quantcore.engine.transforms.rotation import residual as residual_module
 from quantcore.engine.transforms.rotation.fold import (
@@ -485,7 +485,7 @@ def edges_of(model):
         each = config.qk_nope_head_dim + size
         rows = (torch.arange(heads)[:, None] * each + config.qk_nope_head_dim + torch.arange(size)).flatten()
         channels = torch.arange(heads * size)
-    return Edge(producer, ("self_attn.o_proj",), rows, channels), size
+    return ScalePair(producer, ("self_attn.o_proj",), rows, channels), size
 
 
 @pytest.mark.parametrize("name", [*DENSE, "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"])
@@ -508,11 +508,13 @@ def test_heads_are_found_only_where_values_pass_unchanged(dtype):
     edge, size = edges_of(model)
     assert find_head_size(block, edge, run, LIKE.to(dtype)) == size
     inner = torch.arange(SHAPE["intermediate_size"])
-    assert find_head_size(block, Edge("mlp.up_proj", ("mlp.down_proj",), inner, inner), run, LIKE.to(dtype)) is None
+    assert (
+        find_head_size(block, ScalePair("mlp.up_proj", ("mlp.down_proj",), inner, inner), run, LIKE.to(dtype)) is None
+    )
     readers = tuple(f"self_attn.{name}_proj" for name in "qkv")
-    norm = Edge("input_layernorm", readers, torch.arange(WIDTH), torch.arange(WIDTH))
+    norm = ScalePair("input_layernorm", readers, torch.arange(WIDTH), torch.arange(WIDTH))
     assert find_head_size(block, norm, run, LIKE.to(dtype)) is None
-    shuffled = Edge(edge.producer, edge.consumers, edge.rows, edge.channels.flip(0))
+    shuffled = ScalePair(edge.producer, edge.consumers, edge.rows, edge.channels.flip(0))
     assert find_head_size(block, shuffled, run, LIKE.to(dtype)) is None
 
 
@@ -523,7 +525,7 @@ class Attention(nn.Module):
         super().__init__()
         self.patterns, self.activation = patterns, activation()
         self.v, self.o = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
-        self.edge = Edge("v", ("o",), torch.arange(16), torch.arange(16))
+        self.edge = ScalePair("v", ("o",), torch.arange(16), torch.arange(16))
 
     def forward(self, x):
         values = self.v(x).unflatten(-1, (2, 8))
@@ -557,7 +559,7 @@ def test_heads_of_several_edges_are_found_at_once():
     edge, size = edges_of(model)
     inner = torch.arange(SHAPE["intermediate_size"])
     experts = [f"mlp.experts.{index}" for index in range(4)]
-    edges = [edge, *(Edge(f"{expert}.w3", (f"{expert}.w2",), inner, inner) for expert in experts)]
+    edges = [edge, *(ScalePair(f"{expert}.w3", (f"{expert}.w2",), inner, inner) for expert in experts)]
 
     def counted(x):
         num_runs[0] += 1
@@ -581,7 +583,7 @@ def test_a_handful_of_tokens_is_too_few():
 
 def test_heads_that_do_not_begin_where_a_head_begins_are_refused():
     block = Attention(patterns_of(1.0))
-    shifted = Edge("v", ("o",), torch.arange(16), torch.arange(4, 12).repeat(2))
+    shifted = ScalePair("v", ("o",), torch.arange(16), torch.arange(4, 12).repeat(2))
     with pytest.raises(ValueError, match="heads of 8 values do not fit"):
         rotate_values(block, shifted, orthogonal(8))
 
