@@ -23,6 +23,7 @@ from api import confinement
 from api.settings import Settings
 from quantcore.errors import QuantError
 from worker.launcher import Node, engine_argv
+from worker.pace import Pace
 
 KEEPER = Path(__file__).with_name("keeper.py")
 MAX_LINE_BYTES = 4 << 20
@@ -133,23 +134,29 @@ class Child:
             self._process.stdin.flush()
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the events that the engine prints, until it ends. Skips other output.
+        """Yield the events that the engine prints, until it ends, at the pace of ``Pace``. Skips other output.
 
         Raises EventLost for an event that cannot be read: none is dropped in silence.
         """
         assert self._process.stdout is not None
         with self._process.stdout as stream:
-            is_rest = False  # of a line that was too long
+            pace, is_rest = Pace(), False  # of a line that was too long
             while line := stream.readline(MAX_LINE_BYTES):
+                pace.keep(line)
                 if not is_rest and (event := _parse(line)):
                     yield event
                 is_rest = not line.endswith(b"\n")
 
     def log_lines(self) -> Iterator[bytes]:
-        """Yield the lines of stderr until the engine ends. A caller must read them, or the engine blocks."""
+        """Yield the lines of stderr until the engine ends, at the pace of ``Pace``.
+
+        A caller must read them, or the engine blocks.
+        """
         assert self._process.stderr is not None
         with self._process.stderr as stream:
+            pace = Pace()
             while line := stream.readline(MAX_LINE_BYTES):
+                pace.keep(line)
                 yield line
 
     def wait(self) -> int:

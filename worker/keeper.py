@@ -1,9 +1,11 @@
-"""Runs the engine, and kills its whole process group when the supervisor dies.
+"""Runs the engine behind all other work of the machine, and kills its whole process group when the supervisor dies.
 
 ``kill -9`` leaves the supervisor no time to end its engine, so the kernel is asked to tell us: PR_SET_PDEATHSIG
 (prctl(2)). Then we kill the group, grandchildren included, and the GPU is free for the next attempt.
 
     python -I -S keeper.py SUPERVISOR_PID DATA_BYTES COMMAND [ARGUMENT ...]
+
+The engine has the lowest priority: it takes what the API, the worker and the database leave, which is nearly all.
 
 DATA_BYTES is the limit of the memory that each process may ask for (RLIMIT_DATA), 0 for none.
 
@@ -17,14 +19,17 @@ import resource
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
+LAST = 10
 
 
 def main(argv: list[str]) -> int:
     supervisor, data_bytes, command = int(argv[1]), int(argv[2]), argv[3:]
     if data_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+    go_last()
     stop_signals: list[int] = []
     # SIGTERM goes to the whole group: the engine acts on it, we wait for the engine.
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
@@ -37,6 +42,13 @@ def main(argv: list[str]) -> int:
         engine.terminate()
     status = engine.wait()
     return status if status >= 0 else 128 - status
+
+
+def go_last() -> None:
+    """Give this process and its children the lowest priority, as processes and as a group (sched(7), autogroup)."""
+    os.nice(LAST)
+    with suppress(OSError), open("/proc/self/autogroup", "w") as group:  # noqa: PTH123  pathlib would cost a third
+        group.write(str(LAST))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class InspectionOut(BaseModel):
     warnings: list[str]
 
 
-@router.get("/models/inspect", responses=may(422))
+@router.get("/models/inspect", responses=may(422), dependencies=[models.TURN])
 def inspect_model(model: Annotated[ModelRef, Query()], caller: Reader, context: ContextDep) -> InspectionOut:
     """Describe a model, and estimate common presets for it. Reads the headers, and a few rows of the weights."""
     reference, inspection = models.inspect(model, context, caller)
@@ -147,7 +147,7 @@ def get_config_schema(_: Reader) -> dict[str, Any]:
     return json_schema()
 
 
-@router.post("/plans")
+@router.post("/plans", dependencies=[models.TURN])
 def make_plan(body: PlanCreate, caller: Reader, context: ContextDep) -> Annotated[dict[str, Any], SchemaOf(PlanOut)]:
     """Plan a job: a decision per layer, sizes, memory; with ``hardware`` also if the job fits there. No side effect."""
     return service.show(service.make_plan(body, context, caller, body.hardware), context, caller)

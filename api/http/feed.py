@@ -68,6 +68,8 @@ class Feed:
         self._ended: list[Ticket] = []  # their permits are still held
         self._heads: dict[str, int] = {}  # job id -> the newest event that its watchers were told of
         self._under_way: dict[str, dict[Hashable, asyncio.Future[Any]]] = {}  # readings since the job's last news
+        self._turns: dict[str, asyncio.Lock] = {}  # by project
+        self._sending: dict[str, asyncio.Lock] = {}
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
@@ -110,16 +112,36 @@ class Feed:
                 self._heads.pop(job_id, None)
                 self._under_way.pop(job_id, None)
 
-    async def read(self, job_id: str, what: Hashable, read: Callable[[], T]) -> T:
+    async def read(self, job_id: str, project_id: str, what: Hashable, read: Callable[[], T]) -> T:
         """Return ``read()``, called in a thread, once for all streams that ask for the same ``what`` at the same time.
 
-        A call that began before the job's newest event is not reused, so a stream that was woken sees that event.
+        A call that began before the job's newest event is not reused, so a stream that was woken sees that event. The
+        streams of a project read one after the other, for half of the time at most: many that are behind leave the
+        threads, and the processor, to the requests of others.
         """
         under_way = self._under_way.setdefault(job_id, {})
         if (reading := under_way.get(what)) is None:
-            reading = under_way[what] = asyncio.ensure_future(run_in_threadpool(read))
+            reading = under_way[what] = asyncio.ensure_future(self._read_in_turn(project_id, read))
             reading.add_done_callback(lambda _: under_way.pop(what))
         return await asyncio.shield(reading)  # a stream that leaves does not cancel it for others
+
+    async def _read_in_turn(self, project_id: str, read: Callable[[], T]) -> T:
+        turn = self._turns.setdefault(project_id, asyncio.Lock())
+        await turn.acquire()
+        began = time.monotonic()
+        try:
+            return await run_in_threadpool(read)
+        finally:
+            asyncio.get_running_loop().call_later(time.monotonic() - began, turn.release)
+
+    async def give_way(self, project_id: str) -> None:
+        """Wait until no other stream of the project has sent a piece in this round of the event loop.
+
+        Else the hundreds of streams of one project, woken together, would all send before anybody is answered.
+        """
+        turn = self._sending.setdefault(project_id, asyncio.Lock())
+        await turn.acquire()
+        asyncio.get_running_loop().call_soon(turn.release)
 
     async def stop(self) -> None:
         """Stop polling. The task is awaited, not cancelled: its query may hold a connection of the pool."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from anyio import from_thread
 from fastapi import Request
 
 from api.http.errors import Problem
@@ -73,16 +72,6 @@ class Turns:
         finally:
             self._used[project_id] = self._used_s(project_id) + time.monotonic() - began, time.monotonic()
             self._release(project_id)
-
-    @contextmanager
-    def hold(self, project_id: str) -> Iterator[None]:
-        """Do as ``take`` in a thread of the pool that runs plain endpoints."""
-        turn = self.take(project_id)
-        from_thread.run(turn.__aenter__)
-        try:
-            yield
-        finally:
-            from_thread.run(turn.__aexit__, None, None, None)
 
     def _release(self, project_id: str) -> None:
         self._busy.discard(project_id)

@@ -18,6 +18,7 @@ from api.http.security import Reader, Writer
 from api.http.strict_json import StrictJsonRoute
 from api.jobs import cursor as cursors
 from api.jobs import service, submission, view
+from api.jobs.models import TURN
 from api.jobs.retention_task import remove_artifacts
 from api.jobs.schemas import (
     JobClone,
@@ -47,7 +48,7 @@ PLANNED: Responses = {200: {"description": "With `dry_run`: the plan, as `POST /
 UNCHANGED: Responses = {304: {"description": "Nothing has changed since `If-None-Match`"}}
 
 
-@router.post("", status_code=202, response_model=JobOut, responses=PLANNED | may(410, 422, 507))
+@router.post("", status_code=202, response_model=JobOut, responses=PLANNED | may(410, 422, 507), dependencies=[TURN])
 def submit_job(
     body: JobCreate,
     caller: Writer,
@@ -136,7 +137,7 @@ def delete_job(job_id: JobId, caller: Writer, context: ContextDep) -> None:
     remove_artifacts(context.settings, [job_id])
 
 
-@router.post("/{job_id}/clone", status_code=202, responses=may(404, 410, 422, 507), dependencies=[ROOM])
+@router.post("/{job_id}/clone", status_code=202, responses=may(404, 410, 422, 507), dependencies=[ROOM, TURN])
 def clone_job(
     job_id: JobId,
     caller: Writer,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from api.http.deps import Context
+from fastapi import Depends
+
+from api.http.deps import Context, ContextDep
+from api.http.security import authenticate
 from api.jobs.schemas import ModelRef
 from api.store.accounts import hub_tokens
 from api.store.accounts.audit import Caller
@@ -21,6 +24,19 @@ Reference = dict[str, Any]
 """What a job stores of its model: a path as a real path, or a model on the Hub with the commit of its revision."""
 
 
+async def take_turn(caller: Annotated[Caller, Depends(authenticate)], context: ContextDep) -> AsyncIterator[None]:
+    """Wait for the project's turn to have models read, and hold it while the endpoint runs.
+
+    The wait takes no thread: those who wait would soon have them all, and nobody else would be answered.
+    """
+    async with context.model_turns.take(caller.project_id):
+        yield
+
+
+TURN = Depends(take_turn, scope="function")
+"""The dependency of every route that calls ``plan`` or ``inspect``."""
+
+
 def plan(
     model: ModelRef, specs: Sequence[JobSpec], context: Context, caller: Caller, hardware: Hardware | None = None
 ) -> tuple[Reference, list[dict[str, Any]]]:
@@ -31,8 +47,7 @@ def plan(
     """
     with _pointing_at("/model/path") if model.id is None else _pointing_at("/model/revision", "/model/id"):
         given, token = _given(model, context, caller)
-        with context.model_turns.hold(caller.project_id):
-            answer = context.readers.plan(given, specs, hardware, token=token)
+        answer = context.readers.plan(given, specs, hardware, token=token)
     return _reference(model, given, answer["sha"]), answer["plans"]
 
 
@@ -43,8 +58,7 @@ def inspect(model: ModelRef, context: Context, caller: Caller) -> tuple[Referenc
     """
     with _pointing_at("/path") if model.id is None else _pointing_at("/revision", "/id"):
         given, token = _given(model, context, caller)
-        with context.model_turns.hold(caller.project_id):
-            answer = context.readers.inspect(given, token=token)
+        answer = context.readers.inspect(given, token=token)
     return _reference(model, given, answer["sha"]), answer["inspection"]
 
 

@@ -29,7 +29,11 @@ logger = logging.getLogger(__name__)
 
 PING_S = 15.0
 RETRY_MS = 3000
-BATCH = 500
+BATCH = 200
+MAX_TEXT = 1 << 18
+"""Characters after which a batch ends: many streams of long events would take too much memory."""
+PIECE = 1 << 15
+"""Characters that are sent at a time. A client that reads slowly keeps one or two of them waiting here."""
 
 T = TypeVar("T", Event, LogLine)
 
@@ -75,12 +79,13 @@ async def tell(
         while not watch.is_over:  # its client reconnects, and is told why
             watch.news.clear()
             try:
-                news = await feed.read(job_id, (what, after), partial(read, after))
+                news = await feed.read(job_id, start.ticket.project_id, (what, after), partial(read, after))
             except SQLAlchemyError as error:  # the client reconnects with the number of the last one it has
                 logger.warning("a stream ends, the database is away (%s)", reason_of(error))
                 return
-            if news.text:
-                yield news.text
+            for start_of in range(0, len(news.text), PIECE):
+                await feed.give_way(start.ticket.project_id)
+                yield news.text[start_of : start_of + PIECE]
             after = news.last
             if news.more:
                 continue
@@ -93,12 +98,12 @@ async def tell(
 
 def find_start(feed: Feed, sessions: Sessions, job_id: str, after: int, caller: Caller) -> Start | None:
     """Return the start of a stream; None if the job has ended with no event after ``after``. Raises QuotaExceeded."""
-    return _find_start(feed, sessions, _read(sessions, job_id, after), after, caller)
+    return _find_start(feed, sessions, _read(sessions, job_id, after, batch=0), after, caller)
 
 
 def find_log_start(feed: Feed, sessions: Sessions, job_id: str, after: int, caller: Caller, level: str) -> Start | None:
     """Return the start of a stream as ``find_start`` does, for lines of at least ``level``."""
-    return _find_start(feed, sessions, _read_log(sessions, job_id, level, after), after, caller)
+    return _find_start(feed, sessions, _read_log(sessions, job_id, level, after, batch=0), after, caller)
 
 
 def _find_start(feed: Feed, sessions: Sessions, news: News, after: int, caller: Caller) -> Start | None:
@@ -113,19 +118,20 @@ def is_over(news: News, after: int) -> bool:
     return news.ended is not None and news.last == after and not news.more
 
 
-def _read(sessions: Sessions, job_id: str, after: int) -> News:
-    read = partial(events.read, job_id=job_id, after=after, limit=BATCH + 1)
-    return _find(sessions, job_id, after, read, _format)
+def _read(sessions: Sessions, job_id: str, after: int, batch: int = BATCH) -> News:
+    read = partial(events.read, job_id=job_id, after=after, limit=batch + 1)
+    return _find(sessions, job_id, after, batch, read, _format)
 
 
-def _read_log(sessions: Sessions, job_id: str, level: str, after: int) -> News:
-    read = partial(logs.read, job_id=job_id, level=level, after=after, limit=BATCH + 1)
-    return _find(sessions, job_id, after, read, _format_line)
+def _read_log(sessions: Sessions, job_id: str, level: str, after: int, batch: int = BATCH) -> News:
+    read = partial(logs.read, job_id=job_id, level=level, after=after, limit=batch + 1)
+    return _find(sessions, job_id, after, batch, read, _format_line)
 
 
 def _find(
-    sessions: Sessions, job_id: str, after: int, read: Callable[[Session], Sequence[T]], show: Callable[[T], str]
-) -> News:
+    sessions: Sessions, job_id: str, after: int, batch: int, read: Callable[[Session], Sequence[T]],
+    show: Callable[[T], str],
+) -> News:  # fmt: skip
     """Return the news. The state is read first: a client that sees the end has everything before it."""
     with reading(sessions) as session:
         job = jobs.find(session, job_id)
@@ -133,8 +139,13 @@ def _find(
             return News("", after, False, "deleted")
         ended = job.state if job.state in FINAL and not publications.is_open(session, job_id) else None
         rows = read(session)
-    sent = rows[:BATCH]
-    return News("".join(map(show, sent)), sent[-1].seq if sent else after, len(rows) > BATCH, ended)
+    texts: list[str] = []
+    for row in rows[:batch]:
+        texts.append(show(row))
+        if sum(map(len, texts)) > MAX_TEXT:
+            break
+    last = rows[len(texts) - 1].seq if texts else after
+    return News("".join(texts), last, len(rows) > len(texts), ended)
 
 
 def _format(event: Event) -> str:

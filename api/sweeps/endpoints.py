@@ -15,6 +15,7 @@ from api.http.security import Reader, Writer
 from api.http.strict_json import StrictJsonRoute
 from api.jobs import submission, view
 from api.jobs.endpoints import POLL_AFTER_S, UNCHANGED, IfNoneMatch
+from api.jobs.models import TURN
 from api.store.accounts import audit
 from api.store.accounts.audit import Caller
 from api.store.ids import new_id
@@ -29,7 +30,7 @@ router = APIRouter(prefix="/sweeps", tags=["sweeps"], route_class=StrictJsonRout
 SweepId = Annotated[str, Path(pattern="^swp_[0-9a-f]{32}$")]
 
 
-@router.post("", status_code=202, responses=may(422, 507), dependencies=[ROOM])
+@router.post("", status_code=202, responses=may(422, 507), dependencies=[ROOM, TURN])
 def submit_sweep(
     body: SweepCreate, caller: Writer, context: ContextDep, response: Response, idempotency_key: IdempotencyKey = None
 ) -> SweepOut:

@@ -8,13 +8,18 @@ from tests.support.sources import ROOT, tree_of
 TESTS = ROOT / "tests"
 KNOWN = {
     "the helper itself": {"support/waiting": 2},
-    "stand-ins that are slow because they shall be": {"support/stub_engine": 10, "support/receiver": 1},
+    "stand-ins that are slow because they shall be": {
+        "support/stub_engine": 10,
+        "support/receiver": 1,
+        "support/hostile_engine": 1,
+    },
     "one try after the other of something that may not work yet": {
         "e2e/test_real_engine": 1,
         "integration/test_async_client": 1,
         "integration/test_hub_jobs": 1,
         "integration/test_retention": 1,
         "integration/test_soak": 1,
+        "support/crowd": 2,
         "support/service": 1,
         "unit/bitfoundry/local/test_postgres": 1,
     },
@@ -32,7 +37,11 @@ KNOWN = {
         "integration/test_leases": 1,
         "unit/api/store/test_ids": 1,
     },
-    "no time at all: others have their turn": {"integration/test_artifacts": 1, "unit/api/http/test_turns": 1},
+    "no time at all: others have their turn": {
+        "integration/test_artifacts": 1,
+        "unit/api/http/test_feed": 2,
+        "unit/api/http/test_turns": 1,
+    },
 }
 FOLDERS = ("architecture", "attack", "conformance", "consumers", "e2e", "integration", "support", "unit")
 

@@ -1,9 +1,7 @@
 """One job takes all memory: it is ended with a named error, and the jobs of others are not (part B)."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -17,7 +15,7 @@ from quantcore.engine.model.kinds import model_class
 from quantcore.engine.model.skeleton import clean_config
 from quantcore.engine.model.tiny_model import build_tiny_model, tiny_config
 from quantcore.errors import ModelError
-from tests.support.service import WorkerProcess, write_stub_model
+from tests.support.service import WorkerProcess, write_many_tensors
 from worker.memory_watch import EXTRA_BYTES, limit_of
 
 PLANNED = 64 << 20
@@ -43,21 +41,6 @@ def test_limits_come_from_the_plan(settings: Settings) -> None:
     settings = settings.model_copy(update={"memory_bytes": 8 << 30, "memory_margin": 2.0, "engine_ranks": 2})
     assert limit_of(settings, 1 << 30) == 2 * (3 << 30)
     assert limit_of(settings, 4 << 30) == limit_of(settings, None) == 2 * (8 << 30)
-
-
-def write_many_tensors(folder: Path, number: int) -> None:
-    """Write a model whose header lists ``number`` tensors of one value."""
-    write_stub_model(folder)
-    header: dict[str, Any] = {
-        f"model.layers.0.tensor{index:020}.weight": {
-            "dtype": "F32",
-            "shape": [1, 1],
-            "data_offsets": [4 * index, 4 * index + 4],
-        }
-        for index in range(number)
-    }
-    encoded = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(4 * number))
 
 
 def test_a_header_that_takes_too_much_memory(settings: Settings, client: TestClient) -> None:

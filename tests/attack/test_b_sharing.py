@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http import feed, front
+from api.http import feed, front, turns
 from api.http.security import create_key
+from api.jobs import stream as job_stream
+from api.main import NUM_THREADS
+from api.readers import Readers
 from api.store.engine import Sessions
+from api.store.queue import control, events
+from api.store.queue.events import NewEvent
 from api.store.tables.jobs import Job, Project
+from quantcore.errors import ModelError
 from tests.support.api import post
 from tests.support.service import Server, WorkerProcess
 from tests.support.waiting import wait_until
@@ -92,6 +102,59 @@ def test_a_key_has_a_limit_of_streams(server: Server, submit: Submit, monkeypatc
         refused = client.get(f"/v1/jobs/{job_id}/events/stream")
         assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams")
         assert refused.headers["Retry-After"]
+
+
+def test_who_waits_for_a_reader_takes_no_thread(
+    server: Server, other_key: str, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More inspections of one project than the API has threads, of which the first does not end."""
+    over = threading.Event()
+
+    def inspect_slowly(*given: Any, **named: Any) -> Any:
+        over.wait(60)
+        raise ModelError("It cannot be read.", code="unreadable_model")
+
+    monkeypatch.setattr(Readers, "inspect", inspect_slowly)
+    path = str(make_model())
+    monkeypatch.setattr(turns, "MAX_WAITING", 1000)
+    with ThreadPoolExecutor(2 * NUM_THREADS) as threads, server.connect() as client:
+        asked = [
+            threads.submit(client.get, "/v1/models/inspect", params={"path": path}) for _ in range(2 * NUM_THREADS)
+        ]
+        headers = {"Authorization": f"Bearer {other_key}"}
+        try:
+            for _ in range(10):
+                answer = httpx2.get(f"{server.url}/v1/jobs", headers=headers, trust_env=False, timeout=20)
+                assert answer.status_code == 200
+        finally:
+            over.set()
+        assert {each.result().status_code for each in asked} == {422}
+
+
+def test_a_stream_of_long_events_is_sent_in_pieces(
+    server: Server, submit: Submit, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch ends where its text is long enough, however few events it has; nothing is left out or sent twice."""
+    monkeypatch.setattr(job_stream, "MAX_TEXT", 3000)
+    monkeypatch.setattr(job_stream, "PIECE", 700)
+    sizes = list[int]()
+    tell = job_stream.tell
+
+    async def measured(*given: Any) -> AsyncIterator[str]:
+        async for piece in tell(*given):
+            sizes.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(job_stream, "tell", measured)
+    job_id = submit()
+    with sessions.begin() as session:
+        job = session.get_one(Job, job_id)
+        events.add(session, job, *(NewEvent("warning", {"message": "x" * 1000, "number": n}) for n in range(20)))
+        control.cancel(session, job_id)
+    with server.connect() as client:
+        told = client.get(f"/v1/jobs/{job_id}/events/stream").text
+    numbers = [json.loads(line[5:])["data"].get("number") for line in told.splitlines() if '"message"' in line]
+    assert numbers == list(range(20)) and max(sizes) <= 700
 
 
 def test_odd_text_in_an_event_arrives(

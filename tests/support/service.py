@@ -43,6 +43,21 @@ def write_stub_model(folder: Path, *, width: int = 64, **stub: Any) -> Path:
     return folder
 
 
+def write_many_tensors(folder: Path, number: int) -> None:
+    """Write a model whose header lists ``number`` tensors of one value."""
+    write_stub_model(folder)
+    header: dict[str, Any] = {
+        f"model.layers.0.tensor{index:020}.weight": {
+            "dtype": "F32",
+            "shape": [1, 1],
+            "data_offsets": [4 * index, 4 * index + 4],
+        }
+        for index in range(number)
+    }
+    encoded = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(4 * number))
+
+
 def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
     """Write a safetensors file of float32 zeros."""
     header: dict[str, Any] = {}
