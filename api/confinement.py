@@ -152,15 +152,16 @@ def tell(settings: Settings) -> None:
 
 def reach_of(
     settings: Settings, folder: Path, task: Mapping[str, Any], *, with_hub: bool, num_processes: int = 1,
-    own: Sequence[Path] = (),
+    own: Sequence[Path] = (), originals: Path | None = None,
 ) -> Reach:  # fmt: skip
     """Return the rules for a process whose ``folder`` holds its ``task``: the attempt of an engine, a chat, a reader.
 
-    ``own`` are files of the service that it may read as well. Makes the folders that the process needs. Raises
+    ``own`` are files of the service that it may read as well, ``originals`` a folder of results that it may write (see
+    ``originals_of``). Makes the folders that the process needs. Raises
     ModelError ``path_not_allowed`` for a file that no such process may read, and ``unsafe_path`` if a link has taken
     the place of one since its path was resolved.
     """
-    scratch, originals = folder / "tmp", _originals()
+    scratch = folder / "tmp"
     written = [folder, *_hub_caches()] if with_hub else [folder]
     written += [originals] if originals is not None else []
     for path in (scratch, *written):
@@ -182,7 +183,6 @@ def reach_of(
     devices = [path for name in DEVICES for path in sorted(Path("/dev").glob(name))]
     variables = {
         "TMPDIR": str(scratch),
-        ORIGINALS: "" if originals is None else str(originals),
         "HF_TOKEN_PATH": os.devnull,  # the token comes by its standard input
         "LOGNAME": "bitfoundry",  # libraries ask for the user's name, which is in a file of accounts
         **{name: str(scratch / kind) for name, kind in CACHES.items()},
@@ -290,15 +290,16 @@ def _hub_caches() -> list[Path]:
     return [hub, home / "xet", home / "datasets", home / "modules"]
 
 
-def _originals() -> Path | None:
-    """Return the folder where engines cache results of original models.
+def originals_of(project_id: str) -> Path | None:
+    """Return the folder where engines of the project cache results of original models; None: they cache none.
 
-    See ``quantcore.engine.evaluation.baseline_cache``.
+    Whoever writes an entry decides what later jobs compare with, and a model may take an engine over. So each project
+    has a folder of its own. See ``quantcore.engine.evaluation.baseline_cache``.
     """
     folder = os.environ.get(ORIGINALS)
     if folder is not None:
-        return Path(folder) if folder else None
-    return _cache() / "bitfoundry" / "originals"
+        return Path(folder) / project_id if folder else None
+    return _cache() / "bitfoundry" / "projects" / project_id / "originals"
 
 
 def _cache() -> Path:

@@ -42,7 +42,6 @@ KEPT_VARIABLES = (
     "PYTHONPATH",
     "VIRTUAL_ENV",
     "HF_HOME",
-    "BITFOUNDRY_ORIGINALS_DIR",
 )
 # Only an engine that fetches its model or its text from the Hub also gets these; the token comes by its
 # standard input.
@@ -245,19 +244,22 @@ class Engine(Child):
         traceparent: str | None = None,
         node: Node | None = None,
         data_bytes: int | None = None,
+        project_id: str,
     ) -> None:
-        """Start the engine (see ``Child``).
+        """Start the engine of a job of the project (see ``Child``).
 
         ``hub_token`` becomes the first line of its standard input, so that no environment and no file holds it.
         ``traceparent`` is the parent span of its own spans. ``node`` is its place among several nodes.
         """
         argv = [*engine_argv(settings, node), str(task_file)]
+        originals = confinement.originals_of(project_id)
         environment = engine_environment(settings, with_hub=with_hub)
+        environment[confinement.ORIGINALS] = "" if originals is None else str(originals)
         if settings.confine_engine:
             task = json.loads(task_file.read_text())
             num_processes = settings.engine_ranks * (1 if node is None else node.count)
             reach = confinement.reach_of(
-                settings, task_file.parent, task, with_hub=with_hub, num_processes=num_processes
+                settings, task_file.parent, task, with_hub=with_hub, num_processes=num_processes, originals=originals
             )
             argv, environment = reach.command(argv), environment | reach.environment()
         super().__init__(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from functools import partial
 
 from api import json_log
 from api.settings import Settings
@@ -22,6 +23,7 @@ from worker.joblog import JobLog
 from worker.journal import crash, failure_of
 from worker.launcher import Node
 from worker.lease import HeldLease
+from worker.memory_watch import MemoryWatch, data_limit_of, exceeded, limit_of
 from worker.nodes import LOOK_S
 from worker.redaction import Redactor
 from worker.workspace import Workspace
@@ -63,6 +65,7 @@ class NodeRun:
         self._redactor = Redactor.of_worker(settings)
         self._log = JobLog(self._held, self._redactor, prefix=f"node {lease.node_rank}: ")
         self._switch = StopSwitch()
+        self._memory_limit_bytes = limit_of(settings, lease.needs_memory_bytes)
 
     def execute(self) -> None:
         """Run the node to its end. The result goes into the seat's row, or nowhere if the seat was lost."""
@@ -121,13 +124,18 @@ class NodeRun:
         return False
 
     def _run(self, node: Node) -> None:
-        engine = self._switch.start(lambda: Engine(self._settings, self._workspace.task_file, node=node))
+        engine = self._switch.start(partial(
+            Engine, self._settings, self._workspace.task_file, node=node,
+            data_bytes=data_limit_of(self._memory_limit_bytes), project_id=self.lease.project_id,
+        ))  # fmt: skip
         self._log.follow(engine.log_lines())
         failure: Failure | None = None
+        watch = MemoryWatch(engine.pid, self._memory_limit_bytes, lambda: engine.kill(Stop.NO_MEMORY))
         try:
-            for line in engine.lines():
-                if line["kind"] == "failed" and failure is None:
-                    failure = failure_of(self._redactor.clean_all(line))
+            with watch:
+                for line in engine.lines():
+                    if line["kind"] == "failed" and failure is None:
+                        failure = failure_of(self._redactor.clean_all(line))
         except EventLost as error:
             failure = failure or Failure(error.code, error.message, error.hint)
             engine.kill(Stop.LEASE_LOST)  # its work has no owner any more
@@ -141,6 +149,8 @@ class NodeRun:
             self._leave(SeatState.DONE)
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
+        elif engine.stopped_by is Stop.NO_MEMORY:
+            self._leave(SeatState.FAILED, exceeded(self.lease.needs_memory_bytes, watch))
         elif engine.stopped_by is not None:
             self._leave(SeatState.LEFT)
         else:

@@ -200,6 +200,7 @@ class Run:
             traceparent=tracing.current(),
             node=node,
             data_bytes=data_limit_of(self._memory_limit_bytes),
+            project_id=self.lease.project_id,
         )
         return self._switch.start(start)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.confinement import reach_of
+from api.confinement import originals_of, reach_of
 from api.settings import Settings
 from quantcore.sandbox import landlock
 from worker.engine import Engine
@@ -26,6 +26,8 @@ for path in asked["files"]:
     attempt(path, lambda: open(path, "rb").read(1) and None)
 for path in asked["folders"]:
     attempt(path, lambda: os.listdir(path) and None)
+for path in asked.get("written", ()):
+    attempt(path, lambda: open(path, "w").close())
 for path in asked["sockets"]:
     attempt(path, lambda: socket.socket(socket.AF_UNIX).connect(path))
 for port in asked["ports"]:
@@ -63,7 +65,7 @@ def run(settings: Settings, asked: dict[str, Any], model: Path, **options: Any) 
     """Return what the hostile engine of a job with ``model`` could do."""
     task_file = settings.work_dir / "job_1.1" / "task.json"
     task_file.write_text(json.dumps({"model_dir": str(model), "calibration": {}, "evaluation": {}, "asked": asked}))
-    engine = Engine(settings, task_file, **options)
+    engine = Engine(settings, task_file, project_id="prj_a", **options)
     lines = list(engine.lines())
     said = b"".join(engine.log_lines()).decode()
     assert engine.wait() == 0, said
@@ -92,6 +94,24 @@ def test_it_reaches_nothing_of_the_service(settings: Settings, options: dict[str
     found = run(settings, everything(settings, 5432, 6379), settings.model_roots[0] / "m", **options)
     assert {found.pop("pair"), found.pop("own status")} == {"done"}
     assert {name: how for name, how in found.items() if how not in REFUSED} == {}
+
+
+def test_it_writes_no_baseline_of_another_project(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever could would decide what another project's results are compared with."""
+    monkeypatch.setenv("BITFOUNDRY_ORIGINALS_DIR", str(tmp_path / "originals"))
+    mine, theirs = (originals_of(project) for project in ("prj_a", "prj_b"))
+    assert mine is not None and theirs is not None
+    theirs.mkdir(parents=True)
+    (theirs / "known.json").write_text("1")
+    written = [mine / "new.json", theirs / "new.json", theirs / "known.json", tmp_path / "originals" / "new.json"]
+    asked = everything(settings) | {"written": [str(path) for path in written]}
+    asked["files"].append(str(theirs / "known.json"))
+    asked["folders"].append(str(theirs))
+    found = run(settings, asked, settings.model_roots[0] / "m")
+    assert found[str(mine / "new.json")] == "done"
+    assert {found[str(path)] for path in (*written[1:], theirs)} == {"PermissionError"}
 
 
 def test_processes_of_one_job_reach_each_other_and_not_the_database(settings: Settings) -> None:

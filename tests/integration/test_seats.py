@@ -377,6 +377,18 @@ def run_slowly(
     return job_id, run_as(sessions, job_id, two), pids
 
 
+def test_a_node_that_takes_too_much_memory_ends_the_job(
+    sessions: Sessions, make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor
+) -> None:
+    """Each node has the limit of the plan, not the leader's alone; the job's error is the node's."""
+    for _ in range(2):
+        start_here()
+    job_id = submit(make_model(mode="slow", node_mode="eats"), nodes=2, needs_memory_bytes=64 << 20)
+    job = wait_for(job_id, "failed")
+    assert job.error is not None and (job.error["code"], job.error["retryable"]) == ("memory_limit", False)
+    assert "64 MiB" in job.error["message"] and outcomes(sessions, job_id) == ["failed"]
+
+
 @pytest.mark.slow
 @pytest.mark.short_leases
 @pytest.mark.parametrize("who", ["leader", "node"])

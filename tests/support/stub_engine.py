@@ -3,9 +3,10 @@
 It prints real events and writes a real manifest. ``stub.json`` in the model folder says what to do:
 ``mode`` (see below; by default all goes well at once), ``stays_in``: a phase that it does not leave, ``pids``: a file
 to note its own and a grandchild's process id in, ``environment``: a file to write its environment to, ``task``: one for
-its task, ``log``: a text to print and to warn of. As node 1 or higher of several it reports and writes no result:
-``node_mode`` is its mode (``waits``: until it is ended; ``fails``; ``ends late``: well, after the leader; by default it
-ends well at once), ``node_pids`` its file for process ids.
+its task, ``log``: a text to print and to warn of, ``block_s``: seconds of each of the 20 blocks of ``steady``. As
+node 1 or higher of several it reports and writes no result: ``node_mode`` is its mode (``waits``: until it is ended;
+``eats``: memory; ``fails``; ``ends late``: well, after the leader; by default it ends well at once), ``node_pids`` its
+file for process ids.
 """
 
 import hashlib
@@ -69,6 +70,8 @@ def work_as_node(stub: dict[str, str]) -> int:
     print("stub engine starts", file=sys.stderr, flush=True)
     if "node_pids" in stub:
         note_pids(stub["node_pids"])
+    if stub.get("node_mode") == "eats":
+        eat()
     if stub.get("node_mode") == "waits":
         time.sleep(120)
     if stub.get("node_mode") == "fails":
@@ -143,7 +146,7 @@ def main() -> int:
     for block in range(20):
         say("layer_quantized", name=f"l{block}", block=block, relative_error=0.01, sqnr_db=40.0, scheme="int8")
         say("progress", phase="quantize", done=block, total=20, unit="block", eta_s=float("nan"))
-        time.sleep(0.1 if mode == "steady" else 0)
+        time.sleep(stub.get("block_s", 0.1) if mode == "steady" else 0)
     say("phase_started", phase="export")
     write_output(Path(task["output_dir"]), tamper=mode == "tamper")
     print("this is not JSON", flush=True)

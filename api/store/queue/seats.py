@@ -32,6 +32,8 @@ class SeatLease:
     fence: int
     node_rank: int
     nodes: int
+    project_id: str
+    needs_memory_bytes: int | None  # the plan's estimate for each node
 
 
 def run_id(lease: Lease | SeatLease) -> str:
@@ -49,7 +51,7 @@ def take(session: Session, *, worker: str, lease_s: float, memory_bytes: int | N
     other = aliased(Seat)
     has_one = select(other).where(other.job_id == Seat.job_id, func.starts_with(other.worker, mine)).exists()
     free = (
-        select(Seat, Job.nodes)
+        select(Seat, Job)
         .join(Job, (Job.id == Seat.job_id) & (Job.fence == Seat.fence))
         .where(Seat.state == SeatState.OPEN, Job.state == State.RUNNING, Job.lease_expires_at > func.clock_timestamp())
         .where(not_(func.starts_with(Job.worker, mine)), not_(has_one), placement.may_run_on(host_of(worker)))
@@ -60,10 +62,10 @@ def take(session: Session, *, worker: str, lease_s: float, memory_bytes: int | N
     row = session.execute(free).one_or_none()
     if row is None:
         return None
-    seat, nodes = row
+    seat, job = row
     seat.state, seat.worker, seat.expires_at = SeatState.TAKEN, worker, _in(lease_s)
     session.flush()
-    return SeatLease(seat.job_id, seat.fence, seat.node_rank, nodes)
+    return SeatLease(seat.job_id, seat.fence, seat.node_rank, job.nodes, job.project_id, job.needs_memory_bytes)
 
 
 def renew(session: Session, lease: SeatLease, *, lease_s: float) -> None:

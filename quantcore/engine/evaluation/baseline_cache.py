@@ -2,7 +2,8 @@
 
 Every entry is a file named by a digest of everything that decides it: the model's bytes, the text or task and its
 settings, the versions, the device, and this engine's own source. The folder is BITFOUNDRY_ORIGINALS_DIR (empty: no
-cache), by default ``originals`` in Bitfoundry's cache; it may be deleted at any time. The oldest entries are removed
+cache), by default ``originals`` in Bitfoundry's cache; the service gives each project one of its own. It may be deleted
+at any time. The oldest entries are removed
 when it is too large.
 """
 
@@ -119,7 +120,9 @@ class BaselineCache:
 
 
 def _make_room(base: Path) -> None:
-    entries = sorted(((path.stat(), path) for path in base.iterdir()), key=lambda entry: -entry[0].st_mtime_ns)
+    entries = sorted(
+        ((path.stat(), path) for path in base.iterdir() if path.is_file()), key=lambda entry: -entry[0].st_mtime_ns
+    )
     total = 0
     for status, path in entries:
         total += status.st_size

@@ -94,7 +94,7 @@ def run(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mod
     monkeypatch.setenv("LC_TEST", "kept")
     monkeypatch.setattr("worker.engine.KEPT_VARIABLES", ("PATH", "HOME_OF_TEST"))
     monkeypatch.setenv("HOME_OF_TEST", str(home))
-    engine = Engine(settings, task_file)
+    engine = Engine(settings, task_file, project_id="prj_a")
     lines = list(engine.lines())
     said = b"".join(engine.log_lines()).decode()
     assert engine.wait() == 0, said

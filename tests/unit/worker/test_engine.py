@@ -26,7 +26,7 @@ def make(tmp_path: Path, program: str, **options: float) -> Engine:
         confine_engine=False,
         **options,
     )  # type: ignore[arg-type]
-    engine = Engine(settings, tmp_path / "task.json")
+    engine = Engine(settings, tmp_path / "task.json", project_id="prj_a")
     # somebody must read the log, or the engine stands still when the pipe is full
     threading.Thread(target=lambda: (tmp_path / "log").write_bytes(b"".join(engine.log_lines())), daemon=True).start()
     return engine
