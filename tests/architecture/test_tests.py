@@ -10,7 +10,7 @@ import pytest
 from tests.support.sources import ROOT, tree_of
 
 TESTS = ROOT / "tests"
-PROGRAMS = ("tests.soak", "tests.sweep")
+PROGRAMS = ("tests.faults", "tests.soak", "tests.sweep")
 """Packages that are run by themselves, and have tests of their own elsewhere."""
 THEMES = {
     "quantcore/checkpoint/test_bad_model_files": "config and tokenizer files, through every reader",

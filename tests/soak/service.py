@@ -125,7 +125,7 @@ class Service:
 
     def part(self, name: str) -> list[psutil.Process]:
         """Return the processes of a part, its main one first."""
-        processes = [process for process in self.processes() if _part_of(process) == name]
+        processes = [process for process in self.processes() if part_of(process) == name]
         return sorted(processes, key=lambda process: process.create_time())
 
     def ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
@@ -157,7 +157,7 @@ class Service:
         raise AssertionError(f"the service was not ready {READY_S:.0f} s after the last fault")
 
 
-def _part_of(process: psutil.Process) -> str:
+def part_of(process: psutil.Process) -> str:
     """Return the part of PARTS that a process belongs to, or ''."""
     with suppress(psutil.Error):
         words = process.cmdline()
