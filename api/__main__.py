@@ -21,7 +21,7 @@ from fastapi import FastAPI
 
 from api import json_log, tracing
 from api.http import descriptors
-from api.http.front import BoundedProtocol
+from api.http.connection_limits import BoundedProtocol
 from api.http.security import SCOPES, create_key
 from api.integrity import fsck
 from api.main import create_app

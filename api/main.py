@@ -35,7 +35,7 @@ from api import (
 )
 from api.http import dashboard, docs, errors, health, metrics
 from api.http.deps import Context
-from api.http.feed import Feed
+from api.http.event_stream import Feed
 from api.http.rate_limit import RateLimiter
 from api.http.security import authenticate
 from api.http.stream_permits import StreamPermits
@@ -46,7 +46,7 @@ from api.json_log import request_id as current_request_id
 from api.readers import Readers
 from api.settings import Settings, read_settings
 from api.store.engine import connect, dispose
-from api.store.queue.upkeep import Upkeep
+from api.store.queue.maintenance import Maintenance
 from api.store.queue.wakeups import make_celery, sender
 from api.webhooks.deliverer import Deliverer
 from quantcore.config.time_limits import API_ANSWER_S, API_WAIT_S
@@ -71,7 +71,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     def extra_task(session: Session) -> int:
         return cleanup_task.run(session) + retention_task.run(session)
 
-    upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, extra_task=extra_task)
+    upkeep = Maintenance(sessions, sender(celery), interval_s=settings.poll_s, extra_task=extra_task)
 
     watch = Watch(settings, sessions)
     readers = Readers(settings)

@@ -22,8 +22,8 @@ from api.store.engine import Sessions, reason_of
 from api.store.queue import leases
 from api.store.queue.chat_leases import ChatLease
 from api.store.queue.leases import Lease, LeaseLost, Order
+from api.store.queue.node_slots import NodeSlotLease
 from api.store.queue.publication_leases import PublicationLease
-from api.store.queue.seats import SeatLease
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class HeldLease:
 
     def __init__(
         self,
-        lease: Lease | PublicationLease | SeatLease | ChatLease,
+        lease: Lease | PublicationLease | NodeSlotLease | ChatLease,
         sessions: Sessions,
         settings: Settings,
         *,

@@ -14,10 +14,10 @@ from functools import partial
 from api import json_log
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.queue import seats
+from api.store.queue import node_slots
 from api.store.queue.leases import Failure, LeaseLost
-from api.store.queue.seats import SeatLease
-from api.store.tables.seats import SeatState
+from api.store.queue.node_slots import NodeSlotLease
+from api.store.tables.node_slots import NodeSlotState
 from worker.engine import Engine, EventLost, Stop, StopSwitch
 from worker.joblog import JobLog
 from worker.journal import crash, failure_of
@@ -48,7 +48,7 @@ NOT_SHARED = Failure(
 class NodeRun:
     """A node's part of an attempt. ``stop`` may be called from any thread, at any time."""
 
-    def __init__(self, lease: SeatLease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
+    def __init__(self, lease: NodeSlotLease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
         self.lease = lease
         self._sessions = sessions
         self._settings = settings
@@ -58,7 +58,7 @@ class NodeRun:
             sessions,
             settings,
             claimed_at=claimed_at,
-            renew=seats.renew,
+            renew=node_slots.renew,
             on_order=lambda order: None,  # orders are the leader's
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
@@ -87,25 +87,25 @@ class NodeRun:
         try:
             node = self._await_start()
             if node is None:
-                self._leave(SeatState.LEFT)
+                self._leave(NodeSlotState.LEFT)
             elif not self._is_shared():
-                self._leave(SeatState.FAILED, NOT_SHARED)
+                self._leave(NodeSlotState.FAILED, NOT_SHARED)
             else:
                 self._run(node)
         except LeaseLost:
             raise
         except Exception:
             logger.exception("%s: node %d failed", self.lease.job_id, self.lease.node_rank)
-            self._leave(SeatState.FAILED, WORKER_ERROR)
+            self._leave(NodeSlotState.FAILED, WORKER_ERROR)
 
     def _await_start(self) -> Node | None:
         """Wait for all nodes. Returns this node with their address, or None if the worker was stopped before."""
         while self._switch.reason is None:
             answers: list[str | None] = []
-            self._held.write(lambda session, lease, to=answers: to.append(seats.find_endpoint(session, lease)))
+            self._held.write(lambda session, lease, to=answers: to.append(node_slots.find_endpoint(session, lease)))
             if endpoint := answers[-1]:
                 host, _, port = endpoint.rpartition(":")
-                return Node(self.lease.node_rank, self.lease.nodes, host, int(port), seats.run_id(self.lease))
+                return Node(self.lease.node_rank, self.lease.nodes, host, int(port), node_slots.run_id(self.lease))
             time.sleep(LOOK_S)
         if self._switch.reason is Stop.LEASE_LOST:
             raise LeaseLost
@@ -140,23 +140,23 @@ class NodeRun:
             failure = failure or Failure(error.code, error.message, error.hint)
             engine.kill(Stop.LEASE_LOST)  # its work has no owner any more
             engine.wait()
-            self._leave(SeatState.FAILED, failure)
+            self._leave(NodeSlotState.FAILED, failure)
             return
         status = engine.wait()
         self._log.add(f"worker: the engine ended with status {status}", "info")
         self._log.close()
         if status == 0:
-            self._leave(SeatState.DONE)
+            self._leave(NodeSlotState.DONE)
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
         elif engine.stopped_by is Stop.NO_MEMORY:
-            self._leave(SeatState.FAILED, exceeded(self.lease.needs_memory_bytes, watch))
+            self._leave(NodeSlotState.FAILED, exceeded(self.lease.needs_memory_bytes, watch))
         elif engine.stopped_by is not None:
-            self._leave(SeatState.LEFT)
+            self._leave(NodeSlotState.LEFT)
         else:
-            self._leave(SeatState.FAILED, failure or crash(status, self._log.tail))
+            self._leave(NodeSlotState.FAILED, failure or crash(status, self._log.tail))
 
-    def _leave(self, state: SeatState, failure: Failure | None = None) -> None:
+    def _leave(self, state: NodeSlotState, failure: Failure | None = None) -> None:
         if failure is not None:
             logger.warning("%s: node %d: %s", self.lease.job_id, self.lease.node_rank, failure.code)
-        self._held.write(seats.leave, state=state, failure=failure)
+        self._held.write(node_slots.leave, state=state, failure=failure)

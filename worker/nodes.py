@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from sqlalchemy.orm import Session
 
 from api.settings import Settings
-from api.store.queue import leases, seats
+from api.store.queue import leases, node_slots
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import MAX_LOST, Failure, Lease
-from api.store.tables.seats import Seat, SeatState
+from api.store.tables.node_slots import NodeSlot, NodeSlotState
 from quantcore.errors import ConfigError
 from worker.journal import CRASHED
 from worker.launcher import Node
@@ -53,7 +53,7 @@ class Nodes:
         if self._lease.nodes == 1:
             return None
         host = self._settings.node_address
-        node = Node(0, self._lease.nodes, host, find_free_port(host), seats.run_id(self._lease))
+        node = Node(0, self._lease.nodes, host, find_free_port(host), node_slots.run_id(self._lease))
         phase = {"phase": "gather"}
         self._held.write(leases.record, happened=[NewEvent("phase_started", phase)], columns=phase)
         deadline = time.monotonic() + self._settings.gather_s
@@ -81,27 +81,27 @@ class Nodes:
             return failure
         deadline = time.monotonic() + 2 * self._settings.heartbeat_s
         while True:
-            seats = self._find_ended()
-            if any(seat.state == SeatState.LEFT for seat in seats):
+            slots = self._find_ended()
+            if any(slot.state == NodeSlotState.LEFT for slot in slots):
                 return None
-            if cause := _find_cause(seats):
+            if cause := _find_cause(slots):
                 return cause
-            if len(seats) == self._lease.nodes - 1 and failure.code == CRASHED:
+            if len(slots) == self._lease.nodes - 1 and failure.code == CRASHED:
                 return failure
-            if len(seats) == self._lease.nodes - 1 or time.monotonic() > deadline:
-                return _lost(seats)
+            if len(slots) == self._lease.nodes - 1 or time.monotonic() > deadline:
+                return _lost(slots)
             time.sleep(LOOK_S)
 
     def _start(self, endpoint: str) -> bool:
         answers: list[bool] = []
-        self._held.write(lambda session, lease: answers.append(seats.start(session, lease, endpoint=endpoint)))
+        self._held.write(lambda session, lease: answers.append(node_slots.start(session, lease, endpoint=endpoint)))
         return answers[-1]
 
-    def _find_ended(self) -> Sequence[Seat]:
-        answers: list[Sequence[Seat]] = []
+    def _find_ended(self) -> Sequence[NodeSlot]:
+        answers: list[Sequence[NodeSlot]] = []
 
         def look(session: Session, lease: Lease) -> None:
-            answers.append(seats.find_ended(session, lease))
+            answers.append(node_slots.find_ended(session, lease))
 
         self._held.write(look)
         return answers[-1]
@@ -121,13 +121,13 @@ def find_free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _find_cause(seats: Sequence[Seat]) -> Failure | None:
+def _find_cause(seats: Sequence[NodeSlot]) -> Failure | None:
     """Return the first failure that a node itself caused."""
     errors = (seat.error for seat in seats if seat.error is not None)
     return next((Failure(**error) for error in errors if error["code"] not in SECONDHAND), None)
 
 
-def _lost(seats: Sequence[Seat]) -> Failure:
+def _lost(seats: Sequence[NodeSlot]) -> Failure:
     """Return NODE_LOST with the details that the nodes have reported."""
     details = [f"node {seat.node_rank} ({seat.worker}): {seat.error['detail']}" for seat in seats if seat.error]
     return Failure(**{**vars(NODE_LOST), "detail": "\n".join(details)})

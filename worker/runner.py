@@ -13,10 +13,11 @@ from api import disk, json_log, tracing
 from api.settings import Settings
 from api.store.accounts import datasets
 from api.store.engine import Sessions
-from api.store.queue import jobs, leases, seats
+from api.store.queue import jobs, leases, node_slots
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from quantcore.config.quantization import is_dataset_id
 from quantcore.errors import CalibrationError, QuantError
+from worker.disk_watch import DiskWatch
 from worker.engine import Engine, Stop, StopSwitch
 from worker.hub_token import find_hub_token
 from worker.joblog import JobLog
@@ -26,7 +27,6 @@ from worker.lease import HeldLease
 from worker.memory_watch import MemoryWatch, data_limit_of, exceeded, limit_of
 from worker.nodes import NODE_LOST, Nodes, NodesMissing
 from worker.redaction import Redactor
-from worker.room_watch import RoomWatch
 from worker.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Run:
             sessions,
             settings,
             claimed_at=claimed_at,
-            renew=seats.renew_leader if lease.nodes > 1 else leases.renew,
+            renew=node_slots.renew_leader if lease.nodes > 1 else leases.renew,
             on_order=lambda order: self.stop(_STOPS[order]),
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
@@ -210,7 +210,7 @@ class Run:
         self._log.follow(engine.log_lines())
         phases = tracing.Phases()
         try:
-            with RoomWatch(self._settings, lambda: engine.kill(Stop.NO_ROOM)), self._watch_memory(engine):
+            with DiskWatch(self._settings, lambda: engine.kill(Stop.NO_ROOM)), self._watch_memory(engine):
                 for line in engine.lines():
                     if line["kind"] == "phase_started":
                         name = self._redactor.clean(str(line.get("phase")))

@@ -24,9 +24,9 @@ from sqlalchemy.orm import Session, load_only
 from api import confinement, disk
 from api.settings import Settings
 from api.store.engine import Sessions, connect, dispose, reason_of
-from api.store.queue import chat_leases, leases, publication_leases, seats, workers
+from api.store.queue import chat_leases, leases, node_slots, publication_leases, workers
+from api.store.queue.maintenance import Maintenance
 from api.store.queue.outbox import Send
-from api.store.queue.upkeep import Upkeep
 from api.store.states import FINAL, HELD
 from api.store.tables.jobs import Job
 from worker import workspace
@@ -46,7 +46,7 @@ class Supervisor:
     def __init__(self, settings: Settings, send: Send) -> None:
         self._settings = settings
         self._sessions = connect(settings.database_url.get_secret_value(), pool_size=3 * (settings.slots + 1) + 3)
-        self._upkeep = Upkeep(self._sessions, send, interval_s=settings.poll_s, extra_task=self._do_round)
+        self._upkeep = Maintenance(self._sessions, send, interval_s=settings.poll_s, extra_task=self._do_round)
         self._id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._draining = False
         self._blocked_reason: str | None = None
@@ -133,7 +133,7 @@ def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None
         claimant: dict[str, Any] = {
             "worker": worker, "lease_s": settings.lease_s, "memory_bytes": settings.memory_bytes,
         }  # fmt: skip
-        seat = seats.take(session, **claimant)
+        seat = node_slots.take(session, **claimant)
         lease = None if seat else leases.claim(session, **claimant)
         chat = None if seat or lease else chat_leases.claim(session, **claimant)
     if seat is not None:

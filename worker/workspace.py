@@ -21,7 +21,7 @@ from api.settings import Settings
 from api.store import manifest
 from api.store.manifest import Manifest
 from api.store.queue.leases import Lease
-from api.store.queue.seats import SeatLease
+from api.store.queue.node_slots import NodeSlotLease
 from quantcore.checkpoint.artifact import sync
 from quantcore.errors import ProofError
 
@@ -31,7 +31,7 @@ RESUME = "resume"
 class Workspace:
     """The files of one attempt, for its leader and its other nodes."""
 
-    def __init__(self, settings: Settings, lease: Lease | SeatLease) -> None:
+    def __init__(self, settings: Settings, lease: Lease | NodeSlotLease) -> None:
         self._job_id = lease.job_id
         self._artifacts_dir = settings.artifacts_dir
         self.folder = settings.work_dir / f"{lease.job_id}.{lease.fence}"

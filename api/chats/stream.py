@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from api.chats.schemas import ChatOut, TurnOut
-from api.http.feed import Feed
+from api.http.event_stream import Feed
 from api.http.security import CHAT
 from api.jobs.stream import News, Start, is_over, tell
 from api.store.accounts.audit import Caller

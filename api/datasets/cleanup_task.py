@@ -15,7 +15,7 @@ LITTER_INTERVAL_S = 3600.0
 
 
 class CleanupTask:
-    """Removes the files of abandoned uploads; a task of ``Upkeep``."""
+    """Removes the files of abandoned uploads; a task of ``Maintenance``."""
 
     def __init__(self, settings: Settings, sessions: Sessions) -> None:
         self._settings = settings

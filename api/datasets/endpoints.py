@@ -11,8 +11,8 @@ from api.datasets import service, storage
 from api.datasets.schemas import Column, DatasetOut, DatasetPage, DatasetStatisticsOut, PreviewOut, TokensOut
 from api.http.bounded import bounded_route
 from api.http.deps import ContextDep, SessionsDep
+from api.http.disk_space import ROOM
 from api.http.errors import may
-from api.http.room import ROOM
 from api.http.security import Reader, Writer
 from api.http.turns import while_connected
 from api.jobs.schemas import REVISION, Text

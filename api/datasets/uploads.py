@@ -24,8 +24,8 @@ from api.datasets.service import no_such_upload
 from api.datasets.storage import Received
 from api.http.bounded import bounded_route
 from api.http.deps import Context, ContextDep, SessionsDep
+from api.http.disk_space import ROOM
 from api.http.errors import Problem, may
-from api.http.room import ROOM
 from api.http.security import Reader, Writer
 from api.http.strict_json import StrictJsonRoute
 from api.http.turns import while_connected

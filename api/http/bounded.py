@@ -1,7 +1,7 @@
 """Routes that take a bounded body: the key is checked before the body is read.
 
-A body beyond the limit is refused while it arrives, before it is stored. ``api.http.front`` bounds the time that it
-may take, and its number of chunks.
+A body beyond the limit is refused while it arrives, before it is stored. ``api.http.connection_limits`` bounds the time
+that it may take, and its number of chunks.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from celery import Celery
 from fastapi import Depends, Request
 
 from api.http.errors import Problem
-from api.http.feed import Feed
+from api.http.event_stream import Feed
 from api.http.rate_limit import RateLimiter
 from api.http.turns import Turns
 from api.readers import Readers
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.queue.upkeep import Upkeep
+from api.store.queue.maintenance import Maintenance
 from api.store.vault import Vault
 
 
@@ -30,7 +30,7 @@ class Context:
     settings: Settings
     sessions: Sessions
     celery: Celery
-    upkeep: Upkeep
+    upkeep: Maintenance
     feed: Feed
     rates: RateLimiter
     readers: Readers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 
-from api.http.front import MAX_CONNECTIONS
+from api.http.connection_limits import MAX_CONNECTIONS
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ Prepared = TypeVar("Prepared")
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeOnce:
     """The id of the object that a request made; ``replayed``: an earlier request with its key made it."""
 
     id: str
@@ -52,7 +52,7 @@ def make_once(
     prefix: str,
     prepare: Callable[[], Prepared],
     store: Callable[[Session, str, Prepared], object],
-) -> Made:
+) -> MadeOnce:
     """Prepare (slow, outside of any transaction) and store under a new id, unless ``request`` did so before.
 
     Raises Problem 422 ``idempotency_key_reused`` for a key that came with another body.
@@ -61,14 +61,14 @@ def make_once(
         if request:
             with reading(sessions) as session:
                 if before := idempotency.find(session, request):
-                    return Made(before, replayed=True)
+                    return MadeOnce(before, replayed=True)
         prepared = prepare()
         new = new_id(prefix)
         with sessions.begin() as session:
             if request and (before := idempotency.claim(session, request, new)):
-                return Made(before, replayed=True)
+                return MadeOnce(before, replayed=True)
             store(session, new, prepared)
-        return Made(new, replayed=False)
+        return MadeOnce(new, replayed=False)
     except KeyReused as error:
         raise Problem(
             422,

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from api import disk
 from api.disk import Disk
 from api.http.deps import ContextDep
-from api.http.feed import Feed
+from api.http.event_stream import Feed
 from api.http.security import Operator
 from api.store.accounts import projects
 from api.store.queue import measures

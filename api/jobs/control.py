@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from api.http.deps import Context, ContextDep
+from api.http.disk_space import ROOM
 from api.http.errors import may
-from api.http.room import ROOM
 from api.http.security import Writer
 from api.jobs import view
 from api.jobs.endpoints import JobId, no_such_job

@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.orm import Session
 
 from api.http.deps import Context, ContextDep, SessionsDep
+from api.http.disk_space import ROOM, check_room
 from api.http.errors import Problem, may
-from api.http.idempotent import IdempotencyKey, Made
-from api.http.room import ROOM, check_room
+from api.http.idempotent import IdempotencyKey, MadeOnce
 from api.http.security import Reader, Writer
 from api.http.strict_json import StrictJsonRoute
 from api.jobs import cursor as cursors
@@ -166,7 +166,7 @@ def no_such_job() -> Problem:
     return Problem(404, "job_not_found", "There is no such job.")
 
 
-def _answer_made(made: Made, context: Context, response: Response) -> JobOut:
+def _answer_made(made: MadeOnce, context: Context, response: Response) -> JobOut:
     with reading(context.sessions) as session:
         job = jobs.find(session, made.id)
         if job is None:

@@ -29,7 +29,7 @@ _ARTIFACT = re.compile(r"[0-9a-f]{64}(\.orphan)?")
 
 
 class RetentionTask:
-    """Deletes once an hour what neither the settings nor the projects' policies keep; a task of ``Upkeep``."""
+    """Deletes once an hour what neither the settings nor the projects' policies keep; a task of ``Maintenance``."""
 
     def __init__(self, settings: Settings, sessions: Sessions) -> None:
         self._settings = settings

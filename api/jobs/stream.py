@@ -16,7 +16,7 @@ from typing import TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from api.http.feed import Feed, Ticket
+from api.http.event_stream import Feed, Ticket
 from api.http.security import READ
 from api.jobs.event_log import EventOut, LogLineOut
 from api.store.accounts.audit import Caller

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from api import tracing
 from api.http.deps import Context
-from api.http.idempotent import Made, make_once, request_of
+from api.http.idempotent import MadeOnce, make_once, request_of
 from api.jobs import calibration, service
 from api.jobs.schemas import JobClone, JobCreate, asked_of
 from api.jobs.service import Planned
@@ -24,7 +24,7 @@ from quantcore.config.quantization import is_dataset_id
 from quantcore.plan.job import default_exports
 
 
-def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: str | None) -> Made:
+def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: str | None) -> MadeOnce:
     """Plan the job and queue it. Raises QuantError or Problem for a request that cannot work."""
     made = make_once(
         context.sessions,
@@ -37,7 +37,7 @@ def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: s
     return made
 
 
-def clone(original: Job, body: JobClone, caller: Caller, context: Context, idempotency_key: str | None) -> Made:
+def clone(original: Job, body: JobClone, caller: Caller, context: Context, idempotency_key: str | None) -> MadeOnce:
     """Queue a job like ``original`` except for the fields in ``body``. A Hub model stays at the commit it had."""
     changes = body.root
     wanted = _merge(original, changes)

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Path, Response
 from sqlalchemy.orm import Session
 
 from api.http.deps import ContextDep, SessionsDep
+from api.http.disk_space import ROOM
 from api.http.errors import Problem, may
 from api.http.idempotent import IdempotencyKey, make_once, request_of
-from api.http.room import ROOM
 from api.http.security import Reader, Writer
 from api.http.strict_json import StrictJsonRoute
 from api.jobs import submission, view

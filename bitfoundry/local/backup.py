@@ -28,7 +28,7 @@ from api.store.vault import Vault
 from bitfoundry.errors import StackError
 from bitfoundry.local.folders import Lock, private_dir
 from bitfoundry.local.postgres import DATABASE, SUPERUSER, Postgres, find_binaries
-from bitfoundry.local.tending import Say
+from bitfoundry.local.supervision import Say
 from quantcore.config.time_limits import DATABASE_CONNECT_S, DATABASE_MIGRATION_S
 from quantcore.errors import ConfigError
 

@@ -19,9 +19,9 @@ import psutil
 import psycopg
 
 from bitfoundry.errors import StackError
-from bitfoundry.local.ballast import Ballast
 from bitfoundry.local.child import Owner, finish, spawn, tail
 from bitfoundry.local.folders import Lock, SocketWatch, private_dir, socket_dir
+from bitfoundry.local.reserved_space import ReservedSpace
 from quantcore.config.time_limits import DATABASE_CONNECT_S, DATABASE_MIGRATION_S
 
 DATABASE = "bitfoundry"
@@ -59,7 +59,7 @@ class Postgres:
         self.home = Path(home).resolve()
         self.data = self.home / "postgres"
         self.log = self.home / "logs" / "postgres.log"
-        self.ballast = Ballast(self.home / "postgres.ballast")
+        self.ballast = ReservedSpace(self.home / "postgres.ballast")
         self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
         self._command: list[str | Path] = []

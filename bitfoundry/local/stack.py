@@ -24,7 +24,7 @@ from bitfoundry.errors import StackError
 from bitfoundry.local.child import finish, spawn, tail
 from bitfoundry.local.folders import Lock, cache_dir, private_dir
 from bitfoundry.local.postgres import Postgres
-from bitfoundry.local.tending import Say, Tended
+from bitfoundry.local.supervision import Say, Supervised
 from bitfoundry.local.valkey import Valkey
 from quantcore.config.time_limits import LOCAL_S
 from quantcore.errors import ConfigError
@@ -102,7 +102,7 @@ class LocalStack:
         self._say = say
         self._engines: list[Postgres | Valkey] = []
         self._programs: dict[str, Program] = {}
-        self._tended: list[Tended] = []
+        self._tended: list[Supervised] = []
         self._lock = Lock(self.home / "stack.lock")
 
     @property
@@ -131,7 +131,7 @@ class LocalStack:
             self._say("waiting for the API")
             self._await_ready()
             self.api_key = self._find_or_make_key(self.database_url)
-            self._tended = [Tended(part, self._say) for part in (*self._engines, *self._programs.values())]
+            self._tended = [Supervised(part, self._say) for part in (*self._engines, *self._programs.values())]
         except BaseException:
             self.stop()
             raise

@@ -70,7 +70,7 @@ ALLOWED = {
         "quantcore.cli.readers": 1,
         "quantcore.data.template_process": 2,
         "worker.devices": 3,
-        "worker.keeper": 1,
+        "worker.parent_watch": 1,
         "worker.memory_watch": 1,
     },
     "the service's own folder": {

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http import feed, front, turns
+from api.http import connection_limits, event_stream, turns
 from api.http.security import create_key
 from api.jobs import stream as job_stream
 from api.main import NUM_THREADS
@@ -72,7 +72,7 @@ def test_many_streams_of_one_caller_keep_nobody_out(
     server: Server, other_key: str, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All connections are streams of one key: each newcomer takes the place of one of them, and of nobody else."""
-    monkeypatch.setattr(front, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 20)
     job_id = submit()
     with ExitStack() as stack:
         few = stack.enter_context(httpx2.Client(base_url=server.url, trust_env=False, timeout=20))
@@ -93,8 +93,8 @@ def test_many_streams_of_one_caller_keep_nobody_out(
 
 
 def test_a_key_has_a_limit_of_streams(server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert feed.MAX_STREAMS_OF_KEY <= front.MAX_CONNECTIONS // 4
-    monkeypatch.setattr(feed, "MAX_STREAMS_OF_KEY", 3)
+    assert event_stream.MAX_STREAMS_OF_KEY <= connection_limits.MAX_CONNECTIONS // 4
+    monkeypatch.setattr(event_stream, "MAX_STREAMS_OF_KEY", 3)
     job_id = submit()
     with ExitStack() as stack, server.connect() as client:
         for _ in range(3):

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-from api.http import feed
+from api.http import event_stream
 from api.http.security import SIGN_IN_COOKIE, create_key
 from api.jobs import stream
 from api.store.engine import Sessions
@@ -136,9 +136,9 @@ def test_many_streams_share_one_question_a_tick(
     server: Server, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    original = feed.events.find_heads
+    original = event_stream.events.find_heads
     monkeypatch.setattr(
-        feed.events, "find_heads", lambda session, ids: asked.append(len(ids)) or original(session, ids)
+        event_stream.events, "find_heads", lambda session, ids: asked.append(len(ids)) or original(session, ids)
     )
     leased = [start(sessions, submit) for _ in range(20)]
     heard: dict[str, list[str]] = {}
@@ -342,8 +342,10 @@ def test_many_streams_of_many_keys_are_checked_together(
     server: Server, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    original = feed.signins.find_open
-    monkeypatch.setattr(feed.signins, "find_open", lambda *given: asked.append(len(given[1])) or original(*given))
+    original = event_stream.signins.find_open
+    monkeypatch.setattr(
+        event_stream.signins, "find_open", lambda *given: asked.append(len(given[1])) or original(*given)
+    )
     job_id, lease = start(sessions, submit)
     keys = [create_key(sessions, f"key {number}") for number in range(10)]
 
@@ -358,7 +360,7 @@ def test_many_streams_of_many_keys_are_checked_together(
         thread.start()
     wait_until(lambda: asked and max(asked) >= 10)
     asked.clear()
-    time.sleep(2 * feed.CHECK_S)
+    time.sleep(2 * event_stream.CHECK_S)
     assert 1 <= len(asked) <= 3
     end(sessions, lease)
     for thread in threads:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from api.http.feed import MAX_STREAMS_OF_KEY
+from api.http.event_stream import MAX_STREAMS_OF_KEY
 from tests.support.service import ROOT
 
 NUM_INSPECTORS, NUM_SUBMITTERS, NUM_READERS = 24, 2, 2

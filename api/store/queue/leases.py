@@ -26,7 +26,7 @@ from api.store.queue.logs import NewLine
 from api.store.queue.workers import host_of
 from api.store.states import CLAIMABLE, FINAL, HELD, State
 from api.store.tables.jobs import FENCE, QUEUE_ORDER, Artifact, Attempt, Job
-from api.store.tables.seats import Seat
+from api.store.tables.node_slots import NodeSlot
 from quantcore.config.job_spec import JobSpec
 from quantcore.config.values import config_error
 
@@ -322,7 +322,9 @@ def _held(session: Session, lease: Lease) -> Job:
 
 def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[str, Any] | None = None) -> None:
     """Close the attempt and let go of the job, which moves on to ``state``."""
-    session.execute(delete(Seat).where(Seat.job_id == job.id))  # their workers learn from it that the attempt is over
+    session.execute(
+        delete(NodeSlot).where(NodeSlot.job_id == job.id)
+    )  # their workers learn from it that the attempt is over
     ended = update(Attempt).where(Attempt.job_id == job.id, Attempt.ended_at.is_(None))
     session.execute(ended.values(ended_at=func.clock_timestamp(), outcome=outcome, error=error))
     more: dict[str, Any] = {"error": error} if error else {}

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from api.store.queue import outbox, workers
 from api.store.queue.workers import Ready
 from api.store.tables.jobs import Job
-from api.store.tables.seats import Seat, SeatState
+from api.store.tables.node_slots import NodeSlot, NodeSlotState
 
 
 def has_enough_workers() -> ColumnElement[bool]:
@@ -49,7 +49,7 @@ def may_run_on(host: str) -> ColumnElement[bool]:
 
 def count_open_seats(session: Session) -> int:
     """Count the nodes of claimed jobs that no worker has taken yet."""
-    return session.scalar(select(func.count()).select_from(Seat).where(Seat.state == SeatState.OPEN)) or 0
+    return session.scalar(select(func.count()).select_from(NodeSlot).where(NodeSlot.state == NodeSlotState.OPEN)) or 0
 
 
 def num_idle(ready: Sequence[Ready], num_open_seats: int) -> int:
@@ -59,6 +59,6 @@ def num_idle(ready: Sequence[Ready], num_open_seats: int) -> int:
 
 def open_seats(session: Session, job: Job) -> None:
     """Add a seat for each node of a claimed job but its leader's, and wake the workers."""
-    session.add_all(Seat(job_id=job.id, fence=job.fence, node_rank=rank) for rank in range(1, job.nodes))
+    session.add_all(NodeSlot(job_id=job.id, fence=job.fence, node_rank=rank) for rank in range(1, job.nodes))
     if job.nodes > 1:
         outbox.wake(session)

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from api.store.states import HELD
 from api.store.tables.chats import HOLDING, Chat
 from api.store.tables.jobs import Job, Worker
-from api.store.tables.seats import Seat, SeatState
+from api.store.tables.node_slots import NodeSlot, NodeSlotState
 
 REMEMBERED = timedelta(hours=1)
 """Time for which a silent worker's row is kept."""
@@ -64,7 +64,9 @@ def find_live(session: Session) -> Sequence[Worker]:
 
 def find_jobs(session: Session, worker_id: str) -> Sequence[Job]:
     """Return the jobs that the worker's slots hold, by themselves or together with others."""
-    seated = select(Seat.job_id).where(Seat.state == SeatState.TAKEN, func.starts_with(Seat.worker, f"{worker_id}:"))
+    seated = select(NodeSlot.job_id).where(
+        NodeSlot.state == NodeSlotState.TAKEN, func.starts_with(NodeSlot.worker, f"{worker_id}:")
+    )
     mine = or_(func.starts_with(Job.worker, f"{worker_id}:"), Job.id.in_(seated))
     return session.scalars(select(Job).where(Job.state.in_(HELD), mine).order_by(Job.id)).all()
 
@@ -103,7 +105,9 @@ def find_blocked_reason(session: Session) -> str | None:
 def _ready() -> Select[str, int, bool]:
     """Return the query for the ready workers. Made once: every poll of a job that waits runs it."""
     jobs = select(func.count()).where(Job.state.in_(HELD), func.starts_with(Job.worker, Worker.id + ":"))
-    seats = select(func.count()).where(Seat.state == SeatState.TAKEN, func.starts_with(Seat.worker, Worker.id + ":"))
+    seats = select(func.count()).where(
+        NodeSlot.state == NodeSlotState.TAKEN, func.starts_with(NodeSlot.worker, Worker.id + ":")
+    )
     chats = select(func.count()).where(Chat.state.in_(HOLDING), func.starts_with(Chat.worker, Worker.id + ":"))
     used: ColumnElement[int] = sum(
         (held.correlate(Worker).scalar_subquery() for held in (jobs, seats, chats)), start=literal(0)

@@ -19,7 +19,7 @@ from bitfoundry.errors import StackError
 from bitfoundry.local import postgres as module
 from bitfoundry.local.child import Owner
 from bitfoundry.local.stack import Postgres
-from bitfoundry.local.tending import Tended
+from bitfoundry.local.supervision import Supervised
 from tests.support.waiting import wait_until
 
 START_AND_WAIT = """
@@ -112,7 +112,7 @@ def test_a_server_that_was_told_to_end_does_not_wait_for_its_clients(home: Path)
     """SIGTERM is PostgreSQL's "smart" shutdown: it takes no new client, and waits for those it has for ever."""
     server = Postgres(home, durable=False)
     server.start()
-    tended = Tended(server, print)
+    tended = Supervised(server, print)
     with psycopg.connect(server.url.replace("+psycopg", "", 1)) as held:
         assert server._process is not None
         first = server._process.pid
@@ -224,7 +224,7 @@ def test_a_server_whose_socket_was_removed_comes_back(remove: str, home: Path) -
     """As cleaners of temporary folders do. The URL stays the same: clients find it again."""
     server = Postgres(home, durable=False)
     sockets = Path(server.start().partition("host=")[2])
-    tended = Tended(server, print)
+    tended = Supervised(server, print)
     tended.look()
     shutil.rmtree(sockets) if remove == "folder" else (sockets / ".s.PGSQL.5432").unlink()
 

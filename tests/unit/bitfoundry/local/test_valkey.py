@@ -12,7 +12,7 @@ import redis
 from bitfoundry.errors import StackError
 from bitfoundry.local import valkey as module
 from bitfoundry.local.stack import Valkey
-from bitfoundry.local.tending import Tended
+from bitfoundry.local.supervision import Supervised
 from tests.support.waiting import wait_until
 
 
@@ -77,7 +77,7 @@ def test_a_server_whose_socket_was_removed_comes_back(remove: str, home: Path) -
     server = Valkey(home)
     url = server.start()
     socket = Path(url.removeprefix("redis+socket://"))
-    tended = Tended(server, print)
+    tended = Supervised(server, print)
     tended.look()
     shutil.rmtree(socket.parent) if remove == "folder" else socket.unlink()
 

@@ -15,10 +15,10 @@ from sqlalchemy import func, select, text, update
 
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.queue import control, leases, seats, waiting, workers
+from api.store.queue import control, leases, node_slots, waiting, workers
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from api.store.tables.jobs import Attempt, Job, Worker
-from api.store.tables.seats import Seat, SeatState
+from api.store.tables.node_slots import NodeSlot, NodeSlotState
 from quantcore.config import presets
 from tests.support.attempts import AWorker, StartHere, outcomes, run_as
 from tests.support.params import with_rare
@@ -61,9 +61,9 @@ def claim(sessions: Sessions, worker: str = "a:0", **options: Any) -> Lease | No
         return leases.claim(session, worker=worker, lease_s=30, **options)
 
 
-def sit(sessions: Sessions, worker: str, **options: Any) -> seats.SeatLease | None:
+def sit(sessions: Sessions, worker: str, **options: Any) -> node_slots.NodeSlotLease | None:
     with sessions.begin() as session:
-        return seats.take(session, worker=worker, lease_s=30, **options)
+        return node_slots.take(session, worker=worker, lease_s=30, **options)
 
 
 def reason(sessions: Sessions, job_id: str) -> str:
@@ -73,10 +73,10 @@ def reason(sessions: Sessions, job_id: str) -> str:
 
 def started(sessions: Sessions, lease: Lease) -> bool:
     with sessions.begin() as session:
-        return seats.start(session, lease, endpoint="here:1")
+        return node_slots.start(session, lease, endpoint="here:1")
 
 
-def led(sessions: Sessions, *names: str, nodes: int = 2) -> tuple[Lease, list[seats.SeatLease]]:
+def led(sessions: Sessions, *names: str, nodes: int = 2) -> tuple[Lease, list[node_slots.NodeSlotLease]]:
     """A job that the workers of these names have; the first one leads."""
     appear(sessions, *names)
     lease = claim(sessions, f"{names[0]}:0")
@@ -155,11 +155,11 @@ def test_seats(sessions: Sessions, submit: Submit) -> None:
     assert second is not None and [first.node_rank, second.node_rank] == [1, 2]
     assert sit(sessions, "d:0") is None
     with sessions.begin() as session:
-        assert seats.find_endpoint(session, second) is None
+        assert node_slots.find_endpoint(session, second) is None
         assert [job.id for job in workers.find_jobs(session, "c")] == [lease.job_id]
     assert started(sessions, lease)
     with sessions.begin() as session:
-        assert seats.find_endpoint(session, first) == seats.find_endpoint(session, second) == "here:1"
+        assert node_slots.find_endpoint(session, first) == node_slots.find_endpoint(session, second) == "here:1"
 
 
 def test_many_who_want_the_seats(sessions: Sessions, submit: Submit) -> None:
@@ -167,7 +167,7 @@ def test_many_who_want_the_seats(sessions: Sessions, submit: Submit) -> None:
     appear(sessions, "a", *names)
     submit(nodes=6)
     assert claim(sessions)
-    found: list[seats.SeatLease | None] = []
+    found: list[node_slots.NodeSlotLease | None] = []
     together = threading.Barrier(len(names))
 
     def race(name: str) -> None:
@@ -225,18 +225,18 @@ def test_a_seat_ends_with_the_leaders_lease(end: str, sessions: Sessions, submit
     submit(nodes=2)
     lease, [seat] = led(sessions, "a", "b")
     with sessions.begin() as session:
-        seats.renew(session, seat, lease_s=30)
+        node_slots.renew(session, seat, lease_s=30)
     with sessions.begin() as session:
         ENDS[end](session, lease)
     for use in (
-        lambda session: seats.renew(session, seat, lease_s=30),
-        lambda session: seats.find_endpoint(session, seat),
-        lambda session: seats.leave(session, seat, state=SeatState.DONE),
+        lambda session: node_slots.renew(session, seat, lease_s=30),
+        lambda session: node_slots.find_endpoint(session, seat),
+        lambda session: node_slots.leave(session, seat, state=NodeSlotState.DONE),
     ):
         with pytest.raises(LeaseLost), sessions.begin() as session:
             use(session)
     with sessions.begin() as session:
-        assert session.scalar(select(func.count()).select_from(Seat)) == (end == "run out")
+        assert session.scalar(select(func.count()).select_from(NodeSlot)) == (end == "run out")
 
 
 def test_what_the_leader_hears(sessions: Sessions, submit: Submit) -> None:
@@ -245,20 +245,20 @@ def test_what_the_leader_hears(sessions: Sessions, submit: Submit) -> None:
 
     def beat() -> Order | None:
         with sessions.begin() as session:
-            return seats.renew_leader(session, lease, lease_s=30)
+            return node_slots.renew_leader(session, lease, lease_s=30)
 
     assert beat() is None
     with sessions.begin() as session:
-        seats.leave(session, one, state=SeatState.DONE)
+        node_slots.leave(session, one, state=NodeSlotState.DONE)
     assert beat() is None
     with sessions.begin() as session:
-        seats.leave(session, two, state=SeatState.LEFT)
+        node_slots.leave(session, two, state=NodeSlotState.LEFT)
     assert beat() is Order.NODE_LEFT
     with sessions.begin() as session:
-        session.execute(update(Seat).where(Seat.node_rank == 3).values(expires_at=func.now()))
+        session.execute(update(NodeSlot).where(NodeSlot.node_rank == 3).values(expires_at=func.now()))
     assert beat() is Order.NODE_LOST
     with sessions.begin() as session:
-        seats.leave(session, three, state=SeatState.FAILED, failure=Failure("x", "x"))
+        node_slots.leave(session, three, state=NodeSlotState.FAILED, failure=Failure("x", "x"))
     assert beat() is Order.NODE_LOST
     with sessions.begin() as session:
         control.cancel(session, lease.job_id)
@@ -272,7 +272,7 @@ def test_who_leaves_before_the_start_leaves_the_seat(sessions: Sessions, submit:
     seat = sit(sessions, "b:0")
     assert seat is not None
     with sessions.begin() as session:
-        seats.leave(session, seat, state=SeatState.LEFT)
+        node_slots.leave(session, seat, state=NodeSlotState.LEFT)
     assert sit(sessions, "c:0") == seat
 
 

@@ -11,7 +11,7 @@ from worker.watch import Watch
 LOOK_S = 0.5
 
 
-class RoomWatch(Watch):
+class DiskWatch(Watch):
     """A watch in a ``with`` block for the moment when the disk space is used up."""
 
     def __init__(self, settings: Settings, on_fault: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from api.store.tables.jobs import Base
 
 
-class SeatState(StrEnum):
+class NodeSlotState(StrEnum):
     OPEN = "open"  # nobody has it yet
     TAKEN = "taken"  # a worker waits for the others, or works
     DONE = "done"  # its part of the job is done
@@ -20,11 +20,11 @@ class SeatState(StrEnum):
     FAILED = "failed"  # ``error`` says why
 
 
-_STATES = ", ".join(repr(str(state)) for state in sorted(SeatState))
+_STATES = ", ".join(repr(str(state)) for state in sorted(NodeSlotState))
 _IS_OPEN = text("state = 'open'")
 
 
-class Seat(Base):
+class NodeSlot(Base):
     """A seat is the row of one node of an attempt. The leader is node 0 and has none. It ends with the leader's lease.
 
     ``endpoint`` (``host:port``) is where the nodes meet. It is set when all seats are taken.
@@ -35,7 +35,7 @@ class Seat(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"), primary_key=True)
     fence: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     node_rank: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
-    state: Mapped[str] = mapped_column(server_default=SeatState.OPEN)
+    state: Mapped[str] = mapped_column(server_default=NodeSlotState.OPEN)
     worker: Mapped[str | None]
     expires_at: Mapped[datetime | None]
     endpoint: Mapped[str | None]

@@ -13,7 +13,7 @@ BALLAST_BYTES = 64 << 20  # four files of PostgreSQL's log
 MIN_FREE_BYTES = 4 * BALLAST_BYTES  # with less free space, no ballast is made
 
 
-class Ballast:
+class ReservedSpace:
     """The ballast file at `path`. Its methods raise nothing: it is a precaution."""
 
     def __init__(self, path: Path) -> None:

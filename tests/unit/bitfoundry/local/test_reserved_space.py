@@ -18,13 +18,13 @@ import psycopg
 
 from bitfoundry.local import ballast
 from bitfoundry.local.stack import Postgres
-from bitfoundry.local.tending import Tended
+from bitfoundry.local.supervision import Supervised
 
 ballast.BALLAST_BYTES, ballast.MIN_FREE_BYTES = 32 << 20, 48 << 20
 home = Path(sys.argv[1]) / "home"
 server = Postgres(home)
 url = server.start().replace("+psycopg", "", 1)
-tended = Tended(server, print)
+tended = Supervised(server, print)
 assert (len(sys.argv) > 2) or not server.ballast.make()
 
 def execute(statement):

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api import main
-from api.http import front
+from api.http import connection_limits
 from api.main import create_app
 from api.settings import Settings
 from api.store.engine import Sessions
@@ -110,7 +110,7 @@ def test_the_key_is_asked_for_before_the_body(server: Server, settings: Settings
 
 
 def test_what_comes_after_the_answer_is_not_read(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "LINGER_S", 1.0)
+    monkeypatch.setattr(connection_limits, "LINGER_S", 1.0)
     head = "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     with dialled(server, head) as line:
         assert status_of(line.recv(65536)) == 401
@@ -146,9 +146,9 @@ def test_a_sign_in_has_a_small_body(server: Server) -> None:
     ],
 )
 def test_whoever_says_nothing_more_is_hung_up_on(said: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "HEAD_S", 0.5)
-    monkeypatch.setattr(front, "BODY_S", 0.5)
-    monkeypatch.setattr(front, "LINGER_S", 0.5)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 0.5)
+    monkeypatch.setattr(connection_limits, "BODY_S", 0.5)
+    monkeypatch.setattr(connection_limits, "LINGER_S", 0.5)
     with dialled(server, said) as line:
         line.settimeout(PATIENCE_S)
         last = hear(line).split(b"HTTP/1.1 ")[-1]
@@ -159,9 +159,9 @@ def test_whoever_says_nothing_more_is_hung_up_on(said: str, server: Server, monk
 @pytest.mark.slow
 def test_drop_by_drop_is_too_slow(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then is no reason to wait for ever, neither for a head nor for a body."""
-    monkeypatch.setattr(front, "HEAD_S", 1.0)
-    monkeypatch.setattr(front, "BODY_S", 1.0)
-    monkeypatch.setattr(front, "LINGER_S", 0.2)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 1.0)
+    monkeypatch.setattr(connection_limits, "BODY_S", 1.0)
+    monkeypatch.setattr(connection_limits, "LINGER_S", 0.2)
     for said in ("GET /v1/jobs HTTP/1.1\r\nX: ", SIGN_IN + 'Content-Length: 1000\r\n\r\n{"api_key": "'):
         with dialled(server, said) as line:
             deadline = time.monotonic() + PATIENCE_S
@@ -174,8 +174,8 @@ def test_drop_by_drop_is_too_slow(server: Server, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_a_steady_body_may_take_its_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "BODY_S", 0.5)
-    monkeypatch.setattr(front, "MIN_BODY_BYTES_PER_S", 1000)
+    monkeypatch.setattr(connection_limits, "BODY_S", 0.5)
+    monkeypatch.setattr(connection_limits, "MIN_BODY_BYTES_PER_S", 1000)
     rows = b'{"text": "one of many rows"}\n' * 500
 
     def slowly() -> Iterator[bytes]:
@@ -194,7 +194,7 @@ def test_silent_connections_keep_nobody_out(
     server: Server, sessions: Sessions, submit: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that have said nothing for the longest time go first; streams and whoever has shown a key stay."""
-    monkeypatch.setattr(front, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 20)
     job_id = submit()
     silent: list[socket.socket] = []
     with (

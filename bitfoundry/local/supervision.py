@@ -30,7 +30,7 @@ class Part(Protocol):
         """Start it again at the same address, without waiting until it is ready. Raises StackError or OSError."""
 
 
-class Tended:
+class Supervised:
     """A part and the plan of its next start. `look` returns at once."""
 
     def __init__(self, part: Part, say: Say) -> None:

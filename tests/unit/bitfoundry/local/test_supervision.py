@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bitfoundry.errors import StackError
-from bitfoundry.local import tending
-from bitfoundry.local.tending import MAX_PAUSE_S, STEADY_S, Tended
+from bitfoundry.local import supervision
+from bitfoundry.local.supervision import MAX_PAUSE_S, STEADY_S, Supervised
 
 
 class Clock:
@@ -41,11 +41,11 @@ class Stub:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(tending.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(supervision.time, "monotonic", clock.monotonic)
     return clock
 
 
-def watch(tended: Tended, clock: Clock, seconds: int) -> None:
+def watch(tended: Supervised, clock: Clock, seconds: int) -> None:
     for _ in range(seconds):
         clock.now += 1
         tended.look()
@@ -53,7 +53,7 @@ def watch(tended: Tended, clock: Clock, seconds: int) -> None:
 
 def test_it_is_never_given_up(clock: Clock) -> None:
     part, said = Stub(clock), []
-    tended = Tended(part, said.append)
+    tended = Supervised(part, said.append)
     part.lives_s = 0
     watch(tended, clock, 3600)
     gaps = [after - before for before, after in zip(part.starts, part.starts[1:], strict=False)]
@@ -69,7 +69,7 @@ def test_it_is_never_given_up(clock: Clock) -> None:
 
 def test_deaths_far_apart_are_not_counted_together(clock: Clock) -> None:
     part, said = Stub(clock), []
-    tended = Tended(part, said.append)
+    tended = Supervised(part, said.append)
     for _ in range(20):
         part.lives_s = None
         watch(tended, clock, int(STEADY_S) + 1)
@@ -82,7 +82,7 @@ def test_deaths_far_apart_are_not_counted_together(clock: Clock) -> None:
 
 def test_a_start_that_fails_is_tried_again(clock: Clock) -> None:
     part, said = Stub(clock), []
-    tended = Tended(part, said.append)
+    tended = Supervised(part, said.append)
     part.lives_s, part.fails = 0, True
     watch(tended, clock, 10)
     assert len(part.starts) == 1

@@ -28,7 +28,7 @@ RELAY_DELAY_S = 0.05
 Task = Callable[[Session], int]
 
 
-class Upkeep:
+class Maintenance:
     """Two background threads: one runs all tasks every ``interval_s`` seconds, the other sends the outbox's messages.
 
     The tasks never wait for the broker. ``relay_now`` sends messages at once. ``extra_task`` runs in every round too. A

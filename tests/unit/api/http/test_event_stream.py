@@ -4,7 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
-from api.http.feed import Feed
+from api.http.event_stream import Feed
 
 
 def make_feed() -> Feed:
