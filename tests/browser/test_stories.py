@@ -207,7 +207,7 @@ def test_a_run_for_a_goal_shows_whether_it_was_met_and_what_was_tried(
     expect(rows.nth(1)).to_contain_text("1, chosen118 MB7 gguf_q4_0, 14 gguf_q4_kgptq")
     expect(rows.nth(1)).to_contain_text("92.55 %✓ good")
     expect(rows.nth(2)).to_contain_text("90.00 %")
-    expect(card.get_by_text("97.0 % asked for")).to_be_visible()
+    expect(card.get_by_text("97.0 % requested")).to_be_visible()
     card.get_by_role("group").press("ArrowRight")
     expect(card).to_contain_text("110 MB, candidate 2")
     expect(card.get_by_role("listitem")).to_have_text("124.0 MB (+5 %): expect 98.1 %")
@@ -234,7 +234,7 @@ def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     expect(meaning).to_have_text("Top-1 agreement")
     later = page.get_by_role("row").filter(has_text="17 to 64")
     expect(later).to_contain_text("0.125 ± 0.02")
-    clipped = page.get_by_role("table").filter(has_text="static ranges of activations").get_by_role("row")
+    clipped = page.get_by_role("table").filter(has_text="static activation ranges").get_by_role("row")
     expect(clipped.nth(1)).to_have_text("down_proj input1.25 %")  # the largest first
     page.get_by_text("Sample outputs: 1 of 2 differ").click()
     expect(page.locator(".samples mark")).to_have_text("cat.")
