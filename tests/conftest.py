@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import settings
 
 from bitfoundry.local.stack import Postgres, Valkey
 
@@ -23,6 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["BITFOUNDRY_ORIGINALS_DIR"] = ""  # no test depends on what another one has measured
 os.environ["TRITON_INTERPRET"] = "1"  # read once, when Triton is imported: with torch, where that finds it
 
+settings.register_profile("any machine", deadline=None)  # by default an example must take less than 0.2 s
+settings.load_profile("any machine")
 gc.disable()  # until all is imported
 
 

@@ -78,3 +78,9 @@ def _digest_of_part(part: torch.Tensor, is_ready: torch.Event | None) -> bytes:
         here.copy_(part, non_blocking=True)
         stream.synchronize()
     return hashlib.sha256(here.numpy().data).digest()
+
+
+def tensor_sha256(tensor: torch.Tensor) -> str:
+    """Return the SHA-256 of a tensor's bytes in row-major order, as anyone computes it: for reports, not for weights."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()

@@ -28,7 +28,7 @@ from tests.support.params import with_usual
 
 LARGER = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
 """Twice as many columns, groups, rows and heads."""
-BY_WINDOW = ("runtime/streamed_model.py", "runtime/relay.py", "runtime/arguments.py", "blockwise/backward.py")
+BY_WINDOW = ("runtime/streamed_model.py", "runtime/block_capture.py", "runtime/arguments.py", "blockwise/backward.py")
 """Files whose waits and copies may grow with the number of windows: they embed them, run the head, and draw tokens."""
 BY_DIGITS = ("edges/tracing.py", "rotation/hadamard.py")
 """Files whose waits and copies may grow with the number of digits of a width: they find edges, and factor an order."""

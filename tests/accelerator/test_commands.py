@@ -17,7 +17,7 @@ from quantcore.engine.blockwise import savepoint
 from quantcore.engine.commands.evaluate import evaluate
 from quantcore.engine.pipeline.job import run
 from quantcore.engine.pipeline.writer import ResultWriter
-from quantcore.engine.runtime import sharded, streamed_model
+from quantcore.engine.runtime import sharded, weight_loader
 from quantcore.engine.runtime.shards import is_sharded, local_rows
 from quantcore.events import silence
 from tests.support.accelerator import SimTensor, accelerator, on_accelerator
@@ -181,7 +181,7 @@ def test_ranks_with_a_shard_of_each_block_on_their_devices(tmp_path, monkeypatch
         wholes = {name: len(one) for name, one in block.named_parameters()}
         assert all(len(one) <= -(-wholes[name] // num_ranks) for name, one in rows.items())
 
-    monkeypatch.setattr(streamed_model, "shard", shard_on_device)
+    monkeypatch.setattr(weight_loader, "shard", shard_on_device)
     run_with_devices(tmp_path, num_ranks, preset, chain, shape, shard_blocks=True)
 
 

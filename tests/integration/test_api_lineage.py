@@ -202,6 +202,7 @@ def test_the_indexes_answer(sessions: Sessions, submit: Submit, succeed: Succeed
     asked = {"project_id": projects.DEFAULT, "limit": 5, "after_at": None, "after_id": None, "job_ids": [first]}
     with sessions.begin() as session:
         session.execute(text("SET LOCAL enable_seqscan = off"))
+        session.execute(text("SET LOCAL enable_bitmapscan = off"))
         plans = {}
         for query in (lineage._MODELS, lineage._CHILDREN):
             names = {name: asked[name] for name in query._bindparams}

@@ -13,7 +13,7 @@ import quantcore
 from quantcore.checkpoint.headers import read_local
 from quantcore.cli.main import main
 from quantcore.engine.runtime import sharded
-from quantcore.engine.runtime import streamed_model as single
+from quantcore.engine.runtime import weight_loader as single
 from quantcore.engine.runtime.hidden import Hidden
 from quantcore.engine.runtime.ranks import ALONE, Ranks, computing_together, joined
 from quantcore.engine.runtime.shards import is_sharded, local_rows

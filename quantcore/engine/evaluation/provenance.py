@@ -17,7 +17,7 @@ from quantcore.checkpoint.artifact import sha256
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.config.task import Task
 from quantcore.engine.runtime.devices import default_device
-from quantcore.tensors.hashing import tensor_digest
+from quantcore.tensors.hashing import tensor_sha256
 
 MAX_HASHED_BYTES = 20 << 30
 """Size above which models in folders are identified by names, sizes and times of files: hashing would take minutes."""
@@ -51,8 +51,8 @@ def provenance(task: Task, calibration_NT: torch.Tensor, held_out_NT: torch.Tens
     config = json.dumps(task.config.to_dict(), sort_keys=True)
     return {
         "model": model_identity(task),
-        "calibration_sha256": tensor_digest(calibration_NT),
-        "held_out_sha256": tensor_digest(held_out_NT),
+        "calibration_sha256": tensor_sha256(calibration_NT),
+        "held_out_sha256": tensor_sha256(held_out_NT),
         "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
         "seed": str(task.calibration.seed),
         "environment": environment(),

@@ -27,7 +27,7 @@ from quantcore.engine.model.kinds import Kind, Media, halves
 from quantcore.engine.model.skeleton import kind_of
 from quantcore.errors import CalibrationError
 from quantcore.importing.model import read_model
-from quantcore.tensors.hashing import tensor_digest
+from quantcore.tensors.hashing import tensor_sha256
 from quantcore.tensors.source import TORCH_DTYPES
 
 OVERLAP_LEN = 32  # tokens: shorter pieces are the same in many texts
@@ -60,7 +60,7 @@ class EvaluationText:
     @property
     def identity(self) -> dict[str, Any]:
         """The tokens and the digests of the media, as JSON data: the key of what is cached for this text."""
-        media = [{name: tensor_digest(value) for name, value in one.items()} for one in self.media]
+        media = [{name: tensor_sha256(value) for name, value in one.items()} for one in self.media]
         return {"windows": self.ids_NT.tolist()} | ({"media": media} if media else {})
 
     def prompts(self, num: int, length: int) -> torch.Tensor:
