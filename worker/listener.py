@@ -19,7 +19,7 @@ from kombu import compression
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0  # between the end of the listening and its next start
-CONSEQUENCE = "It restarts; meanwhile, jobs are found by polling."
+CONSEQUENCE = "It starts again; meanwhile jobs are found by polling."
 
 
 class Listener:

@@ -255,11 +255,11 @@ def _unpack(source: Path, fresh: Path, vault: Vault | None, *, trusted: bool) ->
 
 def _check_signature(source: Path, manifest: bytes, signature: bytes, vault: Vault | None) -> None:
     if not signature:
-        why = "it is not signed: it is from an older release or from a service without a secret key"
+        why = "nobody signed it: it is from an older release or from a service without a secret key"
     elif vault is None:
-        why = "this machine has no secret key to check its signature"
+        why = "there is no secret key on this machine to check its signature with"
     elif not vault.has_signed(manifest, signature.decode("latin-1")):
-        why = "it was signed with another secret key, or changed"
+        why = "another secret key signed it, or it was changed"
     else:
         return
     raise StackError(
