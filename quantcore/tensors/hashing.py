@@ -81,6 +81,6 @@ def _digest_of_part(part: torch.Tensor, is_ready: torch.Event | None) -> bytes:
 
 
 def tensor_sha256(tensor: torch.Tensor) -> str:
-    """Return the SHA-256 of a tensor's bytes in row-major order, as anyone computes it: for reports, not for weights."""
+    """Return the SHA-256 of a tensor's bytes in row-major order, as anyone computes it."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
