@@ -110,8 +110,8 @@ class JobRequest(JobOptions):
     effort: Annotated[
         Effort | None,
         Field(
-            description="The algorithms that are recommended for the scheme: `fast` rounds to nearest, `best` takes"
-            " what pays. By default `balanced` for a preset, unless `algo_config` is given."
+            description="The algorithms that are recommended for the scheme: `fast` rounds to nearest, `best`"
+            " takes every one that improves quality. By default `balanced` for a preset, unless `algo_config` is given."
         ),
     ] = None
 

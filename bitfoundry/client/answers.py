@@ -190,10 +190,10 @@ class JobSummary(Mapped):
     quantize_s: float
     total_s: float
     seconds_by_phase: dict[str, float] = Field(default={})
-    """Of the run that ended; one that it resumed is not counted."""
+    """Of the final run; earlier, resumed runs are not counted."""
     executor: str = "streamed"
     peak_memory_bytes: int
-    """The larger one of memory_by_phase."""
+    """The maximum of memory_by_phase."""
     planned_peak_memory_bytes: int
     memory_by_phase: dict[str, Any] | None = None
     ranks: list[dict[str, Any]] | None = None
@@ -256,23 +256,23 @@ class Job(JobBase):
     cancel_requested: bool
     calibration: dict[str, Any] = Field(default={})
     export: list[str] = Field(default=[])
-    """Checkpoint formats. By default the one that most programs load directly for the scheme."""
+    """Checkpoint formats. By default, the one that most programs load directly for the scheme."""
     evaluation: dict[str, Any] = Field(default={})
     gate: str = "warn"
-    """What a missed quality limit means: off, warn, or fail."""
+    """What happens when a quality limit is missed: off, warn or fail."""
     max_shard_size: str = "5GB"
-    """Largest file of weights, as 500MB or 5GB, unless one tensor is larger. GGUF is one file."""
+    """Maximum size of a weight file, such as 500MB or 5GB; a larger tensor gets its own file. GGUF is a single file."""
     file2file: bool = False
-    """Quantize weight by weight, from file to file. No model is run, or measured: for schemes that need no data, and
-    architectures that nobody knows.
+    """Quantize weight by weight, from file to file, without running or measuring the model: for schemes that need no
+    data, and for unknown architectures.
     """
     shard_blocks: bool | None = None
-    """Shard each decoder block over the processes of a worker (FSDP2). By default blocks are sharded where a device
-    has too little memory for a whole one.
+    """Shard each decoder block across the processes of a worker (FSDP2). By default, blocks are sharded only if a
+    device has too little memory for a whole one.
     """
     goal: dict[str, Any] | None = None
     nodes: int = 1
-    """Number of workers that do the job together. They must share a disk."""
+    """Number of workers that run the job together. They must share a disk."""
 
 
 class Event(Answer):
@@ -422,7 +422,7 @@ class Recipe(Answer):
 
 
 class Sweep(Answer):
-    """A sweep and its jobs as they are now, in the order of its matrix."""
+    """A sweep and its current jobs, in the order of its matrix."""
 
     id: str
     name: str | None = None
