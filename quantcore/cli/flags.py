@@ -390,8 +390,8 @@ def _add_algorithms(flags: argparse.ArgumentParser) -> None:
         "--effort",
         choices=EFFORTS,
         help="use the algorithms that are recommended for the scheme: fast rounds to nearest and needs no data, best"
-        f" takes every one that improves quality (default: {DEFAULT_EFFORT} for a preset, unless algorithms are named; none for AMD Quark's"
-        " names and for config files)",
+        f" takes every one that improves quality (default: {DEFAULT_EFFORT} for a preset, unless algorithms are named;"
+        " none for AMD Quark's names and for config files)",
     )
     add(
         "--quant_algo",
