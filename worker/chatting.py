@@ -29,7 +29,7 @@ from quantcore.errors import QuantError
 from worker.engine import Child, EventLost, Stop, StopSwitch, engine_environment
 from worker.hub_token import find_hub_token
 from worker.lease import HeldLease
-from worker.memory_watch import MemoryWatch, data_limit_of, exceeded, limit_of
+from worker.memory_watch import MemoryLimit, MemoryWatch
 from worker.redaction import Redactor
 from worker.workspace import chat_folder
 
@@ -96,10 +96,9 @@ class Conversation:
     def _execute(self) -> None:
         try:
             child = self._start()
-            limit = limit_of(self._settings, self.lease.needs_memory_bytes)
-            with MemoryWatch(child.pid, limit, lambda: child.kill(Stop.NO_MEMORY)) as watch:
+            with MemoryWatch(child.pid, child.limit, lambda: child.kill(Stop.NO_MEMORY)):
                 self._talk(child)
-            self._conclude(child, watch)
+            self._conclude(child)
         except QuantError as error:
             self._end(EndReason.FAILED, {"code": error.code, "message": error.message, "hint": error.hint})
         except LeaseLost:
@@ -129,9 +128,9 @@ class Conversation:
         if on_hub:
             name = self.lease.model.get("hub_token")
             token = f"{find_hub_token(self._settings, self.lease, name, self._redactor) or ''}\n"
-        limit = data_limit_of(limit_of(self._settings, self.lease.needs_memory_bytes))
+        limit = MemoryLimit(self._settings, self.lease.needs_memory_bytes, f"{self.lease.chat_id}.{self.lease.fence}")
         return self._switch.start(
-            lambda: Child(self._settings, argv, environment, said=token, listens=True, data_bytes=limit)
+            lambda: Child(self._settings, argv, environment, said=token, listens=True, limit=limit)
         )
 
     def _artifact(self) -> Path:
@@ -210,12 +209,12 @@ class Conversation:
             self._told = asked.number
             child.tell(json.dumps({"number": asked.number, "prompt": asked.prompt}) + "\n")
 
-    def _conclude(self, child: Child, watch: MemoryWatch) -> None:
+    def _conclude(self, child: Child) -> None:
         status = child.wait()
         if child.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
-        if child.stopped_by is Stop.NO_MEMORY:
-            failure = exceeded(self.lease.needs_memory_bytes, watch)
+        if child.limit.is_exceeded:
+            failure = child.limit.failure()
             self._end(EndReason.FAILED, {name: getattr(failure, name) for name in ("code", "message", "hint")})
             return
         if child.stopped_by is not None:

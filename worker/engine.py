@@ -23,9 +23,10 @@ from api import confinement
 from api.settings import Settings
 from quantcore.errors import QuantError
 from worker.launcher import Node, engine_argv
+from worker.memory_watch import MemoryLimit
 from worker.pace import Pace
 
-KEEPER = Path(__file__).with_name("keeper.py")
+PARENT_WATCH = Path(__file__).with_name("parent_watch.py")
 MAX_LINE_BYTES = 4 << 20
 EVENT = b'{"kind"'
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -93,20 +94,21 @@ class Child:
 
     def __init__(
         self, settings: Settings, argv: Sequence[str], environment: Mapping[str, str], *, said: str | None = None,
-        listens: bool = False, data_bytes: int | None = None,
+        listens: bool = False, limit: MemoryLimit,
     ) -> None:  # fmt: skip
         """Start the process, from a thread that outlives it: the kernel ties the child to that thread.
 
         ``said`` is written to its standard input, which stays open for ``tell`` if the child ``listens``.
-        ``data_bytes`` is its RLIMIT_DATA.
+        ``limit`` is that of its memory.
         """
         self.stopped_by: Stop | None = None
+        self.limit = limit
         self._grace_s = settings.stop_grace_s
         self._lock = threading.Lock()
         self._ended = False
         self._kill_timer: threading.Timer | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), str(data_bytes or 0), *argv],
+            [sys.executable, "-I", "-S", str(PARENT_WATCH), str(os.getpid()), *limit.for_parent_watch(), *argv],
             stdin=subprocess.PIPE if said is not None or listens else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -165,6 +167,7 @@ class Child:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
         status = self._process.wait()
+        self.limit.close(self.pid)
         return status if status >= 0 else 128 - status
 
     def stop(self, reason: Stop) -> None:
@@ -243,7 +246,7 @@ class Engine(Child):
         hub_token: str | None = None,
         traceparent: str | None = None,
         node: Node | None = None,
-        data_bytes: int | None = None,
+        limit: MemoryLimit,
         project_id: str,
     ) -> None:
         """Start the engine of a job of the project (see ``Child``).
@@ -267,7 +270,7 @@ class Engine(Child):
             argv,
             environment | ({"TRACEPARENT": traceparent} if traceparent else {}),
             said=None if hub_token is None else f"{hub_token}\n",
-            data_bytes=data_bytes,
+            limit=limit,
         )
 
 

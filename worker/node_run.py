@@ -23,7 +23,7 @@ from worker.joblog import JobLog
 from worker.journal import crash, failure_of
 from worker.launcher import Node
 from worker.lease import HeldLease
-from worker.memory_watch import MemoryWatch, data_limit_of, exceeded, limit_of
+from worker.memory_watch import MemoryLimit, MemoryWatch
 from worker.nodes import LOOK_S
 from worker.redaction import Redactor
 from worker.workspace import Workspace
@@ -65,7 +65,6 @@ class NodeRun:
         self._redactor = Redactor.of_worker(settings)
         self._log = JobLog(self._held, self._redactor, prefix=f"node {lease.node_rank}: ")
         self._switch = StopSwitch()
-        self._memory_limit_bytes = limit_of(settings, lease.needs_memory_bytes)
 
     def execute(self) -> None:
         """Run the node to its end. The result goes into the seat's row, or nowhere if the seat was lost."""
@@ -124,13 +123,14 @@ class NodeRun:
         return False
 
     def _run(self, node: Node) -> None:
+        name = f"{node_slots.run_id(self.lease)}.{self.lease.node_rank}"
         engine = self._switch.start(partial(
             Engine, self._settings, self._workspace.task_file, node=node,
-            data_bytes=data_limit_of(self._memory_limit_bytes), project_id=self.lease.project_id,
+            limit=MemoryLimit(self._settings, self.lease.needs_memory_bytes, name), project_id=self.lease.project_id,
         ))  # fmt: skip
         self._log.follow(engine.log_lines())
         failure: Failure | None = None
-        watch = MemoryWatch(engine.pid, self._memory_limit_bytes, lambda: engine.kill(Stop.NO_MEMORY))
+        watch = MemoryWatch(engine.pid, engine.limit, lambda: engine.kill(Stop.NO_MEMORY))
         try:
             with watch:
                 for line in engine.lines():
@@ -149,8 +149,8 @@ class NodeRun:
             self._leave(NodeSlotState.DONE)
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
-        elif engine.stopped_by is Stop.NO_MEMORY:
-            self._leave(NodeSlotState.FAILED, exceeded(self.lease.needs_memory_bytes, watch))
+        elif engine.limit.is_exceeded:
+            self._leave(NodeSlotState.FAILED, engine.limit.failure())
         elif engine.stopped_by is not None:
             self._leave(NodeSlotState.LEFT)
         else:

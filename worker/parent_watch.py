@@ -3,11 +3,12 @@
 ``kill -9`` leaves the supervisor no time to end its engine, so the kernel is asked to tell us: PR_SET_PDEATHSIG
 (prctl(2)). Then we kill the group, grandchildren included, and the GPU is free for the next attempt.
 
-    python -I -S keeper.py SUPERVISOR_PID DATA_BYTES COMMAND [ARGUMENT ...]
+    python -I -S parent_watch.py SUPERVISOR_PID DATA_BYTES GROUP COMMAND [ARGUMENT ...]
 
 The engine has the lowest priority: it takes what the API, the worker and the database leave, which is nearly all.
 
-DATA_BYTES is the limit of the memory that each process may ask for (RLIMIT_DATA), 0 for none.
+DATA_BYTES is the limit of the memory that each process may ask for (RLIMIT_DATA), 0 for none. GROUP is the file of
+processes of a control group that it joins, - for none.
 
 Uses only the standard library, so that this process is small and starts at once. Exits with the engine's status; 128 +
 n if signal n ended it.
@@ -26,9 +27,12 @@ LAST = 10
 
 
 def main(argv: list[str]) -> int:
-    supervisor, data_bytes, command = int(argv[1]), int(argv[2]), argv[3:]
+    supervisor, data_bytes, group, command = int(argv[1]), int(argv[2]), argv[3], argv[4:]
     if data_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+    if group != "-":
+        with open(group, "w") as processes:  # noqa: PTH123  pathlib would cost a third
+            processes.write(str(os.getpid()))
     go_last()
     stop_signals: list[int] = []
     # SIGTERM goes to the whole group: the engine acts on it, we wait for the engine.

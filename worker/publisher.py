@@ -26,6 +26,7 @@ from worker.engine import Child, Stop, StopSwitch, engine_environment
 from worker.hub_token import find_hub_token
 from worker.joblog import JobLog
 from worker.lease import HeldLease
+from worker.memory_watch import MemoryLimit
 from worker.redaction import Redactor
 
 logger = logging.getLogger(__name__)
@@ -117,7 +118,10 @@ class Publish:
 
     def _start(self, stdin_text: str) -> Child:
         argv = [sys.executable, "-m", "quantcore", "publish"]
-        return self._switch.start(lambda: Child(self._settings, argv, self._environment(), said=stdin_text))
+        limit = MemoryLimit(self._settings, None, f"{self.lease.publication_id}.{self.lease.fence}")
+        return self._switch.start(
+            lambda: Child(self._settings, argv, self._environment(), said=stdin_text, limit=limit)
+        )
 
     def _environment(self) -> Mapping[str, str]:
         variables = engine_environment(self._settings, with_hub=True) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}

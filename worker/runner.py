@@ -24,7 +24,7 @@ from worker.joblog import JobLog
 from worker.journal import Journal, crash
 from worker.launcher import Node
 from worker.lease import HeldLease
-from worker.memory_watch import MemoryWatch, data_limit_of, exceeded, limit_of
+from worker.memory_watch import MemoryLimit, MemoryWatch
 from worker.nodes import NODE_LOST, Nodes, NodesMissing
 from worker.redaction import Redactor
 from worker.workspace import Workspace
@@ -83,7 +83,7 @@ class Run:
         self._log = JobLog(self._held, self._redactor)
         self._switch = StopSwitch()
         self._may_go_on = False
-        self._memory_limit_bytes = limit_of(settings, lease.needs_memory_bytes)
+        self._name = f"{lease.job_id}.{lease.fence}"
 
     def execute(self) -> None:
         """Do the whole attempt. It ends in a row, or writes nothing at all if the lease was lost."""
@@ -199,7 +199,7 @@ class Run:
             hub_token=token,
             traceparent=tracing.current(),
             node=node,
-            data_bytes=data_limit_of(self._memory_limit_bytes),
+            limit=MemoryLimit(self._settings, self.lease.needs_memory_bytes, self._name),
             project_id=self.lease.project_id,
         )
         return self._switch.start(start)
@@ -210,7 +210,10 @@ class Run:
         self._log.follow(engine.log_lines())
         phases = tracing.Phases()
         try:
-            with DiskWatch(self._settings, lambda: engine.kill(Stop.NO_ROOM)), self._watch_memory(engine):
+            with (
+                DiskWatch(self._settings, lambda: engine.kill(Stop.NO_ROOM)),
+                MemoryWatch(engine.pid, engine.limit, lambda: engine.kill(Stop.NO_MEMORY)),
+            ):
                 for line in engine.lines():
                     if line["kind"] == "phase_started":
                         name = self._redactor.clean(str(line.get("phase")))
@@ -226,10 +229,6 @@ class Run:
             phases.leave()
         return journal
 
-    def _watch_memory(self, engine: Engine) -> MemoryWatch:
-        self._memory = MemoryWatch(engine.pid, self._memory_limit_bytes, lambda: engine.kill(Stop.NO_MEMORY))
-        return self._memory
-
     def _conclude(self, engine: Engine, journal: Journal) -> None:
         status = engine.wait()
         self._log.add(f"worker: the engine ended with status {status}", "info")
@@ -243,8 +242,8 @@ class Run:
             self._fail(OUT_OF_TIME)
         elif engine.stopped_by is Stop.NO_ROOM:
             self._fail(DISK_FULL)
-        elif engine.stopped_by is Stop.NO_MEMORY:
-            self._fail(exceeded(self.lease.needs_memory_bytes, self._memory))
+        elif engine.limit.is_exceeded:
+            self._fail(engine.limit.failure())
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
         else:

@@ -29,7 +29,7 @@ from api.store.queue.maintenance import Maintenance
 from api.store.queue.outbox import Send
 from api.store.states import FINAL, HELD
 from api.store.tables.jobs import Job
-from worker import workspace
+from worker import cgroup, workspace
 from worker.chatting import Conversation
 from worker.devices import find_devices
 from worker.engine import Stop
@@ -57,6 +57,7 @@ class Supervisor:
 
     def start(self) -> None:
         confinement.tell(self._settings)
+        logger.info("the memory of engines is limited: %s", cgroup.describe())
         self._upkeep.start()
         for slot in self._slots:
             slot.start()

@@ -70,7 +70,8 @@ ALLOWED = {
         "quantcore.cli.readers": 1,
         "quantcore.data.template_process": 2,
         "worker.devices": 3,
-        "worker.parent_watch": 1,
+        "worker.cgroup": 6,
+        "worker.parent_watch": 2,
         "worker.memory_watch": 1,
     },
     "the service's own folder": {

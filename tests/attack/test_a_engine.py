@@ -12,6 +12,7 @@ from api.confinement import originals_of, reach_of
 from api.settings import Settings
 from quantcore.sandbox import landlock
 from worker.engine import Engine
+from worker.memory_watch import MemoryLimit
 
 HOSTILE = """
 import json, os, socket, sys
@@ -65,7 +66,7 @@ def run(settings: Settings, asked: dict[str, Any], model: Path, **options: Any) 
     """Return what the hostile engine of a job with ``model`` could do."""
     task_file = settings.work_dir / "job_1.1" / "task.json"
     task_file.write_text(json.dumps({"model_dir": str(model), "calibration": {}, "evaluation": {}, "asked": asked}))
-    engine = Engine(settings, task_file, project_id="prj_a", **options)
+    engine = Engine(settings, task_file, limit=MemoryLimit(settings, None, "test"), project_id="prj_a", **options)
     lines = list(engine.lines())
     said = b"".join(engine.log_lines()).decode()
     assert engine.wait() == 0, said

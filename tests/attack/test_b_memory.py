@@ -1,5 +1,7 @@
 """One job takes all memory: it is ended with a named error, and the jobs of others are not (part B)."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +18,9 @@ from quantcore.engine.model.skeleton import clean_config
 from quantcore.engine.model.tiny_model import build_tiny_model, tiny_config
 from quantcore.errors import ModelError
 from tests.support.service import WorkerProcess, write_many_tensors
+from worker import cgroup
 from worker.memory_watch import EXTRA_BYTES, limit_of
+from worker.supervisor import Supervisor
 
 PLANNED = 64 << 20
 
@@ -35,6 +39,30 @@ def test_a_job_that_takes_more_than_its_limit_is_ended(
     limit = limit_of(settings, PLANNED)
     assert limit == int(1.5 * PLANNED) + EXTRA_BYTES
     assert f"{PLANNED >> 20} MiB" in job.error["message"] and f"{limit >> 20} MiB" in job.error["message"]
+
+
+def test_a_control_group_limits_all_processes_of_a_job(
+    settings: Settings, make_model: Callable[..., Path], submit: Callable[..., str],
+    start_here: Callable[..., Supervisor], wait_for: Callable[..., Job], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """A STAND-IN for the kernel: a folder with the files of a group, whose processes the test ends as the kernel does.
+
+    The memory controller of cgroup v2 is not there on every machine that runs the tests.
+    """
+    monkeypatch.setattr(cgroup, "prepare", lambda: tmp_path)
+    job_id = submit(make_model(mode="slow"), needs_memory_bytes=PLANNED)
+    start_here()
+    wait_for(job_id, "running", phase="quantize")
+    (group,) = tmp_path.glob(f"bitfoundry-{job_id}.*")
+    assert int((group / "memory.max").read_text()) == limit_of(settings, PLANNED)
+    assert (group / "memory.oom.group").read_text() == "1"
+    (group / "memory.peak").write_text(str(2000 << 20))
+    (group / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 3\noom_group_kill 1\n")
+    os.killpg(int((group / "cgroup.procs").read_text()), signal.SIGKILL)
+    job = wait_for(job_id, "failed", "retry_wait", "queued")
+    assert job.error is not None and (job.error["code"], job.error["retryable"]) == ("memory_limit", False)
+    assert f"{PLANNED >> 20} MiB" in job.error["message"] and "2000 MiB" in job.error["message"]
 
 
 def test_limits_come_from_the_plan(settings: Settings) -> None:

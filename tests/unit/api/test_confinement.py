@@ -20,6 +20,7 @@ from quantcore.errors import ConfigError, ModelError
 from quantcore.sandbox import landlock
 from quantcore.sandbox.opening import open_named
 from worker.engine import Engine
+from worker.memory_watch import MemoryLimit
 
 HAS_LANDLOCK = landlock.abi() > 0
 
@@ -94,7 +95,7 @@ def run(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mod
     monkeypatch.setenv("LC_TEST", "kept")
     monkeypatch.setattr("worker.engine.KEPT_VARIABLES", ("PATH", "HOME_OF_TEST"))
     monkeypatch.setenv("HOME_OF_TEST", str(home))
-    engine = Engine(settings, task_file, project_id="prj_a")
+    engine = Engine(settings, task_file, limit=MemoryLimit(settings, None, "test"), project_id="prj_a")
     lines = list(engine.lines())
     said = b"".join(engine.log_lines()).decode()
     assert engine.wait() == 0, said

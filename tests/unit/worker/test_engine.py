@@ -12,6 +12,7 @@ from api.settings import Settings
 from tests.support.waiting import give_time, wait_until
 from worker.engine import Engine, EventLost, Stop, StopSwitch, engine_environment
 from worker.launcher import Node, engine_argv
+from worker.memory_watch import MemoryLimit
 
 
 def make(tmp_path: Path, program: str, **options: float) -> Engine:
@@ -26,7 +27,7 @@ def make(tmp_path: Path, program: str, **options: float) -> Engine:
         confine_engine=False,
         **options,
     )  # type: ignore[arg-type]
-    engine = Engine(settings, tmp_path / "task.json", project_id="prj_a")
+    engine = Engine(settings, tmp_path / "task.json", limit=MemoryLimit(settings, None, "test"), project_id="prj_a")
     # somebody must read the log, or the engine stands still when the pipe is full
     threading.Thread(target=lambda: (tmp_path / "log").write_bytes(b"".join(engine.log_lines())), daemon=True).start()
     return engine
