@@ -118,7 +118,7 @@ def test_the_kernel_refuses_what_took_a_files_place(settings: Settings, canary: 
     reach = reach_of(settings, settings.work_dir / "job_1.1", {"calibration": {"source": str(text)}}, with_hub=False)
     assert reach.files[text] == identify(text)
     canary.path.replace(text)
-    with pytest.raises(OSError, match="another file"):
+    with pytest.raises(OSError, match="no longer the file that was checked"):
         landlock._open_same(str(text), reach.files[text])
 
 
