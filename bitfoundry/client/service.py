@@ -43,7 +43,7 @@ from bitfoundry.client.transport import Transport
 from bitfoundry.client.webhooks import Webhooks
 from bitfoundry.errors import BitfoundryError, WaitTimeout
 
-_JOB_ID = re.compile(r"job_[0-9a-f]{32}")
+JOB_ID = re.compile(r"job_[0-9a-f]{32}")
 
 
 class Client:
@@ -135,7 +135,7 @@ class Client:
 
         Raises BitfoundryError `job_not_found` or `job_not_unique`, which names the candidates.
         """
-        if _JOB_ID.fullmatch(job):
+        if JOB_ID.fullmatch(job):
             return self.get(job)
         if job == "last":
             found = [*islice(self.list(page_size=1), 1)]

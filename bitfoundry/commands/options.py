@@ -12,7 +12,7 @@ import typer
 from bitfoundry.client.answers import Job
 from bitfoundry.client.connection import NO_SERVICE, Connection
 from bitfoundry.client.connection import find_home as find_home
-from bitfoundry.client.service import Client
+from bitfoundry.client.service import JOB_ID, Client
 from bitfoundry.commands import terminal
 from bitfoundry.errors import BitfoundryError
 
@@ -60,8 +60,9 @@ def with_client(command: Callable[Concatenate[Client, ...], None]) -> Callable[.
     @wraps(command, assigned=("__module__", "__name__", "__doc__"))  # its annotations are not ours
     def connected(*, url: Url = None, api_key: Key = None, home: Home = None, **arguments: Any) -> None:
         with connect(url, api_key, home) as client:
-            if "job_id" in arguments:
-                arguments["job_id"] = client.find(arguments["job_id"]).id
+            job = arguments.get("job_id")
+            if job is not None and not JOB_ID.fullmatch(job):
+                arguments["job_id"] = client.find(job).id
             command(client, **arguments)
 
     _, *own, as_json = inspect.signature(command).parameters.values()

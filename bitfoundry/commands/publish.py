@@ -1,6 +1,5 @@
 """The commands `push` (publishes an artifact) and `pull` (downloads a model or an artifact)."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,12 +8,10 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from bitfoundry.client.answers import ArtifactFile, Job
-from bitfoundry.client.service import Client
+from bitfoundry.client.service import JOB_ID, Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, Home, JobId, Key, Url, connect, read_config, with_client
 from bitfoundry.errors import BitfoundryError
-
-_JOB_ID = re.compile(r"job_[0-9a-f]{32}")
 
 Repo = Annotated[str | None, typer.Option(help="Repository on the Hub: org/name. It is created if it does not exist.")]
 WriteToken = Annotated[
@@ -103,7 +100,7 @@ def pull(
 
     A private or gated model needs your own token on this machine: HF_TOKEN, or `hf auth login`.
     """
-    if not _JOB_ID.fullmatch(source):
+    if not JOB_ID.fullmatch(source):
         from quantcore.cli import main as engine
 
         more = (["--revision", revision] if revision else []) + (["--json"] if as_json else [])

@@ -27,7 +27,7 @@ KNOWN = {
         "integration/test_api_stream": 2,
         "integration/test_faults_api": 2,
         "integration/test_faults_database": 8,
-        "integration/test_front": 2,
+        "integration/test_connection_limits": 2,
         "integration/test_killed_upload": 1,
         "unit/bitfoundry/local/test_backup": 2,
     },
@@ -39,7 +39,7 @@ KNOWN = {
     },
     "no time at all: others have their turn": {
         "integration/test_artifacts": 1,
-        "unit/api/http/test_feed": 2,
+        "unit/api/http/test_event_stream": 2,
         "unit/api/http/test_turns": 1,
     },
 }

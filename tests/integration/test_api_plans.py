@@ -41,7 +41,7 @@ def test_the_answer_is_the_engine_s(client: TestClient, make_model: MakeModel, p
 def test_what_does_not_fit_says_so(client: TestClient, make_model: MakeModel) -> None:
     answer = client.post("/v1/plans", json=body(make_model(), "int8_static", {"devices": "1x1MB", "disk": "1MB"}))
     found = answer.json()["capacity"]
-    assert not found["fits"] and found["faults"][0].startswith("A device has 0.0 GB, and ") and found["advice"]
+    assert not found["fits"] and found["faults"][0].startswith("A device has 0.0 GB, but ") and found["advice"]
 
 
 ODD = {

@@ -104,7 +104,7 @@ def test_an_architecture_that_transformers_does_not_know(tmp_path):
     content = json.loads((model_dir / "config.json").read_text())
     (model_dir / "config.json").write_text(json.dumps({**content, "model_type": "nobody_knows"}))
     given = config("w4a16")
-    with pytest.raises(ModelError, match="'nobody_knows' is not known") as caught:
+    with pytest.raises(ModelError, match="'nobody_knows' is not supported") as caught:
         run(task(model_dir, tmp_path / "blocks", given), lambda event: None)
     assert "--file2file_quantization" in caught.value.hint
     (model_dir / "tokenizer.json").unlink()

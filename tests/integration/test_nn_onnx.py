@@ -232,7 +232,7 @@ def test_keys_that_onnx_cannot_hold_are_refused(tmp_path):
         AutoConfig.for_model("llama", **{**SHAPE, "num_hidden_layers": 1}), dtype=torch.float32
     )
     with pytest.raises(
-        ConfigError, match=r"cannot hold the key of model.layers.0.self_attn .fp4 per_group.: its element"
+        ConfigError, match=r"cannot store the key of model.layers.0.self_attn .fp4 per_group.: its element"
     ):
         ModelExporter(tmp_path / "out").export_onnx_model(frozen(model, config, ids), ids)
 

@@ -317,9 +317,9 @@ def test_tensors_that_do_not_fit_the_model_are_named(tmp_path):
     headers, found = plan(tmp_path, presets.resolve("w4a16"))
     layouts = found.layouts["onnx"]
     few = {name: layout for name, layout in layouts.items() if name != "model.norm.weight"}
-    with pytest.raises(ModelError, match=r"nothing for 'model\.norm\.weight'"):
+    with pytest.raises(ModelError, match=r"no tensor for 'model\.norm\.weight'"):
         trace(headers.config, few, found.layers)
-    with pytest.raises(ModelError, match=r"no place for 'model\.extra\.weight'"):
+    with pytest.raises(ModelError, match=r"no parameter for 'model\.extra\.weight'"):
         trace(headers.config, {**layouts, "model.extra.weight": layouts["model.norm.weight"]}, found.layers)
 
 

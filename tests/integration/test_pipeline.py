@@ -391,6 +391,6 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
         model_dir=model, output_dir=tmp_path / "out", config=presets.resolve("int8_dynamic"),
         calibration=CalibrationConfig(num_samples=2, seq_len=32),
     )  # fmt: skip
-    with pytest.raises(ModelError, match="embeddings of 300 tokens") as caught:
+    with pytest.raises(ModelError, match="embeddings for 300 tokens") as caught:
         run(task, lambda event: None)
     assert caught.value.code == "tokenizer_mismatch" and not task.output_dir.exists()

@@ -150,7 +150,7 @@ def test_a_rank_that_dies_in_a_layer_ends_the_job(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "size, steps, words",
     [
-        (1, [], "one process"),
+        (1, [], "has only one"),
         (2, [{"name": "autoround"}], "autoround needs whole blocks"),
     ],
 )

@@ -86,5 +86,5 @@ def test_an_app_does_not_start_with_an_unsafe_key(tmp_path: Path) -> None:
     settings = Settings(
         database_url="postgresql+psycopg://x@/x", broker_url="memory://", data_dir=tmp_path, secret_key_file=path
     )  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="Others may read"):
+    with pytest.raises(ConfigError, match="Other users can read"):
         create_app(settings)

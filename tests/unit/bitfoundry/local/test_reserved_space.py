@@ -16,11 +16,11 @@ from pathlib import Path
 
 import psycopg
 
-from bitfoundry.local import ballast
+from bitfoundry.local import reserved_space
 from bitfoundry.local.stack import Postgres
 from bitfoundry.local.supervision import Supervised
 
-ballast.BALLAST_BYTES, ballast.MIN_FREE_BYTES = 32 << 20, 48 << 20
+reserved_space.BALLAST_BYTES, reserved_space.MIN_FREE_BYTES = 32 << 20, 48 << 20
 home = Path(sys.argv[1]) / "home"
 server = Postgres(home)
 url = server.start().replace("+psycopg", "", 1)
