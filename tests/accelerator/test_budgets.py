@@ -28,9 +28,12 @@ from tests.support.params import with_usual
 
 LARGER = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
 """Twice as many columns, groups, rows and heads."""
-BY_WINDOW = ("runtime/streamed_model.py", "runtime/block_capture.py", "runtime/arguments.py", "blockwise/backward.py")
+BY_WINDOW = tuple(
+    f"engine/{name}.py"
+    for name in ("runtime/streamed_model", "runtime/block_capture", "runtime/arguments", "blockwise/backward")
+)
 """Files whose waits and copies may grow with the number of windows: they embed them, run the head, and draw tokens."""
-BY_DIGITS = ("mappings/tracing.py", "rotation/hadamard.py")
+BY_DIGITS = ("engine/transforms/mappings/tracing.py", "engine/transforms/rotation/hadamard.py")
 """Files whose waits and copies may grow with the number of digits of a width: they find edges, and factor an order."""
 MOST = {"wait": 74, "to device": 45, "to host": 28}
 """Of one more block of the dense model, in w4a16 with GPTQ: 7 layers with 4 inputs."""
@@ -117,7 +120,7 @@ def test_routing_waits_as_often_for_many_experts_as_for_few(tmp_path):
         stops(tmp_path, "w4a16", "gptq", **{**shape, "num_experts": count, "num_local_experts": count})
         for count in (4, 8)
     )
-    routing = ("model/experts.py", "calibration/expert_token_topup.py")
+    routing = ("engine/model/experts.py", "engine/calibration/expert_token_topup.py")
     assert {key for key in growth(few, many) if key[1].startswith(routing)} == set()
 
 
