@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 MAX_STREAMS_OF_KEY = 200
-"""Open streams of a key in a process: a quarter of its connections (``front.MAX_CONNECTIONS``)."""
+"""Open streams of a key in a process: a quarter of its connections (``connection_limits.MAX_CONNECTIONS``)."""
 CHECK_S = 2.0
 """Seconds between two checks of the keys; a stream ends at most this and one tick after its key."""
 

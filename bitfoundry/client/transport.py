@@ -18,14 +18,18 @@ NUM_TRIES = 4  # for a request that may be repeated
 AWAY = {429, 502, 503, 504}  # the service is away or busy: it may answer in a moment
 
 
+def is_local(url: str) -> bool:
+    """Return whether the address leads to this machine from any machine."""
+    return urlsplit(url).hostname in {"127.0.0.1", "localhost", "::1"}
+
+
 def connection_options(base_url: str, api_key: str, timeout_s: float) -> dict[str, Any]:
     """Return the options of every HTTP connection to the service."""
-    loopback = urlsplit(base_url).hostname in {"127.0.0.1", "localhost", "::1"}
     return {
         "base_url": base_url,
         "headers": {"Authorization": f"Bearer {api_key}"},
         "timeout": timeout_s,
-        "trust_env": not loopback,  # a proxy cannot reach our loopback
+        "trust_env": not is_local(base_url),  # a proxy cannot reach our loopback
     }
 
 

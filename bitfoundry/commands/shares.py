@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
 from bitfoundry.client.service import Client
+from bitfoundry.client.transport import is_local
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import show_rows
 from bitfoundry.commands.options import AsJson, JobId, show_deleted, with_client
@@ -40,7 +40,7 @@ def share(
         return
     terminal.out.print(made.url or "", soft_wrap=True)
     until = f"Anyone with this link can read the report until {made.expires_at}."
-    if urlsplit(made.url or "").hostname in ("127.0.0.1", "localhost", "::1"):
+    if is_local(made.url or ""):
         until = f"The link works on this machine only, since the service has no other address. {until}"
     terminal.err.print(f"{until} `bitfoundry unshare {job_id} {made.id}` revokes it.", soft_wrap=True)
 

@@ -15,7 +15,7 @@ from bitfoundry.client.connection import NO_SERVICE
 from bitfoundry.commands import jobs as job_commands
 from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import terminal
-from bitfoundry.commands.options import connect, connect_if_any, evaluation_of, key_value, show_job
+from bitfoundry.commands.options import connect, evaluation_of, key_value, show_job
 from bitfoundry.errors import BitfoundryError
 from quantcore.cli.flags import BUDGETS, Flags, add_budget, add_job
 from quantcore.cli.from_flags import request_of
@@ -72,13 +72,14 @@ def plan(arguments: list[str]) -> int | None:
     _add_job(flags)
     options, flag_names = _parse(flags, arguments)
     body = _request(flags, options, flag_names)
-    client = connect_if_any(options.url, options.api_key, options.home)
-    if client is None:
-        raise BitfoundryError(
-            "No service is configured",
-            hint="Start one with `bitfoundry up`, or plan here for the hardware that you name: --devices 1x24GB.",
-            code=NO_SERVICE,
-        )
+    try:
+        client = connect(options.url, options.api_key, options.home)
+    except BitfoundryError as error:
+        if error.code == NO_SERVICE:
+            error.hint = (
+                "Start one with `bitfoundry up`, or plan here for the hardware that you name: --devices 1x24GB."
+            )
+        raise
     with client:
         job_plan = client.plan(_model_of(options), **body)
     if options.json:

@@ -355,7 +355,7 @@ def _mix_config(options: argparse.Namespace) -> MixConfig:
 
 
 def mix_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of ``mixed_precision.command.mix``. Raises ConfigError."""
+    """Return the arguments of ``engine.mixed_precision.command.mix``. Raises ConfigError."""
     export = options.model_export
     _one_of("model_export", [export] if export else [], MODEL_EXPORTS)
     named = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))

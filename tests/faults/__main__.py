@@ -11,10 +11,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from tests.faults.cells import CELLS
+from tests.faults.cells import CELLS, Cell
 from tests.faults.matrix import render, run_cell
 from tests.faults.rig import Rig
 from tests.support.service import ROOT
@@ -24,17 +25,16 @@ PAGE = ROOT / "docs" / "reference" / "fault-matrix.md"
 INSIDE = "BITFOUNDRY_TEST_OWN_MOUNTS"
 
 
-def run(only: str, results: Path) -> int:
-    """Run the cells whose name contains ``only``. Return 1 if a promise was broken."""
+def run(cells: Sequence[Cell], results: Path) -> int:
+    """Run the ``cells``. Return 1 if a promise was broken."""
     found = []
     with (
         tempfile.TemporaryDirectory(prefix="bf-faults-", dir="/tmp", ignore_cleanup_errors=True) as folder,
         Rig(Path(folder)) as rig,
     ):
-        for cell in CELLS:
-            if cell.fault is not None and only in f"{cell.part} {cell.kind}":
-                found.append(run_cell(rig, cell))
-                print(json.dumps(found[-1]), flush=True)
+        for cell in cells:
+            found.append(run_cell(rig, cell))
+            print(json.dumps(found[-1]), flush=True)
     report = {
         "date": date.today().isoformat(),
         "num_accepted": sum(result["num_accepted"] for result in found),
@@ -52,10 +52,13 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
+    chosen = [cell for cell in CELLS if cell.fault is not None and options.only in f"{cell.part} {cell.kind}"]
+    if not chosen:
+        parser.error(f"no cell has '{options.only}' in its name: {', '.join(f'{c.part} {c.kind}' for c in CELLS)}")
     if INSIDE not in os.environ:
         command = ["unshare", "-m", sys.executable, "-m", "tests.faults", *sys.argv[1:]]
         return subprocess.run(command, cwd=ROOT, env=os.environ | {INSIDE: "1"}).returncode
-    status = run(options.only, options.results)
+    status = run(chosen, options.results)
     options.page.write_text(render(json.loads(options.results.read_text())))
     return status
 

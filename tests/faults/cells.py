@@ -57,22 +57,33 @@ def killed(rig: Rig, part: str) -> Iterator[None]:
 
 
 @contextmanager
-def away(rig: Rig, part: str) -> Iterator[None]:
-    """Kill it as often as it comes."""
+def repeated(step: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Repeat ``step`` in a thread meanwhile. It ends its waits when the event is set."""
     over = threading.Event()
 
-    def keep_killing() -> None:
+    def repeat() -> None:
         while not over.is_set():
-            send(rig, part, signal.SIGKILL)
-            over.wait(0.05)
+            step(over)
 
-    thread = threading.Thread(target=keep_killing)
+    thread = threading.Thread(target=repeat)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+
+
+@contextmanager
+def away(rig: Rig, part: str) -> Iterator[None]:
+    """Kill it as often as it comes."""
+
+    def kill(over: threading.Event) -> None:
+        send(rig, part, signal.SIGKILL)
+        over.wait(0.05)
+
+    with repeated(kill):
+        yield
 
 
 @contextmanager
@@ -87,23 +98,15 @@ def hung(rig: Rig, part: str) -> Iterator[None]:
 @contextmanager
 def slow(rig: Rig, part: str) -> Iterator[None]:
     """Let it run for a tenth of the time."""
-    over = threading.Event()
 
-    def brake() -> None:
-        while not over.is_set():
-            send(rig, part, signal.SIGSTOP)
-            over.wait(0.18)
-            send(rig, part, signal.SIGCONT)
-            over.wait(0.02)
-
-    thread = threading.Thread(target=brake)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    def brake(over: threading.Event) -> None:
+        send(rig, part, signal.SIGSTOP)
+        over.wait(0.18)
         send(rig, part, signal.SIGCONT)
+        over.wait(0.02)
+
+    with repeated(brake):
+        yield
 
 
 @contextmanager

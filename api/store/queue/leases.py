@@ -44,7 +44,7 @@ class Order(StrEnum):
     CANCEL = "cancel"
     PAUSE = "pause"
     TIME_IS_UP = "time_is_up"
-    NODE_LOST = "node_lost"  # of a job on several nodes: see ``seats``
+    NODE_LOST = "node_lost"  # of a job on several nodes: see ``node_slots``
     NODE_LEFT = "node_left"  # it was drained
     WORKER_NEEDED = "worker_needed"  # of a chat: a job waits for its worker
     IDLE = "idle"  # of a chat

@@ -36,14 +36,14 @@ class Needs:
 class Stats:
     """Statistics of all tokens x [I] that one or several layers read; these layers share one object.
 
-    ``gram_II`` is the mean of x x^T in float32 or float64 (half of GPTQ's Hessian), ``mean_I`` and ``mean_abs_I``
-    those of x and |x|, ``largest_I`` the largest |x|; the last three float32. ``sample_TI`` are some of the tokens as
-    they were, spread evenly over the text. ``shift_II`` is the mean of (y - x) x^T, for methods that compare x behind
+    ``gram_II`` is the mean of x x^T in float32 or float64 (half of GPTQ's Hessian), ``mean_I`` and ``mean_abs_I`` those
+    of x and |x|, ``largest_I`` the largest |x|; the last three float32. ``sample_TI`` are some of the tokens as they
+    were, spread evenly over the text. ``shift_II`` is the mean of (y - x) x^T, for methods that compare x behind
     quantized layers with the input y of the float model. None: not requested. In ``gram_II`` and ``shift_II`` tokens
     may be weighted (``collector.token_weights``). Of several ranks only the ``owner`` has these two matrices; the
     others have ``diagonal_I``, that of ``gram_II``, and the rest. ``num_lent`` of the tokens were lent to an expert
-    (``lending``). ``outputs``, on the owner, has the second moments of the gradients of log p(y) by the outputs of each
-    layer, by its name: matrices [o, o] for consecutive ``workload.output_blocks`` of its rows.
+    (``expert_token_topup``). ``outputs``, on the owner, has the second moments of the gradients of log p(y) by the
+    outputs of each layer, by its name: matrices [o, o] for consecutive ``workload.output_blocks`` of its rows.
     """
 
     num_tokens: int

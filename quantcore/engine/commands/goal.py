@@ -69,7 +69,8 @@ ADVICE_STEPS = (1.1, 1.25, 0.9, 0.75)
 
 
 def run_goal(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
-    """Run the search for ``task.goal``, and move the chosen result to ``output_dir``; else as ``pipeline.job.run``.
+    """Run the search for ``task.goal``, and move the chosen result to ``output_dir``; else as
+    ``engine.pipeline.job.run``.
 
     Raises ConfigError ``goal_too_small`` if nothing fits, and the errors of a job.
     """

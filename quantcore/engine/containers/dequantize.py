@@ -22,7 +22,7 @@ def open_source(model: Model) -> Source:
 
 
 class DequantizingSource(Source):
-    """Reads the tensors of ``reading.Model.headers``: the weights of quantized layers in the dtype of the model."""
+    """Reads the tensors of ``importing.Model.headers``: the weights of quantized layers in the dtype of the model."""
 
     def __init__(self, quantized: QuantizedLayers, tensors: dict[str, TensorHeader]) -> None:
         super().__init__(quantized.files.folder, tensors)

@@ -48,9 +48,9 @@ def load(folder: str | Path, ranks: Ranks = ALONE) -> Loaded:
 
     Quantized layers are frozen as after ``ModelQuantizer.freeze``, so that it can be evaluated and exported again.
 
-    Several ``ranks`` (``runtime.ranks.joined``) hold it together: each has a shard of every linear layer on its device
-    (FSDP2) and reads only that shard. Then the model can be evaluated, not exported. All ranks must call it equally
-    often; their inputs may differ.
+    Several ``ranks`` (``engine.runtime.ranks.joined``) hold it together: each has a shard of every linear layer on its
+    device (FSDP2) and reads only that shard. Then the model can be evaluated, not exported. All ranks must call it
+    equally often; their inputs may differ.
 
     Reads all formats that quantcore writes, from any program. Raises ModelError for an unsupported model.
     """

@@ -56,7 +56,7 @@ class StreamedModel(WeightLoader):
     ) -> None:  # fmt: skip
         super().__init__(raw_config, read, names, blocks, dtype, device, shards, expect)
         self.axes: Axes = (0, 1)
-        self._empty_audio: Any = None  # the output of an encoder that hears nothing
+        self._empty_audio: Any = None  # the output of an encoder for silence
         self._num_returned = [0] * len(self._lists)  # values that a block of each list returns as a tuple
         self._passes_on = [True] * len(self._lists)  # see ``BlockBoundary``
 

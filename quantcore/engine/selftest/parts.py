@@ -194,7 +194,8 @@ def in_turn(
     moved_KO: torch.Tensor, target_KO: torch.Tensor, feedback_KK: torch.Tensor, group_K: torch.Tensor,
     step_JO: torch.Tensor, zero_JO: torch.Tensor | None, fmt: Format,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return what ``kernels.columns.round_in_turn`` gives, as values and errors, by a plain loop in the same order."""
+    """Return what ``tensors.kernels.columns.round_in_turn`` gives, as values and errors, by a plain loop in the same
+    order."""
     value_KO, error_KO = torch.empty_like(moved_KO), torch.empty_like(moved_KO)
     for k, group in enumerate(group_K.tolist()):
         moved_O = moved_KO[k]

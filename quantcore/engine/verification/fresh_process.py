@@ -36,7 +36,7 @@ class Proved:
 
 
 def prove_in_fresh_process(task: Task, folder: Path, expected: ExpectedDigests, emit: Emit) -> Proved:
-    """Let a fresh process verify ``folder``, and relay its events: see ``standby``.
+    """Let a fresh process verify ``folder``, and relay its events: see ``fork_server``.
 
     Raises ProofError with its message, and ModelError ``model_changed`` (see ``opening.unchanging``).
     """

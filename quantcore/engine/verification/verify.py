@@ -96,7 +96,7 @@ class Proof:
 
 
 class Twin(Protocol):
-    """A small twin of a model in a folder: see ``twin_export.ExportedTinyModel``."""
+    """A small twin of a model in a folder: see ``tiny_export.ExportedTinyModel``."""
 
     @property
     def model(self) -> Model: ...

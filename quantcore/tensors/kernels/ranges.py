@@ -1,4 +1,4 @@
-"""The search for the range of a group of inputs, ``solvers.ranges.search``: one launch for all its candidates.
+"""The search for the range of a group of inputs, ``engine.solvers.ranges.search``: one launch for all its candidates.
 
 A program has some outputs and keeps their weights in registers. It tries one candidate after the other, with the
 parameters that ``affine.find_params`` gives. Only sums over the inputs are added in another order than torch has.
