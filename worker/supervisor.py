@@ -106,6 +106,8 @@ class Supervisor:
                 devices=find_devices(),  # each time: their used memory changes
                 live_s=max(self._settings.lease_s, 3 * self._settings.poll_s),
                 blocked_reason=blocked_reason,
+                sandbox=confinement.describe(self._settings),
+                memory_limit=cgroup.describe(),
             )
             for slot in self._slots:
                 slot.cordon(cordoned)

@@ -38,7 +38,9 @@ class WorkerOut(BaseModel):
     """A worker, its hardware and its jobs.
 
     ``state`` draining: it takes no jobs, and gives back those that it has; blocked: it takes no jobs as long as
-    `blocked_reason` holds; silent: no heartbeat came in time, so it counts no more until it comes back.
+    `blocked_reason` holds; silent: no heartbeat came in time, so it counts no more until it comes back. `sandbox` is
+    the protection of its engines: `landlock` and its version, `none` or `off`. `memory_limit` is what limits their
+    memory: `cgroup` (the kernel) or `watched` (the worker). Both are `unknown` for workers of an older version.
     """
 
     model_config = ConfigDict(
@@ -51,6 +53,8 @@ class WorkerOut(BaseModel):
                     "num_slots": 1,
                     "memory_bytes": 549755813888,
                     "devices": [{"kind": "cuda", "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85520809984}],
+                    "sandbox": "landlock 6",
+                    "memory_limit": "cgroup",
                     "started_at": "2026-11-22T08:00:00Z",
                     "beat_at": "2026-11-22T09:30:00Z",
                     "drain_requested_at": None,
@@ -67,6 +71,8 @@ class WorkerOut(BaseModel):
     num_slots: int
     memory_bytes: int
     devices: list[dict[str, Any]]
+    sandbox: str
+    memory_limit: Literal["cgroup", "watched", "unknown"]
     started_at: datetime
     beat_at: datetime
     drain_requested_at: datetime | None
@@ -125,17 +131,9 @@ def _open(session: Session, worker_id: str) -> Worker:
 
 
 def _show(session: Session, worker: Worker) -> WorkerOut:
-    columns = {
-        name: getattr(worker, name)
-        for name in ("id", "host", "num_slots", "memory_bytes", "devices", "started_at", "beat_at")
-    }
-    return WorkerOut(
-        **columns,
-        drain_requested_at=worker.drain_requested_at,
-        blocked_reason=worker.blocked_reason,
-        state=_state(session, worker),
-        jobs=[HeldJobOut.of(job) for job in workers.find_jobs(session, worker.id)],
-    )
+    columns = {name: getattr(worker, name) for name in WorkerOut.model_fields.keys() - {"state", "jobs"}}
+    jobs = [HeldJobOut.of(job) for job in workers.find_jobs(session, worker.id)]
+    return WorkerOut(**columns, state=_state(session, worker), jobs=jobs)
 
 
 def _state(session: Session, worker: Worker) -> Literal["ready", "draining", "blocked", "silent"]:

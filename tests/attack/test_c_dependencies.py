@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -13,14 +14,16 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from api.http import rate_limit, stream_permits
+from api.http.health import WRITES, Readiness
 from api.http.security import create_key
 from api.http.stream_permits import StreamPermits
 from api.main import create_app
@@ -240,6 +243,35 @@ def test_ready_means_that_a_job_could_be_taken_in(
             execute(sessions, "SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE", change.format(name, "off"))
         wait_until(lambda: parts() == (200, "ok", "ok", "ok"))
     queue.close()
+
+
+FULL = (
+    "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ "
+    "BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$",
+    "CREATE TRIGGER full_disk BEFORE INSERT ON write_probe EXECUTE FUNCTION full_disk()",
+)
+
+
+def test_ready_writes_to_the_database_and_keeps_nothing(settings: Settings, sessions: Sessions) -> None:
+    """A full disk lets a database answer; the fault matrix has a real one, this is the error that it gives."""
+    readiness = Readiness(sessions, make_celery(settings.broker_url.get_secret_value()))
+    written: list[str] = []
+
+    @event.listens_for(sessions.kw["bind"], "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        written.extend([statement] if statement in WRITES else [])
+
+    first, second = (asyncio.run(readiness.ask()) for _ in range(2))
+    assert (first.database, second.database) == ("ok", "ok")
+    assert written == list(WRITES), "not at each request: anyone may ask"
+    with sessions.begin() as session:
+        assert session.scalar(text("SELECT count(*) FROM write_probe")) == 0
+    execute(sessions, *FULL)
+    try:
+        wait_until(lambda: asyncio.run(readiness.ask()).database == "full")
+    finally:
+        execute(sessions, "DROP FUNCTION full_disk CASCADE")
+    wait_until(lambda: asyncio.run(readiness.ask()).database == "ok")
 
 
 def execute(sessions: Sessions, *statements: str) -> None:

@@ -286,7 +286,7 @@ def _around() -> Iterable[Base]:
         yield Worker(
             id=WORKER if host == "gpu-1" else f"{host}:{310 + number}:0a1b2c3d", host=host, num_slots=1 + number % 2,
             memory_bytes=memory_gb * 10**9, devices=devices, started_at=_ago(1700), beat_at=_ago(0.05 * (number + 1)),
-            live_until=IN_A_LONG_TIME, **more,
+            live_until=IN_A_LONG_TIME, sandbox="landlock 6", memory_limit="cgroup", **more,
         )  # fmt: skip
     yield from _data()
     yield from _webhooks()

@@ -178,7 +178,7 @@ def test_readiness_is_degraded_without_a_broker(settings: Settings, sessions: Se
     assert (ready.status_code, ready.json()) == (
         200,
         {"status": "degraded", "database": "ok", "broker": "unreachable", "schema": "current"}
-        | {"disk": "ok", "sandbox": "off", "integrity": {"damaged": 0, "missing": 0, "orphan": 0}},
+        | {"disk": "ok", "sandbox": "off", "memory_limits": [], "integrity": {"damaged": 0, "missing": 0, "orphan": 0}},
     )
     with TestClient(create_app(settings)) as client:
         assert client.get("/healthz/ready").json()["status"] == "ok"

@@ -34,15 +34,19 @@ def beat(
     devices: list[dict[str, Any]],
     live_s: float,
     blocked_reason: str | None = None,
+    sandbox: str = "unknown",
+    memory_limit: str = "unknown",
 ) -> bool:
     """Record that this worker lives, and will for ``live_s`` seconds more. Returns True if it was drained.
 
-    Then it shall take no jobs. ``blocked_reason``: why it takes none by itself.
+    Then it shall take no jobs. ``blocked_reason``: why it takes none by itself. ``sandbox`` and ``memory_limit``: what
+    protects its engines and what limits their memory.
     """
     now = func.clock_timestamp()
     live_until = now + timedelta(seconds=live_s)
     state = {"live_until": live_until, "devices": devices, "blocked_reason": blocked_reason}
-    row = insert(Worker).values(id=worker_id, host=host, num_slots=num_slots, memory_bytes=memory_bytes, **state)
+    fixed = {"num_slots": num_slots, "memory_bytes": memory_bytes, "sandbox": sandbox, "memory_limit": memory_limit}
+    row = insert(Worker).values(id=worker_id, host=host, **fixed, **state)
     kept = row.on_conflict_do_update(index_elements=[Worker.id], set_=state | {"beat_at": now})
     return bool(session.scalar(kept.returning(Worker.drain_requested_at.is_not(None))))
 

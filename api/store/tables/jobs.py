@@ -415,6 +415,10 @@ class Worker(Base):
     num_slots: Mapped[int]
     memory_bytes: Mapped[int] = mapped_column(BigInteger)
     devices: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")
+    sandbox: Mapped[str] = mapped_column(server_default="unknown")
+    """The kernel's protection of its engines (``confinement.describe``)."""
+    memory_limit: Mapped[str] = mapped_column(server_default="unknown")
+    """What limits the memory of its engines: ``cgroup`` or ``watched``."""
     started_at: Mapped[datetime] = mapped_column(server_default=NOW)
     beat_at: Mapped[datetime] = mapped_column(server_default=NOW)
     live_until: Mapped[datetime]

@@ -9,7 +9,14 @@ interface Health {
   database: string;
   broker: string;
   sandbox: string;
+  memory_limits: string[];
 }
+
+const LIMITS: Record<string, string> = {
+  cgroup: "✓ by the kernel (cgroup)",
+  watched: "✓ watched by the worker",
+  unknown: "? by a worker of an older version",
+};
 
 /** The kernel's protection of processes that read models. */
 function sandbox(value: string) {
@@ -44,6 +51,7 @@ export default function System() {
               ["Database", health(ready.data.database)],
               ["Broker", health(ready.data.broker)],
               ["Engine sandbox", sandbox(ready.data.sandbox)],
+              ["Engine memory limits", ready.data.memory_limits.map((name) => LIMITS[name]).join(", ") || "no worker"],
             ]}
           />
         )}

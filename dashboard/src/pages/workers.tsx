@@ -62,6 +62,9 @@ export default function Workers() {
                       {STATES[worker.state]}
                     </span>
                     {worker.blocked_reason && <div className="sub">{worker.blocked_reason}</div>}
+                    <div className="sub nowrap">
+                      sandbox: {worker.sandbox} · memory: {worker.memory_limit}
+                    </div>
                   </td>
                   <td>
                     {worker.devices.length === 0 && "CPU"}
