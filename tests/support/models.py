@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 512
 
@@ -53,7 +53,10 @@ def tiny_model(
     With a ``rank`` tokens lie in that many dimensions, and blocks add less to them: inputs correlate like real ones.
     """
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **{**SHAPE, **overrides}, tie_word_embeddings=tie_word_embeddings)
+    shape = {**SHAPE, **overrides}
+    if isinstance(getattr(CONFIG_MAPPING[model_type], "head_dim", None), property):  # Falcon computes it
+        del shape["head_dim"]
+    config = AutoConfig.for_model(model_type, **shape, tie_word_embeddings=tie_word_embeddings)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
