@@ -137,17 +137,18 @@ class _Captured(Exception):
 def own_parser(command: str) -> argparse.ArgumentParser:
     """Return the parser of a command that reads its own flags."""
     from bitfoundry.commands import submission
+    from quantcore.cli.grammar import Flags
     from quantcore.cli.main import main
 
     def capture(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
         raise _Captured(parser)
 
-    with patch.object(argparse.ArgumentParser, "parse_args", capture):
+    with patch.object(Flags, "parse_args", capture):
         try:
             if command in submission.COMMANDS:
                 submission.COMMANDS[command]([])
             else:
-                main([] if command == "quantize" else [command])
+                main([command])
         except _Captured as captured:
             parser: argparse.ArgumentParser = captured.args[0]
             return parser

@@ -34,8 +34,8 @@ POLL_S = 1.0
 NEXT = """\
 What to do next:
   the dashboard, with these jobs   bitfoundry up
-  a model of yours, for a goal     bitfoundry auto MODEL --runtime vllm --device 24GB --output_dir OUT
-  with a scheme of your choice     bitfoundry quantize --model_dir MODEL --output_dir OUT --quant_scheme w4a16
+  a model of yours, for a goal     bitfoundry auto MODEL --runtime vllm --device 24GB -o OUT
+  with a scheme of your choice     bitfoundry quantize MODEL w4a16 -o OUT
   its answers beside the original  bitfoundry chat OUT"""
 PICTURE_WIDTH = 124  # columns: no line of the demo is longer
 

@@ -119,7 +119,7 @@ def _of_engine(name: str, text: str) -> None:
     def run(arguments: list[str]) -> int:
         from quantcore.cli import main as engine
 
-        return engine.main([*([] if name == "quantize" else [name]), *arguments])
+        return engine.main([name, *arguments])
 
     _with_own_flags(name, text, run)
 
@@ -136,7 +136,7 @@ def _about_a_job(name: str, text: str) -> None:
 _about_a_job("submit", "Queue a job")
 _about_a_job("plan", "Show what a job would do, or which resources it would need, without running it")
 _about_a_job("clone", "Queue a copy of a job with some settings changed")
-_of_engine("quantize", "Quantize a model locally (AMD Quark-compatible flags)")
+_of_engine("quantize", "Quantize a model: quantize MODEL [PRESET] [-o OUT]; AMD Quark's flags work too")
 _of_engine("auto", "Quantize a model for a goal: where it will run, how large it may be, how good it must be")
 _of_engine("mix", "Choose the scheme of each layer for a target size or quality (mixed precision)")
 _of_engine("convert", "Convert a quantized model, from Bitfoundry or another tool, to another format without loss")

@@ -89,7 +89,9 @@ def push(
 
 def pull(
     source: Annotated[str, typer.Argument(help="Model on the Hub (org/name), or job id.")],
-    output_dir: Annotated[Path, typer.Option("--output_dir", "--output-dir", help="Folder for the files.")],
+    output_dir: Annotated[
+        Path, typer.Option("-o", "--output", "--output_dir", "--output-dir", help="Folder for the files.")
+    ],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model. [default: main]")] = None,
     url: Url = None,
     api_key: Key = None,

@@ -17,9 +17,10 @@ from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import connect, evaluation_of, key_value, show_job
 from bitfoundry.errors import BitfoundryError
-from quantcore.cli.flags import BUDGETS, Flags, add_budget, add_job
+from quantcore.cli.flags import BUDGETS, add_budget, add_job
 from quantcore.cli.from_flags import request_of
 from quantcore.cli.goal_flags import GOAL_FLAGS, add_goal
+from quantcore.cli.grammar import Flags, add_model
 from quantcore.config.recipes import algorithms_text
 from quantcore.errors import QuantError
 
@@ -92,7 +93,7 @@ def plan(arguments: list[str]) -> int | None:
 def clone(arguments: list[str]) -> None:
     """Queue a copy of a job with the settings of the flags changed."""
     flags = _flags("clone", "Queue a copy of a job with some settings changed.")
-    flags.add_argument("job_id", help="job to clone: its id or the start of it, its name, or `last`")
+    flags.add_argument("job_id", metavar="JOB", help="job to clone: its id or the start of it, its name, or `last`")
     _add_queue(flags)
     _add_job(flags)
     options, flag_names = _parse(flags, arguments)
@@ -113,13 +114,12 @@ def _plan_here(arguments: list[str]) -> int:
 
 
 def _flags(name: str, description: str) -> Flags:
-    usage = "%(prog)s [flags] JOB_ID" if name == "clone" else "%(prog)s [flags] MODEL"
+    usage = f"%(prog)s {'JOB' if name == 'clone' else 'MODEL'} [PRESET] [flags]"
     return Flags(prog=f"bitfoundry {name}", usage=usage, description=description, aliases=OLDER_NAMES)
 
 
 def _add_model(flags: Flags) -> None:
-    flags.add_argument("model", nargs="?", help="a path on the server, or a model on the Hub: org/name")
-    flags.add_argument("--model_dir", help="the model, as a flag")
+    add_model(flags, "a path on the server, or a model on the Hub: org/name")
     flags.add_argument("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
     flags.add_argument("--hub_token", metavar="NAME", help="name of the project's Hub token for a private model")
 
@@ -175,7 +175,7 @@ def _request(flags: Flags, options: Any, flag_names: set[str], *, needs_scheme: 
     has_scheme = {"mix", "goal"} & body.keys() or {"preset", "global_quant_config"} & body.get("config", {}).keys()
     if needs_scheme and not has_scheme:
         flags.error(
-            "choose a scheme, --quant_scheme w4a16 (see `bitfoundry presets`), or a goal, --runtime and --device"
+            f"choose a preset, {flags.prog} MODEL w4a16 (see `bitfoundry presets`), or a goal, --runtime and --device"
         )
     return body
 
@@ -188,9 +188,7 @@ def _queue_fields(options: Any) -> dict[str, Any]:
 
 def _model_of(options: Any) -> Any:
     """Return the model. With a revision or a token it is one on the Hub."""
-    model = options.model or options.model_dir
-    if model is None:
-        raise BitfoundryError("No model given", hint="Add a path on the server, or org/name on the Hub.")
+    model = options.model_dir
     more: dict[str, str] = without_none(revision=options.revision, hub_token=options.hub_token)
     return {"id": model, **more} if more else model
 

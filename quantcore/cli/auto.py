@@ -5,24 +5,26 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from quantcore.cli.flags import Flags, add_calibration, add_evaluation, add_options, plain_options
+from quantcore.cli.flags import add_calibration, add_evaluation, add_options, plain_options
 from quantcore.cli.from_flags import calibration_of, evaluation_of, model_of
 from quantcore.cli.goal_flags import add_goal, goal_of
+from quantcore.cli.grammar import Flags, add_model, add_output
 from quantcore.config.job_spec import NO_SCHEME
 from quantcore.config.quantization import Config
 from quantcore.config.task import Task
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Flags:
     flags = Flags(
         prog="bitfoundry auto",
+        usage="%(prog)s MODEL [-o OUT] --runtime RUNTIME --device DEVICE [flags]",
         description="Quantize a model for a goal: say where it will run, how large it may be and how good it must be. "
         "Candidates are quantized and measured until the smallest one that is good enough is found.",
         epilog="The same command continues a search that was stopped.",
     )
-    flags.add_argument("model_dir", metavar="MODEL", help="folder, GGUF file, or model on the Hub: org/name")
+    add_model(flags)
     flags.add_argument("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
-    flags.add_argument("--output_dir", required=True, help="folder to create")
+    add_output(flags, "MODEL-RUNTIME-DEVICE, in the current folder")
     add_goal(flags, is_alone=True)
     add_calibration(flags)
     add_evaluation(flags)

@@ -14,7 +14,8 @@ from rich.console import Console
 from quantcore.cli.chat_view import show_lines, show_streamed
 from quantcore.cli.console import explain
 from quantcore.cli.explain import explained
-from quantcore.cli.flags import Flags, positive
+from quantcore.cli.flags import positive
+from quantcore.cli.grammar import Flags, add_model
 from quantcore.cli.running import shown
 from quantcore.errors import ConfigError, ModelError, QuantError
 from quantcore.events import Emit, silence
@@ -25,19 +26,20 @@ if TYPE_CHECKING:
     from quantcore.engine.chat.chat import Chat
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Flags:
     flags = Flags(
         prog="bitfoundry chat",
+        usage="%(prog)s MODEL [--against ORIGINAL] [flags]",
         description="Chat with a quantized model and its original: both answers side by side, and where they part. "
         "Decoding is greedy. Both models are held in memory at once, dequantized, in the dtype of their floats.",
         epilog="In a terminal, /reset starts a new conversation and /exit ends it. Without a terminal, each line of "
         "standard input is a prompt by itself.",
     )
-    flags.add_argument("out", metavar="OUT", type=Path, help="folder or GGUF file that a job wrote")
+    add_model(flags, "folder or GGUF file that a job wrote")
     flags.add_argument(
         "--against",
         metavar="ORIGINAL",
-        help="original model: folder, GGUF file, or model on the Hub (default: the one that OUT's report.json names)",
+        help="original model: folder, GGUF file, or model on the Hub (default: the one that MODEL's report.json names)",
     )
     flags.add_argument(
         "--prompt",
@@ -67,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
             from quantcore.engine.runtime.devices import limit_threads
 
             limit_threads()
-            folder = find_artifact(options.out)
-            original = find_model(options.against or original_of(options.out), emit)
+            folder = find_artifact(Path(options.model_dir))
+            original = find_model(options.against or original_of(folder), emit)
             return stack.enter_context(open_chat(folder, original, options.max_new_tokens))
 
         return shown(load, lambda chat: _talk(chat, options))

@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from quantcore.config import presets
+from quantcore.cli.grammar import Flags, add_model, add_output
 from quantcore.config.algorithms import algorithm_names
 from quantcore.config.job_spec import JobOptions
 from quantcore.config.presets import PresetChanges
@@ -35,78 +34,8 @@ WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 QUANT_ALGOS = (*algorithm_names(), "smooth")  # AMD Quark's config files say smooth, its flags smoothquant
 COMPARED_TOKENS = 1 << 16
 """Number of tokens on which ``compare --against`` measures two results by default."""
-ELSEWHERE = {
-    "--model_dir": ("--model", "--model_path", "--model_name_or_path", "--pyt_ckpt_path"),
-    "--output_dir": ("--out", "--output", "--export_path", "--save_path"),
-    "--quant_scheme": ("--scheme", "--preset", "--bits", "--w_bit", "--qformat", "--recipe"),
-    "--quant_algo": ("--algo", "--algorithm", "--algorithms", "--method"),
-    "--model_export": ("--format", "--formats", "--export_format", "--export_fmt"),
-    "--exclude_layers": ("--ignore", "--ignore_layers", "--exclude"),
-    "--num_calib_data": ("--nsamples", "--num_samples", "--num_calibration_samples", "--calib_size"),
-    "--seq_len": ("--seqlen", "--max_seq_length", "--max_length", "--calib_seq"),
-    "--kv_cache_dtype": ("--kv_cache_qformat", "--kv_cache", "--kv_dtype"),
-}
-"""Flags by the names that other programs, and newcomers, have for them. The error for one of these suggests ours."""
 NODES = "nodes"
 """The option that only the service has: on one machine torchrun sets the number of processes."""
-
-
-class Flags(argparse.ArgumentParser):
-    """Parser of flags spelled as AMD Quark spells them, with underscores; dashes work as well.
-
-    ``aliases`` are older names of flags, which work but are not shown. The error for an unknown flag suggests the
-    one that was probably meant.
-    """
-
-    def __init__(self, *, aliases: Mapping[str, str] | None = None, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
-        self._aliases = aliases or {}
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        texts = sys.argv[1:] if args is None else args
-        return super().parse_known_args([self._spelled(text) for text in texts], namespace)
-
-    def error(self, message: str) -> Any:
-        """Exit with a message of what is wrong, without the list of all flags."""
-        kind, _, unknown = message.partition(": ")
-        if kind == "unrecognized arguments" and unknown.startswith("--"):
-            name = unknown.split()[0].partition("=")[0]
-            near = self._meant(_underscored(name))
-            message = f"there is no flag {name}." + (f" Did you mean {near}?" if near else "")
-        self.exit(2, f"{self.prog}: error: {message}\nUsage: `{self.prog} --help` lists all flags.\n")
-
-    def given(self, args: Sequence[str]) -> set[str]:
-        """Return the names (``dest``) of the arguments that ``args`` contain, whatever their values are."""
-        defaults = {action: action.default for action in self._actions}
-        for action in self._actions:
-            action.default = argparse.SUPPRESS
-        try:
-            return set(vars(self.parse_args(args)))
-        finally:
-            for action, default in defaults.items():
-                action.default = default
-
-    def _spelled(self, text: str) -> str:
-        if not text.startswith("-"):
-            return text
-        name, sign, value = text.partition("=")
-        name = self._aliases.get(_underscored(name), name)
-        return self._names().get(_underscored(name), name) + sign + value
-
-    def _meant(self, name: str) -> str | None:
-        """Return the flag that was probably meant: by its name elsewhere, or else the one with the nearest name."""
-        names = self._names()
-        elsewhere = [ours for ours, others in ELSEWHERE.items() if name in others and ours in names]
-        near = elsewhere or difflib.get_close_matches(name, names, n=1)
-        return names[near[0]] if near else None
-
-    def _names(self) -> dict[str, str]:
-        return {_underscored(name): name for name in self._option_string_actions}
-
-
-def _underscored(name: str) -> str:
-    """Spell ``--quant-scheme`` as ``--quant_scheme``."""
-    return f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
 
 
 def new_file(text: str) -> Path:
@@ -136,20 +65,17 @@ def positive(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    scheme_names = ", ".join(presets.PRESETS)
     flags = Flags(
         prog="bitfoundry quantize",
-        description="Quantize a language model locally, verify the result and write it. No file is overwritten.",
-        epilog="Schemes: " + scheme_names + "; AMD Quark's names (w_fp8_a_fp8, ...) work too.",
+        usage="%(prog)s MODEL [PRESET] [-o OUT] [flags]",
+        description="Quantize a language model locally, verify the result and write it. No file is overwritten. "
+        "The flags are those of AMD Quark's script.",
+        epilog="`bitfoundry presets` lists the presets; AMD Quark's names (w_fp8_a_fp8, ...) work too.",
     )
     add = flags.add_argument
-    add(
-        "--model_dir",
-        required=True,
-        help="folder with config.json, tokenizer and *.safetensors, or a model on the Hugging Face Hub: org/name",
-    )
+    add_model(flags)
     add("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
-    add("--output_dir", required=True, help="folder to create")
+    add_output(flags, "MODEL-PRESET, in the current folder")
     add(
         "--resume_dir",
         help="folder for checkpoints, on the same disk: if the run stops, the same command continues after its last"
@@ -160,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     return flags
 
 
-def add_job(flags: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+def add_job(flags: Flags, without: Sequence[str] = ()) -> None:
     """Add the flags that say what a job does, except the options in ``without``."""
     add_scheme(flags)
     add_options(flags, without)
@@ -206,14 +132,15 @@ def _kind(annotation: Any) -> Any:
     return annotation
 
 
-def add_scheme(flags: argparse.ArgumentParser) -> None:
-    """Add the flags for schemes, algorithms, calibration text and export formats."""
-    add = flags.add_argument_group("scheme").add_argument
-    add(
+def add_scheme(flags: Flags) -> None:
+    """Add the preset, and the flags for schemes, algorithms, calibration text and export formats."""
+    flags.add_place(
+        "preset",
         "--quant_scheme",
         default="fp8",
         help="preset, or config file (.json, see docs/reference/config.md) (default: fp8)",
     )
+    add = flags.add_argument_group("scheme").add_argument
     for name, flag in PresetChanges.flags().items():
         add(flag, **_settings(PresetChanges.model_fields[name]))
     add(
@@ -348,7 +275,7 @@ def add_mix(flags: argparse.ArgumentParser) -> None:
     """Add the flags that ``mix_of`` reads."""
     add = flags.add_argument
     add_budget(flags, required=True)
-    add("--output", type=new_file, metavar="FILE", help="config file to write, e.g. mix.json; it must not exist")
+    add("-o", "--output", type=new_file, metavar="FILE", help="config file to write, e.g. mix.json; it must not exist")
     add("--preset_file", help="JSON file with your own presets")
     add(
         "--model_export",

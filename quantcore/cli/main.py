@@ -1,15 +1,15 @@
 """The engine's command line.
 
-``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
-quantization script of AMD Quark. ``auto`` chooses the scheme for a goal, ``mix`` that of each layer for a size or a
-quality. ``convert`` writes a quantized model in another format, ``evaluate`` measures a model, ``speed`` times a
-program that serves it, ``compare`` shows several results, or measures whether one is worse than another, ``chat`` shows
-the answers of a model beside its original's. ``plan`` shows the resources that a job would need. ``presets`` and
-``schema`` print the possible schemes, ``pull`` fetches a model from the Hub. ``selftest`` compares a device with the
-CPU. Five subcommands are for programs: ``run
-TASK.json`` (started by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process),
-``examine FILE`` (the content of an uploaded data file), ``publish`` (uploads an artifact; the task is on standard
-input), ``converse TASK.json`` (a chat with prompts on standard input).
+``python -m quantcore quantize MODEL [PRESET] [-o OUT]`` quantizes, and so does ``python -m quantcore --model_dir ...
+--output_dir ... --quant_scheme ...``, with the flags of the quantization script of AMD Quark. ``auto`` chooses the
+scheme for a goal, ``mix`` that of each layer for a size or a quality. ``convert`` writes a quantized model in another
+format, ``evaluate`` measures a model, ``speed`` times a program that serves it, ``compare`` shows several results, or
+measures whether one is worse than another, ``chat`` shows the answers of a model beside its original's. ``plan`` shows
+the resources that a job would need. ``presets`` and ``schema`` print the possible schemes, ``pull`` fetches a model
+from the Hub. ``selftest`` compares a device with the CPU. Five subcommands are for programs: ``run TASK.json`` (started
+by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (the
+content of an uploaded data file), ``publish`` (uploads an artifact; the task is on standard input), ``converse
+TASK.json`` (a chat with prompts on standard input).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from quantcore.cli.flags import Flags, add_evaluation, add_mix, add_speed, comparing, parser
+from quantcore.cli.flags import add_evaluation, add_mix, add_speed, comparing, parser
 from quantcore.cli.from_flags import compared_text_of, evaluation_of, mix_of, task_of
+from quantcore.cli.grammar import Flags, add_model, add_output, default_output
 from quantcore.cli.running import (
     is_first_rank,
     pipeline,
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _stop)
     commands: dict[str, Callable[[list[str]], int]] = {
+        "quantize": _quantize,
         "run": _run,
         "verify": verify,
         "examine": _examine,
@@ -115,30 +117,30 @@ def _examine(arguments: list[str]) -> int:
 
 
 def _convert(arguments: list[str]) -> int:
-    """Run ``convert MODEL_DIR OUTPUT_DIR --to FORMAT``: write another format with the same codes."""
+    """Run ``convert MODEL -o OUT --to FORMAT``: write another format with the same codes."""
     formats = ", ".join(EXPORTERS)
     flags = Flags(
         prog="bitfoundry convert",
+        usage="%(prog)s MODEL [-o OUT] --to FORMAT [flags]",
         description="Convert a quantized model to another format. Lossless; refuses and explains when it cannot be.",
     )
-    flags.add_argument("model_dir", type=Path, help="folder of a quantized model, from Bitfoundry or another tool")
-    flags.add_argument("output_dir", type=Path, help="folder to create")
+    add_model(flags, "folder or GGUF file of a quantized model, from Bitfoundry or another tool")
+    add_output(flags, "MODEL-FORMAT, in the current folder", has_place=True)
     flags.add_argument("--to", required=True, metavar="FORMAT", help=f"output format: {formats}")
     flags.add_argument(
         "--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar"
     )
     options = flags.parse_args(arguments)
+    output_dir = Path(options.output_dir or default_output(options.model_dir, options.to))
 
     def work(emit: Emit) -> dict[str, Any]:
         from quantcore.engine.commands.convert import convert
 
-        return convert(options.model_dir, options.output_dir, options.to, emit)
+        return convert(Path(options.model_dir), output_dir, options.to, emit)
 
     if options.json:
         return reporting(work, print_json_lines())
-    return shown(
-        work, lambda done: print(f"Converted {done['num_layers']} layers to {done['to']}: {options.output_dir}")
-    )
+    return shown(work, lambda done: print(f"Converted {done['num_layers']} layers to {done['to']}: {output_dir}"))
 
 
 def _evaluate(arguments: list[str]) -> int:
@@ -155,7 +157,7 @@ def _evaluate(arguments: list[str]) -> int:
         from quantcore.engine.runtime.ranks import joined
 
         limit_threads()
-        inputs = options.model, options.against, evaluation_of(options), emit
+        inputs = options.model_dir, options.against, evaluation_of(options), emit
         with joined() as ranks:
             return evaluate(*inputs, vllm_python=options.vllm, ranks=ranks)
 
@@ -176,7 +178,7 @@ def _speed(arguments: list[str]) -> int:
         from quantcore.engine.commands.speed import Load, speed
 
         load = Load(options.prompt_len, options.num_new, options.batch_size, options.repeats)
-        return speed(options.model, options.against, load, emit, runtime=options.runtime, python=options.python)
+        return speed(options.model_dir, options.against, load, emit, runtime=options.runtime, python=options.python)
 
     from quantcore.cli.console import show_speed
 
@@ -230,10 +232,11 @@ def _mix(arguments: list[str]) -> int:
     """Run ``mix MODEL --schemes A B --max_size 90MB``: write a config with the scheme that suits each layer."""
     flags = Flags(
         prog="bitfoundry mix",
+        usage="%(prog)s MODEL [-o FILE] --schemes PRESET ... [flags]",
         description="Choose the scheme of each layer for a target size or quality, and write the config.",
-        epilog="Quantize with the config: bitfoundry quantize --quant_scheme mix.json ...",
+        epilog="Quantize with the config: bitfoundry quantize MODEL mix.json",
     )
-    flags.add_argument("model", help="folder, GGUF file, or model on the Hub")
+    add_model(flags)
     add_mix(flags)
     flags.add_argument("--json", action="store_true", help="print the result as JSON")
     options = flags.parse_args(arguments)
@@ -243,7 +246,7 @@ def _mix(arguments: list[str]) -> int:
         from quantcore.engine.runtime.devices import limit_threads
 
         limit_threads()
-        result = mix(options.model, emit=emit, **mix_of(options))
+        result = mix(options.model_dir, emit=emit, **mix_of(options))
         if options.output is not None:
             options.output.write_text(json.dumps(result["config"], indent=2) + "\n", "utf-8")
         return result
@@ -315,12 +318,16 @@ def _pull(arguments: list[str]) -> int:
     """Run ``pull MODEL_ID --output_dir DIR``: download a model from the Hub and check each file."""
     flags = Flags(
         prog="bitfoundry pull",
+        usage="%(prog)s MODEL -o OUT [flags]",
         description="Download a model from the Hugging Face Hub and verify the hash of each file. A private or gated "
         "model needs your own token: HF_TOKEN, or `hf auth login`.",
     )
     flags.add_argument("model_id", help="org/name")
     flags.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
-    flags.add_argument("--output_dir", required=True, type=Path, help="folder to create, or to resume in")
+    flags.add_argument(
+        "-o", "--output", "--output_dir", dest="output_dir", required=True, type=Path, metavar="OUT",
+        help="folder to create, or to resume in",
+    )  # fmt: skip
     flags.add_argument(
         "--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar"
     )
@@ -374,17 +381,21 @@ def _auto(arguments: list[str]) -> int:
     from quantcore.cli import auto
 
     options = auto.parser().parse_args(arguments)
+    options.output_dir = options.output_dir or default_output(options.model_dir, options.runtime, options.device)
     return run_here(options, auto.task_of)
 
 
 def _quantize(arguments: list[str]) -> int:
-    return run_here(parser().parse_args(arguments), task_of)
+    options = parser().parse_args(arguments)
+    options.output_dir = options.output_dir or default_output(options.model_dir, options.quant_scheme)
+    return run_here(options, task_of)
 
 
-def _of_a_model(command: str, description: str) -> argparse.ArgumentParser:
+def _of_a_model(command: str, description: str) -> Flags:
     """Return the flags of a command that measures a model."""
-    flags = Flags(prog=f"bitfoundry {command}", description=description)
-    flags.add_argument("model", help="folder, GGUF file, or model on the Hub, quantized or not")
+    usage = "%(prog)s MODEL [--against ORIGINAL] [flags]"
+    flags = Flags(prog=f"bitfoundry {command}", usage=usage, description=description)
+    add_model(flags, "folder, GGUF file, or model on the Hub, quantized or not")
     flags.add_argument("--against", metavar="ORIGINAL", help="original (float) model to compare with")
     flags.add_argument("--json", action="store_true", help="print the result as JSON")
     return flags

@@ -12,8 +12,9 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from quantcore.checkpoint.headers import ModelHeaders, read_json
-from quantcore.cli.flags import Flags, add_hardware, add_scheme
+from quantcore.cli.flags import add_hardware, add_scheme
 from quantcore.cli.from_flags import calibration_of, config_of_flags, exports_of
+from quantcore.cli.grammar import Flags, add_model
 from quantcore.hub import download as hub
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import read_model
@@ -30,13 +31,14 @@ EXECUTORS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Flags:
     flags = Flags(
         prog="bitfoundry plan",
+        usage="%(prog)s MODEL [PRESET] --devices DEVICES [flags]",
         description="Show which resources a job would need: executor, memory, disk, time; and what would make it fit."
         " Of the weights a few rows are read.",
     )
-    flags.add_argument("model", help="config.json, folder with one (weights are optional), or org/name on the Hub")
+    add_model(flags, "config.json, folder with one (weights are optional), or org/name on the Hub")
     add_hardware(flags)
     add_scheme(flags)
     flags.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -46,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 def answer(options: argparse.Namespace) -> Capacity:
     """Plan the job of the flags. Raises QuantError for a model that is not understood, or a job that cannot work."""
     hardware = parse_hardware(options.devices, options.nodes, options.host_memory, options.disk)
-    headers = read_outline(options.model)
+    headers = read_outline(options.model_dir)
     return plan_for(
         hardware, config_of_flags(options), headers.config, headers.tensors,
         calibration=text_with_model_defaults(calibration_of(options), headers.config),

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from quantcore.cli.flags import Flags, new_file
+from quantcore.cli.flags import new_file
+from quantcore.cli.grammar import Flags
 from quantcore.engine.selftest.values import Check, Selftest, Speed
 from quantcore.events import Emit
 

@@ -209,7 +209,7 @@ def test_the_page_of_planning(tmp_path):
 
 
 def test_the_table_of_presets():
-    """As ``bitfoundry quantize presets`` says it."""
+    """As ``python -m quantcore presets`` says it."""
     rows = rows_of((DOCS / "reference" / "config.md").read_text(), "Presets")
     expected = []
     for preset in PRESETS.values():
@@ -275,6 +275,8 @@ def test_the_commands_of_the_pages_about_large_models_are_understood():
             planning_parser().parse_args(words[2:])
         elif words[:2] == ["bitfoundry", "submit"]:
             get_command(app).commands["submit"].make_context("submit", words[2:])
+        elif words[:2] == ["bitfoundry", "quantize"]:
+            task_of(parser().parse_args(words[2:]))
         elif "--model_dir" in words:
             task_of(parser().parse_args(words[words.index("--model_dir") :]))
         kinds.append(" ".join(words[:2]) if words[0] == "bitfoundry" else words[0])

@@ -56,7 +56,7 @@ def _check(model: Model, export: str) -> QuantizedLayers:
         raise ConfigError(
             f"The model in {model.folder} is not quantized, so there is nothing to convert.",
             code="not_quantized",
-            hint="Quantize it first: bitfoundry quantize --model_dir ... --model_export ...",
+            hint="Quantize it first: bitfoundry quantize MODEL PRESET --model_export FORMAT",
         )
     layers = tuple(quantized.layers.values())
     if quantized.embeddings:
@@ -64,7 +64,7 @@ def _check(model: Model, export: str) -> QuantizedLayers:
             f"'{min(quantized.embeddings)}' in {model.folder} is quantized, but {export} stores embeddings in the"
             f" model's float dtype, which would round them.",
             code="incompatible_export",
-            hint="Quantize the original model instead: bitfoundry quantize --model_dir ... --model_export ...",
+            hint="Quantize the original model instead: bitfoundry quantize MODEL PRESET --model_export FORMAT",
             field="/export",
         )
     if isinstance(EXPORTERS.get(export), Container):

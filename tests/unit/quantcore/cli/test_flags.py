@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from quantcore.cli.flags import ELSEWHERE, parser
+from quantcore.cli import auto, plan_command
+from quantcore.cli.flags import parser
 from quantcore.cli.from_flags import task_of
+from quantcore.cli.grammar import ELSEWHERE, default_output
 from quantcore.config import presets
 from quantcore.config.algorithms import AWQConfig, GPTQConfig, RotationConfig, SmoothQuantConfig
 from quantcore.config.presets import PresetChanges, resolve
@@ -49,6 +51,55 @@ def test_the_two_commands_of_the_document_of_vllm(tmp_path):
     assert (cache.output_tensors.dtype, cache.output_tensors.qscheme, cache.output_tensors.is_static) == (
         "int8", "per_tensor", True,
     )  # fmt: skip
+
+
+SPELLINGS = (
+    ["m", "w4a16", "-o", "out"],
+    ["-o", "out", "m", "w4a16"],
+    ["m", "-o", "out", "w4a16"],
+    ["m", "--quant-scheme", "w4a16", "--output", "out"],
+    ["--model_dir", "m", "--output_dir=out", "--quant_scheme", "w4a16"],
+    ["m", "w4a16", "--model_dir", "m", "-oout"],
+)
+
+
+@pytest.mark.parametrize("line", SPELLINGS, ids=" ".join)
+def test_model_preset_and_output_in_any_spelling(line):
+    options = parser().parse_args(line)
+    assert (options.model_dir, options.quant_scheme, options.output_dir) == ("m", "w4a16", "out")
+    assert parser().given(line) == {"model_dir", "quant_scheme", "output_dir"}
+
+
+def test_the_commands_name_the_model_alike():
+    goal = ["--runtime", "vllm", "--device", "24GB"]
+    assert auto.parser().parse_args(["m", *goal, "-o", "out"]).output_dir == "out"
+    assert auto.parser().parse_args([*goal, "--model_dir", "m"]).model_dir == "m"
+    assert plan_command.parser().parse_args(["m", "--devices", "1x24GB", "w4a16"]).quant_scheme == "w4a16"
+    assert parser().parse_args(["m"]).quant_scheme == "fp8"
+    assert "quant_scheme" not in parser().given(["m"])
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        (["m", "--model_dir", "other"], "the model is given twice: m, and --model_dir other."),
+        (["m", "w4a16", "--quant_scheme", "fp8"], "the preset is given twice: w4a16, and --quant_scheme fp8."),
+        (["-o", "out"], "no model is given. It comes first: bitfoundry quantize MODEL"),
+        (["m", "w4a16", "out"], "unrecognized arguments: out"),
+    ],
+)
+def test_what_is_given_twice_or_not_at_all_is_refused(line, fault, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args(line)
+    assert ended.value.code == 2 and fault in capsys.readouterr().err
+
+
+def test_the_folder_of_a_result_without_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert default_output("org/Model-1B", "w4a16") == "Model-1B-w4a16"
+    assert default_output("/models/m.v1/", "configs/mix.json") == "m.v1-mix"
+    assert default_output("a/model.Q4_0.gguf", "awq") == "model.Q4_0-awq"
+    assert default_output(".", "fp8") == f"{tmp_path.name}-fp8"
 
 
 @pytest.mark.parametrize(
