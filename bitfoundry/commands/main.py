@@ -29,6 +29,7 @@ from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import retention as retention_commands
 from bitfoundry.commands import shares as share_commands
 from bitfoundry.commands import webhooks as webhook_commands
+from bitfoundry.commands.headings import Commands, put_under_headings
 from bitfoundry.commands.options import (
     AsJson,
     Home,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="bitfoundry",
+    cls=Commands,
     help="Quantize language models and verify the result.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -112,7 +114,7 @@ def _with_own_flags(name: str, text: str, run: Callable[[list[str]], int | None]
         raise typer.Exit(run(context.args) or 0)
 
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    app.command(name, help=f"{text}; see `{name} --help`.", context_settings=passed_on, add_help_option=False)(command)
+    app.command(name, help=text, context_settings=passed_on, add_help_option=False)(command)
 
 
 def _of_engine(name: str, text: str) -> None:
@@ -133,18 +135,20 @@ def _about_a_job(name: str, text: str) -> None:
     _with_own_flags(name, text, run)
 
 
-_about_a_job("submit", "Queue a job")
-_about_a_job("plan", "Show what a job would do, or which resources it would need, without running it")
-_about_a_job("clone", "Queue a copy of a job with some settings changed")
-_of_engine("quantize", "Quantize a model: quantize MODEL [PRESET] [-o OUT]; AMD Quark's flags work too")
-_of_engine("auto", "Quantize a model for a goal: where it will run, how large it may be, how good it must be")
-_of_engine("mix", "Choose the scheme of each layer for a target size or quality (mixed precision)")
-_of_engine("convert", "Convert a quantized model, from Bitfoundry or another tool, to another format without loss")
-_of_engine("evaluate", "Evaluate a model: perplexity, divergence from the original, tasks")
-_of_engine("chat", "Chat with a quantized model and its original, side by side")
-_of_engine("speed", "Benchmark a model in a serving program: tokens per second and memory, compared with the original")
-_of_engine("selftest", "Check a device: the engine's computations on it and on the CPU, compared and timed")
-_of_engine("compare", "Compare results for one model by size and quality, or measure whether one is worse than another")
+_about_a_job("submit", "Queue a job.")
+_about_a_job("plan", "Show what a job would do, or which resources it would need, without running it.")
+_about_a_job("clone", "Queue a copy of a job with some settings changed.")
+_of_engine("quantize", "Quantize a model: quantize MODEL [PRESET] [-o OUT]. AMD Quark's flags work too.")
+_of_engine("auto", "Quantize a model for a goal: where it will run, how large it may be, how good it must be.")
+_of_engine("mix", "Choose the scheme of each layer for a target size or quality (mixed precision).")
+_of_engine("convert", "Convert a quantized model, from Bitfoundry or another tool, to another format without loss.")
+_of_engine("evaluate", "Evaluate a model: perplexity, divergence from the original, tasks.")
+_of_engine("chat", "Chat with a quantized model and its original, side by side.")
+_of_engine("speed", "Benchmark a model in a serving program: tokens per second and memory, compared with the original.")
+_of_engine("selftest", "Check a device: the engine's computations on it and on the CPU, compared and timed.")
+_of_engine(
+    "compare", "Compare results for one model by size and quality, or measure whether one is worse than another."
+)
 
 
 @app.command()
@@ -271,6 +275,7 @@ for name, (about, commands) in groups.items():
     for verb, command in commands.items():
         group.command(verb)(command)
     app.add_typer(group, name=name)
+put_under_headings(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

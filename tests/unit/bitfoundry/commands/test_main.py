@@ -26,6 +26,7 @@ from bitfoundry.client.model_answers import ModelFolders, ModelResults, UsedMode
 from bitfoundry.client.user_config import UserConfig
 from bitfoundry.commands import main as cli
 from bitfoundry.commands import options
+from bitfoundry.commands.headings import HEADINGS
 from bitfoundry.errors import ApiError, BitfoundryError
 from tests.support.models import tiny_model
 
@@ -456,6 +457,15 @@ def _leaves(command: Any) -> Iterator[Any]:
         yield command
     for child in children.values():
         yield from _leaves(child)
+
+
+def test_each_command_has_its_place_under_one_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    placed = [name for names in HEADINGS.values() for name in names]
+    assert sorted(placed) == sorted(vars(get_command(cli.app))["commands"])
+    assert cli.run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [shown.index(heading) for heading in HEADINGS] == sorted(shown.index(heading) for heading in HEADINGS)
+    assert "─ Commands" not in shown
 
 
 def test_the_connection_options_are_the_same_everywhere() -> None:
