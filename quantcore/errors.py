@@ -100,6 +100,13 @@ class RankError(QuantError):
     """A process that shares the job is gone."""
 
 
+MAX_NEAREST = 5
+MIN_LIKENESS = 0.6
+"""Of a name that is suggested: the cutoff of difflib."""
+MIN_PART = 3
+"""Characters of a name that counts as a part of another one."""
+
+
 def with_field(message: str, field: str) -> str:
     """Add the field at fault to ``message``, unless it names the field: ``Unknown preset 'x' (at /config).``"""
     if not field or re.search(rf"{re.escape(field)}(?![/.]?\w)", message):
@@ -131,9 +138,44 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-def unknown_value(what: str, given: object, allowed: Iterable[object], *, code: str, field: str = "") -> ConfigError:
-    """Return the error for a name that is not in a list; it suggests the nearest name and lists all."""
+def unknown_value(
+    what: str, given: object, allowed: Iterable[object], *, code: str, field: str = "", listed_by: str = ""
+) -> ConfigError:
+    """Return the error for a name that is not in a list; it suggests the nearest names.
+
+    A short list is shown as a whole. Of a long one ``listed_by`` names the command that shows it.
+    """
     names = [str(value) for value in allowed]
-    near = difflib.get_close_matches(str(given), names, n=1)
-    hint = (f"Did you mean '{near[0]}'? " if near else "") + f"Available: {', '.join(names)}."
+    first, *others = nearest_names(given, names) or [""]
+    hint = f"Did you mean '{first}'? " if first else ""
+    if not listed_by:
+        hint += f"Available: {', '.join(names)}."
+    else:
+        hint += f"Similar: {', '.join(others)}. " if others else ""
+        hint += f"{listed_by} lists all."
     return ConfigError(f"Unknown {what} '{given}'.", code=code, hint=hint, field=field, allowed=names)
+
+
+def nearest_names(given: object, names: Iterable[str], at_most: int = MAX_NEAREST) -> list[str]:
+    """Return the names that ``given`` probably means, the most probable first; [] if none is like it.
+
+    Case and punctuation do not count, and parts of a name do: ``q4_k_m`` is like ``gguf_q4_k``, ``4090`` like
+    ``rtx4090``.
+    """
+    wanted = _words(given)
+    likeness = {name: _likeness(wanted, _words(name)) for name in names}
+    near = sorted((name for name in likeness if likeness[name] >= MIN_LIKENESS), key=lambda name: -likeness[name])
+    return near[:at_most]
+
+
+def _words(text: object) -> list[str]:
+    return re.findall(r"[a-z0-9]+", str(text).lower())
+
+
+def _likeness(one: list[str], other: list[str]) -> float:
+    """Return 1 for the same letters, less the more they differ, and less for words in common or a part of the other."""
+    texts = "".join(one), "".join(other)
+    letters = difflib.SequenceMatcher(None, *texts).ratio()
+    if min(map(len, texts)) >= MIN_PART and (texts[0] in texts[1] or texts[1] in texts[0]):
+        letters = max(letters, MIN_LIKENESS + (1 - MIN_LIKENESS) * letters)
+    return max(letters, 2 * len({*one} & {*other}) / max(1, len(one) + len(other)))

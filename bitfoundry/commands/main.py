@@ -29,6 +29,7 @@ from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import retention as retention_commands
 from bitfoundry.commands import shares as share_commands
 from bitfoundry.commands import webhooks as webhook_commands
+from bitfoundry.commands.explain import explain
 from bitfoundry.commands.headings import Commands, put_under_headings
 from bitfoundry.commands.options import (
     AsJson,
@@ -295,7 +296,7 @@ def run(arguments: list[str]) -> int:
     except SystemExit as end:  # of a command that reads its own flags
         return int(end.code or 0)
     except BitfoundryError as error:
-        terminal.explain(error, as_json="--json" in arguments)
+        explain(error, as_json="--json" in arguments)
         return 1
     except TyperException as error:
         error.show() if hasattr(error, "show") else print(error.format_message(), file=sys.stderr)
@@ -306,7 +307,7 @@ def run(arguments: list[str]) -> int:
         missing = BitfoundryError(
             f"This command needs the package {error.name}", hint=f"Install it: pip install 'bitfoundry[{extra}]'"
         )
-        terminal.explain(missing, as_json="--json" in arguments)
+        explain(missing, as_json="--json" in arguments)
         return 1
     except (KeyboardInterrupt, Abort):
         terminal.err.print("Interrupted.")

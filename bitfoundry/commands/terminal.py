@@ -1,7 +1,6 @@
 """Output for people: errors, tables, progress of jobs. It is live on a terminal, and one line per step in a log."""
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -28,7 +27,6 @@ from bitfoundry.client.answers import (
     Summary,
     Sweep,
 )
-from bitfoundry.errors import ApiError, BitfoundryError
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
 out = Console(markup=False, highlight=False)
@@ -41,25 +39,6 @@ STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "r
 def print_json(data: Any) -> None:
     """Print a JSON document on stdout, for programs: no colours, no wrapping."""
     print(json.dumps(data, indent=2, ensure_ascii=False))
-
-
-def explain(error: BitfoundryError, *, as_json: bool = False) -> None:
-    """Print an error on stderr: what is wrong, where, what to do, and its code."""
-    places = error.errors if isinstance(error, ApiError) else []
-    if as_json:
-        body = {"code": error.code, "message": error.message, "hint": error.hint, "errors": places}
-        print(json.dumps({"error": body}), file=sys.stderr)
-        return
-    err.print(Text.assemble(("error ", "bold red"), error.message), soft_wrap=True)
-    for place in places:
-        detail = str(place.get("detail", ""))
-        if detail and detail != error.message:
-            err.print(Text(f"      {place.get('pointer', '')} {detail}"), soft_wrap=True)
-        if allowed := place.get("allowed"):
-            err.print(Text(f"      allowed: {', '.join(map(str, allowed))}"), soft_wrap=True)
-    if error.hint:
-        err.print(Text(f"      {error.hint}"), soft_wrap=True)
-    err.print(Text(f"      {error.code}", "dim"))
 
 
 def finding_line(status: str, name: str, detail: str, hint: str) -> Text:

@@ -6,11 +6,12 @@ The names of AMD Quark's script (``--model_dir``, ``--quant_scheme``, ``--output
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from quantcore.errors import nearest_names, unknown_value
 
 ELSEWHERE = {
     "--model_dir": ("--model", "--model_path", "--model_name_or_path", "--pyt_ckpt_path"),
@@ -93,6 +94,12 @@ class Flags(argparse.ArgumentParser):
             setattr(options, action.dest, placed)
         return options
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a word that is not among the choices of a flag, and suggest the nearest one."""
+        if action.choices is not None and value not in action.choices:
+            error = unknown_value("value", value, action.choices, code="unknown_value")
+            raise argparse.ArgumentError(action, f"unknown value '{value}'. {error.hint}")
+
     def _spelled(self, text: str) -> str:
         if not text.startswith("-"):
             return text
@@ -104,7 +111,7 @@ class Flags(argparse.ArgumentParser):
         """Return the flag that was probably meant: by its name elsewhere, or else the one with the nearest name."""
         names = self._names()
         elsewhere = [ours for ours, others in ELSEWHERE.items() if name in others and ours in names]
-        near = elsewhere or difflib.get_close_matches(name, names, n=1)
+        near = elsewhere or nearest_names(name, names, 1)
         return names[near[0]] if near else None
 
     def _names(self) -> dict[str, str]:

@@ -289,7 +289,9 @@ def resolve(name: str, *, presets: Mapping[str, Preset] = PRESETS, **changes: An
     """
     by_any_name = {alias: preset for preset in presets.values() for alias in (preset.name, *preset.aliases)}
     if name not in by_any_name:
-        raise unknown_value("preset", name, by_any_name, code="unknown_preset", field="/config/preset")
+        raise unknown_value(
+            "preset", name, by_any_name, code="unknown_preset", field="/config/preset", listed_by="`bitfoundry presets`"
+        )
     return PresetChanges(**changes).apply(by_any_name[name].config)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from quantcore.errors import ConfigError
+from quantcore.errors import ConfigError, nearest_names
 
 STRICT = ConfigDict(extra="forbid")
 _MAX_SHOWN = 80  # characters of a wrong value in a message
@@ -104,7 +103,7 @@ def config_error(
     names = list(fields) if len(first["loc"]) == 1 and first["type"] in _UNKNOWN_FIELD else []
     hints = [hint] if hint else []
     if names:
-        near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
+        near = nearest_names(first["loc"][-1], names, 1)
         hints.insert(0, (f"Did you mean '{near[0]}'? " if near else "") + f"Its fields: {', '.join(names)}.")
     if len(problems) > 1:
         hints.append(f"There are {len(problems)} problems in all.")

@@ -43,8 +43,10 @@ def check(evaluation: EvaluationConfig) -> None:
     all_tasks = _manager(evaluation.include_path).all_tasks
     for task in evaluation.tasks:
         if task not in all_tasks:
-            error = unknown_value("task", task, all_tasks, code="unknown_tasks", field="/evaluation/tasks")
-            error.hint = f"{error.hint.partition('Available')[0]}`lm_eval ls tasks` lists them all.".strip()
+            listed_by = "`lm_eval ls tasks`"
+            error = unknown_value(
+                "task", task, all_tasks, code="unknown_tasks", field="/evaluation/tasks", listed_by=listed_by
+            )
             error.allowed = ()
             raise error
 

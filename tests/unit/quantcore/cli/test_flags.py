@@ -114,6 +114,17 @@ def test_an_unknown_flag_gets_the_one_that_was_meant(given, meant, capsys):
     assert f"there is no flag {given}. Did you mean {meant}?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "meant"),
+    [(["--gate", "warning"], "warn"), (["--effort", "Fast"], "fast")],
+)
+def test_an_unknown_choice_gets_the_nearest_one(flags, meant, capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["m", *flags])
+    said = capsys.readouterr().err
+    assert f"argument {flags[0]}: unknown value '{flags[1]}'. Did you mean '{meant}'? Available: " in said
+
+
 def test_a_size_is_written_as_for_transformers(tmp_path):
     assert task(tmp_path).max_shard_size == "5GB" and parse_size("5GB") == MAX_SHARD_BYTES
     assert task(tmp_path, "--max_shard_size", "1.5GB").max_shard_size == "1.5GB"
