@@ -25,11 +25,12 @@ class StackError(BitfoundryError):
 class ApiError(BitfoundryError):
     """The service answered with a problem, or did not answer (status 0). `code` is the service's stable code.
 
-    `errors` has all faults. `field` and `allowed` belong to the first fault: a JSON pointer into the request (or the
-    name of a query parameter), and the list of accepted values.
+    `errors` has all faults. `field`, `allowed` and `given` belong to the first fault: a JSON pointer into the request
+    (or the name of a query parameter), the list of accepted values, and the value in what was `sent`, as text ('' if it
+    has none, or if it is a secret).
     """
 
-    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
+    def __init__(self, status: int, problem: Mapping[str, Any], sent: Mapping[str, Any] | None = None) -> None:
         detail = str(problem.get("detail") or problem.get("title") or f"HTTP status {status}")
         super().__init__(detail, hint=str(problem.get("hint") or ""))
         self.status = status
@@ -40,14 +41,35 @@ class ApiError(BitfoundryError):
         self.field = str(first.get("pointer") or first.get("parameter") or "").removeprefix("#")
         allowed = first.get("allowed") or []
         self.allowed: list[Any] = allowed if isinstance(allowed, list) else [allowed]
+        self.given = _value_at(self.field, sent or {})
         self._detail = str(first.get("detail") or "")
 
     def __str__(self) -> str:
         text = self.message if self._detail in self.message else f"{self.message} {self._detail}"
-        return text if self.field in text else f"{text.removesuffix('.')} (at {self.field})."
+        text = text if self.field in text else f"{text.removesuffix('.')} (at {self.field})."
+        given = f"{self.given} was given." if self.given and self.given not in text else ""
+        return " ".join(part for part in (text, given, self.hint) if part)
 
 
 class WaitTimeout(BitfoundryError):
     """The job did not end within the timeout; it continues."""
 
     code = "wait_timeout"
+
+
+_SECRET = ("token", "secret", "password", "key")
+_MAX_SHOWN = 80  # characters of a value in a message
+
+
+def _value_at(field: str, sent: Any) -> str:
+    """Return the value at a JSON pointer, or of a query parameter, as text; '' if there is none to show."""
+    parts = [part.replace("~1", "/").replace("~0", "~") for part in field.removeprefix("/").split("/")]
+    if any(word in parts[-1] for word in _SECRET):
+        return ""
+    for part in parts:
+        place: Any = int(part) if isinstance(sent, list | tuple) and part.isdecimal() else part
+        try:
+            sent = sent[place]
+        except (LookupError, TypeError):
+            return ""
+    return repr(sent) if isinstance(sent, str | int | float) and len(repr(sent)) <= _MAX_SHOWN else ""

@@ -23,8 +23,8 @@ from api.disk import DISK_FULL, DISK_READ_ONLY
 from api.store.accounts.projects import QUOTAS, QuotaExceeded
 from api.store.engine import reason_of
 from api.store.states import FINAL, State, WrongState
-from quantcore.config.values import allowed_words
-from quantcore.errors import ProofError, QuantError
+from quantcore.config.values import allowed_words, sentence_of
+from quantcore.errors import ProofError, QuantError, nearest_names
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ WHEN = {
     ),
     413: ("The body is too large", "body_too_large", "The body is too large."),
     422: (
-        "The request is readable but invalid; `errors` says where",
+        "The request is readable but invalid; `errors` has every fault and its place",
         "unknown_preset",
         "Unknown preset 'fp9'.",
     ),
@@ -167,7 +167,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _answer(request, _from_validation(error))
+        return _answer(request, _from_validation(error, _fields_of(request)))
 
     @app.exception_handler(HTTPException)
     def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -261,15 +261,29 @@ def _from_quant_error(error: QuantError) -> Problem:
     return Problem(status, error.code, error.message, hint=error.hint, errors=[entry] if error.field else [])
 
 
-def _from_validation(error: RequestValidationError) -> Problem:
-    """Return FastAPI's list of errors without the rejected input, and with JSON pointers (RFC 6901)."""
+def _fields_of(request: Request) -> list[str]:
+    """Return the names of the fields that the body of this route can have."""
+    body = getattr(request.scope.get("route"), "body_field", None)
+    return list(getattr(body and body.field_info.annotation, "model_fields", ()))
+
+
+def _from_validation(error: RequestValidationError, fields: Sequence[str]) -> Problem:
+    """Return FastAPI's list of errors without the rejected input, and with JSON pointers (RFC 6901).
+
+    ``fields`` are those of the body, of which an unknown one may be meant.
+    """
     faults = error.errors()
     if faults[0]["type"] == "json_invalid":
         return Problem(400, "invalid_json", f"The body is not valid JSON: {faults[0]['ctx']['error']}.")
     entries = [entry_of(item) for item in faults]
     codes = {entry["code"] for entry in entries}
     code = codes.pop() if len(codes) == 1 else "invalid_request"
-    return Problem(422, code, "The request is not valid; `errors` says where.", errors=entries)
+    first = entries[0]
+    place = first.get("parameter") or first["pointer"].removeprefix("#") or "The body"
+    more = f" There are {len(entries)} faults in all." if len(entries) > 1 else ""
+    near = nearest_names(place, fields, 1) if first["code"] == "unknown_field" and "pointer" in first else []
+    hint = f"Did you mean '{near[0]}'?" if near else ""
+    return Problem(422, code, f"{place} is not valid: {first['detail']}.{more}", hint=hint, errors=entries)
 
 
 # Our codes for pydantic's types of errors; the type of a PydanticCustomError is the code itself.
@@ -281,14 +295,18 @@ _OWN_CODES = frozenset({"invalid_model_id", "invalid_model", "invalid_text", "in
 
 
 def entry_of(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pydantic error as an entry of ``errors``; its ``loc`` starts with the place (``body``, ``query``)."""
+    """Return a pydantic error as an entry of ``errors``; its ``loc`` starts with the place (``body``, ``query``).
+
+    Of rejected values only a part of the path is shown: ``instance`` has it as well.
+    """
     where, *path = item["loc"]
     code = item["type"] if item["type"] in _OWN_CODES else _VALIDATION_CODES.get(item["type"], "invalid_request")
     place = {"pointer": "#" + "".join(f"/{_escape(part)}" for part in path)}
     if where != "body":
         place = {"parameter": ".".join(map(str, path))}
     allowed = allowed_words(item)
-    return place | {"detail": item["msg"], "code": code} | ({"allowed": allowed} if allowed else {})
+    shown = item if where == "path" else {name: value for name, value in item.items() if name != "input"}
+    return place | {"detail": sentence_of(shown), "code": code} | ({"allowed": allowed} if allowed else {})
 
 
 def _escape(part: object) -> str:

@@ -95,7 +95,7 @@ class Transport:
                 continue
             break
         if answer.status_code >= 400:
-            raise _problem(answer)
+            raise _problem(answer, body or query)
         return answer
 
     @contextmanager
@@ -140,12 +140,12 @@ class Transport:
         return self._http.stream("GET", path, **sent)
 
 
-def _problem(answer: Arriving) -> ApiError:
+def _problem(answer: Arriving, sent: Mapping[str, Any] | None = None) -> ApiError:
     try:
         problem = answer.json()
     except (json.JSONDecodeError, UnicodeDecodeError):
         problem = {}
-    return ApiError(answer.status_code, problem if isinstance(problem, dict) else {})
+    return ApiError(answer.status_code, problem if isinstance(problem, dict) else {}, sent)
 
 
 def _is_over_quota(answer: httpx2.Response) -> bool:

@@ -22,11 +22,14 @@ def explain(error: BitfoundryError, *, as_json: bool = False) -> None:
     terminal.err.print(Text.assemble(("error ", "bold red"), error.message), soft_wrap=True)
     for place in places:
         detail = str(place.get("detail", ""))
-        if detail and detail != error.message:
+        if detail and detail not in error.message:
             terminal.err.print(Text(f"      {place.get('pointer', '')} {detail}"), soft_wrap=True)
         allowed = place.get("allowed") or []
-        if 0 < len(allowed) <= MAX_ALLOWED:  # of more than that the hint has the nearest ones
+        is_told = all(str(value) in error.message for value in allowed)
+        if len(allowed) <= MAX_ALLOWED and not is_told:  # of more than that the hint has the nearest ones
             terminal.err.print(Text(f"      allowed: {', '.join(map(str, allowed))}"), soft_wrap=True)
+    if isinstance(error, ApiError) and error.given and error.given not in error.message:
+        terminal.err.print(Text(f"      given: {error.given}"), soft_wrap=True)
     if error.hint:
         terminal.err.print(Text(f"      {error.hint}"), soft_wrap=True)
     terminal.err.print(Text(f"      {error.code}", "dim"))

@@ -135,9 +135,35 @@ def sentence_of(problem: Mapping[str, Any]) -> str:
         return "`name` is missing"
     expected = allowed_words(problem)
     rule = f"it can be {', '.join(expected)}" if expected else _rule(text)
+    if kind == "string_pattern_mismatch":
+        rule = f"it must be {form_of(problem['ctx']['pattern'])}"
     if "input" not in problem or kind == "json_invalid":
         return rule
     return f"{rule}; {shown(problem['input'])} was given"
+
+
+def form_of(pattern: str) -> str:
+    """Describe a regular expression of a field in words, as ``an id such as job_0123...``."""
+    if kind := re.fullmatch(r"\^([a-z]+)_\[0-9a-f\]\{32\}\$", pattern):
+        return f"an id: {kind[1]}_ and 32 hex digits"
+    return FORMS.get(pattern, f"text that matches {pattern}")
+
+
+FORMS = {
+    r"^(prj_[0-9a-f]{32}|all)$": "the id of a project, prj_ and 32 hex digits, or all",
+    r"^[0-9a-f]{12}$": "the id of a key: 12 hex digits",
+    r"^[0-9a-f]{64}$": "a SHA-256: 64 lower-case hex digits",
+    r"^([0-9a-f]{40})?$": "a commit: 40 hex digits",
+    r"^[0-9]{1,18}$": "a number of at most 18 digits",
+    r"^G[0-9]+$": "the id of a gate, such as G1",
+    r"\S": "text that is not blank",
+    r"^[ -~]+$": "printable ASCII characters",
+    r"^[a-z][a-z0-9-]{0,62}$": "a name: a lower-case letter, then at most 62 lower-case letters, digits and dashes",
+    r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$": "a branch, tag or commit: letters, digits and ._/-, up to 128",
+    r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$": "a name: letters, digits and _.:-, up to 100",
+    r"^[A-Za-z0-9._:-]{1,300}$": "the id of a worker: letters, digits and ._:-, up to 300",
+}
+"""The patterns of fields, in words."""
 
 
 def shown(value: object) -> str:

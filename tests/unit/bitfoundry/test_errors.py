@@ -22,6 +22,24 @@ def test_an_error_of_the_service_names_the_fault_and_its_field(detail: str, entr
     assert str(ApiError(422, {"detail": detail, "errors": [entry]})) == text
 
 
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ({"pointer": "#/gate"}, "'maybe' was given. Try warn."),
+        ({"pointer": "#/evaluation/tasks/1"}, "'../x' was given. Try warn."),
+        ({"pointer": "#/hub_token"}, "Try warn."),
+        ({"pointer": "#/evaluation"}, "Try warn."),
+        ({"pointer": "#/none/0"}, "Try warn."),
+        ({"parameter": "limit"}, "-1 was given. Try warn."),
+    ],
+)
+def test_an_error_of_the_service_has_the_value_that_was_sent_and_the_hint(field: dict[str, str], given: str) -> None:
+    sent = {"gate": "maybe", "evaluation": {"tasks": ["a", "../x"]}, "hub_token": "hf_secret", "limit": -1}
+    error = ApiError(422, {"detail": "It is not valid.", "hint": "Try warn.", "errors": [field]}, sent)
+    place = field.get("pointer", "").removeprefix("#") or field["parameter"]
+    assert str(error) == f"It is not valid (at {place}). {given}"
+
+
 def test_an_error_of_the_service_has_its_field_and_what_is_allowed() -> None:
     error = ApiError(422, {"detail": "No.", "errors": [PRESET]})
     assert (error.field, error.allowed) == ("/config/preset", ["fp8", "w4a16"])
