@@ -11,6 +11,7 @@ from typing import Any
 
 from quantcore.checkpoint.besides import CODE
 from quantcore.config.layer_plan import LayerPlan, usual_layers
+from quantcore.config.presets import PRESETS
 from quantcore.config.quantization import Config
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import (
@@ -38,7 +39,11 @@ def formats_for(*configs: Config) -> list[str]:
 
     Those without codes come last.
     """
-    layers = [layer for config in configs for layer in usual_layers(config)]
+    return _formats_of([layer for config in configs for layer in usual_layers(config)])
+
+
+def _formats_of(layers: Sequence[LayerPlan]) -> list[str]:
+    """Return the formats that can hold ``layers``, in the order of ``formats_for``."""
     fitting = [name for name in EXPORTERS if layers and _holds(EXPORTERS.get(name), layers)]
 
     def place(name: str) -> tuple[bool, bool, int]:
@@ -58,7 +63,7 @@ def default_format(*configs: Config) -> str:
 
 
 def _holds(exporter: Exporter, layers: Sequence[LayerPlan]) -> bool:
-    if any(map(exporter.refuse, layers)):
+    if any(map(partial(_refuse, exporter), layers)):
         return False
     if not isinstance(exporter, Uniform):
         return True
@@ -91,8 +96,13 @@ def adapted(layers: tuple[LayerPlan, ...], exports: Sequence[str]) -> tuple[tupl
     return layers, warnings
 
 
-def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
-    """Raise ConfigError for no format, a format named twice, or one that cannot hold these layers."""
+def check_exports(
+    layers: Sequence[LayerPlan], exports: Sequence[str], before: Sequence[LayerPlan] | None = None
+) -> None:
+    """Raise ConfigError for no format, a format named twice, or one that cannot hold these layers.
+
+    ``before`` are the layers before they were ``adapted``, if they were: of these the error says what can hold them.
+    """
     if not exports or len(set(exports)) != len(exports):
         raise ConfigError(
             f"export is {list(exports)}; it needs at least one format, each named once.",
@@ -106,17 +116,30 @@ def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
         reasons = {reason: layer for layer in reversed(layers) if (reason := _refuse(exporter, layer))}
         if reasons:
             reason, layer = next(iter(reasons.items()))
-            fitting = [other for other in EXPORTERS if not any(map(partial(_refuse, EXPORTERS.get(other)), layers))]
-            fitting.sort(key=holds_codes, reverse=True)
+            fitting = _formats_of(layers if before is None else before)
             raise ConfigError(
                 f"The {name} format cannot store {layer.name} ({layer.scheme}): {reason}.",
                 code="incompatible_export",
-                hint=f"Formats that can: {', '.join(fitting) or 'none'}.",
+                hint=f"{_presets_for(name, layer)} Formats that can store these layers:"
+                f" {', '.join(fitting) or 'none'}.",
                 field="/export",
                 allowed=fitting,
             )
         if isinstance(exporter, Uniform):
             _check_uniform(name, exporter, layers)
+
+
+def _presets_for(export: str, layer: LayerPlan) -> str:
+    """Say which presets a format can hold, first those with the dtype of ``layer``."""
+    fitting = [preset for preset in PRESETS.values() if export in formats_for(preset.config)]
+    fitting.sort(key=lambda preset: getattr(preset.layer_config.weight, "dtype", None) != layer.weight.dtype)
+    names = [preset.name for preset in fitting]
+    more = f" and {len(names) - MAX_PRESETS} more" if len(names) > MAX_PRESETS else ""
+    return f"Presets that {export} can store: {', '.join(names[:MAX_PRESETS]) or 'none'}{more}."
+
+
+MAX_PRESETS = 10
+"""Number of presets that an error lists."""
 
 
 def _refuse(exporter: Exporter, layer: LayerPlan) -> str | None:

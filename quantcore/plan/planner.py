@@ -196,11 +196,12 @@ def make_plan(
     if not any(map(holds_codes, exports)):
         layers, dropped = _without_activations(layers, exports)
         warnings += dropped
+    as_configured = layers
     layers, changes = adapted(layers, exports)
     warnings += changes
     check_groups(layers)
     check_super_blocks(layers)
-    check_exports(layers, exports)
+    check_exports(layers, exports, as_configured)
     warnings += warn_of_unread(config, layers, kept_layers(kept), exports)
     check_distillation(config, layers, exports)
     needs_calibration = _needs_calibration(config, layers)

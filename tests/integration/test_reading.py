@@ -448,7 +448,7 @@ def test_the_command_converts_and_explains(gptq, tmp_path, capsys):
     assert main(["convert", str(gptq), str(tmp_path / "awq"), "--to", "awq"]) == 0
     assert "13 layers to awq" in capsys.readouterr().out
     assert main(["convert", str(gptq), str(tmp_path / "bnb"), "--to", "bitsandbytes"]) == 1
-    assert "Formats that can" in capsys.readouterr().err
+    assert "Formats that can store" in capsys.readouterr().err
     assert main(["convert", str(gptq), str(tmp_path / "v2"), "--to", "gptq_v2", "--json"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert events[-1]["kind"] == "completed" and events[-1]["summary"]["num_layers"] == 13

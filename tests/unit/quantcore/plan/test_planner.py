@@ -199,7 +199,7 @@ def test_a_rotation_that_no_file_holds_says_who_runs_it():
 def test_an_impossible_export_says_which_format_can():
     with pytest.raises(ConfigError) as caught:
         plan("w4a16", group_size=-1, exports=("gptq",))
-    assert caught.value.allowed == ("awq", "compressed_tensors", "gptq_v2", "quark", "fake_quantized")
+    assert caught.value.allowed == ("awq", "compressed_tensors", "quark", "gptq_v2", "fake_quantized")
 
 
 def test_what_a_format_says_once_must_be_the_same_in_all_layers():
