@@ -32,6 +32,7 @@ ANSWERS = {
         "MixSummary": "MixSummary",
         "GoalSummary": "GoalSummary",
         "ExportSummary": "ExportSummary",
+        "Step": "Step",
         "Verdict": "Verdict",
         "Summary": "JobSummary",
         "JobOut": "Job",
@@ -65,7 +66,7 @@ BASES = {
     "PlanOut": "Mapped",
     "PublicationOut": "PublicationBase",
     "ResultOut": "BriefResult",
-    "Summary": "Mapped",
+    "Summary": "SummaryBase",
     "WorstLayer": "WorstLayerBase",
 }
 """Schema -> base of its class, if that is not ``Answer``: it adds what no schema has (``bitfoundry.client.answer``)."""

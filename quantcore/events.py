@@ -90,12 +90,17 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class GatesJudged(Event):
-    """The result was checked against its limits (see ``quantcore.engine.verification.gates``); ``results`` has a row
-    per limit."""
+    """The result was checked against its limits (see ``quantcore.engine.verification.gates``).
+
+    ``results`` has a row per limit. For a result that they reject, ``verdict`` and ``samples`` are those of its report,
+    which has no job that shows it; None otherwise.
+    """
 
     kind: ClassVar[str] = "gates"
     gate: str
     results: list[dict[str, Any]]
+    verdict: dict[str, Any] | None = None
+    samples: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

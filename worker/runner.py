@@ -45,8 +45,8 @@ WORKER_ERROR = Failure(
 OUT_OF_TIME = Failure(
     "max_runtime_exceeded",
     "The job ran longer than its limits.max_runtime_s allows.",
-    hint="Retry it: the time limit restarts, and the job resumes after the last saved block. Or clone it with a "
-    "larger limit.",
+    hint="Clone it with a larger limit, or retry it: the time limit starts again, and progress that is still kept is "
+    "used.",
     retryable=True,
     max_failures=1,
 )

@@ -20,6 +20,17 @@ class Mapped(Answer):
         return self.model_dump(mode="json")[name]
 
 
+class SummaryBase(Mapped):
+    size_before_bytes: int
+    size_after_bytes: int
+    verdict: Any = None
+
+    def __str__(self) -> str:
+        """Return the verdict in words and the sizes, such as "It may be shipped: ... 269.0 MB to 113.9 MB."."""
+        size = f"{self.size_before_bytes / 1e6:.1f} MB to {self.size_after_bytes / 1e6:.1f} MB."
+        return size if self.verdict is None else f"{self.verdict.sentence or self.verdict.level} {size}"
+
+
 class JobBase(Answer):
     state: str
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from bitfoundry.client.answer import FINAL_STATES as FINAL_STATES
 from bitfoundry.client.answer import Answer as Answer
 from bitfoundry.client.answer import ChatEvent as ChatEvent
-from bitfoundry.client.answer import JobBase, Mapped, PublicationBase, WorstLayerBase
+from bitfoundry.client.answer import JobBase, Mapped, PublicationBase, SummaryBase, WorstLayerBase
 
 
 class Progress(Answer):
@@ -155,20 +155,32 @@ class ExportSummary(Answer):
     refusals: dict[str, str] = Field(default={})
 
 
+class Step(Answer):
+    """Something to try next: in words, as fields of a job's request, and as flags of `quantize` and `clone`."""
+
+    text: str
+    changes: dict[str, Any] = Field(default={})
+    flags: str
+
+
 class Verdict(Answer):
     """The level of a result, and `reason`: the measurement that keeps it from a better one.
 
-    `advice`: what a job could change to get closer to the original, for a result that is degraded or broken; or how
-    to measure one that is unclear.
+    `sentence` says for everybody whether the result may be shipped, and how many of its next words are the
+    original's. `advice`: what a job could change to get closer to the original, for a result that is degraded or
+    broken; or how to measure one that is unclear. `steps`: the same, each part by itself. Reports of earlier
+    versions have neither `sentence` nor `steps`.
     """
 
     level: str
     """`faithful`, `good`, `unclear`, `degraded` or `broken`."""
     reason: str
+    sentence: str | None = None
     advice: str | None = None
+    steps: list[Step] = Field(default=[])
 
 
-class JobSummary(Mapped):
+class JobSummary(SummaryBase):
     """The figures of a job that has succeeded. Sizes are in bytes; a measurement that was not made is None."""
 
     size_before_bytes: int

@@ -22,6 +22,7 @@ from bitfoundry.commands.options import (
     with_client,
 )
 from bitfoundry.commands.publish import await_published
+from bitfoundry.commands.sweeps import sweep_table
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")]
 SweepId = Annotated[str, typer.Argument(help="Sweep id, as printed by `sweep submit`.")]
@@ -238,4 +239,4 @@ def _show_sweep(sweep: Any, as_json: bool) -> None:
     if as_json:
         terminal.print_json(sweep.model_dump(mode="json"))
     else:
-        terminal.out.print(terminal.sweep_table(sweep))
+        terminal.out.print(sweep_table(sweep))

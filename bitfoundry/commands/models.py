@@ -23,7 +23,6 @@ from bitfoundry.errors import BitfoundryError
 
 RECIPE_WIDTH = 22  # characters: beside it and the KL divergence an id still fits into a line of 80
 NAME_WIDTH = 18  # beside the time
-HALF_INTERVAL = 1.96  # standard errors in half of a 95 % interval; the client does not load the engine for it
 
 
 @with_client
@@ -115,7 +114,9 @@ def _size_text(result: BriefResult) -> str:
 def _kl_text(result: BriefResult) -> str:
     if result.kl_mean is None:
         return ""
-    return f"{result.kl_mean:.3g}" + ("" if result.kl_stderr is None else f" ± {HALF_INTERVAL * result.kl_stderr:.1g}")
+    from quantcore.report.quality import Measure  # here: commands start without the engine
+
+    return str(Measure(value=result.kl_mean, stderr=result.kl_stderr))
 
 
 def _job_text(result: Result) -> str:

@@ -25,8 +25,8 @@ from bitfoundry.client.answers import (
     Publication,
     Recipe,
     Summary,
-    Sweep,
 )
+from bitfoundry.commands.verdicts import verdict_rows, verdict_text
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
 out = Console(markup=False, highlight=False)
@@ -78,7 +78,7 @@ def _plain_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) 
     return table
 
 
-def _fitting_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Fitting:
+def fitting_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Fitting:
     """Return a table with one line per row if that fits, else one line per value."""
     records = [pairs({name: value for name, value in zip(headings, row, strict=True) if value}) for row in rows]
     apart = [part for record in records for part in (record, "")][:-1]
@@ -88,11 +88,10 @@ def _fitting_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]
 def jobs_table(jobs: Sequence[Job]) -> Fitting:
     """Return jobs as a table in the given order; two lines per job if one would be too long."""
     rows: list[tuple[str | Text, ...]] = [
-        (job.id, job.name or "", scheme_of(job), state_text(job.state), progress_text(job), job.created_at[:19])
-        for job in jobs
+        (job.id, job.name or "", scheme_of(job), state_text(job.state), news(job), job.created_at[:19]) for job in jobs
     ]
     narrow = _plain_table(
-        ("id\nname", "state\nphase", "config\ncreated"),
+        ("id\nname", "state\nphase or verdict", "config\ncreated"),
         [
             (
                 f"{job_id}\n{shortened(str(name), 36)}",
@@ -102,7 +101,7 @@ def jobs_table(jobs: Sequence[Job]) -> Fitting:
             for job_id, name, config, state, phase, created in rows
         ],
     )
-    return Fitting(_plain_table(("id", "name", "config", "state", "phase", "created"), rows), narrow)
+    return Fitting(_plain_table(("id", "name", "config", "state", "phase or verdict", "created"), rows), narrow)
 
 
 def shortened(text: str, width: int) -> str:
@@ -126,18 +125,20 @@ def mix_text(mix: MixSummary | None) -> str:
 
 
 def progress_text(job: Job) -> str:
-    """Return the progress of the phase and what is left of the job, as far as known; why it waits, or the verdict."""
+    """Return the progress of the phase and what is left of the job, as far as known; or why it waits."""
     progress = job.progress
     if job.waiting_reason:
         return job.waiting_reason
-    if job.summary is not None and job.summary.verdict is not None:
-        goal = job.summary.goal
-        return job.summary.verdict.level + (", goal missed" if goal and not goal.is_met else "")
     if job.is_final or progress is None or progress.phase != job.phase:
         return "" if job.is_final else job.phase or ""
     left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
     of_job = "" if job.eta_s is None else f", about {max(job.eta_s, progress.eta_s or 0):.0f} s until the job ends"
     return f"{progress.phase}: {progress.unit} {progress.done} of {progress.total}{left}{of_job}"
+
+
+def news(job: Job) -> str:
+    """Return what a list says of a job: its progress, or the verdict on its result."""
+    return progress_text(job) or verdict_text(job)
 
 
 def job_details(job: Job) -> Table:
@@ -160,7 +161,8 @@ def job_details(job: Job) -> Table:
         rows += [("error", f"{job.error.message} ({job.error.code})"), ("hint", job.error.hint)]
         rows.append(("retry", f"may help: bitfoundry retry {job.id}" if job.error.retryable else "will not help"))
     if job.summary:
-        rows += [("layers", mix_text(job.summary.mix)), *summary_rows(job.summary).items()]
+        results = summary_rows(job.summary) | verdict_rows(job)
+        rows += [("layers", mix_text(job.summary.mix)), *results.items()]
     if job.artifact:
         rows.append(("artifact", job.artifact.path or ""))
     if job.publication:
@@ -203,7 +205,7 @@ def log_line(line: LogLine) -> str:
 def rows_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Fitting:
     """Return a table of some columns of rows, with times to the second and missing values empty."""
     headings = [column.removesuffix("_at") for column in columns]
-    return _fitting_table(headings, [[_cell(column, row.get(column)) for column in columns] for row in rows])
+    return fitting_table(headings, [[_cell(column, row.get(column)) for column in columns] for row in rows])
 
 
 def _cell(column: str, value: Any) -> str:
@@ -228,18 +230,6 @@ def summary_table(summary: Summary) -> Table:
     return table
 
 
-def sweep_table(sweep: Sweep) -> Group:
-    """Return a sweep as a table with one row per job: its values, its state, and its phase or error."""
-    counts = ", ".join(f"{number} {state}" for state, number in sweep.by_state.items() if number)
-    rows: list[list[str | Text]] = []
-    for job in sweep.jobs:
-        values = [json.dumps((job.sweep_values or {}).get(pointer)) for pointer in sweep.matrix]
-        rows.append([job.id, *values, state_text(job.state), _ending(job) if job.error else progress_text(job)])
-    return Group(
-        f"{sweep.id}  {sweep.name or ''}", counts, _fitting_table(["job", *sweep.matrix, "state", "phase"], rows)
-    )
-
-
 def datasets_table(datasets: Sequence[Dataset]) -> Fitting:
     """Return datasets as a table in the given order."""
     rows = [
@@ -254,7 +244,7 @@ def datasets_table(datasets: Sequence[Dataset]) -> Fitting:
         )
         for dataset in datasets
     ]
-    return _fitting_table(("id", "name", "format", "column", "rows", "size", "created"), rows)
+    return fitting_table(("id", "name", "format", "column", "rows", "size", "created"), rows)
 
 
 def dataset_details(dataset: Dataset, statistics: Mapping[str, Any]) -> Table:
@@ -350,13 +340,14 @@ def results_table(jobs: Sequence[Job]) -> Table:
     table.add_column("")
     for job in jobs:
         table.add_column(job.name or scheme_of(job), overflow="fold")
-    rows = [summary_rows(job.summary) if job.summary else {"size": _ending(job)} for job in jobs]
+    rows = [summary_rows(job.summary) if job.summary else {"size": ending(job)} for job in jobs]
     for name in dict.fromkeys(name for row in rows for name in row):
         table.add_row(Text(name, "bold"), *(row.get(name, "") for row in rows))
     return table
 
 
-def _ending(job: Job) -> str:
+def ending(job: Job) -> str:
+    """Return the state of a job that did not succeed, with its error."""
     return f"{job.state}: {job.error.message} ({job.error.code})" if job.error else job.state
 
 

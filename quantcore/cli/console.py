@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from quantcore.export.loading import at_folder
 
 if TYPE_CHECKING:
     from quantcore.report.compare import Comparison
-    from quantcore.report.quality import EvaluationResult, Interval, PairedQuality
+    from quantcore.report.quality import EvaluationResult, Interval, PairedQuality, Step, Verdict
     from quantcore.report.values import Report
 
 _console = Console(stderr=True)
@@ -51,9 +51,10 @@ def progress_display() -> Iterator[events.Emit]:
         yield emit
 
 
-def show_report(report: Report, output_dir: str) -> None:
-    """Show the summary as a table, and the lines of code that load the result."""
+def show_report(report: Report, output_dir: str, command_of: Callable[[Step], str]) -> None:
+    """Show the summary as a table, the lines of code that load the result, and the commands of its next steps."""
     summary, worst = report.summary, report.summary.worst_layer
+    steps: Sequence[Step] = ()
     table = Table(show_header=False, box=None)
     planned = _mega(summary.planned_peak_memory_bytes)
     rows = [
@@ -71,8 +72,8 @@ def show_report(report: Report, output_dir: str) -> None:
     if report.encoder is not None:
         rows[1:1] = report.encoder.rows
     if summary.verdict is not None:
-        advice = [("advice", summary.verdict.advice)] if summary.verdict.advice else []
-        rows[:0] = [("verdict", str(summary.verdict)), *advice]
+        rows[:0] = _verdict_rows(summary.verdict)
+        steps = summary.verdict.steps
     if report.clipping:
         kind, share = max(report.clipping.items(), key=lambda item: item[1])
         rows.append(("clipped values", f"at most {share:.3%}, of {kind}"))
@@ -92,6 +93,14 @@ def show_report(report: Report, output_dir: str) -> None:
         out.print(at_folder(export.load, export.path, folder), highlight=False, markup=False, soft_wrap=True)
         for reason in export.refusals.values():
             out.print(reason, highlight=False, markup=False, soft_wrap=True)
+    for step in steps:
+        out.print(f"{step.text}\n  {command_of(step)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _verdict_rows(verdict: Verdict) -> list[tuple[str, str]]:
+    """Return the verdict in words, its level with the reason, and the advice."""
+    rows = (("result", verdict.sentence), ("verdict", str(verdict)), ("advice", verdict.advice))
+    return [(name, text) for name, text in rows if text]
 
 
 def show_evaluation(result: EvaluationResult) -> None:
@@ -115,15 +124,16 @@ def show_evaluation(result: EvaluationResult) -> None:
         for each in both.by_position:
             table.add_row(f"kl mean, positions {each}", "", str(each.kl_mean))
     if result.verdict is not None:
-        table.add_row("verdict", "", str(result.verdict))
-        if result.verdict.advice:
-            table.add_row("advice", "", result.verdict.advice)
+        for name, text in _verdict_rows(result.verdict):
+            table.add_row(name, "", text)
     if result.drafts is not None:
         table.add_row("drafts accepted", f"{result.drafts.before or '–'}", str(result.drafts.after))
     out = Console()
     out.print(table)
     show_failed_tasks(result.failed_tasks)
-    out.print(f"{quality.num_tokens} tokens in {quality.num_windows} windows, ± half a 95 % interval", style="dim")
+    out.print(
+        f"{quality.num_tokens} tokens in {quality.num_windows} windows; in brackets: the 95 % interval", style="dim"
+    )
     if result.served_by:
         programs = ", ".join(f"{name} {version}" for name, version in result.served_by.items())
         out.print(f"Tasks were run in {programs}.", style="dim")
@@ -189,7 +199,7 @@ def show_change(pair: PairedQuality) -> None:
     beyond = f" beyond the tolerance of {100 * pair.tolerance:g} %" if pair.tolerance else ""
     out.print(f"[bold]{pair.verdict}[/]{beyond}: {pair.new} against {pair.old}", highlight=False, soft_wrap=True)
     out.print(
-        f"{new.num_tokens} tokens in {new.num_windows} windows, ± half a 95 % interval. A rise of the KL by"
+        f"{new.num_tokens} tokens in {new.num_windows} windows; in brackets: the 95 % interval. A rise of the KL by"
         f" {100 * pair.smallest_kl_change:.2g} % or more is found 19 times in 20.",
         style="dim", highlight=False, soft_wrap=True,
     )  # fmt: skip

@@ -382,13 +382,13 @@ def _auto(arguments: list[str]) -> int:
 
     options = auto.parser().parse_args(arguments)
     options.output_dir = options.output_dir or default_output(options.model_dir, options.runtime, options.device)
-    return run_here(options, auto.task_of)
+    return run_here(options, auto.task_of, arguments)
 
 
 def _quantize(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     options.output_dir = options.output_dir or default_output(options.model_dir, options.quant_scheme)
-    return run_here(options, task_of)
+    return run_here(options, task_of, arguments)
 
 
 def _of_a_model(command: str, description: str) -> Flags:

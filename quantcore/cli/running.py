@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quantcore.cli.explain import explained
+from quantcore.cli.next_steps import command_for
 from quantcore.config.task import Task, read_task
 from quantcore.engine.selftest.values import Selftest
 from quantcore.errors import QuantError, RankError
@@ -39,8 +40,13 @@ def is_first_rank() -> bool:
     return not rank()
 
 
-def run_here(options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task]) -> int:
-    """Run the task of the flags in this process, or as one of the ranks that torchrun started, and show the report."""
+def run_here(
+    options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task], arguments: Sequence[str]
+) -> int:
+    """Run the task of the flags in this process, or as one of the ranks that torchrun started, and show the report.
+
+    ``arguments``: the flags as they were given, for the commands that the report advises.
+    """
     from quantcore.cli.console import explain, show_report
 
     if options.json or not is_first_rank():
@@ -54,7 +60,8 @@ def run_here(options: argparse.Namespace, task_of: Callable[[argparse.Namespace]
 
     def show(report: Report | None) -> None:
         assert report is not None  # this is the first rank
-        show_report(report, options.output_dir)
+        paths = {"model_dir": options.model_dir, "output_dir": options.output_dir}
+        show_report(report, options.output_dir, lambda step: command_for(step, arguments, **paths))
 
     with ExitStack() as stack:
         try:

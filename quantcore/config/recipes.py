@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from quantcore.config.algorithms import config_of
 from quantcore.config.presets import PRESETS
@@ -24,6 +24,9 @@ DEFAULT_EFFORT: Effort = "balanced"
 
 TUNED_BITS = 3
 """Most bits of a weight at which ``distill`` gains: see docs/benchmarks.md."""
+
+_RUNTIMES = {"gguf": "llama_cpp", "onnx": "onnx"}
+"""Formats that one program reads -> its name in a goal."""
 
 _CHAINS: dict[str, dict[Effort, str]] = {
     "static integers": {"fast": "", "balanced": "smoothquant,gptq", "best": "smoothquant,gptaq"},
@@ -63,22 +66,38 @@ def with_recipe(
     return replace(config, algo_config=chain)
 
 
-def advice_on(config: Config) -> str:
+class Advice(NamedTuple):
+    """What may bring a result closer to its original: in words, and as fields of a job's request."""
+
+    text: str
+    changes: dict[str, Any]
+
+
+def advice_on(config: Config, export: str) -> tuple[Advice, ...]:
     """Return what would bring the result of a scheme closer to the original: a better chain, and a goal.
 
-    No effort has ``distill``, since it is refused in some jobs (several processes, other kinds of models), but at
-    2 and 3 bits it gains on top of the best one.
+    ``export``: the format of the result, which says for what runtime the goal is. No effort has ``distill``, since it
+    is refused in some jobs (several processes, other kinds of models), but at 2 and 3 bits it gains on top of the best
+    one.
     """
     used = set(_names(config.algo_config))
     chains = {effort: _names(recipe([config], effort)) for effort in EFFORTS}
-    goal = "a goal, which gives more bits to the layers that need them (bitfoundry auto, or a job's goal)"
+    goal = Advice(
+        "A goal gives more bits to the layers that need them.",
+        {"goal": {"runtime": _RUNTIMES.get(export, "vllm"), "device": "24GB"}},
+    )
     if used.issuperset(chains["best"]):
         if "distill" in used or not _has_few_bits(config):
-            return f"Choose {goal}."
-        chain = ", ".join([*_names(config.algo_config), "distill"])
-        return f"Tune the scales for the predictions as well (algorithms {chain}), or choose {goal}."
-    better: Effort = "best" if used.issuperset(chains[DEFAULT_EFFORT]) else DEFAULT_EFFORT
-    return f"Use effort {better} ({', '.join(chains[better])}), or choose {goal}."
+            return (goal,)
+        chain = [{"name": algorithm.name} for algorithm in config.algo_config] + [{"name": "distill"}]
+        names = ", ".join([*_names(config.algo_config), "distill"])
+        text = f"Tune the scales for the predictions as well (algorithms {names})."
+        return Advice(text, {"config": {"algo_config": chain}}), goal
+    if used.issuperset(chains[DEFAULT_EFFORT]):
+        text = f"Use effort best ({', '.join(chains['best'])}): slower, usually better."
+        return Advice(text, {"effort": "best"}), goal
+    text = f"Use effort {DEFAULT_EFFORT} ({', '.join(chains[DEFAULT_EFFORT])})."
+    return Advice(text, {"effort": DEFAULT_EFFORT}), goal
 
 
 def algorithms_text(config: Mapping[str, Any]) -> str:

@@ -74,7 +74,7 @@ def _intro(report: Report) -> str:
     return (
         f"This is {code(report.model.name)}{commit} with {summary.num_layers_quantized} layers quantized"
         f" ({', '.join(map(code, report.schemes))}) by Bitfoundry {report.environment['quantcore']}."
-        f" Linear layers kept in their original precision: {summary.num_layers_kept}."
+        f" Linear layers left as they were: {summary.num_layers_kept}."
         f"{_grids(report)}{_mix(report.mix)}{_goal(report.goal)}"
     )
 
@@ -127,8 +127,8 @@ def _measured(report: Report) -> str:
         )
     return (
         f"## Measured\n\n{_verdict(report)}" + _table(rows) + f"\n\nOn {quality.num_tokens} held-out tokens"
-        f" ({quality.num_windows} windows of {quality.seq_len}), ± half a 95 % interval. Compared with the original's"
-        f" predictions: mean KL divergence {divergence.kl_mean} nats per token, 99th percentile"
+        f" ({quality.num_windows} windows of {quality.seq_len}); in brackets the 95 % interval. Compared with the"
+        f" original's predictions: mean KL divergence {divergence.kl_mean} nats per token, 99th percentile"
         f" {divergence.kl_p99:.4g}; top-1 agreement {divergence.top1_agreement}.{experts}"
         + ("" if report.drafts is None else f" {report.drafts}")
     )
@@ -136,7 +136,10 @@ def _measured(report: Report) -> str:
 
 def _verdict(report: Report) -> str:
     verdict = report.summary.verdict
-    return f"Verdict: **{verdict.level}** ({escape(verdict.reason)}).\n\n" if verdict else ""
+    if verdict is None:
+        return ""
+    sentence = f"{escape(verdict.sentence)} " if verdict.sentence else ""
+    return f"{sentence}Verdict: **{verdict.level}** ({escape(verdict.reason)}).\n\n"
 
 
 def _warnings(report: Report) -> str:
@@ -162,9 +165,9 @@ def _checks(report: Report) -> str:
     missed = [gate for gate in report.summary.gates if gate.status in ("warn", "fail")]
     lines = [f"- {gate.gate} {code(gate.name)}: {gate.status}. {escape(gate.detail)}" for gate in missed]
     checks = [f"- {code(name)}: {escape(str(proof.consumer_check))}" for name, proof in report.proof.items()]
-    outcome = "\n".join(lines) or "All quality gates passed."
+    outcome = "\n".join(lines) or "All checks passed."
     if report.summary.gate == "off":
-        outcome = "The quality gates were off: the result was not checked against any limits."
+        outcome = "The checks were off: the result was not compared with any limits."
     return f"## Checks\n\n{outcome}\n\n" + "\n".join(checks)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from quantcore.config.verdict_levels import POOR
-from quantcore.report.quality import Number, Record, Verdict
+from quantcore.report.quality import Number, Record
 
 Status = Literal["pass", "warn", "fail", "skipped"]
 
@@ -25,7 +23,7 @@ class GateResult(Record):
 
     @property
     def sentence(self) -> str:
-        """The outcome of a gate with a limit, such as "Top-1 agreement 60.2 % is below the 85 % limit (± 0.01)."."""
+        """The outcome of a gate with a limit, such as "Top-1 agreement 60.2 % is below the 85 % limit (of fp8)."."""
         title = _TITLES.get(self.name, self.name.replace("_", " ").capitalize())
         assert self.limit is not None
         limit = f"the {self._shown(self.limit)} limit ({self.detail})."
@@ -37,20 +35,6 @@ class GateResult(Record):
         if self.name in _SHARES:
             return f"{100 * number:.3g} %"
         return f"{number:.3g} dB" if self.name == "layer_sqnr_db" else f"{number:.3g}"
-
-
-def with_failed_gates(verdict: Verdict, gates: Sequence[GateResult]) -> Verdict:
-    """Return ``verdict`` with the gates' findings in its reason if the two seem to disagree.
-
-    Gates compare a result with what is usual for its scheme, the verdict with the original.
-    """
-    missed = [gate.sentence.removesuffix(".") for gate in gates if gate.status == "fail"]
-    if verdict.level not in POOR and missed:
-        which = "a gate" if len(missed) == 1 else f"{len(missed)} gates"
-        return verdict.replace(reason=f"{verdict.reason}; but it failed {which}: {'; '.join(missed)}")
-    if verdict.level in POOR and gates and not missed:
-        return verdict.replace(reason=f"{verdict.reason}; that is normal for this scheme, whose gates it passes")
-    return verdict
 
 
 _TITLES = {

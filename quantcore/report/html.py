@@ -49,6 +49,7 @@ def page(report: Report) -> str:
     title = f"{escape(report.model.name)}, quantized"
     sections = [
         _verdict(report.summary, report.quality),
+        _samples(report.samples),
         _overview(report),
         _loading(report.summary.exports),
         "" if report.goal is None else _goal(report.goal),
@@ -58,7 +59,6 @@ def page(report: Report) -> str:
         _tasks(report.harness, report.summary.failed_tasks),
         _mix(report.mix),
         _layers(report.layers),
-        _samples(report.samples),
         _listing("Warnings", report.warnings),
         _json("Config", report.config),
         _json("Calibration", report.calibration),
@@ -81,17 +81,24 @@ def document(title: str, body: str) -> str:
 
 
 def _verdict(summary: Summary, quality: Quality | None) -> str:
-    """Render the level of the result with the intervals that it was judged by, before anything else."""
+    """Render the verdict in words, then its level with the intervals that it was judged by, before anything else."""
     if summary.verdict is None:
         return ""
-    level, reason, advice = summary.verdict.level, summary.verdict.reason, summary.verdict.advice
-    more = f"<p>{escape(advice)}</p>" if advice else ""
-    text = escape(reason[:1].upper() + reason[1:])
+    verdict = summary.verdict
+    level, reason = verdict.level, escape(verdict.reason[:1].upper() + verdict.reason[1:])
+    title = f"<h2>{level}</h2>"
+    if verdict.sentence is not None:
+        title = f"<h2>{escape(verdict.sentence)}</h2><p>Verdict: <b>{level}</b>.</p>"
     figures = (
-        quality and f"<p>KL divergence {quality.divergence.kl_mean}, perplexity {quality.ratio} times the original's"
+        f"<p>KL divergence {quality.divergence.kl_mean.in_words}, perplexity {quality.ratio.in_words} times the"
+        " original's.</p>"
+        if quality
+        else ""
     )
-    intervals = f"{figures} (± half a 95 % interval).</p>" if figures else ""
-    return f'<section class="verdict {_TONES[level]}"><h2>{level}</h2>{intervals}<p>{text}.</p>{more}</section>'
+    advice = "".join(
+        f"<p>{escape(step.text)} Run it again with:</p><pre>{escape(step.flags)}</pre>" for step in verdict.steps
+    ) or (f"<p>{escape(verdict.advice)}</p>" if verdict.advice else "")
+    return f'<section class="verdict {_TONES[level]}">{title}{figures}<p>{reason}.</p>{advice}</section>'
 
 
 def _overview(report: Report) -> str:
@@ -99,9 +106,9 @@ def _overview(report: Report) -> str:
     before, after = summary.size_before_bytes, summary.size_after_bytes
     phases = summary.memory_by_phase.rows if summary.memory_by_phase else []
     rows = [
-        ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({after / before:.1%})"),
+        ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({100 * (after / before - 1):+.0f} %)"),
         *([("Weights of the input model", report.model.grids_in_words)] if report.model.grids else []),
-        ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} kept"),
+        ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} left as they were"),
         (worst.title.capitalize(), str(worst)),
         ("Time", f"{summary.total_s:.1f} s{_phases(summary.seconds_by_phase)}"),
         ("Peak memory", str(summary.memory)),
@@ -135,8 +142,9 @@ def _goal(goal: GoalResult) -> str:
 
 
 def _gates(summary: Summary) -> str:
+    """Render the checks: folded if none of them failed or warns."""
     if summary.gate == "off":
-        return "<h2>Quality gates</h2><p>The quality gates were off: the result was not checked against any limits.</p>"
+        return "<h2>Checks</h2><p>The checks were off: the result was not compared with any limits.</p>"
     rows = [
         (
             escape(gate.gate), escape(gate.name), f'<b class="{gate.status}">{gate.status}</b>', _number(gate.value),
@@ -144,8 +152,12 @@ def _gates(summary: Summary) -> str:
         )
         for gate in summary.gates
     ]  # fmt: skip
-    caption = f"A failed gate {'rejects the result' if summary.gate == 'fail' else 'is a warning'}."
-    return "<h2>Quality gates</h2>" + _table(caption, ("gate", "name", "result", "value", "limit", "detail"), rows)
+    caption = f"A failed check {'rejects the result' if summary.gate == 'fail' else 'is a warning'}."
+    table = _table(caption, ("check", "name", "result", "value", "limit", "detail"), rows)
+    missed = sum(gate.status in ("warn", "fail") for gate in summary.gates)
+    if missed:
+        return f"<h2>Checks: {missed} of {len(rows)} beyond their limits</h2>{table}"
+    return f"<h2>Checks</h2><details><summary>All checks passed</summary>{table}</details>"
 
 
 def _encoder(encoder: EncoderQuality) -> str:
@@ -170,7 +182,7 @@ def _quality(quality: Quality | None, drafts: DraftQuality | None) -> str:
         ("top-1 agreement, share of tokens", str(divergence.top1_agreement)),
         ("relative error of the logits", f"{divergence.logit_error:.4g}"),
     ]
-    caption = f"{quality.num_tokens} tokens in {quality.num_windows} held-out windows, ± half a 95 % interval"
+    caption = f"{quality.num_tokens} tokens in {quality.num_windows} held-out windows; in brackets the 95 % interval"
     return (
         "<h2>Quality</h2>"
         + _table(caption, ("", "original", "quantized"), rows)

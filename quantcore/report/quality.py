@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, WithJsonSchema, model_serializer
@@ -50,11 +51,36 @@ class Measure(Record):
         """Half of the 95 % interval; 0 if the standard error is unknown."""
         return DEVIATIONS * (self.stderr or 0.0)
 
+    @property
+    def ends(self) -> tuple[str, str] | None:
+        """The ends of the 95 % interval, rounded outwards to the first digit of its half; None if it is unknown."""
+        if self.value is None or not self.half_interval:
+            return None
+        scale = 10.0**self._decimals
+        low, high = self.value - self.half_interval, self.value + self.half_interval
+        if self.value >= 0:
+            low = max(0.0, low)  # no measure is below zero
+        rounded = math.floor(low * scale + 1e-9) / scale, math.ceil(high * scale - 1e-9) / scale
+        return f"{rounded[0]:.{self._decimals}f}", f"{rounded[1]:.{self._decimals}f}"
+
+    @property
+    def _decimals(self) -> int:
+        return max(0, -math.floor(math.log10(self.half_interval)))
+
+    @property
+    def in_words(self) -> str:
+        """Where the value is, such as ``between 0.10 and 0.21``: its 95 % interval, or the value alone."""
+        if self.value is None:
+            return "not a number"
+        return f"{self.value:.3g}" if self.ends is None else f"between {self.ends[0]} and {self.ends[1]}"
+
     def __str__(self) -> str:
-        """Return text such as ``12.34 ± 0.05``: the value and half of its 95 % interval."""
+        """Return text such as ``12.34 (12.2 to 12.5)``: the value, and its 95 % interval in brackets."""
         if self.value is None:
             return "–"
-        return f"{self.value:.5g}" + ("" if self.stderr is None else f" ± {self.half_interval:.2g}")
+        if self.ends is None:
+            return f"{self.value:.5g}"
+        return f"{self.value:.{self._decimals + 1}f} ({self.ends[0]} to {self.ends[1]})"
 
 
 class Perplexities(Record):
@@ -251,16 +277,28 @@ class ConsumerCheck(Record):
         return f"{self.consumer} reads {what}; its logits differ by {self.logit_difference:.1e} of their norm."
 
 
+class Step(Record):
+    """Something to try next: in words, as fields of a job's request, and as flags of ``quantize`` and ``clone``."""
+
+    text: str
+    changes: dict[str, Any]
+    flags: str
+
+
 class Verdict(Record):
     """The level of a result, and ``reason``: the measurement that keeps it from a better one.
 
-    ``advice``: what a job could change to get closer to the original, for a result that is degraded or broken; or how
-    to measure one that is unclear.
+    ``sentence`` says for everybody whether the result may be shipped, and how many of its next words are the
+    original's. ``advice``: what a job could change to get closer to the original, for a result that is degraded or
+    broken; or how to measure one that is unclear. ``steps``: the same, each part by itself. Reports of earlier
+    versions have neither ``sentence`` nor ``steps``.
     """
 
     level: Level
     reason: str
+    sentence: str | None = None
     advice: str | None = None
+    steps: tuple[Step, ...] = ()
 
     def __str__(self) -> str:
         """Return the verdict in a sentence."""

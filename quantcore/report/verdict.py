@@ -1,4 +1,4 @@
-"""The verdict on a result: how far its predictions are from the original's, in one word. No torch.
+"""The verdict on a result: how far its predictions are from the original's, in one word and a sentence. No torch.
 
 It comes from paired measurements on held-out text, each at the unfavourable end of its 95 % interval, so that a short
 text gives no better verdict than a long one would. Nor does it give a bad one: a result whose measurements are good,
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from quantcore.config.verdict_levels import Level
-from quantcore.report.quality import Measure, Quality, TaskResults, Verdict
+from quantcore.config.recipes import Advice
+from quantcore.config.verdict_levels import POOR, Level
+from quantcore.report.gate_result import GateResult
+from quantcore.report.quality import Measure, Quality, Step, TaskResults, Verdict
 
 _RISES = re.compile("perplexity|bits_per|brier|ece")  # metrics that a worse model has more of
 
@@ -58,9 +61,77 @@ def judge_quality(quality: Quality, tasks: TaskResults | None = None) -> Verdict
             continue
         missed = next(_missed(quality, limits, sure=level == "degraded"), None)
         if missed is None:
-            return Verdict(level=level, reason=misses[-1] if misses else "every measurement is within its limits")
-        misses.append(f"{missed} of {level}")
-    return Verdict(level="broken", reason=misses[-1])
+            reason = misses[-1] if misses else "every measurement is within its limits"
+            return Verdict(level=level, reason=reason, sentence=sentence_of(level, quality))
+        phrase, limit = missed
+        misses.append(f"{phrase}, and {level} {limit}")
+    return Verdict(level="broken", reason=misses[-1], sentence=sentence_of("broken", quality))
+
+
+def with_failed_gates(verdict: Verdict, quality: Quality, gates: Sequence[GateResult]) -> Verdict:
+    """Return ``verdict`` with the gates' findings in it if the two seem to disagree.
+
+    Gates compare a result with what is usual for its scheme, the verdict with the original. A failed one does not
+    change the level, but the result is no longer said to be ready.
+    """
+    missed = [gate.sentence.removesuffix(".") for gate in gates if gate.status == "fail"]
+    if verdict.level not in POOR and missed:
+        which = "a check" if len(missed) == 1 else f"{len(missed)} checks"
+        reason = f"{verdict.reason}; but it failed {which}: {'; '.join(missed)}"
+        if verdict.level == "unclear":
+            return verdict.replace(reason=reason)
+        return verdict.replace(reason=reason, sentence=sentence_of(verdict.level, quality, is_failed=True))
+    if verdict.level in POOR and gates and not missed:
+        return verdict.replace(reason=f"{verdict.reason}; that is normal for this scheme, whose checks it passes")
+    return verdict
+
+
+def sentence_of(level: Level, quality: Quality, *, enough: str | None = None, is_failed: bool = False) -> str:
+    """Return the verdict in a sentence for everybody.
+
+    ``enough``: how much text a result needs that is unclear. ``is_failed``: a check of a better one failed.
+    """
+    agreement = quality.divergence.top1_agreement.value
+    if agreement is None:
+        share = "its predictions are not numbers"
+    else:
+        num_equal = 100 if agreement >= 1 else min(99, round(100 * agreement))
+        share = f"of 100 next words, {num_equal} are the original's"
+        if level in POOR and agreement >= LIMITS["good"].top1_agreement:
+            share += ", but other measurements are too far away"
+    if enough is not None:
+        return f"There is not enough text to decide: {share}, on {quality.num_tokens} tokens. Measure {enough}."
+    return f"{_FAILED if is_failed else _SHIPPING[level]}: {share}."
+
+
+_SHIPPING: dict[Level, str] = {
+    "faithful": "It may be shipped",
+    "good": "It may be shipped",
+    "degraded": "Read its answers before you ship it",
+    "broken": "Do not ship it",
+}
+_FAILED = "Look at the failed checks before you ship it"
+
+
+def steps_of(advice: Iterable[Advice]) -> tuple[Step, ...]:
+    """Return each piece of advice with the flags for it."""
+    return tuple(Step(text=text, changes=changes, flags=_flags_of(changes)) for text, changes in advice)
+
+
+def _flags_of(changes: Mapping[str, Any]) -> str:
+    """Return the flags of ``quantize`` and ``clone`` that make these changes of a request."""
+    words: list[str] = []
+    for name, value in changes.items():
+        if name == "effort":
+            words += ["--effort", value]
+        elif name == "goal":
+            words += [word for flag, text in value.items() for word in (f"--{flag}", text)]
+        elif name == "evaluation":
+            words += ["--num_eval_data", str(value["num_windows"])]
+        else:
+            names = [algorithm["name"] for algorithm in value["algo_config"]]
+            words += ["--quant_algo", ",".join("smoothquant" if each == "smooth" else each for each in names)]
+    return " ".join(words)
 
 
 def _unclear(quality: Quality, missed: str) -> Verdict:
@@ -71,12 +142,15 @@ def _unclear(quality: Quality, missed: str) -> Verdict:
     )
     num_windows = math.ceil(factor * quality.num_windows)
     enough = f"about {num_windows} windows of {quality.seq_len} tokens instead of {quality.num_windows}"
+    steps = steps_of([Advice(f"Measure {enough}.", {"evaluation": {"num_windows": num_windows}})])
     if factor > MOST_TEXT:
-        enough = f"more than {MOST_TEXT} times as much, since it is so close to the limit"
+        enough, steps = f"more than {MOST_TEXT} times as much, since it is so close to the limit", ()
     return Verdict(
         level="unclear",
         reason=f"there is not enough text to decide: {missed}. It needs {enough}",
+        sentence=sentence_of("unclear", quality, enough=enough),
         advice="Measure on more text: --num_eval_data, or num_windows of a job's evaluation.",
+        steps=steps,
     )
 
 
@@ -90,17 +164,15 @@ def _rows(quality: Quality, limits: LevelLimits) -> tuple[tuple[str, Measure, fl
     )
 
 
-def _missed(quality: Quality, limits: LevelLimits, *, sure: bool = False) -> Iterator[str]:
-    """Yield a phrase for each limit that the 95 % interval of a measurement is not within.
+def _missed(quality: Quality, limits: LevelLimits, *, sure: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield two phrases for each limit that the 95 % interval of a measurement is not within: where it is, the limit.
 
     With ``sure``, for each that the measured value itself misses.
     """
     for name, measure, limit, sign in _rows(quality, limits):
         worst = _worst(measure, 0 if sure else sign)
         if not sign * worst <= sign * limit:
-            beyond = "above" if sign > 0 else "below"
-            at_worst = "" if sure else f", at worst {worst:.3g} (95 %)"
-            yield f"the {name} is {measure}{at_worst}, {beyond} the {limit:g}"
+            yield f"the {name} is {measure.in_words}", f"{'allows at most' if sign > 0 else 'needs at least'} {limit:g}"
 
 
 def _worst(measure: Measure, sign: int) -> float:

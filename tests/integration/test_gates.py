@@ -94,7 +94,9 @@ def test_a_broken_layer_is_caught_and_kept_apart(mutant, model_dir, tmp_path, mo
     assert rejected.name == "out.rejected"
     manifest.check(rejected, manifest.read(rejected))
     [judged] = [event for event in events if isinstance(event, GatesJudged)]
-    assert json.loads((rejected / "report.json").read_text())["summary"]["gates"] == judged.results
+    written = json.loads((rejected / "report.json").read_text())
+    assert written["summary"]["gates"] == judged.results
+    assert (written["summary"]["verdict"], written["samples"]) == (judged.verdict, judged.samples)  # no job shows them
     assert not [event for event in events if event.kind == "completed"]
     with pytest.raises(GateError):  # nothing is overwritten
         run(job(model_dir, tmp_path / "out", preset, "fail"), lambda event: None)
@@ -107,6 +109,7 @@ def test_who_asks_for_no_more_gets_the_artifact(gate, model_dir, tmp_path, monke
     events = []
     report = run(job(model_dir, tmp_path / "out", "w4a16_sym", gate), events.append).to_dict()
     said = [event.message for event in events if isinstance(event, Warned) and event.code == "gate_failed"]
+    assert all(event.verdict is None for event in events if isinstance(event, GatesJudged))
     assert report["summary"]["gate"] == gate and (tmp_path / "out" / "report.json").exists()
     if gate == "off":
         assert not said and report["summary"]["gates"] == []

@@ -51,8 +51,9 @@ from quantcore.plan.job import with_model_defaults
 from quantcore.plan.mix_choice import Mix, Option, Unit, mixes
 from quantcore.plan.mix_search import Point, find_smallest, predict
 from quantcore.report.compare import read_report
-from quantcore.report.gate_result import GateResult, with_failed_gates
+from quantcore.report.gate_result import GateResult
 from quantcore.report.values import GoalPoint, GoalResult, GoalSummary, GoalTrial, Report
+from quantcore.report.verdict import with_failed_gates
 
 MAX_TRIALS = 5
 LEFT_BY_GPTQ = 0.35
@@ -90,7 +91,7 @@ def run_goal(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
         if not ranks.is_first:
             return None
         report = search.finish(folder, emit.seconds)
-        tell_gates(task, list(report.summary.gates), emit)
+        tell_gates(task, report, emit)
     emit(Completed(report.summary.to_dict()))
     return report
 
@@ -176,9 +177,10 @@ class _Search:
         result = self._result(chosen)
         gates, verdict = tuple(self._gates(chosen, result)), report.summary.verdict
         if verdict is not None:  # the goal's own advice takes the place of that on a poor result
-            advice = None if verdict.level in POOR else verdict.advice
+            own = {} if verdict.level not in POOR else {"advice": None, "steps": ()}
             missed = [gate for gate in gates if gate.status == "fail"]
-            verdict = with_failed_gates(verdict, missed).replace(advice=advice)
+            assert report.quality is not None  # there is a verdict on it
+            verdict = with_failed_gates(verdict, report.quality, missed).replace(**own)
         changes = {
             "verdict": verdict, "total_s": round(sum(seconds_by_phase.values()), 2),
             "seconds_by_phase": seconds_by_phase, "goal": GoalSummary(is_met=result.is_met, why=result.why),

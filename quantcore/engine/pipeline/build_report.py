@@ -29,7 +29,7 @@ from quantcore.engine.verification.verify import Proof
 from quantcore.export.loading import LoadedModel, known_refusals, load_lines, program_lines
 from quantcore.plan.planner import Plan
 from quantcore.report.card import model_card
-from quantcore.report.gate_result import GateResult, with_failed_gates
+from quantcore.report.gate_result import GateResult
 from quantcore.report.html import page
 from quantcore.report.quality import Quality, TaskResults, Verdict
 from quantcore.report.values import (
@@ -55,7 +55,7 @@ from quantcore.report.values import (
     WeightGrid,
     WorstLayer,
 )
-from quantcore.report.verdict import judge_quality
+from quantcore.report.verdict import judge_quality, steps_of, with_failed_gates
 
 
 def build_report(
@@ -77,7 +77,7 @@ def build_report(
             size_before_bytes=plan.size_before_bytes,
             size_after_bytes=plan.size_after_bytes,
             **_quality_in_short(main.quality),
-            verdict=None if main.quality is None else _verdict(main.quality, main.harness, task.config, gates),
+            verdict=None if main.quality is None else _verdict(main.quality, main.harness, task.config, plan, gates),
             worst_layer=_worst_layer(outcome),
             num_layers_quantized=len(plan.layers),
             num_layers_kept=sum(entry.is_layer for entry in plan.kept),
@@ -131,10 +131,18 @@ def write_report(task: Task, folder: Path, report: Report) -> None:
     reproduce.chmod(0o755)
 
 
-def _verdict(quality: Quality, tasks: TaskResults | None, config: Config, gates: Sequence[GateResult]) -> Verdict:
+def _verdict(
+    quality: Quality, tasks: TaskResults | None, config: Config, plan: Plan, gates: Sequence[GateResult]
+) -> Verdict:
     """Return the verdict on a result, with advice if it is a poor one."""
-    verdict = with_failed_gates(judge_quality(quality, tasks), gates)
-    return verdict.replace(advice=advice_on(config)) if verdict.level in POOR else verdict
+    verdict = with_failed_gates(judge_quality(quality, tasks), quality, gates)
+    if verdict.level not in POOR:
+        return verdict
+    advice = advice_on(config, plan.main_export)
+    return Verdict(
+        level=verdict.level, reason=verdict.reason, sentence=verdict.sentence,
+        advice=" ".join(text for text, _ in advice), steps=steps_of(advice),
+    )  # fmt: skip
 
 
 def _quality_in_short(quality: Quality | None) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def finish(context: RunContext, outcome: Outcome, log: RunLog, seen: Seen) -> Re
     write_report(context.task, folder, report)
     seen.check()
     seal(folder)
-    tell_gates(context.task, results, emit)
+    tell_gates(context.task, report, emit)
     return report
 
 

@@ -19,6 +19,7 @@ from quantcore.events import Emit, GatesJudged, LayerQuantized, Warned
 from quantcore.export import EXPORTERS, Container
 from quantcore.plan.planner import Plan, export_dir
 from quantcore.report.gate_result import GateResult
+from quantcore.report.values import Report
 from quantcore.tensors.source import TORCH_DTYPES
 
 _REMEDY = "--quant_algo gptq, a scheme with more bits or more calibration text"
@@ -76,21 +77,26 @@ def judge_result(
     )
 
 
-def tell_gates(task: Task, results: list[GateResult], emit: Emit) -> None:
+def tell_gates(task: Task, report: Report, emit: Emit) -> None:
     """Report the outcome of the gates. Raises GateError if one failed and the task treats that as a failure."""
     if task.gate == "off":
         return
-    emit(GatesJudged(task.gate, [row.to_dict() for row in results]))
-    missed = [gate.sentence for gate in failed(results)]
-    if missed and task.gate == "fail":
-        remedy = "a larger size, a lower recovery or more time" if task.goal else _REMEDY
-        raise GateError(
-            " ".join(missed),
-            code="gate_failed",
-            hint=f"The artifact is kept in a folder whose name ends in '.rejected'. Try {remedy} or --gate warn.",
-        )
-    for sentence in missed:
-        emit(Warned("gate_failed", sentence))
+    gates, verdict = report.summary.gates, report.summary.verdict
+    rows = [row.to_dict() for row in gates]
+    missed = [gate.sentence for gate in failed(gates)]
+    if not missed or task.gate != "fail":
+        emit(GatesJudged(task.gate, rows))
+        for sentence in missed:
+            emit(Warned("gate_failed", sentence))
+        return
+    samples = None if report.samples is None else [sample.to_dict() for sample in report.samples]
+    emit(GatesJudged(task.gate, rows, None if verdict is None else verdict.to_dict(), samples))
+    remedy = "a larger size, a lower recovery or more time" if task.goal else _REMEDY
+    raise GateError(
+        " ".join(missed),
+        code="gate_failed",
+        hint=f"The artifact is kept in a folder whose name ends in '.rejected'. Try {remedy} or --gate warn.",
+    )
 
 
 def weights_bytes(folder: Path) -> int:

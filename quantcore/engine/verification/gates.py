@@ -214,7 +214,7 @@ def _measured(name: str, measure: Measure, limit: float, limits: SchemeLimits, *
         return _result("G8", name, "fail", None, limit, f"not a number; limit for {limits.scheme}")
     beyond = (limit - value) if at_least else (value - limit)
     status: Status = "pass" if beyond <= 0 else "warn" if beyond <= 2 * stderr else "fail"
-    return _result("G8", name, status, value, limit, f"± {measure.half_interval:.2g}; limit for {limits.scheme}")
+    return _result("G8", name, status, value, limit, f"{measure.in_words}; limit for {limits.scheme}")
 
 
 def _skipped(gate: str, name: str, why: str) -> GateResult:

@@ -43,7 +43,7 @@ def test_results_fit_80_characters_with_whole_ids() -> None:
     assert max(map(len, lines)) <= 80
     column = next(line for line in lines if line.startswith("recipe")).index("job")
     assert unfolded(text, column).count(ID + "2026-11-21T12:00meta-llam…he-night" + URL + "became" + CHILD) == 2
-    for whole in ("35,000.0 MB (25 %)", "0.000123 ± 0.0002", "faithful", "int8_dynami…th + gptaq"):
+    for whole in ("35,000.0 MB (25 %)", "0.00012 (0.0000 to 0.0004)", "faithful", "int8_dynami…th + gptaq"):
         assert text.count(whole) == 2, whole
     assert f"derived from  /m, by {ID}" in text
 

@@ -10,6 +10,8 @@ from rich.console import Console, RenderableType
 from bitfoundry.client.answers import ArtifactRef, Dataset, Job, JobError, Progress, Sweep
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import AUDIT_COLUMNS, KEY_COLUMNS, WORKER_COLUMNS
+from bitfoundry.commands.sweeps import sweep_table
+from bitfoundry.commands.verdicts import verdict_text
 from quantcore import events
 from tests.support.terminals import shown
 
@@ -63,9 +65,22 @@ def test_three_results_fit_80_characters() -> None:
 def test_a_goal_stands_above_the_verdict(is_met: bool, beside: str, row: str) -> None:
     judged = {"goal": {"is_met": is_met, "why": "it keeps 97 %"}, "verdict": {"level": "good", "reason": "small"}}
     job = job_with(state="succeeded", summary=SUMMARY | judged)
-    assert terminal.progress_text(job) == beside
-    for table in (terminal.results_table([job]), terminal.job_details(job)):
-        assert re.search(rf"goal +{row} *\n *verdict +good", shown(table))
+    assert verdict_text(job) == beside and terminal.progress_text(job) == ""
+    assert re.search(rf"goal +{row} *\n *verdict +good", shown(terminal.results_table([job])))
+    details = shown(terminal.job_details(job))
+    assert re.search(rf"goal +{row} *\n *verdict +good: small", details)
+    assert "phase" not in details  # it was "phase good, goal missed"
+
+
+def test_a_job_shows_the_verdict_in_words_and_the_command_of_each_step() -> None:
+    step = {"text": "Use effort best.", "changes": {"effort": "best"}, "flags": "--effort best"}
+    sentence = "Read its answers before you ship it: of 100 next words, 81 are the original's."
+    verdict = {"level": "degraded", "reason": "far", "sentence": sentence, "steps": [step]}
+    job = job_with(state="succeeded", summary=SUMMARY | {"verdict": verdict})
+    text = shown(terminal.job_details(job), 120)
+    assert re.search(rf"result +{sentence} *\n|\nverdict +degraded: far", text) and sentence in text
+    assert f"bitfoundry clone {job.id} --effort best" in text
+    assert str(job.summary) == f"{sentence} 269.0 MB to 163.3 MB."
 
 
 def test_a_failed_job_has_its_reason_in_the_table() -> None:
@@ -138,7 +153,7 @@ SWEEP = Sweep(
     ("table", "whole"),
     [
         (terminal.jobs_table([job_with(**LONG_JOB)]), [f"job_{ID}", "meta-llama-3.1-8b-…struct-w4a16-gptq", "running"]),
-        (terminal.sweep_table(SWEEP), [f"swp_{ID}", f"job_{ID}", "/config/preset", "quantize: block 12 of 30"]),
+        (sweep_table(SWEEP), [f"swp_{ID}", f"job_{ID}", "/config/preset", "quantize: block 12 of 30"]),
         (terminal.datasets_table([Dataset.model_construct(**DATASET)]), [f"ds_{ID}", str(DATASET["name"]), "123,456"]),
         (terminal.rows_table([WORKER], WORKER_COLUMNS), [f"wrk_{ID}", f"job_{ID}", str(WORKER["host"]), "draining"]),
     ],

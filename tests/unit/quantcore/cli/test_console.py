@@ -4,7 +4,8 @@ import pytest
 
 from quantcore import events
 from quantcore.cli.console import progress_display, show_evaluation, show_report
-from quantcore.report.quality import EvaluationResult, Verdict
+from quantcore.cli.next_steps import command_for
+from quantcore.report.quality import EvaluationResult, Step, Verdict
 from quantcore.report.values import Report
 from tests.support import reports
 
@@ -36,11 +37,11 @@ def test_the_summary_shows_what_distillation_gained(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     result = {"kl_before": 1.7012, "kl_after": 1.25, "is_kept": True}
-    show_report(Report.model_validate(reports.report() | {"distillation": result}), "out")
+    show_report(Report.model_validate(reports.report() | {"distillation": result}), "out", str)
     shown = capsys.readouterr().out
     assert "distillation" in shown
     assert "KL 1.701 -> 1.25 on held-back calibration windows; the tuned scales are kept" in shown
-    show_report(Report.model_validate(reports.report()), "out")
+    show_report(Report.model_validate(reports.report()), "out", str)
     assert "distillation" not in capsys.readouterr().out
 
 
@@ -53,9 +54,9 @@ def test_the_summary_shows_the_quality_of_an_embedding_model(
         "num_windows": 4, "seq_len": 64, "cosine": reports.measure(0.9987), "rank_agreement": reports.measure(0.991),
         "output_error": 0.0123,
     }  # fmt: skip
-    show_report(Report.model_validate(reports.report() | {"encoder": measured}), "out")
+    show_report(Report.model_validate(reports.report() | {"encoder": measured}), "out", str)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "cosine of the embeddings 0.9987" in shown and "rank agreement, share of pairs 0.991" in shown
+    assert "cosine of the embeddings 1.00 (0.8 to 1.2)" in shown and "rank agreement, share of pairs 0.99" in shown
 
 
 def test_an_evaluation_shows_how_much_text_an_unclear_verdict_needs(capsys):
@@ -74,7 +75,47 @@ def test_the_lines_name_the_folder_of_each_export_and_say_what_does_not_load_it(
     }
     whole = reports.report()
     whole["summary"]["exports"] = exports
-    show_report(Report.model_validate(whole), "it's")
+    show_report(Report.model_validate(whole), "it's", str)
     shown = capsys.readouterr().out
     assert """LLM("it's/quark", quantization='quark')""" in shown and """Llama("it's/model.gguf")""" in shown
     assert "vLLM needs [one] scheme." in shown
+
+
+BETTER = Step(text="Use effort best.", changes={"effort": "best"}, flags="--effort best")
+
+
+def test_a_poor_result_ends_with_the_verdict_in_words_and_the_command_to_try_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    sentence = "Do not ship it: of 100 next words, 20 are the original's."
+    verdict = Verdict(level="broken", reason="far", sentence=sentence, advice="Use effort best.", steps=(BETTER,))
+    whole = reports.report()
+    whole["summary"]["verdict"] = verdict.to_dict()
+    show_report(Report.model_validate(whole), "out", lambda step: f"again {step.flags}")
+    first, second, *_, last = (line.strip() for line in capsys.readouterr().out.splitlines())
+    assert first.split(maxsplit=1) == ["result", sentence] and second.split() == ["verdict", "broken:", "far"]
+    assert last == "again --effort best"
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "command"),
+    [
+        (
+            {"effort": "best"},
+            "--effort best",
+            "bitfoundry quantize --model_dir 'a b' --quant_scheme w4a16 --num_eval_data 6"
+            " --effort best --output_dir out-2",
+        ),
+        (
+            {"goal": {"runtime": "vllm"}},
+            "--runtime vllm --device 24GB",
+            "bitfoundry auto 'a b' --runtime vllm --device 24GB --output_dir out-2",
+        ),
+    ],
+)
+def test_the_command_of_a_step_replaces_what_it_sets(changes: dict[str, object], flags: str, command: str) -> None:
+    given = ["--model_dir", "a b", "--output-dir", "out/", "--quant_scheme", "w4a16"]
+    given += ["--effort=fast", "--quant_algo", "rtn", "--num_eval_data", "6"]
+    step = Step(text="x", changes=changes, flags=flags)
+    assert command_for(step, given, model_dir="a b", output_dir="out/") == command

@@ -50,12 +50,12 @@ def test_in_words() -> None:
 @pytest.mark.parametrize(
     ("preset", "used", "advised"),
     [
-        ("w4a16", None, "Use effort balanced (gptq), or choose a goal"),
-        ("w4a16", "balanced", "Use effort best (yaqa), or choose a goal"),
-        ("mxfp4", "balanced", "Use effort best (gptaq), or choose a goal"),
-        ("w4a16", "best", "Choose a goal"),
-        ("w2a16", "balanced", "Use effort best (yaqa), or choose a goal"),
-        ("w2a16", "best", "Tune the scales for the predictions as well (algorithms yaqa, distill), or choose a goal"),
+        ("w4a16", None, "Use effort balanced (gptq)."),
+        ("w4a16", "balanced", "Use effort best (yaqa): slower, usually better."),
+        ("mxfp4", "balanced", "Use effort best (gptaq): slower, usually better."),
+        ("w4a16", "best", "A goal gives more bits"),
+        ("w2a16", "balanced", "Use effort best (yaqa): slower, usually better."),
+        ("w2a16", "best", "Tune the scales for the predictions as well (algorithms yaqa, distill)."),
         ("w3a16_sym", "best", "Tune the scales"),
         ("int8_static", "balanced", "Use effort best (smoothquant, gptaq)"),
         ("int8_dynamic", None, "Use effort best (gptaq)"),
@@ -65,9 +65,12 @@ def test_advice_names_the_next_better_chain(preset: str, used: Effort | None, ad
     config = presets.resolve(preset)
     if used is not None:
         config = replace(config, algo_config=recipe([config], used))
-    assert advice_on(config).startswith(advised)
+    first, *_ = advice = advice_on(config, "awq")
+    assert first.text.startswith(advised)
+    assert advice[-1].changes == {"goal": {"runtime": "vllm", "device": "24GB"}}
 
 
 def test_advice_leaves_out_what_was_done() -> None:
     chain = (config_of("yaqa"), config_of("distill"))
-    assert advice_on(replace(presets.resolve("w2a16"), algo_config=chain)).startswith("Choose a goal")
+    (goal,) = advice_on(replace(presets.resolve("w2a16"), algo_config=chain), "gguf")
+    assert goal.text.startswith("A goal gives more bits") and goal.changes["goal"]["runtime"] == "llama_cpp"

@@ -14,15 +14,30 @@ def render(**changes) -> str:
 
 
 @pytest.mark.parametrize(("level", "tone"), [("faithful", "pass"), ("degraded", "warn"), ("broken", "fail")])
-def test_the_verdict_comes_first_with_its_advice(level, tone):
+def test_the_verdict_comes_first_in_words_with_its_next_steps(level, tone):
     verdict = {"level": level, "reason": "the KL divergence is 2 < 3", "advice": "Use GPTQ."}
     _, _, body = render(summary={"verdict": verdict}).partition("</h1>\n")
-    judged = "KL divergence 0.1 ± 0.02, perplexity 1.005 ± 0.2 times the original's (± half a 95 % interval)."
-    reason = "<p>The KL divergence is 2 &lt; 3.</p><p>Use GPTQ.</p>"
-    assert body.startswith(f'<section class="verdict {tone}"><h2>{level}</h2><p>{judged}</p>{reason}')
-    assert "held-out windows, ± half a 95 % interval" in body
-    _, _, unmeasured = render(summary={"verdict": verdict}, quality=None).partition("</h1>\n")
-    assert unmeasured.startswith(f'<section class="verdict {tone}"><h2>{level}</h2>{reason}')
+    judged = "KL divergence between 0.08 and 0.12, perplexity between 0.8 and 1.3 times the original's."
+    reason = "<p>The KL divergence is 2 &lt; 3.</p>"
+    advice = "<p>Use GPTQ.</p>"
+    assert body.startswith(f'<section class="verdict {tone}"><h2>{level}</h2><p>{judged}</p>{reason}{advice}')
+    assert "held-out windows; in brackets the 95 % interval" in body
+    step = {"text": "Use effort best.", "changes": {"effort": "best"}, "flags": "--effort best"}
+    in_words = verdict | {"sentence": "Ship < it.", "steps": [step]}
+    _, _, unmeasured = render(summary={"verdict": in_words}, quality=None).partition("</h1>\n")
+    assert unmeasured.startswith(
+        f'<section class="verdict {tone}"><h2>Ship &lt; it.</h2><p>Verdict: <b>{level}</b>.</p>{reason}'
+        "<p>Use effort best. Run it again with:</p><pre>--effort best</pre>"
+    )
+
+
+def test_samples_come_before_the_checks_which_are_folded_if_they_pass():
+    sample = {"prompt": "A", "original": "a", "quantized": "b"}
+    sample |= {"original_is_degenerate": False, "quantized_is_degenerate": False}
+    text = render(samples=[sample])
+    assert text.index("Sample outputs") < text.index("<b>Size</b>") < text.index("Checks: 1 of 2 beyond their limits")
+    passed = render(summary={"gates": [reports.gate("pass"), reports.gate("skipped")]})
+    assert "<details><summary>All checks passed</summary><table>" in passed
 
 
 def test_a_result_without_a_verdict_has_no_box():
@@ -72,5 +87,5 @@ def test_the_distance_by_position_and_what_is_clipped_are_shown():
     measures = {"kl_mean": reports.measure(0.5), "top1_agreement": reports.measure(0.8)}
     by_position = [{"first": 17, "last": 64, "num_tokens": 576, **measures}]
     text = render(quality=quality | {"by_position": by_position}, clipping={"q_proj input": 0.001, "<x>": 0.0125})
-    assert '<th scope="row">17 to 64</th><td>576</td><td>0.5 ± 0.2</td><td>0.8 ± 0.2</td>' in text
+    assert '<th scope="row">17 to 64</th><td>576</td><td>0.50 (0.3 to 0.7)</td><td>0.80 (0.6 to 1.0)</td>' in text
     assert text.index("&lt;x&gt;</th><td>1.250%") < text.index("q_proj input</th><td>0.100%")  # the largest first

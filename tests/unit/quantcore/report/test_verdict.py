@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from quantcore.config.recipes import Advice
 from quantcore.config.verdict_levels import Level
-from quantcore.report.gate_result import GateResult, with_failed_gates
+from quantcore.report.gate_result import GateResult
 from quantcore.report.quality import Divergence, Measure, Perplexities, Quality, TaskResult
-from quantcore.report.verdict import judge_quality
+from quantcore.report.verdict import judge_quality, steps_of, with_failed_gates
 
 PERPLEXITY = Measure(value=20.0, stderr=0.5)
 PERPLEXITIES = Perplexities(
@@ -34,19 +35,23 @@ def quality(
         (quality(), "faithful", "every measurement"),
         (quality(kl=0.03), "good", "KL divergence"),
         (quality(ratio=1.03), "good", "perplexity ratio"),
-        (quality(top1=0.9), "good", "top-1 agreement is 0.9 ± 0.0002, at worst 0.9 (95 %), below the 0.93 of faithful"),
-        (quality(kl=0.2), "degraded", "above the 0.1 of good"),
+        (quality(top1=0.9), "good", "top-1 agreement is between 0.8998 and 0.9002, and faithful needs at least 0.93"),
+        (quality(kl=0.2), "degraded", "and good allows at most 0.1"),
         (quality(ratio=1.2), "degraded", "perplexity ratio"),
-        (quality(kl=0.7), "broken", "above the 0.5 of degraded"),
+        (quality(kl=0.7), "broken", "and degraded allows at most 0.5"),
         (quality(kl=0.001, ratio=3.0), "broken", "perplexity ratio"),
         (quality(kl=None), "broken", "KL divergence"),
         (quality(ratio=0.9), "faithful", "every measurement"),  # better than the original is no fault
         (quality(kl=0.015, stderr=0.001), "faithful", "every measurement"),
-        (quality(kl=0.015, stderr=0.003), "good", "0.015 ± 0.0059, at worst 0.0209"),  # too short a text to be sure
+        (
+            quality(kl=0.015, stderr=0.003),
+            "good",
+            "between 0.009 and 0.021, and faithful allows at most 0.02",
+        ),  # too short a text to be sure
         (quality(kl=0.015, stderr=None), "faithful", "every measurement"),
         (quality(ratio=1.004, stderr=0.075), "unclear", "not enough text"),  # 126 tokens of fp8: it was degraded
-        (quality(kl=0.15, stderr=0.026), "degraded", "above the 0.1 of good"),  # poor as measured
-        (quality(kl=0.3, stderr=0.2), "degraded", "above"),
+        (quality(kl=0.15, stderr=0.026), "degraded", "and good allows at most 0.1"),  # poor as measured
+        (quality(kl=0.3, stderr=0.2), "degraded", "between 0.0 and 0.7"),
     ],
 )
 def test_levels(measured: Quality, level: Level, reason: str) -> None:
@@ -70,11 +75,53 @@ def test_an_unclear_result_says_how_much_text_is_enough() -> None:
 def test_verdict_and_gates_do_not_contradict_each_other() -> None:
     gate = GateResult(gate="G8", name="kl_mean", status="fail", value=0.2, limit=0.1, detail="limit for int8")
     passed = gate.replace(status="pass")
-    faithful, degraded = judge_quality(quality()), judge_quality(quality(kl=0.2))
-    assert "but it failed a gate: Mean KL divergence 0.2 is above" in with_failed_gates(faithful, [gate, passed]).reason
-    assert with_failed_gates(faithful, [passed]) == faithful and with_failed_gates(degraded, [gate]) == degraded
-    assert "normal for this scheme" in with_failed_gates(degraded, [passed]).reason
-    assert with_failed_gates(degraded, []) == degraded  # the gates were off
+    near, far = quality(), quality(kl=0.2)
+    faithful, degraded = judge_quality(near), judge_quality(far)
+    failed = with_failed_gates(faithful, near, [gate, passed])
+    assert "but it failed a check: Mean KL divergence 0.2 is above" in failed.reason
+    assert (failed.sentence or "").startswith("Look at the failed checks before you ship it: of 100 next words, 99")
+    assert with_failed_gates(faithful, near, [passed]) == faithful
+    assert with_failed_gates(degraded, far, [gate]) == degraded
+    assert "normal for this scheme" in with_failed_gates(degraded, far, [passed]).reason
+    assert with_failed_gates(degraded, far, []) == degraded  # the gates were off
+    unclear = quality(ratio=1.004, stderr=0.075)
+    assert with_failed_gates(judge_quality(unclear), unclear, [gate]).sentence == judge_quality(unclear).sentence
+
+
+@pytest.mark.parametrize(
+    ("measured", "sentence"),
+    [
+        (quality(top1=0.916), "It may be shipped: of 100 next words, 92 are the original's."),
+        (quality(top1=0.997), "It may be shipped: of 100 next words, 99 are the original's."),  # not all of them
+        (quality(top1=1.0), "It may be shipped: of 100 next words, 100 are the original's."),
+        (quality(kl=0.2, top1=0.7), "Read its answers before you ship it: of 100 next words, 70 are the original's."),
+        (
+            quality(ratio=3.0),
+            "Do not ship it: of 100 next words, 99 are the original's, but other measurements are too far away.",
+        ),
+        (quality(kl=0.7, top1=0.2), "Do not ship it: of 100 next words, 20 are the original's."),
+    ],
+)
+def test_the_verdict_in_a_sentence(measured: Quality, sentence: str) -> None:
+    assert judge_quality(measured).sentence == sentence
+
+
+def test_the_sentence_of_an_unclear_result_says_how_much_text_is_missing() -> None:
+    verdict = judge_quality(quality(ratio=1.05, stderr=0.0306, kl=0.03, top1=0.9).replace())
+    sentence, (step,) = verdict.sentence or "", verdict.steps
+    assert sentence.startswith("There is not enough text to decide: of 100 next words, 90 are the original's, on 4088")
+    needed = step.changes["evaluation"]["num_windows"]
+    assert f"Measure about {needed} windows of 512 tokens instead of 8." in sentence
+    assert step.flags == f"--num_eval_data {needed}"
+
+
+def test_each_step_has_the_flags_for_its_changes() -> None:
+    chain = {"config": {"algo_config": [{"name": "smooth"}, {"name": "gptaq"}]}}
+    goal = {"goal": {"runtime": "vllm", "device": "24GB"}}
+    steps = steps_of([Advice("a", {"effort": "best"}), Advice("b", chain), Advice("c", goal)])
+    assert [step.flags for step in steps] == [
+        "--effort best", "--quant_algo smoothquant,gptaq", "--runtime vllm --device 24GB",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
