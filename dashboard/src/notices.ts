@@ -25,7 +25,9 @@ export async function chooseNotices(on: boolean): Promise<NoticeState> {
 export function noticeText(job: Job): { title: string; body: string } {
   const { verdict, goal } = job.summary ?? {};
   const missed = goal && !goal.is_met ? `goal missed: ${goal.why}. ` : "";
-  const body = verdict ? `${missed}${verdict.level}: ${verdict.reason}` : (job.error?.message ?? "");
+  const body = verdict
+    ? `${missed}${verdict.sentence ?? `${verdict.level}: ${verdict.reason}`}`
+    : (job.error?.message ?? "");
   return { title: `${nameOf(job)}: ${STATES[job.state].text}`, body };
 }
 

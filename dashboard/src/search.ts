@@ -42,7 +42,10 @@ export const readCompare = reader(
   [...LISTS, "job", "layers"],
 );
 export const readRun = reader(["tab", "line"]);
-export const readNewJob = reader(["from", "path", "preset"]);
+export const readNewJob = reader([
+  ...(["from", "path", "preset"] as const),
+  ...(["effort", "algorithms", "num_windows", "runtime", "device", "gate"] as const),
+]);
 export const readModels = reader(["model", "cursor"]);
 export const readDatasets = reader(["cursor"]);
 export const readAudit = reader(["action", "object_id", "cursor"]);

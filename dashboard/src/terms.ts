@@ -14,7 +14,7 @@ export const TERMS: Record<string, string> = {
     "Norm of the error of a layer's output on calibration text, divided by the norm of the output.",
   "SQNR (dB)": "Signal-to-quantization-noise ratio of a layer's weight, in decibels. Higher is better.",
   "Pareto-optimal": "No other run of the same model is both smaller and better.",
-  "Quality gates": "Limits for the result. A missed limit is a warning or fails the job.",
+  Checks: "Limits for the result. A missed limit is a warning or fails the job.",
   "Worst layer": "The layer whose output changed most, relative to its norm.",
   "Peak memory": "Maximum memory used by all processes of the job at once.",
   "Mixed precision": "Each layer has its own scheme, chosen by measuring its loss.",

@@ -18,12 +18,20 @@ from bitfoundry.local.stack import LocalStack
 
 MB = 1_000_000
 MESSAGE = "The engine stopped because " + "the weights of model.layers.7.mlp.down_proj are not finite and " * 8
+GATES = [
+    {"gate": gate, "name": name, "status": status, "value": 0.5, "limit": 0.1, "detail": ""}
+    for gate, name, status in (("G8", "kl_mean", "fail"), ("G14", "size", "pass"))
+]
 SUMMARY: dict[str, Any] = {
     "size_before_bytes": 200 * MB, "size_after_bytes": 60 * MB, "num_layers_quantized": 21, "num_layers_kept": 1,
     "perplexity_before": 15.8, "perplexity_after": 15.9, "perplexity_ratio": 1.0063, "perplexity_ratio_stderr": 0.001,
     "kl_mean": 0.05, "kl_stderr": 0.001, "quantize_s": 3.0, "total_s": 9.0, "executor": "streamed", "gate": "warn",
-    "gates": [],
-    "verdict": {"level": "degraded", "reason": "recovery 94.1 %", "advice": "Try GPTQ."},
+    "gates": GATES,
+    "verdict": {
+        "level": "degraded", "reason": "recovery 94.1 %", "advice": "Try GPTQ.",
+        "sentence": "Read its answers: of 100 next words, 81 are its.",
+        "steps": [{"text": "Use effort best.", "changes": {"effort": "best"}, "flags": "--effort best"}],
+    },
     "worst_layer": {"name": "model.layers.0.mlp.down_proj", "relative_error": 0.09, "sqnr_db": 20.9},
     "peak_memory_bytes": 950 * MB, "planned_peak_memory_bytes": 528 * MB, "failed_tasks": {},
     "memory_by_phase": {
@@ -224,20 +232,29 @@ def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     page.route("**/artifacts/report.json", lambda route: route.fulfill(json=REPORT))
     page.goto(f"/ui/jobs/{ended.id}")
     result = page.get_by_role("region", name="Result")
-    expect(result.get_by_role("heading").first).to_have_text("✕ degraded")
-    expect(result).to_contain_text("KL divergence 0.05, 95 % interval 0.048 to 0.052")
-    expect(result).to_contain_text("Perplexity +0.63 %, 95 % interval +0.43 % to +0.83 %")
+    expect(result.get_by_role("heading").first).to_have_text("Read its answers: of 100 next words, 81 are its.")
+    expect(result).to_contain_text("Verdict: ✕ degraded")
+    expect(result).to_contain_text("KL divergence between 0.048 and 0.052")
+    expect(result).to_contain_text("Perplexity between +0.43 % and +0.83 %")
+    expect(result.locator(".samples mark")).to_have_text("cat.")  # before the checks, and not folded
+    expect(page.get_by_role("heading", name="Checks: 1 fail, 1 pass")).to_be_visible()
+    expect(page.get_by_text("Footnotes: the verdict does not depend on these.")).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="G8 kl mean")).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="G14 size")).not_to_be_visible()
+    result.get_by_text("Command").click()
+    expect(result.get_by_label("Command: Use effort best.")).to_contain_text(f"clone {ended.id} --effort best")
     assert page.get_by_role("region").first.get_attribute("aria-label") == "Result"
     expect(page.get_by_role("region", name="Phases")).to_contain_text("12 s in all phases")
-    expect(page.get_by_text("+0.63 % ± 0.20 %")).to_be_visible()  # the paired ratio, beside two wide perplexities
+    expect(
+        page.get_by_text("+0.63 % (+0.43 % to +0.83 %)")
+    ).to_be_visible()  # the paired ratio, beside two wide perplexities
     meaning = page.get_by_title("Share of tokens for which both models")
     expect(meaning).to_have_text("Top-1 agreement")
     later = page.get_by_role("row").filter(has_text="17 to 64")
-    expect(later).to_contain_text("0.125 ± 0.02")
+    expect(later).to_contain_text("0.125 (0.10 to 0.15)")
     clipped = page.get_by_role("table").filter(has_text="static activation ranges").get_by_role("row")
     expect(clipped.nth(1)).to_have_text("down_proj input1.25 %")  # the largest first
-    page.get_by_text("Sample outputs: 1 of 2 differ").click()
-    expect(page.locator(".samples mark")).to_have_text("cat.")
+    expect(result.get_by_role("heading", name="Sample outputs: 1 of 2 differ")).to_be_visible()
     use = page.get_by_role("region", name="Use it")
     whole = use.get_by_role("link", name="Download all files (60.0 MB)")
     expect(whole).to_have_attribute("href", f"/v1/jobs/{ended.id}/artifacts.tar")
@@ -251,6 +268,31 @@ def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     check_accessible(page)
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate(TOO_WIDE) <= 0
+    result.get_by_role("link", name="Run again: Use effort best.").click()
+    expect(page.get_by_label("Effort", exact=True)).to_have_value("best")
+
+
+def test_a_rejected_result_shows_its_verdict_what_it_missed_and_its_samples(
+    signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    failure = {"code": "gate_failed", "message": "KL 0.5", "hint": "Try --gate warn.", "retryable": False, "detail": ""}
+    change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(state="failed", error=failure))
+    judged = {"gate": "fail", "results": GATES, "verdict": SUMMARY["verdict"], "samples": REPORT["samples"]}
+    event = {"seq": 1, "at": "2026-11-21T12:00:00Z", "kind": "gates", "attempt": 1, "data": judged}
+    stream = f"id: 1\nevent: gates\ndata: {json.dumps(event)}\n\nevent: end\ndata: {{}}\n\n"
+    page.route("**/events/stream", lambda route: route.fulfill(body=stream, content_type="text/event-stream"))
+    page.goto(f"/ui/jobs/{ended.id}")
+    card = page.get_by_role("region", name="Failure")
+    expect(card.get_by_role("heading").first).to_have_text("The result did not pass its checks")
+    expect(card).to_contain_text("Read its answers: of 100 next words, 81 are its.")
+    expect(card.get_by_role("row").filter(has_text="G8 kl mean")).to_be_visible()
+    expect(card.get_by_role("row").filter(has_text="G14 size")).to_have_count(0)
+    expect(card.locator(".samples mark")).to_have_text("cat.")
+    expect(page.get_by_text("--gate")).to_have_count(0)
+    check_accessible(page)
+    card.get_by_role("link", name="Run again, with failed checks as warnings").click()
+    expect(page.get_by_label("Quality gate")).to_have_value("warn")
 
 
 def test_numbers_are_in_the_readers_locale(browser: Browser, ended: Job, stack: LocalStack) -> None:
@@ -331,7 +373,7 @@ def test_the_end_of_a_run_is_told_while_the_page_is_hidden(
     page.evaluate(HIDE)
     with page.expect_console_message() as told:
         now.update(SUCCEEDED)
-    body = f"degraded: {SUMMARY['verdict']['reason']}"
+    body = SUMMARY["verdict"]["sentence"]
     assert json.loads(told.value.text) == ["nightly: Succeeded", body, ended.id]
     page.reload()
     expect(choice).to_be_checked()

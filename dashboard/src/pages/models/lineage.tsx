@@ -9,10 +9,10 @@ import { LABELS } from "../../labels";
 import { Link } from "../../link";
 import { modelText, recipeText } from "../../names";
 import { Empty, Pending, scrollable, Term, Time, Title } from "../../ui/basics";
-import { halfInterval } from "../compare/change";
 import { paretoFront } from "../compare/pareto";
 import { VerdictLevel } from "../job-progress";
 import { PublishedAt, publicationText } from "../run/publish";
+import { endsOf } from "../run/verdict";
 import { byVerdict, measured } from "./results";
 
 const SIZES: Axis = { format: formatBytes, leastSpan: 0.2 };
@@ -111,7 +111,7 @@ function ResultTable({ results }: { results: ModelResult[] }) {
   return (
     <div className="table" ref={scrollable}>
       <table>
-        <caption>± is half a 95 % interval.</caption>
+        <caption>Below a divergence stands its 95 % interval.</caption>
         <thead>
           <tr>
             <th>Run</th>
@@ -138,6 +138,7 @@ function ResultTable({ results }: { results: ModelResult[] }) {
 
 function Row({ result }: { result: ModelResult }) {
   const { job_id: id, size_before_bytes: before, size_after_bytes: after, publication } = result;
+  const ends = endsOf({ value: result.kl_mean ?? null, stderr: result.kl_stderr ?? null });
   return (
     <tr>
       <td>
@@ -164,7 +165,7 @@ function Row({ result }: { result: ModelResult }) {
       <td className="nowrap">{result.verdict ? <VerdictLevel level={result.verdict} /> : "not measured"}</td>
       <td className="number">
         {formatNumber(result.kl_mean, 3)}
-        {result.kl_stderr != null && <div className="sub">± {formatNumber(halfInterval(result.kl_stderr), 2)}</div>}
+        {ends && <div className="sub">{ends.join(" to ")}</div>}
       </td>
       <td className="nowrap">
         <Time at={result.finished_at} />

@@ -7,6 +7,7 @@ import { type Algorithm, type Body, bodyOf, isInMore, START_GOAL, setsMore } fro
 import { JobForm } from "./form";
 import { PlanPanel } from "./plan-panel";
 import { asCommand, asCurl, asPython, missingInCommand } from "./snippets";
+import { withChanges } from "./steps";
 
 const TABS = [
   { id: "form", text: "Form" },
@@ -18,17 +19,18 @@ const WAIT_MS = 400;
 const route = getRouteApi("/jobs/new");
 
 export default function NewJob() {
-  const { from, path = "", preset } = route.useSearch();
+  const { from, path = "", preset, ...changes } = route.useSearch();
+  const [changesOfAddress] = useState(changes);
   const start = preset ? { config: { preset } } : { goal: START_GOAL };
   const [body, setBody] = useState<Body | null>(from ? null : { model: { path }, ...start });
   const [error, setError] = useState<Error>();
   useEffect(() => {
     if (!from) return;
     Promise.all([get<Job>(`/v1/jobs/${from}`), get<List<Preset>>("/v1/presets")]).then(
-      ([job, presets]) => setBody(bodyOf(job, presets.data)),
+      ([job, presets]) => setBody(withChanges(bodyOf(job, presets.data), changesOfAddress)),
       setError,
     );
-  }, [from]);
+  }, [from, changesOfAddress]);
   return (
     <>
       <Title>{from ? "Clone run" : "New job"}</Title>

@@ -1,11 +1,19 @@
 // A job's events as they arrive, reduced to what the page shows.
 import { useEffect, useReducer, useState } from "react";
 import { follow, type Link } from "../../api/stream";
-import type { JobEvent, Layer, Progress, State } from "../../api/types";
+import type { Gate, JobEvent, Layer, Progress, State, Verdict } from "../../api/types";
+import type { Sample } from "./sample-texts";
 
 export interface Saved {
   next_block: number;
   num_blocks: number;
+}
+
+/** What the checks said of a result, and for one that they rejected its verdict and samples. */
+export interface Judged {
+  results: Gate[];
+  verdict?: Verdict | null;
+  samples?: Sample[] | null;
 }
 
 export interface EventLog {
@@ -15,6 +23,7 @@ export interface EventLog {
   warnings: string[];
   /** The progress that was saved last; null if there is none, or it was deleted because the run ended well. */
   saved: Saved | null;
+  judged: Judged | null;
   /** All events but progress, saved blocks and the metrics of layers. */
   events: JobEvent[];
   memory: { at: number; bytes: number }[];
@@ -27,6 +36,7 @@ export const EMPTY: EventLog = {
   state: null,
   warnings: [],
   saved: null,
+  judged: null,
   events: [],
   memory: [],
   lastSeq: 0,
@@ -65,6 +75,7 @@ export function append(log: EventLog, events: JobEvent[]): EventLog {
       if (["succeeded", "cancelled"].includes(next.state)) next.saved = null;
     }
     if (event.kind === "phase_started") next.progress = null;
+    if (event.kind === "gates") next.judged = data as unknown as Judged;
     if (event.kind === "warning") next.warnings.push(String(data.message));
     next.events.push(event);
   }

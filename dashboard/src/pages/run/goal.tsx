@@ -67,7 +67,7 @@ function Candidates({ trials }: { trials: GoalResult["trials"] }) {
   return (
     <div className="table" ref={scrollable}>
       <table>
-        <caption>Recovery is the lower end of the 95 % interval. ± is half an interval.</caption>
+        <caption>Recovery is the lower end of the 95 % interval, which is in brackets for the divergence.</caption>
         <thead>
           <tr>
             <th>Candidate</th>

@@ -3,7 +3,6 @@ import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import {
   type Drafts,
-  type Gate,
   type Job,
   type Measured,
   type Quality,
@@ -11,21 +10,14 @@ import {
   type Summary,
   summaryOf,
 } from "../../api/types";
-import {
-  capitalize,
-  formatBytes,
-  formatDuration,
-  formatLoss,
-  formatNumber,
-  formatPercent,
-  formatShare,
-} from "../../format";
+import { formatBytes, formatDuration, formatLoss, formatNumber, formatPercent, formatShare } from "../../format";
 import { LABELS } from "../../labels";
 import { Link } from "../../link";
 import { layersText } from "../../names";
 import { Empty, Facts, scrollable } from "../../ui/basics";
+import { FINAL_STATES } from "../../ui/states";
 import { halfInterval } from "../compare/change";
-import { VerdictLevel } from "../job-progress";
+import { Checks, checksText } from "./checks";
 import { ByPosition, Clipping } from "./differences";
 import { type EventLog, latestLayers } from "./event-log";
 import { GoalCard } from "./goal";
@@ -36,7 +28,8 @@ import { Phases } from "./phases";
 import { publicationText } from "./publish";
 import { Samples } from "./samples";
 import { UseIt } from "./use-it";
-import { divergenceText, measuredText, ratioText, toneOf } from "./verdict";
+import { divergenceText, measuredText, ratioText } from "./verdict";
+import { VerdictNotice } from "./verdict-notice";
 
 export function Overview({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   const summary = summaryOf(job);
@@ -46,11 +39,11 @@ export function Overview({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   );
   return (
     <>
-      {summary && <Result job={job} summary={summary} quality={report.data?.quality} />}
+      {summary && <Result job={job} summary={summary} report={report.data} />}
       {report.data?.goal && <GoalCard goal={report.data.goal} />}
       {hasReport && <Phases job={job} eventLog={eventLog} />}
       {hasReport && <UseIt job={job} />}
-      <LayersCard layers={latestLayers(eventLog.layers)} isRunning={!summary} />
+      <LayersCard layers={latestLayers(eventLog.layers)} isRunning={!FINAL_STATES.has(job.state)} />
       {report.data && <Proof report={report.data} />}
       <div className="columns">
         <MemoryCard memory={eventLog.memory} summary={summary} />
@@ -62,19 +55,21 @@ export function Overview({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   );
 }
 
-function Result({
-  job: { id, publication },
-  summary,
-  quality,
-}: {
-  job: Job;
-  summary: Summary;
-  quality: Quality | null | undefined;
-}) {
+function Result({ job, summary, report }: { job: Job; summary: Summary; report: Report | undefined }) {
+  const { id, publication } = job;
   const { perplexity_before: before, perplexity_after: after, perplexity_ratio: ratio, goal } = summary;
   return (
     <section className="card" aria-label="Result">
-      {summary.verdict && <Verdict verdict={summary.verdict} summary={summary} ratio={quality?.ratio} />}
+      {summary.verdict && (
+        <VerdictNotice
+          job={job}
+          verdict={summary.verdict}
+          figures={[divergenceText(summary), report?.quality && ratioText(report.quality.ratio)]
+            .filter(Boolean)
+            .join(". ")}
+        />
+      )}
+      {report?.samples && <Samples samples={report.samples} />}
       <Facts
         facts={[
           ...(goal ? [[LABELS.goal, goal.is_met ? "met" : "✕ missed"] as [string, string]] : []),
@@ -88,7 +83,7 @@ function Result({
               ? `${formatNumber(before, 5)} → ${formatNumber(after, 5)}${ratio ? ` (${formatLoss(ratio - 1)})` : ""}`
               : "not measured",
           ],
-          ...(summary.gates?.length ? [["Quality gates", gatesText(summary.gates)] as [string, string]] : []),
+          ...(summary.gates?.length ? [["Checks", checksText(summary.gates)] as [string, string]] : []),
           ...(publication
             ? [
                 [
@@ -100,7 +95,7 @@ function Result({
               ]
             : []),
           ...(summary.mix ? [[LABELS.mix, mixText(summary.mix)] as [string, string]] : []),
-          ["Layers", `${summary.num_layers_quantized} quantized, ${summary.num_layers_kept} not quantized`],
+          ["Layers", `${summary.num_layers_quantized} quantized, ${summary.num_layers_kept} left as they were`],
           worstLayer(summary.worst_layer),
           ["Duration", formatDuration(summary.total_s)],
           [LABELS.peakMemory, memoryText(summary).text],
@@ -118,30 +113,6 @@ const worstLayer = ({ name, output_error: error, sqnr_db: decibels }: Summary["w
   error == null
     ? ["Largest weight error", `${name} (${formatNumber(decibels)} dB)`]
     : ["Worst layer", `${name} (${formatShare(error)} of its output)`];
-
-/** The level of the result with the intervals that it was judged by. */
-function Verdict({
-  verdict: { level, reason, advice },
-  summary,
-  ratio,
-}: {
-  verdict: NonNullable<Summary["verdict"]>;
-  summary: Summary;
-  ratio: Measured | undefined;
-}) {
-  return (
-    <div className={`notice ${toneOf(level)}`}>
-      <h2>
-        <VerdictLevel level={level} />
-      </h2>
-      <p>{[divergenceText(summary), ratio && ratioText(ratio)].filter(Boolean).join(". ")}</p>
-      <p>
-        {capitalize(reason)}
-        {advice && `. ${advice}`}
-      </p>
-    </div>
-  );
-}
 
 /** "16 w4a16, 5 int8_weight_only; 4.9 bits per weight, KL 0.12 without GPTQ" */
 function mixText({ layers, bits, kl_mean: divergence }: NonNullable<Summary["mix"]>) {
@@ -180,8 +151,7 @@ function Proof({ report }: { report: Report }) {
       {report.quality && <Divergence quality={report.quality} drafts={report.drafts} />}
       {report.quality?.by_position && <ByPosition ranges={report.quality.by_position} />}
       {report.clipping && <Clipping shares={report.clipping} />}
-      {report.summary.gates && <Gates gates={report.summary.gates} />}
-      {report.samples && <Samples samples={report.samples} />}
+      {report.summary.gates && <Checks gates={report.summary.gates} level={report.summary.verdict?.level} />}
       <p className="sub">
         {Object.entries(report.environment ?? {})
           .map(([name, value]) => `${name} ${String(value)}`)
@@ -191,9 +161,13 @@ function Proof({ report }: { report: Report }) {
   );
 }
 
-/** "+0.24 % ± 0.28 %": sharper than both perplexities, because it is measured on pairs of the same tokens. */
-const againstOriginal = ({ value, stderr }: Measured) =>
-  value == null ? "–" : `${formatLoss(value - 1)}${stderr ? ` ± ${formatShare(halfInterval(stderr))}` : ""}`;
+/** "+0.24 % (−0.04 % to +0.52 %)": sharper than both perplexities, which are measured on pairs of the same tokens. */
+function againstOriginal({ value, stderr }: Measured) {
+  if (value == null) return "–";
+  const half = halfInterval(stderr);
+  const show = (ratio: number) => formatLoss(ratio - 1);
+  return `${show(value)}${half ? ` (${show(value - half)} to ${show(value + half)})` : ""}`;
+}
 
 const acceptance = ({ before, after }: Drafts) =>
   `${before ? measuredText(before, 3) : "–"} → ${measuredText(after, 3)}`;
@@ -202,7 +176,7 @@ function Divergence({ quality, drafts }: { quality: Quality; drafts?: Drafts | n
   const { before, after, ratio, divergence, num_tokens } = quality;
   return (
     <>
-      <h3>Compared with the original on {formatNumber(num_tokens)} tokens, ± half a 95 % interval</h3>
+      <h3>Compared with the original on {formatNumber(num_tokens)} tokens; in brackets the 95 % interval</h3>
       <Facts
         facts={[
           ["Perplexity before", measuredText(before.token_perplexity, 5)],
@@ -214,59 +188,6 @@ function Divergence({ quality, drafts }: { quality: Quality; drafts?: Drafts | n
           ...(drafts ? [["Drafted tokens accepted", acceptance(drafts)] as [string, string]] : []),
         ]}
       />
-    </>
-  );
-}
-
-const GATE_LOOKS = {
-  pass: ["", "✓ pass"],
-  warn: ["warn", "⚠ warn"],
-  fail: ["bad", "✕ fail"],
-  skipped: ["faint", "– skipped"],
-} as const;
-
-/** "1 fail, 10 pass, 7 skipped" */
-function gatesText(gates: Gate[]) {
-  const statuses = ["fail", "warn", "pass", "skipped"] as const;
-  const counts = statuses.map((status) => [gates.filter((gate) => gate.status === status).length, status] as const);
-  return counts
-    .filter(([number]) => number > 0)
-    .map((each) => each.join(" "))
-    .join(", ");
-}
-
-function Gates({ gates }: { gates: Gate[] }) {
-  return (
-    <>
-      <h3>Quality gates: {gatesText(gates)}</h3>
-      <div className="table" ref={scrollable}>
-        <table>
-          <thead>
-            <tr>
-              <th>Result</th>
-              <th>Gate</th>
-              <th className="number">Value</th>
-              <th className="number">Limit</th>
-            </tr>
-          </thead>
-          <tbody>
-            {gates.map((gate) => {
-              const [tone, text] = GATE_LOOKS[gate.status];
-              return (
-                <tr key={gate.name}>
-                  <td className={`nowrap ${tone}`}>{text}</td>
-                  <td>
-                    {gate.gate} {gate.name.replaceAll("_", " ")}
-                    <div className="sub">{gate.detail}</div>
-                  </td>
-                  <td className="number">{formatNumber(gate.value)}</td>
-                  <td className="number">{formatNumber(gate.limit)}</td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
-      </div>
     </>
   );
 }

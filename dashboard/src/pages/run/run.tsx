@@ -96,7 +96,7 @@ export default function Run() {
           ⚠ The event stream was interrupted. It resumes when the service responds.
         </div>
       )}
-      <JobFailure job={job} saved={eventLog.saved} onChange={changed} />
+      <JobFailure job={job} eventLog={eventLog} onChange={changed} />
       {job.state !== "succeeded" && <Phases job={job} eventLog={eventLog} />}
       <Tabs tabs={mayChat ? [...TABS, TRY_IT] : TABS} shown={tab} onShow={show} label="Run details" />
       <TabPanel shown={tab}>

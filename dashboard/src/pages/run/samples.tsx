@@ -1,18 +1,28 @@
+import { plural } from "../../format";
 import { scrollable } from "../../ui/basics";
 import { type Sample, samplesText, splitSample } from "./sample-texts";
 
-/** What both models write, side by side; everything from the first difference on is marked. */
+const SHOWN = 3;
+
+/** What both models write, side by side; everything from the first difference on is marked. A few are not folded. */
 export function Samples({ samples }: { samples: Sample[] }) {
+  const more = samples.slice(SHOWN);
   return (
-    <details>
-      <summary>Sample outputs: {samplesText(samples)}</summary>
-      <SampleTable
-        columns={[{ id: "quantized", title: "Quantized model" }]}
-        rows={samples.map((sample) => ({ ...sample, samples: [sample] }))}
-      />
-    </details>
+    <>
+      <h3>Sample outputs: {samplesText(samples)}</h3>
+      <SampleTable columns={COLUMNS} rows={rowsOf(samples.slice(0, SHOWN))} />
+      {more.length > 0 && (
+        <details>
+          <summary>{plural(more.length, "more sample")}</summary>
+          <SampleTable columns={COLUMNS} rows={rowsOf(more)} />
+        </details>
+      )}
+    </>
   );
 }
+
+const COLUMNS = [{ id: "quantized", title: "Quantized model" }];
+const rowsOf = (samples: Sample[]) => samples.map((sample) => ({ ...sample, samples: [sample] }));
 
 /** The answers to one prompt: the original's, and one of every column, if it was asked this. */
 export interface SampleRow {

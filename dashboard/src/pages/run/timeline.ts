@@ -100,3 +100,16 @@ export function continuesText(job: Stopped, saved: Saved | null, now: number): s
   if (!saved) return "It starts from the beginning: no block was saved.";
   return `It continues after block ${saved.next_block} of ${saved.num_blocks}, ${elsewhere}`;
 }
+
+/** The code of a run that was stopped at its time limit. */
+export const OUT_OF_TIME = "max_runtime_exceeded";
+
+/** What a retry would do. One that begins anew within the same time limit ends at it again. */
+export function adviceText({ state, error }: Pick<Job, "state" | "error">, resumes: string): string {
+  if (state !== "failed") return "the job continues automatically";
+  if (!error?.retryable) return "it will fail again unless something changes";
+  if (error.code !== OUT_OF_TIME) return "a retry may help";
+  return resumes
+    ? "a retry has as much time again, and continues from the saved progress"
+    : "a retry starts from the beginning and has no more time: clone it with a larger run timeout";
+}

@@ -3,27 +3,37 @@ import type { Level, Measured, Summary } from "../../api/types";
 import { formatLoss, formatNumber } from "../../format";
 import { halfInterval } from "../compare/change";
 
-/** "KL divergence 0.0123, 95 % interval 0.0119 to 0.0127" */
+/** "KL divergence between 0.10 and 0.21" */
 export function divergenceText({ kl_mean: mean, kl_stderr: stderr }: Pick<Summary, "kl_mean" | "kl_stderr">) {
   if (mean == null) return "";
-  const show = (value: number) => formatNumber(Math.max(0, value), 3);
-  return `KL divergence ${withInterval(mean, stderr, show)}`;
+  const ends = endsOf({ value: mean, stderr: stderr ?? null });
+  return `KL divergence ${ends ? `between ${ends[0]} and ${ends[1]}` : formatNumber(mean, 3)}`;
 }
 
-/** "Perplexity +0.42 %, 95 % interval +0.10 % to +0.74 %": measured on the same tokens as the original's. */
+/** "Perplexity between +0.10 % and +0.74 %": measured on the same tokens as the original's. */
 export function ratioText({ value, stderr }: Measured) {
   if (value == null) return "";
+  const half = halfInterval(stderr);
   const show = (ratio: number) => formatLoss(ratio - 1);
-  return `Perplexity ${withInterval(value, stderr, show)}`;
+  return `Perplexity ${half ? `between ${show(value - half)} and ${show(value + half)}` : show(value)}`;
 }
 
-/** "0.0123 ± 0.0004": a measurement and half of its 95 % interval. */
-export const measuredText = ({ value, stderr }: Measured, digits: number) =>
-  `${formatNumber(value, digits)}${stderr ? ` ± ${formatNumber(halfInterval(stderr), 2)}` : ""}`;
+/** "0.0123 (0.011 to 0.014)": a measurement and its 95 % interval. */
+export function measuredText(measured: Measured, digits: number) {
+  const ends = endsOf(measured);
+  return `${formatNumber(measured.value, digits)}${ends ? ` (${ends[0]} to ${ends[1]})` : ""}`;
+}
 
-function withInterval(value: number, stderr: number | null | undefined, show: (value: number) => string) {
+/** The ends of a 95 % interval, rounded outwards to the first digit of its half, as the reports have them. */
+export function endsOf({ value, stderr }: Measured): [string, string] | null {
   const half = halfInterval(stderr);
-  return half ? `${show(value)}, 95 % interval ${show(value - half)} to ${show(value + half)}` : show(value);
+  if (value == null || !half) return null;
+  const decimals = Math.max(0, -Math.floor(Math.log10(half)));
+  const scale = 10 ** decimals;
+  const low = value >= 0 ? Math.max(0, value - half) : value - half;
+  const show = (end: number) =>
+    (end / scale).toLocaleString(undefined, { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  return [show(Math.floor(low * scale + 1e-9)), show(Math.ceil((value + half) * scale - 1e-9))];
 }
 
 const TONES: Record<Level, string> = {
