@@ -184,7 +184,10 @@ class JobSummary(SummaryBase):
     """The figures of a job that has succeeded. Sizes are in bytes; a measurement that was not made is None."""
 
     size_before_bytes: int
+    """Of the model's tensors, as its files store them."""
     size_after_bytes: int
+    float_bytes: int | None = None
+    """Size of the model's tensors as floats, if its files are quantized."""
     perplexity_before: float | None = None
     perplexity_after: float | None = None
     perplexity_ratio: float | None = None

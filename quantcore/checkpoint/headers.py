@@ -43,13 +43,15 @@ class ModelHeaders:
     """A model without its weights: ``config`` as in config.json, ``tensors`` by name.
 
     ``warnings`` are for the user, before the model is quantized. ``grids``: those on which the weights lie, where
-    ``importing.grid_search`` has looked.
+    ``importing.grid_search`` has looked. ``stored_bytes``: the size of the tensors in the files if these are quantized;
+    ``tensors`` are then those of the float model.
     """
 
     config: dict[str, Any]
     tensors: dict[str, TensorHeader]
     warnings: tuple[str, ...] = ()
     grids: tuple[GridShare, ...] = ()
+    stored_bytes: int | None = None
 
     @property
     def total_bytes(self) -> int:

@@ -25,8 +25,8 @@ GROUP_SIZES = (16, 32, 64, 96, 128, 192, 256, 512)
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """A layer whose weight will be quantized. ``block`` is its decoder block, None outside them (lm_head, towers,
-    draft heads).
+    """A layer whose weight will be quantized. ``block`` is its decoder block, None outside them (lm_head,
+    embeddings, towers, draft heads).
 
     ``shape`` is that of the weight as [out, in, *kernel], in whatever layout a module of class ``kind`` stores it.
     ``chosen_by`` names the entry of the Config that its config comes from. ``in_cache``: it computes keys or values of
@@ -57,9 +57,14 @@ class LayerPlan:
         return self.chosen_by == DRAFTS
 
     @property
-    def is_outside_language_model(self) -> bool:
-        """True for a layer outside the language model: in a tower or in a draft head."""
-        return self.is_in_tower or self.is_in_draft
+    def is_embedding(self) -> bool:
+        """True for an embedding, which may be the output projection as well."""
+        return self.kind == "Embedding"
+
+    @property
+    def is_rounded_alone(self) -> bool:
+        """True for a layer that no calibration runs: in a tower or a draft head, or an embedding."""
+        return self.is_in_tower or self.is_in_draft or self.is_embedding
 
     @property
     def out_features(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import Field, StrictInt
 
+from quantcore.config.gguf_types import GGUF_TYPES, GgufTypes
 from quantcore.config.quantization import (
     Config,
     Dtype,
@@ -18,7 +19,6 @@ from quantcore.config.quantization import (
     QuantizationConfig,
     QuantizationSpec,
     ScaleType,
-    ZeroPointType,
     parse_config,
 )
 from quantcore.config.values import Settings
@@ -75,17 +75,6 @@ class Preset:
     @property
     def needs_calibration(self) -> bool:
         return self.config.needs_calibration
-
-
-def _gguf(dtype: str) -> QuantizationSpec:
-    """Return blocks of 32 with float16 scales, and float16 minimums for unsigned codes (see ``export.gguf``)."""
-    zeros = ZeroPointType.float32 if dtype.startswith("u") else ZeroPointType.int32
-    return replace(_groups(dtype, 32), scale_type=ScaleType.float16, zero_point_type=zeros)
-
-
-def _gguf_k(dtype: str, size: int, scale_type: ScaleType) -> QuantizationSpec:
-    """Return blocks whose scales are small integers in units of one float16 per 256 inputs (see ``super_blocks``)."""
-    return replace(_gguf(dtype), group_size=size, scale_type=scale_type)
 
 
 def _row(name: str, title: str, weight: QuantizationSpec, inputs: QuantizationSpec | None = None,
@@ -159,17 +148,17 @@ _TABLE = (
     _row("fp4_bnb", "FP4 weights of bitsandbytes in groups of 64", _groups("fp4_bnb", 64)),
     _row("fp4_bnb_double_quant", "FP4 weights of bitsandbytes in groups of 64, whose scales are quantized to 8 bits",
          _spec("fp4_bnb", PER_GROUP, group_size=64, scale_type=ScaleType.double_quant)),
-    _row("gguf_q4_0", "GGUF's Q4_0: int4 weights in blocks of 32" + ON_SMALL, _gguf("int4"), exclude=()),
-    _row("gguf_q4_1", "GGUF's Q4_1: uint4 weights in blocks of 32 with a minimum", _gguf("uint4"), exclude=()),
-    _row("gguf_q5_0", "GGUF's Q5_0: int5 weights in blocks of 32", _gguf("int5"), exclude=()),
-    _row("gguf_q5_1", "GGUF's Q5_1: uint5 weights in blocks of 32 with a minimum", _gguf("uint5"), exclude=()),
-    _row("gguf_q8_0", "GGUF's Q8_0: int8 weights in blocks of 32", _gguf("int8"), exclude=()),
+    _row("gguf_q4_0", "GGUF's Q4_0: int4 weights in blocks of 32" + ON_SMALL, GGUF_TYPES["Q4_0"], exclude=()),
+    _row("gguf_q4_1", "GGUF's Q4_1: uint4 weights in blocks of 32 with a minimum", GGUF_TYPES["Q4_1"], exclude=()),
+    _row("gguf_q5_0", "GGUF's Q5_0: int5 weights in blocks of 32", GGUF_TYPES["Q5_0"], exclude=()),
+    _row("gguf_q5_1", "GGUF's Q5_1: uint5 weights in blocks of 32 with a minimum", GGUF_TYPES["Q5_1"], exclude=()),
+    _row("gguf_q8_0", "GGUF's Q8_0: int8 weights in blocks of 32", GGUF_TYPES["Q8_0"], exclude=()),
     _row("gguf_q4_k", "GGUF's Q4_K: uint4 weights in blocks of 32 with a minimum, 8 of them under one scale",
-         _gguf_k("uint4", 32, ScaleType.uint6), exclude=()),
+         GGUF_TYPES["Q4_K"], exclude=()),
     _row("gguf_q5_k", "GGUF's Q5_K: uint5 weights in blocks of 32 with a minimum, 8 of them under one scale",
-         _gguf_k("uint5", 32, ScaleType.uint6), exclude=()),
+         GGUF_TYPES["Q5_K"], exclude=()),
     _row("gguf_q6_k", "GGUF's Q6_K: int6 weights in blocks of 16, 16 of them under one scale",
-         _gguf_k("int6", 16, ScaleType.int8), exclude=()),
+         GGUF_TYPES["Q6_K"], exclude=()),
 )  # fmt: skip
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _TABLE}
@@ -189,6 +178,9 @@ TOWER_PRESETS = {"int8": "int8_dynamic", "fp8": "fp8_dynamic"}
 """Scheme of towers -> the preset that says how their layers are quantized."""
 DRAFT_PRESETS = {"fp8": "fp8_dynamic", "int8": "int8_dynamic", "int4": "w4a16_sym"}
 """Scheme of draft heads -> the preset that says how their layers are quantized."""
+
+
+GGUF_FIELDS = ("token_embedding_type", "output_type")
 
 
 def _change(default: Any, label: str, *, flag: str, about: str, empty: str = "") -> Any:
@@ -231,6 +223,20 @@ class PresetChanges(Settings):
         about=f"scheme of the heads for multi-token prediction: {', '.join(DRAFT_PRESETS)} (default: not quantized)",
         empty="not quantized",
     )
+    token_embedding_type: str | None = _change(
+        None,
+        "Embedding in GGUF files",
+        flag="--token_embedding_type",
+        about=f"GGUF type of the embedding: {', '.join(GGUF_TYPES)} (default: the scheme's; not quantized by gguf_*)",
+        empty="scheme default",
+    )
+    output_type: str | None = _change(
+        None,
+        "Output projection in GGUF files",
+        flag="--output_type",
+        about="GGUF type of the output projection, which some models share with the embedding (default: the scheme's)",
+        empty="scheme default",
+    )
     exclude: tuple[str, ...] | None = _change(
         None,
         "Excluded layers",
@@ -258,7 +264,7 @@ class PresetChanges(Settings):
 
         Raises ConfigError: ``invalid_config`` for a group size of a scheme without groups, ``conflicting_schemes`` for
         a second scheme of the KV cache, ``unknown_kv_cache_scheme``, ``unknown_tower_scheme``,
-        ``unknown_draft_scheme``.
+        ``unknown_draft_scheme``, ``unknown_gguf_type``.
         """
         if self.group_size is not None:
             config = _with_group_size(config, self.group_size)
@@ -272,7 +278,8 @@ class PresetChanges(Settings):
             config = replace(config, tower_quant_config=_layer_of("tower", self.towers, TOWER_PRESETS))
         if self.drafts is not None:
             config = replace(config, draft_quant_config=_layer_of("draft", self.drafts, DRAFT_PRESETS))
-        return config
+        types = {field: getattr(self, field) for field in GGUF_FIELDS if getattr(self, field) is not None}
+        return _with_gguf_types(config, types) if types else config
 
 
 def _layer_of(part: str, scheme: str, presets: Mapping[str, str]) -> QuantizationConfig:
@@ -280,6 +287,14 @@ def _layer_of(part: str, scheme: str, presets: Mapping[str, str]) -> Quantizatio
     if scheme not in presets:
         raise unknown_value(f"{part} scheme", scheme, presets, code=f"unknown_{part}_scheme", field=f"/config/{part}s")
     return PRESETS[presets[scheme]].layer_config
+
+
+def _with_gguf_types(config: Config, types: Mapping[str, str]) -> Config:
+    """Return ``config`` with these fields of GgufTypes. Raises ConfigError ``unknown_gguf_type``."""
+    for field, kind in types.items():
+        if kind.upper() not in GGUF_TYPES:
+            raise unknown_value("GGUF type", kind, GGUF_TYPES, code="unknown_gguf_type", field=f"/config/{field}")
+    return replace(config, gguf=replace(config.gguf or GgufTypes(), **types))
 
 
 def resolve(name: str, *, presets: Mapping[str, Preset] = PRESETS, **changes: Any) -> Config:

@@ -18,7 +18,8 @@ from pydantic import Field, StrictBool, TypeAdapter, ValidationError, field_vali
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
 
-from quantcore.config.algorithms import AlgoConfig, AutoRoundConfig, DistillConfig, check_chain
+from quantcore.config.algorithms import AlgoConfig, AutoRoundConfig, DistillConfig, RotationConfig, check_chain
+from quantcore.config.gguf_types import GgufTypes
 from quantcore.config.spec import (
     Dtype,
     QSchemeType,
@@ -152,8 +153,9 @@ class Config(Value):
     name. ``softmax_quant_spec`` is for the attention probabilities (fp8 attention). ``include`` has patterns of layers
     to quantize although they are kept by default for their role, such as routers and gates of recurrences.
     ``tower_quant_config`` is for the layers in the blocks of towers (encoders of images or sound) and
-    ``draft_quant_config`` for those of draft heads (multi-token prediction); without it they are kept. ``strict``: a
-    pattern or class that fits no layer, and different schemes in a fused layer of vLLM, are errors, not warnings.
+    ``draft_quant_config`` for those of draft heads (multi-token prediction); without it they are kept. ``gguf`` names
+    types of a GGUF file's tensors by their role in the model. ``strict``: a pattern or class that fits no layer, and
+    different schemes in a fused layer of vLLM, are errors, not warnings.
     """
 
     global_quant_config: QuantizationConfig
@@ -166,6 +168,7 @@ class Config(Value):
     include: tuple[str, ...] = Field(default=(), exclude_if=not_)  # an empty one changes no digest of a config
     tower_quant_config: QuantizationConfig | None = Field(default=None, exclude_if=not_)
     draft_quant_config: QuantizationConfig | None = Field(default=None, exclude_if=not_)
+    gguf: GgufTypes | None = Field(default=None, exclude_if=not_)
     algo_config: tuple[AlgoConfig, ...] = ()
     quant_mode: QuantizationMode = QuantizationMode.eager_mode
     strict: StrictBool = False
@@ -204,6 +207,11 @@ class Config(Value):
     def autorounds(self) -> AutoRoundConfig | None:
         """The options of AutoRound, if it is in the chain."""
         return self._algorithm(AutoRoundConfig)
+
+    @property
+    def rotates_stream(self) -> bool:
+        """True if a rotation changes the hidden states between blocks, and with them the embedding and the head."""
+        return any(isinstance(step, RotationConfig) and step.r1 for step in self.algo_config)
 
     def _algorithm(self, options: type[Options]) -> Options | None:
         return next((algorithm for algorithm in self.algo_config if isinstance(algorithm, options)), None)

@@ -155,13 +155,16 @@ def encoded(exporter: Exporter, layer: LayerPlan, quantized: QLayer, model_dtype
     return {tensor_name(layer.name, part): tensor for part, tensor in parts.items()}
 
 
-def refuse_everywhere(layer: LayerPlan, *, outliers: bool = False, real_zero_points: bool = False) -> str | None:
+def refuse_everywhere(
+    layer: LayerPlan, *, outliers: bool = False, real_zero_points: bool = False, embeddings: bool = False
+) -> str | None:
     """Return why no format for language models can hold ``layer``; None if some may.
 
-    Most formats cannot store inputs beyond a threshold unquantized (``outliers``), or ``real_zero_points``.
+    Most formats cannot store inputs beyond a threshold unquantized (``outliers``), ``real_zero_points`` or codes of
+    ``embeddings``.
     """
     weight, outputs, inputs = layer.weight, layer.config.output_tensors, layer.input_tensors
-    if layer.kind != "Linear":
+    if layer.kind != "Linear" and not (embeddings and layer.is_embedding):
         return f"programs that read it do not support a quantized {layer.kind}"
     if layer.config.bias is not None:
         return "it does not store quantized biases"

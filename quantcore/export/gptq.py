@@ -118,7 +118,7 @@ class GptqExporter:
             **numbers_of(usual),
             "desc_act": False,
             "checkpoint_format": "gptq" if self.version == 1 else "gptq_v2",
-            "lm_head": any(layer.block is None and not layer.is_outside_language_model for layer in layers),
+            "lm_head": any(layer.block is None and not layer.is_rounded_alone for layer in layers),
             "dynamic": others
             | {f"-:^{re.escape(name)}$": {} for name in kept}
             | {f"-:{pattern}": {} for pattern in draft_patterns(layers, kept)}

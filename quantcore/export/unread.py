@@ -22,7 +22,7 @@ def not_in_vllm(export: str, layers: Sequence[LayerPlan], kept: Iterable[str]) -
     readers = readers_of(export)
     if not readers.in_vllm:
         return None
-    heads = [layer.name for layer in layers if layer.block is None and not layer.is_outside_language_model]
+    heads = [layer.name for layer in layers if layer.block is None and not layer.is_rounded_alone]
     if heads and not readers.vllm_reads_head:
         return f"vLLM does not read a quantized {heads[0]} in the {export} format."
     return next(differing_groups(layers, kept), None) or _odd_blocks(layers) or readers.named_apart_in_vllm(layers)

@@ -149,7 +149,9 @@ def _model(
     untied, more = untie_own_head(config, tensors)
     stored = {tensor.file for tensor in (quantized.files.tensors if quantized else tensors).values()}
     besides = warn_of_besides(folder, str(config["model_type"]), stored)
-    return Model(folder, ModelHeaders(untied, tensors, (*warnings, *more, *besides)), quantized)
+    stored_bytes = None if quantized is None else sum(each.num_bytes for each in quantized.files.tensors.values())
+    headers = ModelHeaders(untied, tensors, (*warnings, *more, *besides), stored_bytes=stored_bytes)
+    return Model(folder, headers, quantized)
 
 
 def _with_usual_scales(tensors: dict[str, TensorHeader]) -> dict[str, TensorHeader]:

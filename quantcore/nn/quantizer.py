@@ -56,6 +56,13 @@ class ModelQuantizer:
                 code="invalid_config",
                 hint="Give Config(global_quant_config=QuantizationConfig(weight=...)).",
             )
+        if config.gguf is not None:
+            raise ConfigError(
+                "gguf gives types to the tensors of a file that is written from a checkpoint; this model is in memory.",
+                code="unsupported_config",
+                hint="Use a gguf_* preset and layer_quant_config here, or quantize the folder (`bitfoundry quantize`).",
+                field="/gguf",
+            )
         self.config = config
         self.result: QuantizationResult | None = None
         """The result of the last ``quantize_model``: layer errors, times, edges. None before the first."""

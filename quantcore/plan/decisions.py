@@ -51,7 +51,9 @@ def decide(
         module = name.removesuffix(".weight")
         block = blocks.number_of(name)
         if not is_linear(name, tensor):
-            if block is not None and is_matrix(tensor):
+            if (embedding := _embedding(config, module, tensor, block)) is not None:
+                layers.append(embedding)
+            elif block is not None and is_matrix(tensor):
                 kept.append(_kept_matrix(config, name, tensor))
             elif is_matrix(tensor) and is_of_tower(name):
                 kept.append(KeptTensor(module, role_outside_blocks(module), is_layer=False))
@@ -132,6 +134,26 @@ def _warn_of_unused(names: Sequence[str]) -> Iterator[str]:
             f"{len(names)} layer(s) in the files are unused, first {names[0]}: their blocks share the keys and "
             "values of an earlier one. They are not quantized."
         )
+
+
+def _embedding(config: Config, module: str, tensor: TensorHeader, block: int | None) -> LayerPlan | None:
+    """Return the plan of an embedding that ``layer_quant_config`` names in full; None for any other matrix.
+
+    It is rounded as the checkpoint has it. Raises ConfigError if it would be rotated.
+    """
+    if block is not None or module not in config.layer_quant_config or not is_matrix(tensor):
+        return None
+    chosen, why = config.choose(module, "Embedding")
+    if chosen is None or chosen.weight is None:
+        return None
+    if config.rotates_stream:
+        raise ConfigError(
+            f"Rotating the stream (r1) changes the embedding, but {module} is to be quantized.",
+            code="cannot_rotate",
+            hint="Remove rotation, use only r2, or do not quantize the embedding.",
+            field="/algo_config",
+        )
+    return LayerPlan(module, None, tensor.shape, chosen, "Embedding", why)
 
 
 def _is_in_block(module: str, role: str) -> bool:

@@ -161,8 +161,9 @@ class Footprint:
         learns = needs_calibration or num_schemes > 0
         element = DTYPE_BYTES[tensors[f"{layers[0].name}.weight"].dtype]
         [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most read the hidden states
-        grams, gram = grams_of(config, layers)
-        factors, solved = solved_of(config, layers, element) if grams else (0, 0)
+        learned = [layer for layer in layers if not layer.is_embedding] or layers  # those that a solver sees
+        grams, gram = grams_of(config, learned)
+        factors, solved = solved_of(config, learned, element) if grams else (0, 0)
         widest = max(layer.in_features for layer in layers)
         beside = element * values_beside(layers, tensors)
         measures = evaluation.num_windows > 0
@@ -180,7 +181,7 @@ class Footprint:
             num_windows=calibration.num_samples,
             factors=factors,
             solved=solved,
-            codes=most_weights(layers),  # a byte each
+            codes=most_weights(learned),  # a byte each
             window=4 * widest * max(calibration.seq_len * learns, evaluation.held_out_len),
             states=((1 + config.compares) * hidden * element + beside) * num_tokens * needs_calibration,
             num_schemes=num_schemes,
@@ -189,10 +190,10 @@ class Footprint:
             distilled=2 * calibration.seq_len * hidden * element * num_distilled,
             tuned=sum(bytes_of_scales(layers).values()) if num_distilled else 0,
             stepped=WINDOWS_PER_STEP * calibration.seq_len * hidden * element * bool(num_distilled),
-            autorounded=AUTOROUND_BYTES * most_weights(layers) if config.autorounds is not None else 0,
+            autorounded=AUTOROUND_BYTES * most_weights(learned) if config.autorounds is not None else 0,
             num_blocks=len(blocks),
-            outputs=outputs_of(layers) if config.needs_backward else 0,
-            coupled=coupled_of(layers) if config.needs_backward else 0,
+            outputs=outputs_of(learned) if config.needs_backward else 0,
+            coupled=coupled_of(learned) if config.needs_backward else 0,
             held_out=max(evaluation.num_windows, NUM_PROBES) * evaluation.held_out_len * (hidden * element + beside),
             logits=min(LOGIT_ROWS, evaluation.held_out_len) * vocab_size * element,
             probes=4 * NUM_PROBES * PROBE_POSITIONS * vocab_size,

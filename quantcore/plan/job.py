@@ -27,7 +27,7 @@ def plan_job(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = 
     return make_plan(
         spec.config, headers.config, headers.tensors, calibration=spec.calibration, exports=spec.export,
         evaluation=spec.evaluation, file2file=spec.file2file, shard_blocks=spec.shard_blocks,
-        warnings=headers.warnings, num_schemes=num_schemes,
+        warnings=headers.warnings, num_schemes=num_schemes, stored_bytes=headers.stored_bytes,
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def plan_each(mix: ResolvedMix, plan_of: PlanOf, algorithms: Sequence[AlgoConfig
 def upper_bound(mix: ResolvedMix, plans: Plans) -> Plan:
     """Return the plan before any measurement: the plan of the largest scheme, limited to the budget."""
     name, (_, dearest) = max(plans.items(), key=lambda item: item[1][1].size_after_bytes)
-    most = dearest.size_before_bytes if KEEP in mix.schemes else dearest.size_after_bytes
+    most = dearest.float_bytes if KEEP in mix.schemes else dearest.size_after_bytes
     return replace(
         dearest,
         size_after_bytes=min(most, mix.max_bytes or most),

@@ -6,7 +6,7 @@ A job that cannot work is rejected here, before anything else happens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +19,21 @@ from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.checkpoint.roles import tensors_of_drafts
 from quantcore.config.algorithms import RotationConfig
 from quantcore.config.job_spec import Evaluation
-from quantcore.config.layer_plan import LayerPlan, check_groups, check_super_blocks
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import (
     EXPORTERS,
     Container,
-    adapted,
-    check_exports,
     default_format,
     holds_codes,
     layouts_of,
 )
 from quantcore.export.unread import unread
 from quantcore.plan.decisions import KeptTensor, decide, kept_layers, warn_of_layers_beside
-from quantcore.plan.distillation import check_distillation
 from quantcore.plan.footprint import Footprint
-from quantcore.plan.runtime_gaps import warn_of_unread
+from quantcore.plan.format_fit import fit_to_formats
+from quantcore.plan.gguf_types import warn_of_growth, with_gguf_types
 
 STREAMED_TYPES = ("Linear", "Conv1D")
 FLOAT_DTYPES = ("F32", "F16", "BF16")
@@ -47,11 +45,12 @@ class Plan:
     """The decisions for every layer, with sizes and memory.
 
     ``added`` are tensors of the result that the checkpoint does not have: the output projection of a model that shares
-    it with the embedding, once a rotation separates the two. ``layouts`` holds, for each export, every tensor that will
-    be written, in order: sizes are exact. ``executor``: FILE_TO_FILE processes weight after weight and runs nothing,
-    STREAMED runs text through block after block. ``peak_memory_bytes`` is an estimate for all processes together;
-    ``memory_bytes`` has its parts. All sizes are bytes. ``experts``: how a mixture that is calibrated routes, with the
-    tokens that an expert gets on average.
+    it with the embedding, once a rotation separates the two. ``size_before_bytes`` is the size of the model as it is
+    stored, ``float_bytes`` that of its weights as floats, which is larger if it is quantized already. ``layouts``
+    holds, for each export, every tensor that will be written, in order: sizes are exact. ``executor``: FILE_TO_FILE
+    processes weight after weight and runs nothing, STREAMED runs text through block after block. ``peak_memory_bytes``
+    is an estimate for all processes together; ``memory_bytes`` has its parts. All sizes are bytes. ``experts``: how a
+    mixture that is calibrated routes, with the tokens that an expert gets on average.
     """
 
     model_type: str
@@ -64,6 +63,7 @@ class Plan:
     tied_lm_head: bool
     added: dict[str, TensorHeader]
     size_before_bytes: int
+    float_bytes: int
     size_after_bytes: int
     layouts: dict[str, dict[str, TensorLayout]]
     executor: str
@@ -125,12 +125,12 @@ class Plan:
 
     def layers_of(self, block: int | None) -> tuple[LayerPlan, ...]:
         """Return the planned layers of one decoder block, or those outside of blocks (None): the head."""
-        return tuple(layer for layer in self.layers if layer.block == block and not layer.is_outside_language_model)
+        return tuple(layer for layer in self.layers if layer.block == block and not layer.is_rounded_alone)
 
     @property
-    def layers_outside_language_model(self) -> tuple[LayerPlan, ...]:
-        """The planned layers of towers and draft heads, which calibration does not run."""
-        return tuple(layer for layer in self.layers if layer.is_outside_language_model)
+    def layers_rounded_alone(self) -> tuple[LayerPlan, ...]:
+        """The planned layers of towers and draft heads, and embeddings, which calibration does not run."""
+        return tuple(layer for layer in self.layers if layer.is_rounded_alone)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -165,17 +165,20 @@ def make_plan(
     shard_blocks: bool | None = None,
     num_schemes: int = 0,
     warnings: tuple[str, ...] = (),
+    stored_bytes: int | None = None,
 ) -> Plan:
     """Decide how every layer is quantized, or why it is kept.
 
     ``exports``: formats; by default the one that most programs load for the scheme. ``evaluation``, ``file2file`` and
     ``shard_blocks`` are a task's. ``warnings`` are carried over into the plan.
-    ``num_schemes`` is the number of schemes that a mix measures first.
+    ``num_schemes`` is the number of schemes that a mix measures first. ``stored_bytes`` is the size of a model that is
+    quantized already: ``tensors`` are those that its files represent.
 
     Raises ConfigError or ModelError that names the layers and a remedy.
     """
     calibration = calibration or CalibrationConfig()
     exports = exports or (default_format(config),)
+    config = with_gguf_types(config, tensors)
     _check_possible(config)
     if shard_blocks:
         _check_shards(config, file2file)
@@ -183,7 +186,7 @@ def make_plan(
     _check_architecture(config, tensors, blocks)
     _check_rotation(config, tensors, blocks)
     layers, kept, unmatched = decide(config, model_config, tensors, blocks)
-    outside = [layer.name for layer in layers if layer.is_outside_language_model]
+    outside = [layer.name for layer in layers if layer.is_rounded_alone]
     warnings += warn_of_other_parts(tensors, blocks, outside)
     warnings += (*unmatched, *warn_of_layers_beside(layers))
     if not layers:
@@ -193,17 +196,8 @@ def make_plan(
             hint="Exclude fewer layers, or set a weight in global_quant_config.",
             field="/exclude",
         )
-    if not any(map(holds_codes, exports)):
-        layers, dropped = _without_activations(layers, exports)
-        warnings += dropped
-    as_configured = layers
-    layers, changes = adapted(layers, exports)
+    layers, changes = fit_to_formats(config, layers, kept_layers(kept), exports)
     warnings += changes
-    check_groups(layers)
-    check_super_blocks(layers)
-    check_exports(layers, exports, as_configured)
-    warnings += warn_of_unread(config, layers, kept_layers(kept), exports)
-    check_distillation(config, layers, exports)
     needs_calibration = _needs_calibration(config, layers)
     if file2file:
         _check_data_free(config, layers)
@@ -211,6 +205,10 @@ def make_plan(
         _check_calibration(calibration, model_config)
     added = _own_head(config, model_config, tensors, blocks)
     layouts = {name: written_layout(name, layers, {**tensors, **added}, model_config) for name in exports}
+    sizes = {name: sum(layout.num_bytes for layout in each.values()) for name, each in layouts.items()}
+    float_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+    before = float_bytes if stored_bytes is None else stored_bytes
+    warnings += warn_of_growth(layers, tensors, sizes, before)
     return Plan(
         model_type=str(model_config["model_type"]),
         blocks=blocks,
@@ -221,8 +219,9 @@ def make_plan(
         needs_calibration=needs_calibration,
         tied_lm_head=not any(map(is_head, tensors)),
         added=added,
-        size_before_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
-        size_after_bytes=sum(layout.num_bytes for layout in layouts[_main(exports)].values()),
+        size_before_bytes=before,
+        float_bytes=float_bytes,
+        size_after_bytes=sizes[_main(exports)],
         layouts=layouts,
         executor=FILE_TO_FILE if file2file else STREAMED,
         footprint=Footprint.of(
@@ -356,7 +355,7 @@ def _check_rotation(config: Config, tensors: Mapping[str, TensorHeader], blocks:
 
     Draft heads read the hidden states of the blocks. Towers put what they see or hear in the place of embeddings.
     """
-    if not _rotates_stream(config):
+    if not config.rotates_stream:
         return
     if drafts := tensors_of_drafts(tensors, blocks):
         why = f"the draft head reads ('{drafts[0]}' and others): the model would accept none of its tokens"
@@ -375,15 +374,11 @@ def _check_rotation(config: Config, tensors: Mapping[str, TensorHeader], blocks:
     )
 
 
-def _rotates_stream(config: Config) -> bool:
-    return any(isinstance(step, RotationConfig) and step.r1 for step in config.algo_config)
-
-
 def _own_head(
     config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], blocks: Blocks
 ) -> dict[str, TensorHeader]:
     """Return the output projection that a rotated stream needs if the model shares the embedding's weight."""
-    if not _rotates_stream(config) or any(map(is_head, tensors)):
+    if not config.rotates_stream or any(map(is_head, tensors)):
         return {}
     rows = ModelConfig(model_config).vocab_size
     embeddings = [
@@ -413,18 +408,6 @@ def _check_calibration(calibration: CalibrationConfig, model_config: Mapping[str
 
 def _main(exports: Sequence[str]) -> str:
     return next(filter(holds_codes, exports), exports[0])
-
-
-def _without_activations(
-    layers: tuple[LayerPlan, ...], exports: Sequence[str]
-) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
-    """Drop the layers' activations, which none of ``exports`` holds; returns a warning if that changes any."""
-    weights_only = tuple(
-        replace(layer, config=replace(layer.config, input_tensors=None, output_tensors=None)) for layer in layers
-    )
-    num_changed = sum(after != before for after, before in zip(weights_only, layers, strict=True))
-    warning = f"{', '.join(exports)} stores only weights: the activations of {num_changed} layer(s) are not quantized."
-    return weights_only, (warning,) if num_changed else ()
 
 
 def _check_data_free(config: Config, layers: Sequence[LayerPlan]) -> None:

@@ -120,8 +120,11 @@ class GoalSummary(Record):
 class Summary(Record):
     """The figures of a job that has succeeded. Sizes are in bytes; a measurement that was not made is null."""
 
-    size_before_bytes: int
+    size_before_bytes: Annotated[int, Field(description="Of the model's tensors, as its files store them.")]
     size_after_bytes: int
+    float_bytes: Annotated[
+        int | None, Field(description="Size of the model's tensors as floats, if its files are quantized.")
+    ] = None
     perplexity_before: Number | None
     perplexity_after: Number | None
     perplexity_ratio: Number | None

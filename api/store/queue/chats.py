@@ -53,7 +53,8 @@ def begin(session: Session, job: Job, *, max_new_tokens: int, wait_s: float) -> 
             f"The project already has a chat with the result of {other.job_id} ({other.id}).",
             f"End that chat first: DELETE /v1/chats/{other.id}.",
         )
-    size_bytes = int((job.summary or {}).get("size_before_bytes") or 0)
+    summary = job.summary or {}
+    size_bytes = int(summary.get("float_bytes") or summary.get("size_before_bytes") or 0)
     chat = Chat(
         id=new_id("chat"),
         job_id=job.id,

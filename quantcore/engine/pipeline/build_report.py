@@ -76,6 +76,7 @@ def build_report(
         summary=Summary(
             size_before_bytes=plan.size_before_bytes,
             size_after_bytes=plan.size_after_bytes,
+            float_bytes=plan.float_bytes if plan.float_bytes != plan.size_before_bytes else None,
             **_quality_in_short(main.quality),
             verdict=None if main.quality is None else _verdict(main.quality, main.harness, task.config, plan, gates),
             worst_layer=_worst_layer(outcome),

@@ -54,7 +54,7 @@ def round_files(context: RunContext) -> Outcome:
             context.emit(Progress("quantize", end, plan.num_blocks, "block", eta.after(end - first_block)))
             if end < plan.num_blocks and context.savepoint.save(end, {}, writer.notes):
                 context.emit(Saved(end, plan.num_blocks))
-        round_layers((*plan.layers_of(None), *plan.layers_outside_language_model), weights, writer)
+        round_layers((*plan.layers_of(None), *plan.layers_rounded_alone), weights, writer)
         writer.copy_the_rest()
         writer.finish()
     source_of = provenance(context.task, nothing_NT, nothing_NT) if ranks.is_first else {}

@@ -51,7 +51,7 @@ from quantcore.engine.pipeline.build_report import build_report, write_report
 from quantcore.engine.pipeline.context import RunContext, RunLog
 from quantcore.engine.pipeline.distill import code_files, distill, divided, num_more_windows
 from quantcore.engine.pipeline.file_to_file import Weights, round_files, round_layers
-from quantcore.engine.pipeline.streams import JobStreams, find_gradients, no_gradients, quantized_towers
+from quantcore.engine.pipeline.streams import JobStreams, find_gradients, no_gradients, rounded_alone
 from quantcore.engine.pipeline.writer import ResultWriter, write_side_files
 from quantcore.engine.runtime.devices import default_device, held_memory_bytes, release_freed_memory
 from quantcore.engine.runtime.ranks import ALONE, Ranks
@@ -198,11 +198,12 @@ def quantize(context: RunContext) -> Outcome:
         else:
             gradients = find_gradients(context, model, calibration)
         emit(PhaseStarted("quantize"))
-    towers = quantized_towers(model, plan, weights) if calibration.media or texts.evaluation.media else None
+    has_media = bool(calibration.media or texts.evaluation.media)
+    alone = rounded_alone(model, plan, weights, with_towers=has_media)
     baseline = Baseline(original, texts.evaluation, texts.cache, ranks, is_measured=task.evaluation.num_windows > 0)
     streams = JobStreams.begin(
         context, model, algorithms, calibration, texts.evaluation, gradients,
-        with_held_out=baseline.needs_stream(context.savepoint, context.saved), towers=towers,
+        with_held_out=baseline.needs_stream(context.savepoint, context.saved), alone=alone,
     )  # fmt: skip
     first = tuple(sorted(set(texts.calibration.ids_NT[:, 0].tolist())))
     expected = ExpectedDigests(texts.evaluation, torch.empty(0), model=texts.model, calibration_first=first)
@@ -223,8 +224,9 @@ def quantize(context: RunContext) -> Outcome:
             streams.logit_probes, distilled = distill(
                 context, model, weights, writer, codes, distilled_NT, streams.logit_probes
             )
-        quantize_head(model, plan, algorithms, streams, writer)
-        round_layers(plan.layers_outside_language_model, weights, writer)
+        with nullcontext() if alone is None else alone():
+            quantize_head(model, plan, algorithms, streams, writer)
+        round_layers(plan.layers_rounded_alone, weights, writer)
         writer.expected.original_states_NTH = baseline.last_states_NTH(streams.held_out)
         writer.copy_the_rest()
         writer.finish()

@@ -28,7 +28,7 @@ from quantcore.events import Eta, Progress
 from quantcore.plan.planner import Plan
 from quantcore.plan.workload import NUM_PROBES
 
-Towers = Callable[[], AbstractContextManager[None]]
+RoundedAlone = Callable[[], AbstractContextManager[None]]
 EDGE_PROBE_LEN = 32  # tokens for the proof of edges
 
 
@@ -50,19 +50,20 @@ class JobStreams:
     @classmethod
     def begin(
         cls, context: RunContext, model: StreamedModel, algorithms: BlockAlgorithms, calibration: Windows,
-        evaluation: EvaluationText, gradients: StateGradients | None, *, with_held_out: bool, towers: Towers | None,
+        evaluation: EvaluationText, gradients: StateGradients | None, *, with_held_out: bool,
+        alone: RoundedAlone | None,
     ) -> Self:  # fmt: skip
         """Embed this rank's windows. Large numbers of calibration windows are stored on the disk of the result.
 
         ``gradients`` are those of this rank's calibration windows, for algorithms that use them. The streams of
-        quantized blocks see and hear by ``towers``, if those of the result are not the float model's.
+        quantized blocks are embedded inside ``alone``, see ``rounded_alone``.
         """
-        learning = _open_learning(context, model, algorithms, calibration, towers)
+        learning = _open_learning(context, model, algorithms, calibration, alone)
         if gradients is not None:
             algorithms.rotate_states(Hidden(gradients.states))
             learning.gradients = gradients
         ids_NT, media, own = evaluation.ids_NT, evaluation.media, slice(NUM_PROBES)
-        with nullcontext() if towers is None else towers():
+        with nullcontext() if alone is None else alone():
             probes = algorithms.rotate_states(model.embed(ids_NT[own], media=media[own]))
         part = context.ranks.part(len(ids_NT))
         own = slice(part.start, part.stop)
@@ -124,9 +125,12 @@ class JobStreams:
         return {name: Stream(hidden.states, start, shared) for name, (hidden, start, shared) in named.items() if hidden}
 
 
-def quantized_towers(model: StreamedModel, plan: Plan, weights: Weights) -> Towers | None:
-    """Return a context in which the towers of ``model`` compute as those of the result; None if they are the same."""
-    layers = tuple(layer for layer in plan.layers if layer.is_in_tower)
+def rounded_alone(model: StreamedModel, plan: Plan, weights: Weights, *, with_towers: bool) -> RoundedAlone | None:
+    """Return a context in which embedding and towers of ``model`` compute as those of the result.
+
+    Returns None if they are the same. Towers run only for images and sound: ``with_towers``.
+    """
+    layers = tuple(layer for layer in plan.layers if layer.is_embedding or (with_towers and layer.is_in_tower))
 
     @contextmanager
     def as_in_result() -> Iterator[None]:
@@ -163,7 +167,11 @@ def find_gradients(context: RunContext, model: StreamedModel, calibration: Windo
 
 
 def _open_learning(
-    context: RunContext, model: StreamedModel, algorithms: BlockAlgorithms, windows: Windows, towers: Towers | None
+    context: RunContext,
+    model: StreamedModel,
+    algorithms: BlockAlgorithms,
+    windows: Windows,
+    alone: RoundedAlone | None,
 ) -> CalibrationStreams:
     """Embed this rank's calibration windows and the edge probe, as far as the algorithms need them."""
     if not context.plan.needs_calibration:
@@ -176,11 +184,11 @@ def _open_learning(
         states = states_kept(len(part), max_bytes, model.device, context.folder)
         return algorithms.rotate_states(model.embed(windows.ids_NT[own], states, windows.media[own]))
 
-    with nullcontext() if towers is None else towers():
+    with nullcontext() if alone is None else alone():
         calibration = embedded()
     reference = None
     if algorithms.compares:
-        reference = calibration.copy() if towers is None else embedded()
+        reference = calibration.copy() if alone is None else embedded()
     probe = model.embed(windows.ids_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
     return CalibrationStreams(
         calibration,

@@ -247,13 +247,13 @@ def may_be_whole(plan: Plan, is_planned: bool) -> bool:
     """
     device = default_device()
     if device.type != "cpu":
-        return plan.size_before_bytes <= free_memory_bytes(device) // FREE_PARTS
-    return is_planned and plan.size_before_bytes <= free_memory_bytes(device)
+        return plan.float_bytes <= free_memory_bytes(device) // FREE_PARTS
+    return is_planned and plan.float_bytes <= free_memory_bytes(device)
 
 
 def why_no_samples(plan: Plan) -> str:
     """Explain why there are no samples."""
-    size = f"{plan.size_before_bytes / 1e9:.1f} GB"
+    size = f"{plan.float_bytes / 1e9:.1f} GB"
     if plan.allows_whole:
         return f"No sample texts were generated: that needs the whole model in memory ({size}), but less is free."
     return (

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
+from quantcore.config.gguf_types import GGUF_TYPES, SHORT_ROWS
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import (
     Config,
-    Dtype,
     QSchemeType,
     QuantizationConfig,
     QuantizationSpec,
@@ -52,7 +52,7 @@ class GgufExporter:
 
     def refuse(self, layer: LayerPlan) -> str | None:
         spec = _fitted(layer).weight
-        if reason := refuse_everywhere(layer, real_zero_points=True) or refuse_activations(layer):
+        if reason := refuse_everywhere(layer, real_zero_points=True, embeddings=True) or refuse_activations(layer):
             return reason
         if _block_type(spec) is None or spec.over is not None:
             return "its blocks store symmetric int4, int5 and int8, or uint4 and uint5 with a minimum"
@@ -111,7 +111,7 @@ class GgufExporter:
             if tensor.dtype in GGUF_BLOCKS:
                 width, num_bytes = GGUF_BLOCKS[tensor.dtype]
                 shape = (tensor.shape[0], tensor.shape[1] // num_bytes * width)
-                config = QuantizationConfig(weight=SPECS[tensor.dtype])
+                config = QuantizationConfig(weight=GGUF_TYPES[tensor.dtype])
                 layers[name.removesuffix(".weight")] = StoredLayer(shape, config)
         return layers
 
@@ -125,53 +125,21 @@ class GgufExporter:
         Places(model_config).check(model_config, layouts)
 
 
-def _spec(kind: BlockType | MinimumK | Q6K) -> QuantizationSpec:
-    """Return the spec of this type's blocks."""
-    has_minimum = kind.dtype.value.startswith("uint")
-    scale_type = ScaleType.float16
-    if isinstance(kind, Q6K | MinimumK):
-        scale_type = ScaleType.uint6 if has_minimum else ScaleType.int8
-    return QuantizationSpec(
-        dtype=kind.dtype,
-        qscheme=QSchemeType.per_group,
-        group_size=16 if isinstance(kind, Q6K) else BLOCK,
-        scale_type=scale_type,
-        zero_point_type=ZeroPointType.float32 if has_minimum else ZeroPointType.int32,
-    )
-
-
-SPECS = {kind.name: _spec(kind) for kind in (*BLOCK_TYPES.values(), *K_TYPES.values())}
-"""Specs of GGUF's types."""
-
-SHORT_ROWS = {Dtype.uint4: Dtype.int5, Dtype.uint5: Dtype.uint5, Dtype.int6: Dtype.int8}
-"""Replacements of K-types where rows are not a multiple of 256, as in llama.cpp's own tool."""
-
-
 def _fitted(layer: LayerPlan) -> LayerPlan:
     spec = layer.weight
     if _block_type(spec) is None or spec.qscheme is not QSchemeType.per_group:
         return layer
     if spec.scale_type.is_whole and layer.in_features % SUPER_BLOCK:
-        spec = _plain(spec)
+        plain = GGUF_TYPES[SHORT_ROWS[_name(layer)]]
+        spec = replace(
+            spec, dtype=plain.dtype, group_size=plain.group_size, scale_type=plain.scale_type,
+            symmetric=plain.symmetric, zero_point_type=plain.zero_point_type,
+        )  # fmt: skip
     if spec.scale_type is ScaleType.float:
         spec = replace(spec, scale_type=ScaleType.float16)
     if not spec.symmetric:
         spec = replace(spec, zero_point_type=ZeroPointType.float32)
     return replace(layer, config=replace(layer.config, weight=spec))
-
-
-def _plain(spec: QuantizationSpec) -> QuantizationSpec:
-    """Return the spec of the type that takes a K-type's place."""
-    dtype = SHORT_ROWS[spec.dtype]
-    has_minimum = dtype is Dtype.uint5
-    return replace(
-        spec,
-        dtype=dtype,
-        group_size=BLOCK,
-        scale_type=ScaleType.float16,
-        symmetric=not has_minimum,
-        zero_point_type=ZeroPointType.float32 if has_minimum else ZeroPointType.int32,
-    )
 
 
 def _block_type(spec: QuantizationSpec) -> BlockType | MinimumK | Q6K | None:

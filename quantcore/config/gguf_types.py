@@ -1,0 +1,59 @@
+"""The types of tensors in GGUF files, by llama.cpp's names, and the spec of each. No torch."""
+
+from __future__ import annotations
+
+from pydantic import field_validator
+from pydantic.dataclasses import dataclass
+
+from quantcore.config.spec import Dtype, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
+from quantcore.config.values import STRICT, Value
+
+
+def _spec(dtype: str, group_size: int = 32, scale_type: ScaleType = ScaleType.float16) -> QuantizationSpec:
+    """Return the spec of blocks with these codes; unsigned ones count from a minimum, which is stored as well."""
+    zeros = ZeroPointType.float32 if dtype.startswith("u") else ZeroPointType.int32
+    return QuantizationSpec(
+        dtype=Dtype(dtype), qscheme=QSchemeType.per_group, group_size=group_size, scale_type=scale_type,
+        zero_point_type=zeros,
+    )  # fmt: skip
+
+
+GGUF_TYPES = {
+    "Q4_0": _spec("int4"),
+    "Q4_1": _spec("uint4"),
+    "Q5_0": _spec("int5"),
+    "Q5_1": _spec("uint5"),
+    "Q8_0": _spec("int8"),
+    "Q4_K": _spec("uint4", 32, ScaleType.uint6),
+    "Q5_K": _spec("uint5", 32, ScaleType.uint6),
+    "Q6_K": _spec("int6", 16, ScaleType.int8),
+}
+"""The spec of each type that can be written."""
+
+SHORT_ROWS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+"""Replacements of types with super-blocks where rows are not a multiple of 256, as in llama.cpp's own tool."""
+
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+"""Names of the embedding and of the output projection in the checkpoints of all models that GGUF files can store."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class GgufTypes(Value):
+    """Types of tensors in a GGUF file by llama.cpp's names, in any case (``q6_k``).
+
+    ``token_embedding_type`` and ``output_type`` are those of the embedding and of the output projection. If a model
+    uses one matrix for both, either names its type. Without them the embedding is not quantized, and the output
+    projection is quantized like any other layer.
+    """
+
+    token_embedding_type: str | None = None
+    output_type: str | None = None
+
+    @field_validator("token_embedding_type", "output_type")
+    @classmethod
+    def _is_known(cls, name: str | None) -> str | None:
+        if name is None:
+            return None
+        if name.upper() not in GGUF_TYPES:
+            raise ValueError(f"'{name}' is not a type that can be written; it can be {', '.join(GGUF_TYPES)}")
+        return name.upper()

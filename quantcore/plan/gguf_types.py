@@ -1,0 +1,60 @@
+"""Gives the tensors of a model the GGUF types that a config asks for by their role in the model. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from quantcore.checkpoint.layers import is_head
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.config.gguf_types import EMBEDDING, GGUF_TYPES, HEAD
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config, QuantizationConfig
+from quantcore.errors import ConfigError
+from quantcore.export import holds_codes
+
+
+def with_gguf_types(config: Config, tensors: Mapping[str, TensorHeader]) -> Config:
+    """Return ``config`` with the types that ``config.gguf`` gives to the embedding and the output projection, by name.
+
+    Raises ConfigError for two types of one matrix, which is both in some models.
+    """
+    if config.gguf is None:
+        return config
+    types = {EMBEDDING: config.gguf.token_embedding_type, HEAD: config.gguf.output_type}
+    if not any(map(is_head, tensors)):
+        types = {EMBEDDING: _of_shared(types[EMBEDDING], types[HEAD])}
+    named = {name: QuantizationConfig(weight=GGUF_TYPES[kind]) for name, kind in types.items() if kind is not None}
+    return replace(config, layer_quant_config=named | config.layer_quant_config | named)
+
+
+def warn_of_growth(
+    layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], sizes: Mapping[str, int], before: int
+) -> tuple[str, ...]:
+    """Return warnings of the formats whose files would be larger (``sizes``, bytes) than the model is ``before``."""
+    embedding = tensors.get(f"{EMBEDDING}.weight")
+    stays_float = embedding is not None and not any(layer.is_embedding for layer in layers)
+    return tuple(
+        f"The {export} files ({size / 1e6:.1f} MB) will be larger than the model that they are made from"
+        f" ({before / 1e6:.1f} MB)."
+        + (
+            f" The embedding stays in floats ({embedding.num_bytes / 1e6:.1f} MB): token_embedding_type quantizes it."
+            if export == "gguf" and stays_float and embedding is not None
+            else ""
+        )
+        for export, size in sizes.items()
+        if size > before and holds_codes(export)
+    )
+
+
+def _of_shared(embedding: str | None, output: str | None) -> str | None:
+    """Return the type of the matrix that is both embedding and output projection."""
+    if embedding is not None and output is not None and embedding != output:
+        raise ConfigError(
+            "This model uses one matrix as embedding and as output projection, but token_embedding_type is"
+            f" {embedding} and output_type is {output}.",
+            code="unsupported_config",
+            hint="Give only one of them.",
+            field="/config/output_type",
+        )
+    return embedding or output
