@@ -69,6 +69,8 @@ def show_report(report: Report, output_dir: str, command_of: Callable[[Step], st
     if before is not None and after is not None and ratio is not None:
         text = f"{before:.3f} -> {after:.3f} ({100 * (ratio - 1):+.2f} %)"
         rows.insert(1, ("perplexity", text))
+    if report.answers is not None:
+        rows.insert(1, ("own answers", str(report.answers)))
     if report.encoder is not None:
         rows[1:1] = report.encoder.rows
     if summary.verdict is not None:
@@ -123,6 +125,8 @@ def show_evaluation(result: EvaluationResult) -> None:
         table.add_row("top1 agreement", "", str(both.divergence.top1_agreement))
         for each in both.by_position:
             table.add_row(f"kl mean, positions {each}", "", str(each.kl_mean))
+    if result.answers is not None:
+        table.add_row("own answers", "", str(result.answers))
     if result.verdict is not None:
         for name, text in _verdict_rows(result.verdict):
             table.add_row(name, "", text)

@@ -39,6 +39,10 @@ UNMEASURED_LEN = 128
 """Largest number of tokens of the windows that prove the files of a job without measurements."""
 
 
+MAX_ANSWERS = 38
+"""The number of packaged prompts (``data/builtin/prompts.jsonl``)."""
+
+
 class Evaluation(TextSource):
     """How the result is measured against the original.
 
@@ -46,7 +50,8 @@ class Evaluation(TextSource):
     source that calibration does not use, or a ``source`` of its own, named as for calibration with ``config``,
     ``split``, ``revision``, ``column`` and ``chat_template_kwargs``. Windows of such a source start every ``stride``
     tokens (default: ``seq_len``); a smaller stride gives every token more context. Both models answer ``num_prompts``
-    questions in their chat template; without one they continue as many texts. ``tasks`` of lm-evaluation-harness run
+    questions in their chat template; without one they continue as many texts. A chat model is also measured on the
+    original's answers to ``num_answers`` packaged prompts. ``tasks`` of lm-evaluation-harness run
     with ``limit`` documents and ``num_fewshot`` examples each (None: the task's own), ``batch_size`` at a time.
     """
 
@@ -55,6 +60,7 @@ class Evaluation(TextSource):
     seq_len: Annotated[StrictInt, Field(ge=32, le=131072)] = 512
     stride: Annotated[StrictInt, Field(ge=1)] | None = None
     num_prompts: Annotated[StrictInt, Field(ge=0, le=64)] = 4
+    num_answers: Annotated[StrictInt, Field(ge=0, le=MAX_ANSWERS)] = 24
     tasks: Annotated[tuple[TaskName, ...], Field(max_length=64)] = ()
     limit: Annotated[StrictInt, Field(ge=1)] | None = None
     num_fewshot: Annotated[StrictInt, Field(ge=0, le=64)] | None = None

@@ -24,8 +24,7 @@ def read_kind(kind: str, render: Render | None = None) -> list[str]:
 
     Dialogues are rendered by ``render`` if the model has a template that takes them, else as plain text.
     """
-    lines = files("quantcore.data").joinpath("builtin", f"{kind}.jsonl").read_text("utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = _read_rows(kind)
     if kind != "dialogue":
         return [row["text"] for row in rows]
     chats = [row["messages"] for row in rows]
@@ -43,6 +42,19 @@ def read_builtin(render: Render | None = None) -> Iterator[str]:
         for place, text in enumerate(texts)
     ]
     yield from (text for _, text in sorted(documents, key=lambda document: document[0]))
+
+
+def read_prompts() -> list[dict[str, Any]]:
+    """Return the packaged prompts, which no calibration sees: rows with ``kind``, ``messages`` and perhaps ``tools``.
+
+    Kinds come in turn, so that the first of them are of all kinds.
+    """
+    return _read_rows("prompts")
+
+
+def _read_rows(name: str) -> list[dict[str, Any]]:
+    lines = files("quantcore.data").joinpath("builtin", f"{name}.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def plain(messages: list[dict[str, Any]]) -> str:

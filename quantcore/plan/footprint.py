@@ -205,7 +205,7 @@ class Footprint:
             window_len=calibration.seq_len,
             predicts_tokens=predicts_tokens,
             measures=measures,
-            generates=measures and evaluation.num_prompts > 0,
+            generates=measures and evaluation.num_prompts + evaluation.num_answers > 0,
             is_read=is_read,
             num_values=sum(math.prod(tensor.shape) for tensor in tensors.values()),
             task_logits=4 * evaluation.batch_size * TASK_TOKENS * vocab_size * bool(evaluation.tasks),

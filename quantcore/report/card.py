@@ -130,6 +130,7 @@ def _measured(report: Report) -> str:
         f" ({quality.num_windows} windows of {quality.seq_len}); in brackets the 95 % interval. Compared with the"
         f" original's predictions: mean KL divergence {divergence.kl_mean} nats per token, 99th percentile"
         f" {divergence.kl_p99:.4g}; top-1 agreement {divergence.top1_agreement}.{experts}"
+        + ("" if report.answers is None else f" On its own answers: {report.answers}.")
         + ("" if report.drafts is None else f" {report.drafts}")
     )
 

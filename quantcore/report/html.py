@@ -10,7 +10,15 @@ from typing import Any
 from quantcore.config.verdict_levels import LEVELS
 from quantcore.report.answers import common_length
 from quantcore.report.error_chart import HEIGHT, LEFT, WIDTH, error_chart, grid, height
-from quantcore.report.quality import DraftQuality, EncoderQuality, PositionQuality, Quality, Sample, TaskResults
+from quantcore.report.quality import (
+    AnswerQuality,
+    DraftQuality,
+    EncoderQuality,
+    PositionQuality,
+    Quality,
+    Sample,
+    TaskResults,
+)
 from quantcore.report.values import ExportSummary, GoalResult, LayerError, Mix, MixScheme, Report, Summary
 
 _STYLE = """
@@ -55,6 +63,7 @@ def page(report: Report) -> str:
         "" if report.goal is None else _goal(report.goal),
         _gates(report.summary),
         _quality(report.quality, report.drafts) if report.encoder is None else _encoder(report.encoder),
+        _answers(report.answers),
         _clipping(report.clipping),
         _tasks(report.harness, report.summary.failed_tasks),
         _mix(report.mix),
@@ -187,14 +196,31 @@ def _quality(quality: Quality | None, drafts: DraftQuality | None) -> str:
         "<h2>Quality</h2>"
         + _table(caption, ("", "original", "quantized"), rows)
         + _table("Distance from the original", ("", ""), distances)
-        + _positions(quality.by_position)
+        + _positions(quality.by_position, "a window")
     )
 
 
-def _positions(ranges: Sequence[PositionQuality]) -> str:
+def _positions(ranges: Sequence[PositionQuality], where: str) -> str:
     rows = [(str(each), str(each.num_tokens), str(each.kl_mean), str(each.top1_agreement)) for each in ranges]
     heads = ("positions", "tokens", "mean KL divergence", "top-1 agreement")
-    return _table("Distance from the original, by position in a window", heads, rows) if rows else ""
+    return _table(f"Distance from the original, by position in {where}", heads, rows) if rows else ""
+
+
+def _answers(answers: AnswerQuality | None) -> str:
+    if answers is None:
+        return ""
+    rows = [
+        (escape(each.kind), str(each.num_tokens), str(each.kl_mean), str(each.top1_agreement))
+        for each in answers.by_kind
+    ]
+    every = ("all", str(answers.num_tokens), str(answers.divergence.kl_mean), str(answers.divergence.top1_agreement))
+    caption = f"Predictions of both models on {answers.num_windows} answers that the original gave to packaged prompts"
+    table = _table(caption, ("prompts", "tokens", "mean KL divergence", "top-1 agreement"), [*rows, every])
+    left_out = "".join(
+        f"<p>Left out, in part or at all: {escape(kind)} ({escape(reason)})</p>"
+        for kind, reason in answers.left_out.items()
+    )
+    return f"<h2>Own answers</h2>{table}{left_out}{_positions(answers.by_position, 'an answer')}"
 
 
 def _clipping(shares: Mapping[str, float]) -> str:

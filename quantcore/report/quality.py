@@ -150,6 +150,37 @@ class Quality(AbsoluteQuality):
     by_position: tuple[PositionQuality, ...] = ()
 
 
+class KindQuality(Record):
+    """Distance of the predictions from the original's on its own answers to prompts of one ``kind``."""
+
+    kind: str
+    num_answers: int
+    num_tokens: int
+    kl_mean: Measure
+    top1_agreement: Measure
+
+
+class AnswerQuality(Quality):
+    """Distance of a chat model from its original on the original's own answers, token by token.
+
+    ``num_windows`` is the number of answers and ``seq_len`` the length of the longest one; positions are those in an
+    answer. ``num_ended`` of the answers came to their end. ``left_out``: kinds of prompts that could not be asked, in
+    part or at all, with the reason.
+    """
+
+    num_ended: int
+    by_kind: tuple[KindQuality, ...]
+    left_out: dict[str, str] = Field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return the distance in a sentence, with what was left out."""
+        left_out = f"; without some prompts: {', '.join(self.left_out)}" if self.left_out else ""
+        return (
+            f"mean KL divergence {self.divergence.kl_mean}, top-1 agreement {self.divergence.top1_agreement}, on "
+            f"{self.num_windows} answers of the original{left_out}"
+        )
+
+
 class Interval(Record):
     """A number and its 95 % interval."""
 
@@ -318,6 +349,7 @@ class EvaluationResult(Record):
     quality: Quality | AbsoluteQuality | None = None
     verdict: Verdict | None = None
     drafts: DraftQuality | None = None
+    answers: AnswerQuality | None = None
     samples: tuple[Sample, ...] | None = None
     harness: TaskResults | dict[str, dict[str, Measure]] = Field(default_factory=dict)
     failed_tasks: dict[str, str] = Field(default_factory=dict)

@@ -14,6 +14,7 @@ from quantcore.checkpoint.folder import model_name
 from quantcore.config.job_spec import Gate
 from quantcore.report.gate_result import GateResult
 from quantcore.report.quality import (
+    AnswerQuality,
     ConsumerCheck,
     DraftQuality,
     EncoderQuality,
@@ -366,6 +367,7 @@ class Report(Record):
         description="Share of the values on held-out text that static activation ranges clip, by type of tensor: "
         "`q_proj input` covers all blocks.",
     )
+    answers: AnswerQuality | None = None
     samples: tuple[Sample, ...] | None
     harness: TaskResults | None
     layers: Annotated[tuple[LayerError, ...], Field(min_length=1)]

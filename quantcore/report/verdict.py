@@ -1,9 +1,9 @@
 """The verdict on a result: how far its predictions are from the original's, in one word and a sentence. No torch.
 
-It comes from paired measurements on held-out text, each at the unfavourable end of its 95 % interval, so that a short
-text gives no better verdict than a long one would. Nor does it give a bad one: a result whose measurements are good,
-and whose text is too short to say so, is "unclear". docs/concepts/proof-and-gates.md says what the levels mean, and
-docs/benchmarks.md which results have which.
+It comes from paired measurements on held-out text, and for a chat model on the original's own answers, each at the
+unfavourable end of its 95 % interval, so that a short text gives no better verdict than a long one would. Nor does it
+give a bad one: a result whose measurements are good, and whose text is too short to say so, is "unclear".
+docs/concepts/proof-and-gates.md says what the levels mean, and docs/benchmarks.md which results have which.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantcore.config.recipes import Advice
-from quantcore.config.verdict_levels import POOR, Level
+from quantcore.config.verdict_levels import LEVELS, POOR, Level
 from quantcore.report.gate_result import GateResult
-from quantcore.report.quality import Measure, Quality, Step, TaskResults, Verdict
+from quantcore.report.quality import AnswerQuality, Measure, Quality, Step, TaskResults, Verdict
 
 _RISES = re.compile("perplexity|bits_per|brier|ece")  # metrics that a worse model has more of
 
@@ -42,7 +42,21 @@ MOST_TEXT = 100
 """Upper bound of the text, relative to what was measured, that is named as enough for a verdict."""
 
 
-def judge_quality(quality: Quality, tasks: TaskResults | None = None) -> Verdict:
+def judge_quality(quality: Quality, tasks: TaskResults | None = None, answers: AnswerQuality | None = None) -> Verdict:
+    """Return the verdict on a result: that on a text and tasks, or that on its ``answers`` if it is worse.
+
+    Answers that are good as measured, and only not beyond doubt, change nothing: there are few prompts more to ask.
+    """
+    of_text = _judge(quality, tasks)
+    if answers is None:
+        return of_text
+    of_answers = _judge(answers)
+    if of_answers.level == "unclear" or LEVELS.index(of_answers.level) <= LEVELS.index(of_text.level):
+        return of_text
+    return of_answers.replace(reason=f"on the original's own answers, {of_answers.reason}")
+
+
+def _judge(quality: Quality, tasks: TaskResults | None = None) -> Verdict:
     """Return the verdict on a result from its distance to the original, and from tasks that both models ran.
 
     A metric of a task that fell by more than chance explains makes the result degraded at best. A result is unclear if
@@ -92,11 +106,12 @@ def sentence_of(level: Level, quality: Quality, *, enough: str | None = None, is
     ``enough``: how much text a result needs that is unclear. ``is_failed``: a check of a better one failed.
     """
     agreement = quality.divergence.top1_agreement.value
+    where = " of its answers" if isinstance(quality, AnswerQuality) else ""
     if agreement is None:
         share = "its predictions are not numbers"
     else:
         num_equal = 100 if agreement >= 1 else min(99, round(100 * agreement))
-        share = f"of 100 next words, {num_equal} are the original's"
+        share = f"of 100 next words{where}, {num_equal} are the original's"
         if level in POOR and agreement >= LIMITS["good"].top1_agreement:
             share += ", but other measurements are too far away"
     if enough is not None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
+    Column,
     Computed,
     FetchedValue,
     ForeignKey,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     MetaData,
     Sequence,
     SmallInteger,
+    Table,
     Text,
     text,
 )
@@ -436,3 +438,7 @@ class Outbox(Base):
     topic: Mapped[str]
     payload: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+write_probe = Table("write_probe", Base.metadata, Column("content", Text, nullable=False))
+"""What readiness writes to (``api.http.health``), and takes back."""

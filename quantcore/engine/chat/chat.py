@@ -11,8 +11,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from quantcore.engine.chat.streaming import stream_tokens
 from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
+from quantcore.engine.evaluation.generation import Message, end_tokens, in_template, longest_input
 from quantcore.engine.evaluation.model import open_model
-from quantcore.engine.evaluation.samples import Message, end_tokens, in_template, longest_input
 from quantcore.engine.model.kinds import Kind
 from quantcore.engine.model.skeleton import kind_of
 from quantcore.errors import CalibrationError, ConfigError, ModelError

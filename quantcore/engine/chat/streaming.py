@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from quantcore.engine.evaluation.samples import generate
+from quantcore.engine.evaluation.generation import generate
 
 
 class _Stopped(Exception):

@@ -13,11 +13,14 @@ from quantcore.engine.evaluation import harness
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
 from quantcore.engine.evaluation.divergence import measure, summarize, summarize_both
 from quantcore.engine.evaluation.drafts import Drafting, measure_drafts
-from quantcore.engine.evaluation.inputs import block_progress, find_model, held_out_text, states_of_original
+from quantcore.engine.evaluation.inputs import block_progress, find_model, held_out_text
 from quantcore.engine.evaluation.model import EvaluatedModel, open_model
+from quantcore.engine.evaluation.model_pair import ModelPair
+from quantcore.engine.evaluation.own_answers import compare_own_answers
 from quantcore.engine.evaluation.provenance import environment, identity_of
 from quantcore.engine.evaluation.samples import compare_samples
 from quantcore.engine.evaluation.text import EvaluationText
+from quantcore.engine.model.kinds import Kind
 from quantcore.engine.runtime.ranks import ALONE, Ranks
 from quantcore.engine.verification.architecture import prove_tiny_model
 from quantcore.errors import ConfigError, RankError, reason_of
@@ -51,35 +54,38 @@ def evaluate(
     if ranks.is_first:
         prove_tiny_model(described, emit)
     model, tokenizer, text = open_model(described, ranks), load_tokenizer(path), held_out_text(path, evaluation)
-    before = None
+    pair = None
     if original_path is not None:
-        before = open_model(read_model(original_path), ranks), BaselineCache(identity_of(original_path), ranks)
+        original = open_model(read_model(original_path), ranks)
+        pair = ModelPair(original, model, BaselineCache(identity_of(original_path), ranks))
     if ranks.is_first:
-        fields |= _measure(model, before, text, emit)
-    if before is not None and evaluation.num_prompts:
-        fields["samples"] = compare_samples(
-            path, evaluation.chat_template_kwargs, text, evaluation.num_prompts, before[0], model, before[1], emit
-        )
+        fields |= _measure(model, pair, text, emit)
+    if pair is not None:
+        arguments, is_causal = evaluation.chat_template_kwargs, model.streamed.kind is Kind.causal
+        if evaluation.num_answers and is_causal:
+            answers = compare_own_answers(path, arguments, evaluation.num_answers, pair, emit)
+            fields |= {} if answers is None else {"answers": answers}
+        if evaluation.num_prompts:
+            fields["samples"] = compare_samples(path, arguments, text, evaluation.num_prompts, pair, emit)
     if evaluation.tasks and not vllm_python:
-        fields["harness"], failed_tasks = _run_tasks(evaluation, tokenizer, model, before)
+        fields["harness"], failed_tasks = _run_tasks(evaluation, tokenizer, model, pair)
     else:
         failed_tasks = {}
     if isinstance(quality := fields.get("quality"), Quality):
-        fields["verdict"] = judge_quality(quality, fields.get("harness"))
+        fields["verdict"] = judge_quality(quality, fields.get("harness"), fields.get("answers"))
     return EvaluationResult(
         model=model_name, against=against, environment=environment(), failed_tasks=failed_tasks, **fields
     )
 
 
 def _run_tasks(
-    evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, model: EvaluatedModel,
-    before: tuple[EvaluatedModel, BaselineCache] | None,
-) -> tuple[harness.Results | TaskResults, dict[str, str]]:  # fmt: skip
+    evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, model: EvaluatedModel, pair: ModelPair | None
+) -> tuple[harness.Results | TaskResults, dict[str, str]]:
     """Run the tasks; also return the reason for each task that failed, so that other measurements are not lost."""
     try:
-        if before is None:
+        if pair is None:
             return harness.evaluate(evaluation, tokenizer, model), {}
-        return harness.compare(evaluation, tokenizer, before[0], model, before[1]), {}
+        return harness.compare(evaluation, tokenizer, pair), {}
     except RankError:
         raise
     except Exception as error:  # code and data of others
@@ -104,20 +110,16 @@ def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) 
         )
 
 
-def _measure(
-    model: EvaluatedModel, before: tuple[EvaluatedModel, BaselineCache] | None, text: EvaluationText, emit: Emit
-) -> dict[str, Any]:
+def _measure(model: EvaluatedModel, pair: ModelPair | None, text: EvaluationText, emit: Emit) -> dict[str, Any]:
     """Return ``quality``, and ``drafts`` if the model has draft layers that Transformers can run."""
-    states = model.last_states(text, block_progress(emit, model))
-    if before is None:
+    if pair is None:
+        states = model.last_states(text, block_progress(emit, model))
         with model.vocabulary(states[0]) as vocabulary:
             quality: AbsoluteQuality = summarize(measure(vocabulary, states, text), text)
         drafts = measure_drafts(Drafting(model, states), None, text.ids_NT, emit)
     else:
-        original, cache = before
-        original_states = states_of_original(original, cache, text, emit)
-        with model.vocabulary(states[0]) as vocabulary, original.vocabulary(original_states[0]) as original_vocabulary:
-            quality = summarize_both(measure(vocabulary, states, text, (original_vocabulary, original_states)), text)
-        both = Drafting(model, states), Drafting(original, original_states)
+        original_states, states = pair.states(text, emit)
+        quality = summarize_both(pair.measure(text, states, original_states), text)
+        both = Drafting(model, states), Drafting(pair.original, original_states)
         drafts = measure_drafts(*both, text.ids_NT, emit)
     return {"quality": quality} | ({} if drafts is None else {"drafts": drafts})

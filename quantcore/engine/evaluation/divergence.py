@@ -94,9 +94,9 @@ def summarize_both(measured: Measured, text: EvaluationText) -> Quality:
         before=perplexities(measured.original_losses_NP, text),
         ratio=exponential(*mean_and_stderr(measured.losses_NP - measured.original_losses_NP, scored, text.strata_N)),
         divergence=Divergence(
-            kl_mean=_with_stderr(kl_NP, scored, text),
+            kl_mean=with_stderr(kl_NP, scored, text),
             kl_p99=kl_NP[scored].kthvalue(math.ceil(0.99 * int(scored.sum()))).values.item(),
-            top1_agreement=_with_stderr(agrees_NP, scored, text),
+            top1_agreement=with_stderr(agrees_NP, scored, text),
             logit_error=(lost / power).sqrt().item() if power > 0 else 0.0,
         ),
         by_position=tuple(_by_position(kl_NP, agrees_NP, text)),
@@ -113,8 +113,8 @@ def _by_position(kl_NP: torch.Tensor, agrees_NP: torch.Tensor, text: EvaluationT
         range_NP[:, last:] = False
         if num_tokens := int(range_NP.sum()):
             yield PositionQuality(
-                first=first, last=last, num_tokens=num_tokens, kl_mean=_with_stderr(kl_NP, range_NP, text),
-                top1_agreement=_with_stderr(agrees_NP, range_NP, text),
+                first=first, last=last, num_tokens=num_tokens, kl_mean=with_stderr(kl_NP, range_NP, text),
+                top1_agreement=with_stderr(agrees_NP, range_NP, text),
             )  # fmt: skip
 
 
@@ -122,6 +122,7 @@ def _slices(num_rows: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
-def _with_stderr(values_NP: torch.Tensor, counts_NP: torch.Tensor, text: EvaluationText) -> Measure:
+def with_stderr(values_NP: torch.Tensor, counts_NP: torch.Tensor, text: EvaluationText) -> Measure:
+    """Return the mean of the values that count, and its standard error."""
     mean, stderr = mean_and_stderr(values_NP, counts_NP, text.strata_N)
     return Measure(value=mean, stderr=stderr)

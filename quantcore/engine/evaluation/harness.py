@@ -17,8 +17,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from quantcore.config.task import EvaluationConfig
-from quantcore.engine.evaluation.baseline_cache import BaselineCache
 from quantcore.engine.evaluation.model import EvaluatedModel
+from quantcore.engine.evaluation.model_pair import ModelPair
 from quantcore.engine.runtime.devices import limit_threads
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.report.quality import TaskResult, TaskResults
@@ -122,13 +122,11 @@ def settings(evaluation: EvaluationConfig) -> dict[str, Any]:
     }
 
 
-def compare(
-    evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, original: EvaluatedModel,
-    quantized: EvaluatedModel, baselines: BaselineCache,
-) -> TaskResults:  # fmt: skip
+def compare(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, pair: ModelPair) -> TaskResults:
     """Run the tasks on both models."""
-    before = baselines.value({"tasks": settings(evaluation)}, lambda: evaluate(evaluation, tokenizer, original))
-    return side_by_side(before, evaluate(evaluation, tokenizer, quantized))
+    key = {"tasks": settings(evaluation)}
+    before = pair.baselines.value(key, lambda: evaluate(evaluation, tokenizer, pair.original))
+    return side_by_side(before, evaluate(evaluation, tokenizer, pair.quantized))
 
 
 def side_by_side(before: Results, after: Results) -> TaskResults:

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.configuration_utils import PreTrainedConfig
-from transformers.generation.streamers import BaseStreamer
+from transformers import PreTrainedTokenizerBase
 
-from quantcore.checkpoint.headers import read_json
-from quantcore.engine.data.chat_template import chat_renderer
-from quantcore.engine.data.tokenizer import begin_of_text, load_tokenizer, tokenize_with
+from quantcore.engine.data.tokenizer import begin_of_text, load_tokenizer
 from quantcore.engine.data.windows import without_begin
-from quantcore.engine.evaluation.baseline_cache import BaselineCache
-from quantcore.engine.evaluation.model import EvaluatedModel
+from quantcore.engine.evaluation.generation import (
+    Prompt,
+    continue_prompts,
+    end_tokens,
+    in_template,
+    longest_input,
+    without_end,
+)
+from quantcore.engine.evaluation.model_pair import ModelPair
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.runtime.devices import release_freed_memory
-from quantcore.engine.runtime.matmul import matmul_precision
 from quantcore.errors import CalibrationError
 from quantcore.events import Emit, Progress, Warned
-from quantcore.importing.model import Model
 from quantcore.report.quality import Sample
-
-Message = dict[str, str]
 
 PROMPT_LEN = 24
 NEW_TOKENS = 32
@@ -45,14 +40,6 @@ QUESTIONS = (
 """The questions for chat models, in the order in which they are asked."""
 MIN_REPEATED = 8
 """A shorter answer may end with one token twice: "10 + 10"."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt: its tokens, and the text that is shown for it."""
-
-    ids: list[int]
-    text: str
 
 
 def find_prompts(
@@ -74,18 +61,17 @@ def find_prompts(
 
 
 def compare_samples(
-    folder: Path, arguments: Mapping[str, Any], text: EvaluationText, num: int,
-    original: EvaluatedModel, quantized: EvaluatedModel, baselines: BaselineCache, emit: Emit,
-) -> tuple[Sample, ...]:  # fmt: skip
+    folder: Path, arguments: Mapping[str, Any], text: EvaluationText, num: int, pair: ModelPair, emit: Emit
+) -> tuple[Sample, ...]:
     """Continue ``num`` prompts with both models, one after the other: see ``find_prompts``. Warn if there are fewer.
 
     The tokenizer in ``folder`` is not in memory beside a model: one of 262,144 tokens takes 300 MB.
     """
-    assert original.stored is not None
-    longest = longest_input(original.streamed.model.config)
+    assert pair.original.stored is not None
+    longest = longest_input(pair.original.streamed.model.config)
     tokenizer = load_tokenizer(folder)
     prompts = find_prompts(tokenizer, arguments, text, num, longest)
-    ends = sorted(end_tokens(original.stored, tokenizer))
+    ends = sorted(end_tokens(pair.original.stored, tokenizer))
     del tokenizer
     release_freed_memory()
     if len(prompts) < num:
@@ -96,9 +82,10 @@ def compare_samples(
     new_tokens = NEW_TOKENS if longest is None else min(NEW_TOKENS, longest - max(len(p.ids) for p in prompts))
     settings = {"prompts": [prompt.ids for prompt in prompts], "new_tokens": new_tokens, "ends": ends}
     emit(Progress("verify", 1, 2, "samples of model"))
-    before = baselines.value(settings, lambda: continue_prompts(original, prompts, ends, new_tokens))
+    before = pair.baselines.value(settings, lambda: continue_prompts(pair.original, prompts, ends, new_tokens))
     emit(Progress("verify", 2, 2, "samples of model"))
-    after = continue_prompts(quantized, prompts, ends, new_tokens)
+    after = continue_prompts(pair.quantized, prompts, ends, new_tokens)
+    before, after = ([without_end(answer, ends) for answer in answers] for answers in (before, after))
     release_freed_memory()
     tokenizer = load_tokenizer(folder)
 
@@ -117,90 +104,9 @@ def compare_samples(
     )
 
 
-def continue_prompts(
-    model: EvaluatedModel, prompts: Sequence[Prompt], ends: Sequence[int], new_tokens: int
-) -> list[list[int]]:
-    """Return the most likely tokens after each prompt: ``new_tokens``, or fewer where one of ``ends`` comes.
-
-    Prompts are filled up on the left to the same length, and the model does not attend to what fills them. A model with
-    a recurrent state would read it all the same, so it continues one prompt at a time.
-    """
-    settings = GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=False, max_new_tokens=new_tokens, eos_token_id=list(ends) or None, pad_token_id=ends[0] if ends else 0
-    )
-    answers: list[list[int]] = []
-    with model.whole() as whole, torch.inference_mode():
-        size = 1 if whole._is_stateful else len(prompts)
-        for start in range(0, len(prompts), size):
-            answers += _answers(whole, [prompt.ids for prompt in prompts[start : start + size]], settings)
-    return [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in answers]
-
-
-def _answers(model: PreTrainedModel, prompts: Sequence[list[int]], settings: GenerationConfig) -> list[list[int]]:
-    """Return the new tokens after each of some ``prompts``; those behind the end of an answer fill it up."""
-    length = max(map(len, prompts))
-    ids_NT = torch.tensor([[settings.pad_token_id] * (length - len(ids)) + ids for ids in prompts])
-    mask_NT = torch.tensor([[0] * (length - len(ids)) + [1] * len(ids) for ids in prompts])
-    rows: list[list[int]] = generate(model, ids_NT, settings, mask_NT=mask_NT)[:, length:].tolist()
-    return rows
-
-
-def generate(
-    model: PreTrainedModel, ids_NT: torch.Tensor, settings: GenerationConfig, streamer: BaseStreamer | None = None,
-    mask_NT: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """Return the prompts with their continuations, [N, T + at most max_new_tokens].
-
-    ``streamer`` is given each token of a single prompt's continuation as soon as it is known. ``mask_NT`` is 0 where a
-    prompt was filled up.
-    """
-    ids_NT = ids_NT.to(model.device)
-    mask_NT = torch.ones_like(ids_NT) if mask_NT is None else mask_NT.to(model.device)
-    dtypes = {parameter.dtype for parameter in model.parameters()}
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    hook = head.register_forward_pre_hook(_contiguous) if isinstance(head, nn.Module) else nullcontext()
-    with hook, matmul_precision(model.device, dtypes):  # in tiles: otherwise the whole head is held in float32, twice
-        ids: torch.Tensor = model.generate(  # type: ignore[operator]
-            ids_NT, attention_mask=mask_NT, generation_config=settings, streamer=streamer
-        )
-    return ids
-
-
-def _contiguous(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Return the inputs of a head without gaps between them.
-
-    Transformers gives it a slice, the last place of each prompt. Of a slice torch makes one product for each prompt,
-    with a copy of the head for each: 2.7 GB for eight prompts and 262,144 tokens of 640 values in bfloat16.
-    """
-    return tuple(values.contiguous() for values in inputs)
-
-
 def is_degenerate(ids: list[int]) -> bool:
     """Return True for an empty text, or a longer one whose second half repeats a single token."""
     return not ids or (len(ids) >= MIN_REPEATED and len(set(ids[len(ids) // 2 :])) == 1)
-
-
-def end_tokens(model: Model, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens that end an answer, from config.json, generation_config.json and the tokenizer."""
-    config, generation = model.headers.config, model.folder / "generation_config.json"
-    text_config = config.get("text_config")
-    found = _numbers(config.get("eos_token_id")) | _numbers(tokenizer.eos_token_id)
-    if isinstance(text_config, dict):
-        found |= _numbers(text_config.get("eos_token_id"))
-    if generation.is_file():
-        found |= _numbers(read_json(generation, "no_generation_config").get("eos_token_id"))
-    return found
-
-
-def _numbers(given: object) -> frozenset[int]:
-    values = given if isinstance(given, list | tuple) else [given]
-    return frozenset(value for value in values if isinstance(value, int) and not isinstance(value, bool))
-
-
-def in_template(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], messages: list[Message]) -> list[int]:
-    """Return the tokens of a chat, up to where an answer begins. Raises CalibrationError as ``chat_renderer``."""
-    text = chat_renderer(tokenizer, {**arguments, "add_generation_prompt": True})(messages)
-    return tokenize_with(tokenizer)(text)
 
 
 def _questions(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> list[Prompt]:
@@ -211,9 +117,3 @@ def _questions(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any])
         ]
     except CalibrationError:
         return []
-
-
-def longest_input(config: PreTrainedConfig) -> int | None:
-    """Return the number of tokens that a model reads, its answer included; None for any number."""
-    longest: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return longest

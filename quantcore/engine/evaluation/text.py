@@ -106,10 +106,11 @@ def _with_media(
     if not any(media):
         return text
     targets_NP = text.ids_NT[:, 1:].masked_fill(is_placeholder_NT[:, 1:], -1)
-    return replace(_scoring(text, targets_NP, tokenizer), media=tuple(media))
+    return replace(scoring(text, targets_NP, tokenizer), media=tuple(media))
 
 
-def _scoring(text: EvaluationText, targets_NP: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
+def scoring(text: EvaluationText, targets_NP: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
+    """Return ``text`` with the tokens that its outputs predict, -1 where none is scored."""
     num_words, num_bytes = _count(tokenizer, [row[row >= 0].tolist() for row in targets_NP])
     return replace(text, targets_NP=targets_NP, num_words=num_words, num_bytes=num_bytes)
 
@@ -173,7 +174,7 @@ def for_kind(text: EvaluationText, kind: Kind, tokenizer: PreTrainedTokenizerBas
         ids_NT, targets_NP = _masked(ids_NT, tokenizer)
     else:
         targets_NP = ids_NT[:, :0]  # it predicts no tokens
-    return _scoring(replace(text, ids_NT=ids_NT), targets_NP.clone(), tokenizer)
+    return scoring(replace(text, ids_NT=ids_NT), targets_NP.clone(), tokenizer)
 
 
 def with_special_tokens(ids_NT: torch.Tensor, kind: Kind, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:

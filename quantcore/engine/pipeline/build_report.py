@@ -31,7 +31,7 @@ from quantcore.plan.planner import Plan
 from quantcore.report.card import model_card
 from quantcore.report.gate_result import GateResult
 from quantcore.report.html import page
-from quantcore.report.quality import Quality, TaskResults, Verdict
+from quantcore.report.quality import Quality, Verdict
 from quantcore.report.values import (
     SCHEMA_VERSION,
     ChosenMix,
@@ -78,7 +78,7 @@ def build_report(
             size_after_bytes=plan.size_after_bytes,
             float_bytes=plan.float_bytes if plan.float_bytes != plan.size_before_bytes else None,
             **_quality_in_short(main.quality),
-            verdict=None if main.quality is None else _verdict(main.quality, main.harness, task.config, plan, gates),
+            verdict=None if main.quality is None else _verdict(main, main.quality, task.config, plan, gates),
             worst_layer=_worst_layer(outcome),
             num_layers_quantized=len(plan.layers),
             num_layers_kept=sum(entry.is_layer for entry in plan.kept),
@@ -132,11 +132,9 @@ def write_report(task: Task, folder: Path, report: Report) -> None:
     reproduce.chmod(0o755)
 
 
-def _verdict(
-    quality: Quality, tasks: TaskResults | None, config: Config, plan: Plan, gates: Sequence[GateResult]
-) -> Verdict:
+def _verdict(proof: Proof, quality: Quality, config: Config, plan: Plan, gates: Sequence[GateResult]) -> Verdict:
     """Return the verdict on a result, with advice if it is a poor one."""
-    verdict = with_failed_gates(judge_quality(quality, tasks), quality, gates)
+    verdict = with_failed_gates(judge_quality(quality, proof.harness, proof.answers), quality, gates)
     if verdict.level not in POOR:
         return verdict
     advice = advice_on(config, plan.main_export)
@@ -159,7 +157,12 @@ def _quality_in_short(quality: Quality | None) -> dict[str, Any]:
 
 def _of_some_kinds(main: Proof) -> dict[str, Any]:
     """Return the results that only some kinds of models or of schemes have."""
-    found = {"encoder": main.encoder, "drafts": main.drafts, "clipping": main.clipped_by_kind or None}
+    found = {
+        "encoder": main.encoder,
+        "drafts": main.drafts,
+        "answers": main.answers,
+        "clipping": main.clipped_by_kind or None,
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 

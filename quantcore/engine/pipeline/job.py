@@ -66,7 +66,7 @@ from quantcore.engine.verification.cache_proof import prove_caches
 from quantcore.engine.verification.expectation import ExpectedDigests, probe_logits
 from quantcore.engine.verification.fresh_process import prove_in_fresh_process
 from quantcore.engine.verification.gate_inputs import Outcome, judge_result, tell_gates
-from quantcore.engine.verification.verify import may_be_whole
+from quantcore.engine.verification.whole_model import may_be_whole
 from quantcore.errors import ConfigError, ModelError, at_block
 from quantcore.events import Completed, Emit, Eta, PhaseStarted, Progress, Saved, Warned, silence
 from quantcore.hub.download import fetch

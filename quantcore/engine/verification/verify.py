@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,16 +23,13 @@ from quantcore.config.spec import ScaleType
 from quantcore.config.task import Task
 from quantcore.engine.calibration.ranges import Activations
 from quantcore.engine.data.tokenizer import load_tokenizer
-from quantcore.engine.evaluation import harness
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
 from quantcore.engine.evaluation.clipping import Clipping
 from quantcore.engine.evaluation.divergence import measure, summarize_both
 from quantcore.engine.evaluation.drafts import Drafting, measure_drafts
 from quantcore.engine.evaluation.encoders import compare_outputs
 from quantcore.engine.evaluation.model import EvaluatedModel, open_model
-from quantcore.engine.evaluation.samples import compare_samples
-from quantcore.engine.evaluation.text import EvaluationText
-from quantcore.engine.model.kinds import Kind
+from quantcore.engine.evaluation.model_pair import ModelPair
 from quantcore.engine.model.skeleton import kind_of
 from quantcore.engine.runtime.devices import (
     default_device,
@@ -47,20 +43,26 @@ from quantcore.engine.verification.beginnings import check_beginnings
 from quantcore.engine.verification.cache_clipping import check_caches
 from quantcore.engine.verification.consumer import check_export, needed_bytes
 from quantcore.engine.verification.expectation import ExpectedDigests, difference_of_probes
-from quantcore.errors import ConfigError, NumericsError, ProofError, QuantError, reason_of
-from quantcore.events import Emit, Eta, Progress, Warned
+from quantcore.engine.verification.whole_model import run_whole
+from quantcore.errors import ConfigError, NumericsError, ProofError, QuantError
+from quantcore.events import Emit, Eta, Progress
 from quantcore.export import EXPORTERS, Container, Decoder, file_of, tensor_name
 from quantcore.export.unread import unread
 from quantcore.importing.model import Model, read_model
 from quantcore.plan.job import plan_job
 from quantcore.plan.planner import FILE_TO_FILE, Plan, export_dir
-from quantcore.report.quality import ConsumerCheck, DraftQuality, EncoderQuality, Quality, Sample, TaskResults
+from quantcore.report.quality import (
+    AnswerQuality,
+    ConsumerCheck,
+    DraftQuality,
+    EncoderQuality,
+    Quality,
+    Sample,
+    TaskResults,
+)
 from quantcore.tensors.hashing import Hashing
 from quantcore.tensors.qtensor import QLayer, is_finite
 from quantcore.tensors.source import TORCH_DTYPES, Rows, Source, TensorSource, rows_of
-
-FREE_PARTS = 8
-"""A whole model may take 1/8 of the free memory of an accelerator: other jobs may run there as well."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class Proof:
     is None for the other exports, and for ``file2file``: ``max_logit_difference`` (relative), ``clipping`` (the
     activation with the largest clipped share, and that share; ``clipped_by_kind`` has the shares by kind of tensor),
     and if an evaluation was requested ``quality`` (``encoder``, if the model predicts no tokens), ``drafts`` (if it has
-    draft layers that Transformers can run), ``samples`` and ``harness``. ``failed_tasks`` has the reasons for missing
-    results.
+    draft layers that Transformers can run), ``answers``, ``samples`` and ``harness``. ``failed_tasks`` has the reasons
+    for missing results.
     """
 
     export: str
@@ -86,6 +88,7 @@ class Proof:
     quality: Quality | None = None
     encoder: EncoderQuality | None = None
     drafts: DraftQuality | None = None
+    answers: AnswerQuality | None = None
     samples: tuple[Sample, ...] | None = None
     harness: TaskResults | None = None
     failed_tasks: dict[str, str] = field(default_factory=dict)
@@ -165,10 +168,10 @@ def run_model(
     if expected.original_states_NTH is None:
         return proof
     proof = compare_predictions(model, hidden, open_model(original), expected, proof, emit)
-    baselines = BaselineCache(expected.model)
     del hidden
     release_freed_memory()
-    return run_whole(task, plan, original, model, text, baselines, proof, emit)
+    pair = ModelPair(open_model(original), model, BaselineCache(expected.model))
+    return replace(proof, **run_whole(task, plan, pair, text, emit))
 
 
 def compare_predictions(
@@ -188,35 +191,6 @@ def compare_predictions(
     return replace(proof, quality=summarize_both(measured, text), drafts=drafts)
 
 
-def run_whole(
-    task: Task, plan: Plan, original: Model, model: EvaluatedModel, text: EvaluationText, baselines: BaselineCache,
-    proof: Proof, emit: Emit,
-) -> Proof:  # fmt: skip
-    """Add samples and tasks to ``proof``, which need the whole model; warn about those that fail or are left out."""
-    evaluation = task.evaluation
-    if evaluation.num_prompts and model.streamed.kind is not Kind.causal:
-        emit(
-            Warned("samples_left_out", "No sample texts were generated: only causal language models can generate text.")
-        )
-    elif evaluation.num_prompts and may_be_whole(plan, plan.allows_whole):
-        with failure_as_warning("samples_failed", "Generating sample texts", emit):
-            arguments = {**task.calibration.chat_template_kwargs, **evaluation.chat_template_kwargs}
-            samples = compare_samples(
-                task.model_folder, arguments, text, evaluation.num_prompts, open_model(original), model, baselines, emit
-            )
-            proof = replace(proof, samples=samples)
-    elif evaluation.num_prompts:
-        emit(Warned("samples_left_out", why_no_samples(plan)))
-    if evaluation.tasks:
-        with failure_as_warning("tasks_failed", "Running the tasks", emit) as failure:
-            tokenizer = load_tokenizer(task.model_folder)
-            results = harness.compare(evaluation, tokenizer, open_model(original), model, baselines)
-            proof = replace(proof, harness=results)
-        if failure:
-            proof = replace(proof, harness={}, failed_tasks=dict.fromkeys(evaluation.tasks, failure[0]))
-    return proof
-
-
 def open_written(plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, dtype: torch.dtype) -> EvaluatedModel:
     """Open the quantized model in the files, to compute in ``dtype``; ``headers`` are the float model's."""
     streamed = StreamedModel(
@@ -224,42 +198,6 @@ def open_written(plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, 
         default_device(),
     )  # fmt: skip
     return EvaluatedModel(streamed, written.rows, plan.layers, written.activations)
-
-
-@contextmanager
-def failure_as_warning(code: str, what: str, emit: Emit) -> Iterator[list[str]]:
-    """Turn a failure of foreign code into a warning, since the artifact is proven already and is kept.
-
-    The yielded list then holds the reason.
-    """
-    reasons: list[str] = []
-    try:
-        yield reasons
-    except Exception as error:
-        reasons.append(reason_of(error))
-        emit(Warned(code, f"{what} failed: {reasons[0]}."))
-
-
-def may_be_whole(plan: Plan, is_planned: bool) -> bool:
-    """Return True if the whole model fits: the plan counts on it and the memory is free.
-
-    The plan does not count the memory of an accelerator; there the model may take a small part of what is free.
-    """
-    device = default_device()
-    if device.type != "cpu":
-        return plan.float_bytes <= free_memory_bytes(device) // FREE_PARTS
-    return is_planned and plan.float_bytes <= free_memory_bytes(device)
-
-
-def why_no_samples(plan: Plan) -> str:
-    """Explain why there are no samples."""
-    size = f"{plan.float_bytes / 1e9:.1f} GB"
-    if plan.allows_whole:
-        return f"No sample texts were generated: that needs the whole model in memory ({size}), but less is free."
-    return (
-        f"No sample texts were generated: that needs the whole model in memory ({size}), but this job was planned "
-        "with less. `bitfoundry evaluate` generates them on a machine with more memory."
-    )
 
 
 def why_too_large(plan: Plan, export: str, headers: ModelHeaders) -> str | None:

@@ -6,37 +6,66 @@ import { measuredText } from "./verdict";
 
 type Ranges = NonNullable<Quality["by_position"]>;
 
-/** How far the predictions are from the original's at the beginning of a window, and further on. */
-export function ByPosition({ ranges }: { ranges: Ranges }) {
-  if (ranges.length === 0) return null;
+type Row = Pick<Ranges[number], "num_tokens" | "kl_mean" | "top1_agreement"> & { name: string };
+
+function Distances({ caption, of, rows }: { caption: string; of: string; rows: Row[] }) {
+  if (rows.length === 0) return null;
   return (
     <div className="table" ref={scrollable}>
       <table>
-        <caption>
-          By position in a window. If the error grows with the context, the values rise from row to row.
-        </caption>
+        <caption>{caption}</caption>
         <thead>
           <tr>
-            <th>Positions</th>
+            <th>{of}</th>
             <th className="number">Tokens</th>
             <th className="number">{LABELS.klMean}</th>
             <th className="number">Top-1 agreement</th>
           </tr>
         </thead>
         <tbody>
-          {ranges.map((range) => (
-            <tr key={range.first}>
-              <td className="nowrap">
-                {formatNumber(range.first)} to {formatNumber(range.last)}
-              </td>
-              <td className="number">{formatNumber(range.num_tokens)}</td>
-              <td className="number nowrap">{measuredText(range.kl_mean, 3)}</td>
-              <td className="number nowrap">{measuredText(range.top1_agreement, 4)}</td>
+          {rows.map((row) => (
+            <tr key={row.name}>
+              <td className="nowrap">{row.name}</td>
+              <td className="number">{formatNumber(row.num_tokens)}</td>
+              <td className="number nowrap">{measuredText(row.kl_mean, 3)}</td>
+              <td className="number nowrap">{measuredText(row.top1_agreement, 4)}</td>
             </tr>
           ))}
         </tbody>
       </table>
     </div>
+  );
+}
+
+/** How far the predictions are from the original's at the beginning of a window, and further on. */
+export function ByPosition({ ranges }: { ranges: Ranges }) {
+  const rows = ranges.map((range) => ({
+    ...range,
+    name: `${formatNumber(range.first)} to ${formatNumber(range.last)}`,
+  }));
+  const caption = "By position in a window. If the error grows with the context, the values rise from row to row.";
+  return <Distances caption={caption} of="Positions" rows={rows} />;
+}
+
+/** How far the predictions are from the original's on answers that the original gave itself, by kind of prompt. */
+export function OwnAnswers({ answers }: { answers: NonNullable<Report["answers"]> }) {
+  const { by_kind, divergence, num_tokens, num_windows, left_out } = answers;
+  const every = { name: "all", num_tokens, kl_mean: divergence.kl_mean, top1_agreement: divergence.top1_agreement };
+  const rows = [...by_kind.map((each) => ({ ...each, name: each.kind })), every];
+  return (
+    <>
+      <h3>Own answers</h3>
+      <Distances
+        caption={`Predictions of both models on ${num_windows} answers that the original gave to packaged prompts.`}
+        of="Prompts"
+        rows={rows}
+      />
+      {Object.entries(left_out ?? {}).map(([kind, reason]) => (
+        <p className="hint" key={kind}>
+          Left out, in part or at all: {kind} ({reason})
+        </p>
+      ))}
+    </>
   );
 }
 

@@ -104,8 +104,7 @@ def test_a_poor_result_ends_with_the_verdict_in_words_and_the_command_to_try_nex
         (
             {"effort": "best"},
             "--effort best",
-            "bitfoundry quantize --model_dir 'a b' --quant_scheme w4a16 --num_eval_data 6"
-            " --effort best -o out-2",
+            "bitfoundry quantize --model_dir 'a b' --quant_scheme w4a16 --num_eval_data 6 --effort best -o out-2",
         ),
         (
             {"goal": {"runtime": "vllm"}},

@@ -1,4 +1,4 @@
-"""The default format of a scheme, and draft heads that stay in high precision, named as consumers read them."""
+"""The default format of a scheme, what a refusal names, and draft heads that stay in floats, as consumers name them."""
 
 import re
 from collections.abc import Mapping
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from quantcore.config import presets
-from quantcore.config.layer_plan import DRAFTS, LayerPlan
-from quantcore.export import EXPORTERS, default_format, formats_for, holds_codes
+from quantcore.config.layer_plan import DRAFTS, LayerPlan, usual_layers
+from quantcore.errors import ConfigError
+from quantcore.export import EXPORTERS, adapted, check_exports, default_format, formats_for, holds_codes
 from quantcore.export.exporter import draft_patterns
 
 W4 = presets.resolve("w4a16_sym")
@@ -108,3 +109,34 @@ def test_the_default_never_drops_activations() -> None:
     config = presets.resolve("int4_wa_64")
     assert formats_for(config) == ["fake_quantized"]
     assert default_format(config) != "fake_quantized"
+
+
+def refusal(preset: str, export: str) -> ConfigError | None:
+    """The error for a preset in a format, as in a plan; None if the format can hold it."""
+    layers = usual_layers(presets.resolve(preset))
+    try:
+        check_exports(adapted(layers, (export,))[0], (export,), layers)
+    except ConfigError as error:
+        return error
+    return None
+
+
+CAN = {(preset, export) for preset in presets.PRESETS for export in EXPORTERS if refusal(preset, export) is None}
+
+
+@pytest.mark.parametrize("export", [*EXPORTERS])
+def test_the_error_names_what_can_hold_it(export: str) -> None:
+    for preset in presets.PRESETS:
+        if (error := refusal(preset, export)) is not None:
+            assert {*error.allowed} == {other for other in EXPORTERS if (preset, other) in CAN}, preset
+            named = re.findall(rf"Presets that {export} can store: (.*?)(?: and \d+ more)?\. Formats", error.hint)
+            assert {(name, export) for name in named[0].split(", ")} <= CAN, preset
+
+
+def test_presets_with_the_same_dtype_come_first() -> None:
+    error = refusal("w4a16", "gguf")
+    assert error is not None
+    hint = error.hint
+    assert hint.startswith("Presets that gguf can store: uint4_wo_32, gguf_q4_1, gguf_q4_k, ")
+    assert hint.endswith("Formats that can store these layers: awq, compressed_tensors, quark, gptq_v2, onnx, "
+                         "fake_quantized.")  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from quantcore.config.recipes import Advice
 from quantcore.config.verdict_levels import Level
 from quantcore.report.gate_result import GateResult
-from quantcore.report.quality import Divergence, Measure, Perplexities, Quality, TaskResult
+from quantcore.report.quality import AnswerQuality, Divergence, Measure, Perplexities, Quality, TaskResult
 from quantcore.report.verdict import judge_quality, steps_of, with_failed_gates
 
 PERPLEXITY = Measure(value=20.0, stderr=0.5)
@@ -57,6 +57,25 @@ def quality(
 def test_levels(measured: Quality, level: Level, reason: str) -> None:
     verdict = judge_quality(measured)
     assert verdict.level == level and reason in verdict.reason, verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "level", "of_answers"),
+    [
+        (quality(), quality(kl=0.2, top1=0.9), "degraded", True),
+        (quality(), quality(kl=0.05), "good", True),
+        (quality(kl=0.2), quality(kl=0.05), "degraded", False),
+        (quality(kl=0.2), quality(kl=0.3), "degraded", False),
+        (quality(), quality(kl=0.09, stderr=0.02), "faithful", False),  # no more prompts could be asked
+    ],
+)
+def test_the_worse_of_text_and_own_answers_decides(
+    text: Quality, answers: Quality, level: Level, of_answers: bool
+) -> None:
+    verdict = judge_quality(text, None, AnswerQuality(**dict(answers), num_ended=3, by_kind=()))
+    assert verdict.level == level
+    assert verdict.reason.startswith("on the original's own answers, ") is of_answers
+    assert ("next words of its answers" in str(verdict.sentence)) is of_answers
 
 
 def test_an_unclear_result_says_how_much_text_is_enough() -> None:

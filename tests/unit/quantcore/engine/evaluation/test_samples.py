@@ -7,17 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from quantcore.engine.evaluation.generation import BATCH, Prompt, continue_prompts, end_tokens, without_end
 from quantcore.engine.evaluation.model import open_model
-from quantcore.engine.evaluation.samples import (
-    NEW_TOKENS,
-    PROMPT_LEN,
-    QUESTIONS,
-    Prompt,
-    continue_prompts,
-    end_tokens,
-    find_prompts,
-    is_degenerate,
-)
+from quantcore.engine.evaluation.samples import NEW_TOKENS, PROMPT_LEN, QUESTIONS, find_prompts, is_degenerate
 from quantcore.engine.evaluation.text import of_windows
 from quantcore.importing.model import read_model
 from tests.support.models import tiny_model, tiny_tokenizer
@@ -67,11 +59,12 @@ def test_a_question_that_is_too_long_for_the_model_is_left_out(text):
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mamba"])
 def test_prompts_of_several_lengths_are_continued_as_each_alone(tmp_path, model_type):
     model = open_model(read_model(tiny_model(tmp_path, model_type=model_type, dtype=torch.float32)))
-    prompts = [Prompt(list(range(5, 5 + length)), "") for length in (3, 9, 6)]
+    prompts = [Prompt(list(range(5, 5 + length)), "") for length in (3, 9, 6, *range(10, 10 + BATCH))]
     together = continue_prompts(model, prompts, [1], 8)
     assert together == [answer for prompt in prompts for answer in continue_prompts(model, [prompt], [1], 8)]
     [ended] = continue_prompts(model, prompts[:1], [together[0][2]], 8)
-    assert ended == together[0][: together[0].index(together[0][2])]
+    assert ended == together[0][: together[0].index(together[0][2]) + 1], "with the token that ends it"
+    assert without_end(ended, [ended[-1]]) == ended[:-1] and without_end(ended, []) == ended
 
 
 def test_an_answer_ends_with_any_of_the_models_end_tokens(tmp_path):

@@ -1,0 +1,142 @@
+"""Measures a quantized chat model on the original's own answers to packaged prompts, token by token.
+
+People ask a chat model questions, and what it loses there is not what it loses on a text. The original answers each
+prompt once (greedily); then both models predict the tokens of these answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedTokenizerBase
+
+from quantcore.data.builtin_text import read_prompts
+from quantcore.engine.data.chat_template import chat_renderer
+from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
+from quantcore.engine.evaluation.divergence import Measured, summarize_both, with_stderr
+from quantcore.engine.evaluation.generation import Prompt, continue_prompts, end_tokens, longest_input
+from quantcore.engine.evaluation.model_pair import ModelPair
+from quantcore.engine.evaluation.text import EvaluationText, scoring
+from quantcore.engine.runtime.devices import release_freed_memory
+from quantcore.errors import CalibrationError
+from quantcore.events import Emit, Progress
+from quantcore.report.quality import AnswerQuality, KindQuality
+
+ANSWER_LEN = 64
+"""Most tokens of an answer. The first 50 lose more than the rest, so more answers say more than longer ones."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt of a kind (chat, maths, code, json, languages, turns, tools), and the row of the file it is from."""
+
+    kind: str
+    prompt: Prompt
+
+
+def find_questions(
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], num: int, longest: int | None
+) -> tuple[list[Question], dict[str, str]]:
+    """Return up to ``num`` of the packaged prompts in the chat template, and the kinds left out, with reasons.
+
+    ``arguments`` are those of the template, ``longest`` is the number of tokens that the model reads. Nothing is
+    returned for a tokenizer without a template.
+    """
+    if not tokenizer.chat_template:
+        return [], {}
+    render = chat_renderer(tokenizer, {**arguments, "add_generation_prompt": True})
+    tokenize = tokenize_with(tokenizer)
+    questions: list[Question] = []
+    left_out: dict[str, str] = {}
+    for row in read_prompts()[:num]:
+        try:
+            ids = tokenize(render(row["messages"], row.get("tools")))
+        except CalibrationError as error:
+            left_out.setdefault(row["kind"], error.message)
+            continue
+        if longest is not None and len(ids) + ANSWER_LEN > longest:
+            left_out.setdefault(row["kind"], f"a prompt of {len(ids)} tokens and its answer are too long for the model")
+            continue
+        questions.append(Question(row["kind"], Prompt(ids, row["messages"][-1]["content"])))
+    return questions, left_out
+
+
+def compare_own_answers(
+    folder: Path, arguments: Mapping[str, Any], num: int, pair: ModelPair, emit: Emit
+) -> AnswerQuality | None:
+    """Return the distance of both models on the original's answers to ``num`` prompts.
+
+    None for a model without a chat template that takes them; if ranks share the models, for all ranks but the first.
+    The tokenizer in ``folder`` is not in memory beside a model (see ``samples.compare_samples``).
+    """
+    assert pair.original.stored is not None
+    tokenizer = load_tokenizer(folder)
+    questions, left_out = find_questions(tokenizer, arguments, num, longest_input(pair.original.streamed.model.config))
+    if not questions:
+        return None
+    ends = sorted(end_tokens(pair.original.stored, tokenizer))
+    del tokenizer
+    release_freed_memory()
+    emit(Progress("verify", 1, 2, "answers of the original"))
+    prompts = [question.prompt for question in questions]
+    settings = {"prompts": [prompt.ids for prompt in prompts], "new_tokens": ANSWER_LEN, "ends": ends}
+    answers = pair.baselines.value(settings, lambda: continue_prompts(pair.original, prompts, ends, ANSWER_LEN))
+    if not pair.baselines.ranks.is_first:
+        return None
+    emit(Progress("verify", 2, 2, "answers of the original"))
+    return score_answers(folder, questions, answers, ends, pair, emit).replace(left_out=left_out)
+
+
+def score_answers(
+    folder: Path, questions: Sequence[Question], answers: Sequence[list[int]], ends: Sequence[int], pair: ModelPair,
+    emit: Emit,
+) -> AnswerQuality:  # fmt: skip
+    """Return the distance of both models on the tokens of ``answers``, the one that ends each of them included."""
+    whole = _padded([[*question.prompt.ids, *answer] for question, answer in zip(questions, answers, strict=True)])
+    shown = EvaluationText(whole.clamp(min=0), torch.ones(len(whole), dtype=torch.long), 0, 0)
+    targets_NP = _padded(answers)
+    starts, length = [len(question.prompt.ids) for question in questions], targets_NP.shape[1]
+    original_states, states = (
+        [_of_answer(state, start, length) for state, start in zip(of_one, starts, strict=True)]
+        for of_one in pair.states(shown, emit)
+    )
+    kinds = list(dict.fromkeys(question.kind for question in questions))
+    kind_N = torch.tensor([kinds.index(question.kind) for question in questions])
+    text = EvaluationText(targets_NP.clamp(min=0), torch.zeros_like(kind_N), 0, 0, strata_N=kind_N)
+    text = scoring(text, targets_NP, load_tokenizer(folder))
+    measured = pair.measure(text, states, original_states)
+    quality = summarize_both(measured, text)
+    return AnswerQuality(
+        **{name: getattr(quality, name) for name in quality.model_fields_set},
+        num_ended=sum(answer[-1] in ends for answer in answers),
+        by_kind=tuple(_by_kind(measured, text, kinds)),
+    )
+
+
+def _by_kind(measured: Measured, text: EvaluationText, kinds: Sequence[str]) -> Iterator[KindQuality]:
+    assert measured.distances_NP4 is not None and text.strata_N is not None
+    for number, kind in enumerate(kinds):
+        of_kind_N = text.strata_N == number
+        kl_NP, agrees_NP = measured.distances_NP4[of_kind_N][..., :2].unbind(-1)
+        scored_NP, alone = text.scored_NP[of_kind_N], replace(text, strata_N=None)
+        yield KindQuality(
+            kind=kind, num_answers=len(scored_NP), num_tokens=int(scored_NP.sum()),
+            kl_mean=with_stderr(kl_NP, scored_NP, alone), top1_agreement=with_stderr(agrees_NP, scored_NP, alone),
+        )  # fmt: skip
+
+
+def _of_answer(state_1TH: torch.Tensor, prompt_len: int, length: int) -> torch.Tensor:
+    """Return the states [1, length, H] that predict an answer behind a prompt, zeros behind the window's end."""
+    part = state_1TH[:, prompt_len - 1 : prompt_len - 1 + length]
+    return functional.pad(part, (0, 0, 0, length - part.shape[1]))
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return rows of token ids as one tensor [N, T], -1 behind the end of each."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[-1] * (longest - len(row))] for row in rows])
