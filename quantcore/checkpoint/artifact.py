@@ -24,16 +24,9 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
     """Yield a folder to build in, which is renamed to ``output_dir`` at the end, or removed after a failure.
 
     With a ``resume_dir`` it is a part of that and is kept after a failure; at the end all of ``resume_dir`` is removed.
-    After a GateError the folder moves to ``rejected_dir``. Raises ConfigError ``output_exists`` if ``output_dir`` is
-    not empty.
+    After a GateError the folder moves to ``rejected_dir``. Raises as ``check_free`` does.
     """
-    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-        raise ConfigError(
-            f"The output folder {output_dir} is not empty.",
-            code="output_exists",
-            hint="Use a new folder or empty this one: nothing is overwritten.",
-            field="/output_dir",
-        )
+    check_free(output_dir)
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     if resume_dir is None:
         kept = partial = output_dir.with_name(f".{output_dir.name}.partial-{os.getpid()}")
@@ -57,6 +50,17 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
     finally:
         if is_done or resume_dir is None:
             shutil.rmtree(kept, ignore_errors=True)
+
+
+def check_free(output_dir: Path) -> None:
+    """Raise ConfigError ``output_exists`` if ``output_dir`` is a file, or a folder that is not empty."""
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise ConfigError(
+            f"The output folder {output_dir} is not empty.",
+            code="output_exists",
+            hint="Use a new folder or empty this one: nothing is overwritten.",
+            field="/output_dir",
+        )
 
 
 def rejected_dir(output_dir: Path) -> Path:

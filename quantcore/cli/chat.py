@@ -16,6 +16,7 @@ from quantcore.cli.console import explain
 from quantcore.cli.explain import explained
 from quantcore.cli.flags import positive
 from quantcore.cli.grammar import Flags, add_model
+from quantcore.cli.inputs import check_models
 from quantcore.cli.running import shown
 from quantcore.errors import ConfigError, ModelError, QuantError
 from quantcore.events import Emit, silence
@@ -64,13 +65,15 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
 
         def load(emit: Emit) -> Chat:
+            folder = find_artifact(Path(options.model_dir))
+            against = options.against or original_of(folder)
+            check_models(against)
             from quantcore.engine.chat.chat import open_chat
             from quantcore.engine.evaluation.inputs import find_model
             from quantcore.engine.runtime.devices import limit_threads
 
             limit_threads()
-            folder = find_artifact(Path(options.model_dir))
-            original = find_model(options.against or original_of(folder), emit)
+            original = find_model(against, emit)
             return stack.enter_context(open_chat(folder, original, options.max_new_tokens))
 
         return shown(load, lambda chat: _talk(chat, options))

@@ -24,9 +24,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from quantcore.checkpoint.artifact import check_free
 from quantcore.cli.flags import add_evaluation, add_mix, add_speed, comparing, parser
 from quantcore.cli.from_flags import compared_text_of, evaluation_of, mix_of, task_of
 from quantcore.cli.grammar import Flags, add_model, add_output, default_output
+from quantcore.cli.inputs import check_models, check_text
 from quantcore.cli.running import (
     is_first_rank,
     pipeline,
@@ -41,6 +43,7 @@ from quantcore.cli.running import (
 from quantcore.config import presets
 from quantcore.config.quantization import json_schema
 from quantcore.config.task import read_task
+from quantcore.data.documents import find_file
 from quantcore.errors import QuantError
 from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
@@ -134,6 +137,8 @@ def _convert(arguments: list[str]) -> int:
     output_dir = Path(options.output_dir or default_output(options.model_dir, options.to))
 
     def work(emit: Emit) -> dict[str, Any]:
+        check_models(options.model_dir)
+        check_free(output_dir)
         from quantcore.engine.commands.convert import convert
 
         return convert(Path(options.model_dir), output_dir, options.to, emit)
@@ -152,12 +157,15 @@ def _evaluate(arguments: list[str]) -> int:
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> EvaluationResult:
+        evaluation = evaluation_of(options)
+        check_models(options.model_dir, options.against)
+        check_text(evaluation)
         from quantcore.engine.commands.evaluate import evaluate
         from quantcore.engine.runtime.devices import limit_threads
         from quantcore.engine.runtime.ranks import joined
 
         limit_threads()
-        inputs = options.model_dir, options.against, evaluation_of(options), emit
+        inputs = options.model_dir, options.against, evaluation, emit
         with joined() as ranks:
             return evaluate(*inputs, vllm_python=options.vllm, ranks=ranks)
 
@@ -175,6 +183,7 @@ def _speed(arguments: list[str]) -> int:
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> dict[str, Any]:
+        check_models(options.model_dir, options.against)
         from quantcore.engine.commands.speed import Load, speed
 
         load = Load(options.prompt_len, options.num_new, options.batch_size, options.repeats)
@@ -209,11 +218,13 @@ def _compare(arguments: list[str]) -> int:
 
 def _measure_change(options: argparse.Namespace) -> int:
     def work(emit: Emit) -> PairedQuality:
+        (new, old), text = (side.split(",") for side in options.folders), compared_text_of(options)
+        check_models(*new, *old, options.against)
+        check_text(text)
         from quantcore.engine.commands.compare import measure_change
         from quantcore.engine.runtime.devices import limit_threads
 
         limit_threads()
-        (new, old), text = (side.split(",") for side in options.folders), compared_text_of(options)
         return measure_change(new, old, options.against, text, emit, tolerance=options.tolerance)
 
     from quantcore.cli.console import show_change
@@ -242,11 +253,15 @@ def _mix(arguments: list[str]) -> int:
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> dict[str, Any]:
+        asked = mix_of(options)
+        check_models(options.model_dir)
+        for part in asked["calibration"].parts:
+            find_file(part)
         from quantcore.engine.mixed_precision.command import mix
         from quantcore.engine.runtime.devices import limit_threads
 
         limit_threads()
-        result = mix(options.model_dir, emit=emit, **mix_of(options))
+        result = mix(options.model_dir, emit=emit, **asked)
         if options.output is not None:
             options.output.write_text(json.dumps(result["config"], indent=2) + "\n", "utf-8")
         return result

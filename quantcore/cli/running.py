@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quantcore.cli.explain import explained
+from quantcore.cli.inputs import check_task
 from quantcore.cli.next_steps import command_for
 from quantcore.config.task import Task, read_task
 from quantcore.engine.selftest.values import Selftest
@@ -53,6 +54,7 @@ def run_here(
 
         def work(emit: Emit) -> Report | None:
             task = task_of(options)
+            check_task(task)
             with proof_standing_by():
                 return pipeline(task, emit)
 
@@ -67,6 +69,7 @@ def run_here(
         try:
             with explained(silence):
                 task = task_of(options)
+                check_task(task)
                 stack.enter_context(proof_standing_by())  # before the progress bar, which has a thread
         except QuantError as error:
             explain(error)

@@ -51,7 +51,7 @@ def is_prose(text: TextPart) -> bool:
 
     A file with one row is a single text as well: calibration and evaluation share it.
     """
-    path = _file(text)
+    path = find_file(text)
     if path is None or files.format_of(path.name) == "txt":
         return path is not None
     return len(list(islice(files.read_rows(path), 2))) == 1
@@ -101,7 +101,7 @@ def _rows(text: TextPart, others: Iterable[str] = ()) -> Iterator[tuple[Row, str
 
     Of a dataset on the Hub they have only this column, and the ``others`` that it has.
     """
-    path = _file(text)
+    path = find_file(text)
     if path is None and not hub_dataset.is_resolved(text):
         text = hub_dataset.resolve(text)
     column: str | None = None
@@ -112,7 +112,7 @@ def _rows(text: TextPart, others: Iterable[str] = ()) -> Iterator[tuple[Row, str
 
 def media_folder(text: TextPart) -> Path | None:
     """Return the folder that paths of images in ``text`` are relative to; None for a dataset on the Hub."""
-    path = _file(text)
+    path = find_file(text)
     return None if path is None else resolved(path).parent
 
 
@@ -189,14 +189,18 @@ def _tools(row: Row) -> tuple[list[Any], ...]:
     return (tools,)
 
 
-def _file(text: TextPart) -> Path | None:
-    """Return the source's file; None for a dataset on the Hub. Raises CalibrationError ``calibration_not_found``."""
+def find_file(text: TextPart) -> Path | None:
+    """Return the source's file; None for a dataset on the Hub. Raises CalibrationError ``calibration_not_found``.
+
+    What ends as a data file does is none on the Hub: ``chats.jsonl``.
+    """
     source, path = text.source, Path(text.source)
     if source == BUILTIN or text.revision is not None:
         return None
     if resolved(path).is_file():
         return path
-    if path.is_absolute() or source.startswith(".") or source.count("/") > 1 or not hub_dataset.is_hub_name(source):
+    is_path = path.is_absolute() or source.startswith(".") or source.count("/") > 1 or files.is_data_file(source)
+    if is_path or not hub_dataset.is_hub_name(source):
         raise CalibrationError(
             f"There is no data file at {source}.",
             code="calibration_not_found",

@@ -39,13 +39,22 @@ class Row:
     values: dict[str, Any]
 
 
+def is_data_file(name: str) -> bool:
+    """Return True if the name ends as that of a data file does."""
+    return _format_by_name(name) in FORMATS
+
+
+def _format_by_name(name: str) -> str:
+    suffix = Path(name.lower().removesuffix(".gz")).suffix.removeprefix(".")
+    return {"md": "txt"}.get(suffix, suffix)
+
+
 def format_of(name: str) -> str:
     """Return the format of a file by its name: ``jsonl`` for ``rows.jsonl.gz``.
 
     Raises CalibrationError ``unsupported_format``.
     """
-    suffix = Path(name.lower().removesuffix(".gz")).suffix.removeprefix(".")
-    name_of_format = {"md": "txt"}.get(suffix, suffix)
+    name_of_format = _format_by_name(name)
     if name_of_format not in FORMATS:
         raise CalibrationError(
             f"'{Path(name).name[:100]}' is not a supported type of data file.",

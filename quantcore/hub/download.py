@@ -91,6 +91,20 @@ def is_model_id(text: str) -> bool:
     return _MODEL_ID.fullmatch(text) is not None and not re.search(r"--|\.\.|\.git$", text)
 
 
+def find_local(name: str) -> Path | None:
+    """Return the folder or file ``name``; None for a model on the Hub. Raises ModelError ``model_not_found``."""
+    path = Path(name)
+    if path.exists():
+        return path
+    if is_model_id(name):
+        return None
+    raise ModelError(
+        f"There is no model at {name}.",
+        code="model_not_found",
+        hint="Use a folder with config.json, a GGUF file, or a model on the Hub: org/name.",
+    )
+
+
 def resolve(model_id: str, revision: str = "main") -> str:
     """Return the commit that a branch, tag or commit names now. Raises ModelError (see ``hub.hub_errors``)."""
     return _list(model_id, revision).sha

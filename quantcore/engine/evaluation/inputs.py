@@ -15,24 +15,16 @@ from quantcore.engine.data.windows import token_windows
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
 from quantcore.engine.evaluation.model import EvaluatedModel
 from quantcore.engine.evaluation.text import EvaluationText, begin_of_windows, of_held_out, read_text
-from quantcore.errors import ModelError
 from quantcore.events import Emit, Eta, PhaseStarted, Progress
 from quantcore.hub import download as hub
 
 
 def find_model(name: str, emit: Emit) -> Path:
     """Return the path of a folder or file, or download a model on the Hub. Raises ModelError ``model_not_found``."""
-    path = Path(name)
-    if path.exists():
+    if (path := hub.find_local(name)) is not None:
         return path
-    if hub.is_model_id(name):
-        emit(PhaseStarted("download"))
-        return hub.download(name, hub.resolve(name), emit)
-    raise ModelError(
-        f"There is no model at {name}.",
-        code="model_not_found",
-        hint="Use a folder with config.json, a GGUF file, or a model on the Hub: org/name.",
-    )
+    emit(PhaseStarted("download"))
+    return hub.download(name, hub.resolve(name), emit)
 
 
 def held_out_text(path: Path, evaluation: EvaluationConfig, *, fewer: bool = False) -> EvaluationText:

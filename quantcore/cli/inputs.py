@@ -1,0 +1,39 @@
+"""Checks the files and folders that a command line names before torch loads, which takes seconds. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quantcore.checkpoint.artifact import check_free
+from quantcore.config.job_spec import Evaluation
+from quantcore.config.task import Task
+from quantcore.data.documents import find_file
+from quantcore.hub.download import find_local
+from quantcore.importing.model import read_model
+
+
+def check_task(task: Task) -> None:
+    """Raise the error for the model, a text or the output folder of ``task``, from what is on this machine.
+
+    Of the model the headers are read: an adapter or a missing file is found as well.
+    """
+    check_free(task.output_dir)
+    if task.model_dir is not None:
+        find_local(str(task.model_dir))
+        read_model(task.model_dir)
+    for part in task.calibration.parts:
+        find_file(part)
+    check_text(task.evaluation)
+
+
+def check_models(*names: str | Path | None) -> None:
+    """Raise ModelError ``model_not_found`` for a name that is neither a path nor one on the Hub."""
+    for name in names:
+        if name is not None:
+            find_local(str(name))
+
+
+def check_text(evaluation: Evaluation) -> None:
+    """Raise CalibrationError ``calibration_not_found`` for a text of its own that is no file and not on the Hub."""
+    if evaluation.text is not None:
+        find_file(evaluation.text)
