@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--resume_dir",
         help="folder for checkpoints, on the same disk: if the run stops, the same command continues after its last"
-        " saved block. Removed at the end (not for GGUF)",
+        " saved block. Removed at the end",
     )
     add_job(flags, without=(NODES,))
     add("--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar")

@@ -114,10 +114,11 @@ class ContainerFile(Protocol):
 
     def sink(
         self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
-        model_config: Mapping[str, Any], model_dir: Path,
+        model_config: Mapping[str, Any], model_dir: Path, *, creates: bool = True,
     ) -> TensorSink:  # fmt: skip
         """Return the sink for the tensors of ``layouts``, which include those of the planned ``layers``.
 
+        Unless it ``creates`` the file, one with the same arguments has done so, and what it wrote stays.
         Raises ModelError for a model or a tokenizer that does not fit.
         """
 

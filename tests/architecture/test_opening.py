@@ -33,6 +33,7 @@ ALLOWED = {
         "quantcore.checkpoint.artifact": 2,
         "quantcore.checkpoint.side_files": 1,
         "quantcore.tensors.sink": 1,
+        "quantcore.engine.containers.gguf": 1,
         "quantcore.engine.verification.gate_inputs": 1,
         "quantcore.engine.blockwise.savepoint": 5,
         "quantcore.engine.blockwise.distillation": 1,

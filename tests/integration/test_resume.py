@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from quantcore.checkpoint.artifact import sha256
 from quantcore.cli.main import main
 from quantcore.engine.blockwise import savepoint
 from quantcore.engine.pipeline import writer as writing
@@ -136,11 +137,27 @@ def test_another_job_begins_anew(undisturbed, tmp_path, monkeypatch):
     assert set(blocks) == set(range(NUM_BLOCKS))
 
 
-def test_what_cannot_go_on_keeps_nothing(undisturbed, tmp_path):
+CONTAINERS = {"gguf": "gguf_q4_0", "onnx": "w4a16"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("export", with_rare(CONTAINERS, ["onnx"]))
+def test_a_format_of_one_file_goes_on(undisturbed, tmp_path, monkeypatch, export):
     model_dir, _ = undisturbed("dense")
-    given = config("gguf_q8_0")
-    file = task_file(
-        model_dir, tmp_path / "out", given, ("gguf",), calibration=WINDOWS, resume_dir=str(tmp_path / "resume")
-    )
+    monkeypatch.setitem(GIVEN, "dense", config(CONTAINERS[export], {"name": "gptq"}))
+    monkeypatch.setattr(savepoint, "MIN_WORK_PER_SAVE", 0)
+    file = task_file(model_dir, tmp_path / "whole", GIVEN["dense"], (export, "fake_quantized"), calibration=WINDOWS)
     assert forked(lambda _: main(["run", str(file)]), 1, tmp_path) == [0]
-    assert not (tmp_path / "resume").exists()
+    next_block, events = going_on(
+        tmp_path, model_dir, "dense", kill=KILLS["in the third block"], monkeypatch=monkeypatch,
+        exports=(export, "fake_quantized"), ranks=(2, 1),
+    )  # fmt: skip
+    assert 0 < next_block < NUM_BLOCKS
+    again = {event["block"] for event in events if event["kind"] == "layer_quantized"}
+    assert again == set(range(next_block, NUM_BLOCKS))
+    weights = [
+        path for path in (tmp_path / "whole").rglob("*") if path.suffix in (".gguf", ".onnx", ".data", ".safetensors")
+    ]
+    assert len(weights) >= 2
+    for path in weights:
+        assert sha256(path) == sha256(tmp_path / "out" / path.relative_to(tmp_path / "whole")), path.name

@@ -26,7 +26,6 @@ import torch
 from quantcore.checkpoint.artifact import sync
 from quantcore.config.task import Task
 from quantcore.engine.runtime.ranks import Ranks
-from quantcore.export import EXPORTERS, Container
 
 MIN_WORK_PER_SAVE = 20
 """Minimum time between two saves, as a multiple of the time that the last save took."""
@@ -62,10 +61,8 @@ class SavePoint:
 
     @classmethod
     def of(cls, task: Task, ranks: Ranks) -> SavePoint:
-        """Make the savepoint of ``task``; it has no folder if a format must be written in one pass."""
-        in_one_go = any(isinstance(EXPORTERS.get(export), Container) for export in task.export)
-        folder = None if in_one_go else task.resume_dir
-        return cls(folder, fingerprint(task) if folder else "", ranks)
+        """Make the savepoint of ``task``, in its ``resume_dir``."""
+        return cls(task.resume_dir, fingerprint(task) if task.resume_dir else "", ranks)
 
     def load(self) -> dict[str, Any] | None:
         """Return the notes of the newest state, with ``next_block``; None if there is none of this job.

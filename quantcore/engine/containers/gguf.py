@@ -39,10 +39,10 @@ EMBEDDING = "model.embed_tokens.weight"
 
 def sink(
     folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
-    model_dir: Path,
+    model_dir: Path, *, creates: bool = True,
 ) -> GgufSink:  # fmt: skip
     """See ``ContainerFile``."""
-    return GgufSink(folder, layouts, model_config, model_dir)
+    return GgufSink(folder, layouts, model_config, model_dir, creates=creates)
 
 
 def source(
@@ -53,6 +53,10 @@ def source(
     return GgufSource(folder, layouts, model_config, floats)
 
 
+HEADER_NAME = f"{FILE_NAME}.header"
+"""The header as the writer of the package ``gguf`` makes it, which would cut off a file that has data."""
+
+
 class GgufSink(OpenFiles):
     """The single file of a GGUF artifact. ``write`` every tensor of ``layouts`` once, then ``finish``.
 
@@ -60,8 +64,9 @@ class GgufSink(OpenFiles):
     """
 
     def __init__(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any], model_dir: Path
-    ) -> None:
+        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any], model_dir: Path, *,
+        creates: bool = True,
+    ) -> None:  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         self._layouts = dict(layouts)
         self.missing = set(layouts)
@@ -71,7 +76,7 @@ class GgufSink(OpenFiles):
         config = clean_config(dict(model_config)).to_dict()
         self.warnings = tokenizer.warnings + warn_of_window(config)
         computed = rope_tensors(config)
-        writer = _writer(folder / FILE_NAME, Places(model_config).architecture.name)
+        writer = _writer(folder / HEADER_NAME, Places(model_config).architecture.name)
         about = _general(model_dir)
         name = about.pop("general.name", None) or _model_name(model_config, model_dir)
         add_model(writer, config, name, _file_type(layouts))
@@ -83,7 +88,7 @@ class GgufSink(OpenFiles):
             for name, place in self._places.items()
         }
         shapes |= {name: TensorLayout("F32", tuple(tensor.shape)) for name, tensor in computed.items()}
-        self._handles = [self._write_header(writer, folder / FILE_NAME, shapes)]
+        self._handles = [self._write_header(writer, folder, shapes, creates=creates)]
         for name, tensor in computed.items():
             write_at(self._handles[0], tensor, self._offsets[name])
 
@@ -111,7 +116,7 @@ class GgufSink(OpenFiles):
         self.missing.discard(name)
         return (kept - place.offset).to(dtype) if place.offset else None
 
-    def _write_header(self, writer: Any, path: Path, shapes: Mapping[str, TensorLayout]) -> int:
+    def _write_header(self, writer: Any, folder: Path, shapes: Mapping[str, TensorLayout], *, creates: bool) -> int:
         """Write everything before the data and reserve room for the data. Returns the open file."""
         import numpy
         from gguf import GGMLQuantizationType
@@ -123,14 +128,17 @@ class GgufSink(OpenFiles):
             writer.add_tensor_info(name, layout.shape, numpy_dtype, layout.num_bytes, raw_dtype=kind)
             self._offsets[name] = end
             end += layout.num_bytes + -layout.num_bytes % ALIGNMENT
-        writer.write_header_to_file(path)
+        unfinished = folder / HEADER_NAME
+        writer.write_header_to_file(unfinished)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         writer.close()
-        start = path.stat().st_size
-        start += -start % ALIGNMENT
+        header = bytearray(unfinished.read_bytes())
+        unfinished.unlink()
+        start = len(header) + -len(header) % ALIGNMENT
         self._offsets = {name: start + offset for name, offset in self._offsets.items()}
-        handle = open_for_writing(path, creates=False)
+        handle = open_for_writing(folder / FILE_NAME, creates=creates)
+        write_at(handle, torch.frombuffer(header, dtype=torch.uint8), 0)
         os.ftruncate(handle, start + end)
         return handle
 

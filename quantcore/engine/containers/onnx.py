@@ -22,10 +22,10 @@ ALIGNMENT = 4096  # a page: ONNX Runtime maps tensors that start at a page
 
 def sink(
     folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
-    model_dir: Path,
+    model_dir: Path, *, creates: bool = True,
 ) -> OnnxSink:  # fmt: skip
     """See ``ContainerFile``."""
-    return OnnxSink(folder, layouts, layers, model_config)
+    return OnnxSink(folder, layouts, layers, model_config, creates=creates)
 
 
 def source(
@@ -46,7 +46,7 @@ class OnnxSink(OpenFiles):
 
     def __init__(
         self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
-        model_config: Mapping[str, Any],
+        model_config: Mapping[str, Any], *, creates: bool = True,
     ) -> None:  # fmt: skip
         check_installed()
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class OnnxSink(OpenFiles):
         for name, layout in layouts.items():
             self._offsets[name] = end
             end += layout.num_bytes + -layout.num_bytes % ALIGNMENT
-        self._handles = [open_for_writing(folder / DATA_NAME, creates=True)]
+        self._handles = [open_for_writing(folder / DATA_NAME, creates=creates)]
         os.ftruncate(self._handles[0], end)
         try:
             self._save_graph(trace(model_config, layouts, layers), folder)

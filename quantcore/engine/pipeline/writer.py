@@ -186,9 +186,8 @@ class ResultWriter:
         self.tell()
         self._hashing.settle()
         for export in self.plan.exports:
-            sink = self.sinks.get(export)
-            missing = self.ranks.gather(None if sink is None else sink.missing)
-            if sink is not None:
+            missing = self.ranks.gather(self._missing(export))
+            if (sink := self.sinks.get(export)) is not None:
                 sink.missing.intersection_update(*(names for names in missing if names is not None))
                 sink.finish()
         for other in self.ranks.gather(self.expected.digests)[1:]:
@@ -200,19 +199,21 @@ class ResultWriter:
         """Flush all files, and return the state that a later process needs to resume here. All ranks call it."""
         self._hashing.settle()
         for sink in self.sinks.values():
-            assert isinstance(sink, Sink)
             sink.sync()
         expected = ExpectedDigests(self.expected.held_out, self.expected.probe_logits)
         for digests in self.ranks.gather(self.expected.digests):
             expected.take(digests)
-        missing = {export: self.ranks.gather(sink.missing) for export, sink in self.sinks.items()}
+        missing = {export: self.ranks.gather(self._missing(export)) for export in self.plan.exports}
         return {
             "expected": expected.digests,
             "layers": [event.to_dict() for event in self.done],
             "warnings": [event.to_dict() for event in self.warnings],
             "edges": self.edges,
             "written": sorted(self._written),
-            "missing": {export: sorted(set.intersection(*parts)) for export, parts in missing.items()},
+            "missing": {
+                export: sorted(set.intersection(*(part for part in parts if part is not None)))
+                for export, parts in missing.items()
+            },
         }
 
     def restore(self, notes: Mapping[str, Any]) -> None:
@@ -225,6 +226,10 @@ class ResultWriter:
         self.warnings = [event for data in notes["warnings"] if isinstance(event := parse(data), Warned)]
         if self.ranks.is_first:
             self.expected.take(notes["expected"])
+
+    def _missing(self, export: str) -> set[str] | None:
+        """Return the names that this rank has not written; None if it does not write this format."""
+        return self.sinks[export].missing if export in self.sinks else None
 
     def writes(self, owner: int) -> bool:
         """Return True if this rank writes the tensors of the rank ``owner``."""
@@ -255,9 +260,10 @@ def open_sink(export: str, context: RunContext, *, creates: bool) -> TensorSink 
     task, plan, ranks, headers = context.task, context.plan, context.ranks, context.model.headers
     target, layouts, exporter = export_dir(context.folder, plan, export), plan.layouts[export], EXPORTERS.get(export)
     if isinstance(exporter, Container):
-        made = ranks.is_first
+        if not ranks.is_first:
+            return None
         model_config = plan.result_config(headers.config)
-        return file_of(exporter).sink(target, layouts, plan.layers, model_config, task.model_folder) if made else None
+        return file_of(exporter).sink(target, layouts, plan.layers, model_config, task.model_folder, creates=creates)
     tensors, size = {} if holds_codes(export) else headers.tensors, parse_size(task.max_shard_size)
     if not ranks.is_first:
         ranks.wait()

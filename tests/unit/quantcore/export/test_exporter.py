@@ -1,4 +1,4 @@
-"""The default format of a scheme, what a refusal names, and draft heads that stay in floats, as consumers name them."""
+"""Default formats, refusals and draft heads: what the formats have in common, in the words of their consumers."""
 
 import re
 from collections.abc import Mapping
