@@ -28,13 +28,19 @@ _console = Console(stderr=True)
 @contextmanager
 def progress_display() -> Iterator[events.Emit]:
     """Show the phase, the blocks done and the seconds left: as a bar, or as occasional lines without a terminal."""
-    has_bar, pace = _console.is_terminal or _console.is_jupyter, events.Pace()
+    has_bar, pace, is_begun = _console.is_terminal or _console.is_jupyter, events.Pace(), False
     columns = (TextColumn("{task.description:9}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeElapsedColumn(), console=_console, transient=True, disable=not has_bar) as progress:
         bar = progress.add_task("start", total=None, note="")
 
         def emit(event: events.Event) -> None:
-            if isinstance(event, events.PhaseStarted):
+            nonlocal is_begun
+            if isinstance(event, events.LayerQuantized):
+                is_begun = True
+            elif isinstance(event, events.Saved) and not is_begun:
+                line = f"continues after block {event.next_block} of {event.num_blocks}, which an earlier run saved"
+                progress.console.print(line, highlight=False)
+            elif isinstance(event, events.PhaseStarted):
                 progress.reset(bar, description=event.phase, total=None, note="")
                 if not has_bar and pace.is_due(event.phase):
                     _console.print(event.phase, highlight=False)

@@ -78,8 +78,8 @@ def parser() -> argparse.ArgumentParser:
     add_output(flags, "MODEL-PRESET, in the current folder")
     add(
         "--resume_dir",
-        help="folder for checkpoints, on the same disk: if the run stops, the same command continues after its last"
-        " saved block. Removed at the end",
+        help="folder for the progress, on the same disk as OUT: if the run stops, the same command continues after its"
+        " last saved block. Removed at the end (default: .OUT.resume beside OUT)",
     )
     add_job(flags, without=(NODES,))
     add("--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar")

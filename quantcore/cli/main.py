@@ -30,6 +30,7 @@ from quantcore.cli.from_flags import compared_text_of, evaluation_of, mix_of, ta
 from quantcore.cli.grammar import Flags, add_model, add_output, default_output
 from quantcore.cli.inputs import check_models, check_text
 from quantcore.cli.running import (
+    INTERRUPTED,
     is_first_rank,
     pipeline,
     proof_standing_by,
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _quantize(arguments)
     except KeyboardInterrupt:
         print("Interrupted. No partial output was left.", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
@@ -397,13 +398,13 @@ def _auto(arguments: list[str]) -> int:
 
     options = auto.parser().parse_args(arguments)
     options.output_dir = options.output_dir or default_output(options.model_dir, options.runtime, options.device)
-    return run_here(options, auto.task_of, arguments)
+    return run_here(options, auto.task_of, ("bitfoundry", "auto", *arguments))
 
 
 def _quantize(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     options.output_dir = options.output_dir or default_output(options.model_dir, options.quant_scheme)
-    return run_here(options, task_of, arguments)
+    return run_here(options, task_of, ("bitfoundry", "quantize", *arguments))
 
 
 def _of_a_model(command: str, description: str) -> Flags:

@@ -16,6 +16,7 @@ from typing import TypeVar
 from quantcore.cli.explain import explained
 from quantcore.cli.inputs import check_task
 from quantcore.cli.next_steps import command_for
+from quantcore.cli.resuming import Progress
 from quantcore.config.task import Task, read_task
 from quantcore.engine.selftest.values import Selftest
 from quantcore.errors import QuantError, RankError
@@ -25,6 +26,8 @@ from quantcore.report.values import Report, Summary
 from quantcore.sandbox.opening import unchanging
 
 T = TypeVar("T")
+INTERRUPTED = 130
+"""Exit status after Ctrl-C and SIGTERM."""
 WORSE = 3
 """Exit status of ``compare NEW OLD --against ORIGINAL`` if the new result is worse."""
 ENGINE = ("quantcore.engine.pipeline.job", "quantcore.engine.pipeline.tiny_export", "transformers.modeling_utils")
@@ -41,40 +44,49 @@ def is_first_rank() -> bool:
     return not rank()
 
 
-def run_here(
-    options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task], arguments: Sequence[str]
-) -> int:
+def run_here(options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task], command: Sequence[str]) -> int:
     """Run the task of the flags in this process, or as one of the ranks that torchrun started, and show the report.
 
-    ``arguments``: the flags as they were given, for the commands that the report advises.
+    After a stop it says what is kept, and that the ``command`` line continues there.
     """
+    progress = Progress(command)
+    try:
+        status = _run(options, task_of, command, progress)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    if status and is_first_rank() and (left := progress.after_a_stop(is_interrupted=status == INTERRUPTED)):
+        print(left, file=sys.stderr)
+    return status
+
+
+def _run(
+    options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task], command: Sequence[str],
+    progress: Progress,
+) -> int:  # fmt: skip
     from quantcore.cli.console import explain, show_report
 
-    if options.json or not is_first_rank():
-
-        def work(emit: Emit) -> Report | None:
-            task = task_of(options)
-            check_task(task)
-            with proof_standing_by():
-                return pipeline(task, emit)
-
-        return reporting(work, print_json_lines(sys.stdout if options.json else sys.stderr))
+    def prepared(stack: ExitStack) -> Task:
+        task = task_of(options)
+        check_task(task)
+        stack.enter_context(proof_standing_by())  # before the progress bar, which has a thread
+        return progress.kept_of(task)
 
     def show(report: Report | None) -> None:
         assert report is not None  # this is the first rank
         paths = {"model_dir": options.model_dir, "output_dir": options.output_dir}
-        show_report(report, options.output_dir, lambda step: command_for(step, arguments, **paths))
+        show_report(report, options.output_dir, lambda step: command_for(step, command[2:], **paths))
 
     with ExitStack() as stack:
+        if options.json or not is_first_rank():
+            emit = print_json_lines(sys.stdout if options.json else sys.stderr)
+            return reporting(lambda emit: pipeline(prepared(stack), progress.noting(emit)), emit)
         try:
             with explained(silence):
-                task = task_of(options)
-                check_task(task)
-                stack.enter_context(proof_standing_by())  # before the progress bar, which has a thread
+                task = prepared(stack)
         except QuantError as error:
             explain(error)
             return 1
-        return shown(lambda emit: pipeline(task, emit), show)
+        return shown(lambda emit: pipeline(task, progress.noting(emit)), show)
 
 
 def shown(work: Callable[[Emit], T], show: Callable[[T], object]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -87,8 +88,13 @@ def _start(verify: Callable[[Sequence[str]], int]) -> ForkServer:
 
 
 def _wait_for_orders(verify: Callable[[Sequence[str]], int], orders: TextIO, to_engine: int) -> None:
-    """Run one proof after another, each in a process of its own, until the engine closes the pipe; never returns."""
+    """Run one proof after another, each in a process of its own, until the engine closes the pipe; never returns.
+
+    Ctrl-C goes to all processes of a terminal, and the engine is the one that ends in order.
+    """
     end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.dup2(to_engine, sys.stdout.fileno())
     for order in iter(orders.readline, ""):
         pid = os.fork()

@@ -199,7 +199,7 @@ def test_the_page_of_quantizing_locally(folder):
 @pytest.mark.slow
 def test_the_page_of_resuming(folder):
     read_page("how-to/resume.md", folder)
-    assert (folder / "out" / "MANIFEST.json").is_file() and not (folder / "out.resume").exists()
+    assert (folder / "out" / "MANIFEST.json").is_file() and not (folder / ".out.resume").exists()
 
 
 def test_the_page_of_planning(tmp_path):

@@ -1,6 +1,7 @@
 """Jobs that are killed and go on: the same bytes as undisturbed, wherever that was and on however many ranks."""
 
 import json
+import shlex
 import signal
 from functools import cache
 
@@ -161,3 +162,57 @@ def test_a_format_of_one_file_goes_on(undisturbed, tmp_path, monkeypatch, export
     assert len(weights) >= 2
     for path in weights:
         assert sha256(path) == sha256(tmp_path / "out" / path.relative_to(tmp_path / "whole")), path.name
+
+
+def interrupted(owner, name, count):
+    """``owner.name`` unchanged, except that call number ``count`` is Ctrl-C."""
+    whole, calls = getattr(owner, name), []
+
+    def call(*arguments, **options):
+        calls.append(1)
+        if len(calls) == count:
+            raise KeyboardInterrupt
+        return whole(*arguments, **options)
+
+    return call
+
+
+def test_an_interrupted_command_goes_on_when_it_is_repeated(tmp_path, monkeypatch, capsys):
+    model_dir = tiny_model(tmp_path / "model", num_hidden_layers=NUM_BLOCKS)
+    monkeypatch.setattr(savepoint, "MIN_WORK_PER_SAVE", 0)
+    flags = ["w4a16", "--num_calib_data", "4", "--seq_len", "32", "--skip_evaluation", "--model_export", "quark"]
+    assert main(["quantize", str(model_dir), *flags, "-o", str(tmp_path / "whole")]) == 0
+    line = ["quantize", str(model_dir), *flags, "-o", str(tmp_path / "out")]
+    capsys.readouterr()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.ResultWriter, "write", interrupted(writing.ResultWriter, "write", 2))
+        assert main(line) == 130
+    assert "Interrupted. Nothing was saved yet, and nothing is left." in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "whole"}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.ResultWriter, "write", interrupted(writing.ResultWriter, "write", 18))
+        assert main(line) == 130
+    said = capsys.readouterr().err
+    assert f"Interrupted. 2 of {NUM_BLOCKS} blocks are saved in {tmp_path / '.out.resume'}." in said
+    assert f"\n  {shlex.join(['bitfoundry', *line])}\n" in said
+
+    assert main(line) == 0
+    assert f"continues after block 2 of {NUM_BLOCKS}, which an earlier run saved" in capsys.readouterr().err
+    assert sha256(tmp_path / "out" / "model.safetensors") == sha256(tmp_path / "whole" / "model.safetensors")
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "whole", "out"}
+
+
+def test_the_progress_of_another_task_is_not_taken_and_that_is_said(tmp_path, monkeypatch, capsys):
+    model_dir = tiny_model(tmp_path / "model", num_hidden_layers=NUM_BLOCKS)
+    monkeypatch.setattr(savepoint, "MIN_WORK_PER_SAVE", 0)
+    line = ["quantize", str(model_dir), "-o", str(tmp_path / "out"), "--file2file_quantization", "--skip_evaluation"]
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.ResultWriter, "finish", interrupted(writing.ResultWriter, "finish", 1))
+        assert main([*line, "int8_weight_only"]) == 130
+    assert "blocks are saved in" in capsys.readouterr().err
+    assert main([*line, "w4a16_sym"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "holds the progress of another job" in said and "continues after" not in said
+    assert not (tmp_path / ".out.resume").exists()

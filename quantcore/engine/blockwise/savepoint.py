@@ -64,6 +64,11 @@ class SavePoint:
         """Make the savepoint of ``task``, in its ``resume_dir``."""
         return cls(task.resume_dir, fingerprint(task) if task.resume_dir else "", ranks)
 
+    @property
+    def is_begun(self) -> bool:
+        """True if the folder has a state, of this job or of another one."""
+        return self.folder is not None and (self.folder / STATE).exists()
+
     def load(self) -> dict[str, Any] | None:
         """Return the notes of the newest state, with ``next_block``; None if there is none of this job.
 

@@ -126,7 +126,12 @@ def planned(task: Task, model: Model, log: RunLog, ranks: Ranks) -> Iterator[Run
         prove_caches(model, emit)
     if ranks.is_first and may_compare_window(model, plan, ranks):
         prove_window(model, BaselineCache(model_identity(task)), emit)
-    saved = savepoint.load()
+    is_begun, saved = savepoint.is_begun, savepoint.load()
+    if saved is not None:
+        emit(Saved(saved["next_block"], plan.num_blocks))
+    elif is_begun:
+        emit(Warned("not_resumed", f"{task.resume_dir} holds the progress of another job, or of a damaged one: this one"
+                    " starts at the first block."))  # fmt: skip
     with building(task.output_dir, savepoint.folder) if ranks.is_first else nullcontext(task.output_dir) as folder:
         yield RunContext(task, model, plan, ranks.share(folder), emit, savepoint, saved)
 

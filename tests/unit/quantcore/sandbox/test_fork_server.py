@@ -57,6 +57,18 @@ with standing_by(verify):
     run("sys.stdout.flush(); os.kill(os.getpid(), 9)", program)
 
 
+def test_ctrl_c_is_left_to_the_engine() -> None:
+    """It goes to every process of the terminal."""
+    program = """
+import signal
+with standing_by(verify):
+    lines_of(waiting())
+    os.kill(waiting().pid, signal.SIGINT)
+    assert lines_of(waiting())[-1]["status"] == 3
+"""
+    run("pass", program)
+
+
 def test_a_proof_ends_when_the_engine_says_so() -> None:
     program = """
 def is_alive(pid):
