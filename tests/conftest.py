@@ -22,6 +22,7 @@ TEMPLATE = "bitfoundry_template"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["BITFOUNDRY_ORIGINALS_DIR"] = ""  # no test depends on what another one has measured
+os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="bitfoundry-data-")  # no test writes into the user's own
 os.environ["TRITON_INTERPRET"] = "1"  # read once, when Triton is imported: with torch, where that finds it
 
 settings.register_profile("any machine", deadline=None)  # by default an example must take less than 0.2 s

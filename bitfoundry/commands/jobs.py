@@ -1,10 +1,13 @@
 """The commands for existing jobs (`COMMANDS`) and for sweeps (`SWEEP_COMMANDS`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from bitfoundry.client.answers import Job, LogLine
 from bitfoundry.client.bodies import given
@@ -12,9 +15,15 @@ from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import (
     AsJson,
+    Home,
     JobId,
+    Key,
     Labels,
     Priority,
+    ResultName,
+    Url,
+    connect,
+    connect_if_any,
     key_value,
     read_config,
     show_deleted,
@@ -23,15 +32,17 @@ from bitfoundry.commands.options import (
 )
 from bitfoundry.commands.publish import await_published
 from bitfoundry.commands.sweeps import sweep_table
+from bitfoundry.errors import BitfoundryError
+
+if TYPE_CHECKING:
+    from quantcore.report.local_runs import LocalRun
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")]
 SweepId = Annotated[str, typer.Argument(help="Sweep id, as printed by `sweep submit`.")]
 Name = Annotated[str | None, typer.Option(help="Name of the job.")]
 
 
-@with_client
 def list_jobs(
-    client: Client,
     state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state. Repeatable.")] = None,
     label: Annotated[
         list[str] | None, typer.Option(help="Only jobs with this key=value label. Repeatable; all must match.")
@@ -49,9 +60,18 @@ def list_jobs(
     count: Annotated[
         bool, typer.Option("--count", help="Print the number of jobs in each state instead of a list.")
     ] = False,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List the jobs of the service and the runs of this machine, newest first.
+
+    Runs of this machine are results of `quantize` and `auto`. Without a service they are all; --count and filters other
+    than --text leave them out.
+    """
+    from quantcore.report import local_runs
+
     wanted: dict[str, Any] = {
         "states": state or (),
         "labels": dict(map(key_value, label or ())),
@@ -62,26 +82,37 @@ def list_jobs(
         "sweep": sweep,
     }
     if count:
-        summary = client.summary(**wanted)
-    else:
-        listed = client.list(page_size=min(limit, 100), **wanted)
-        jobs = [job for _, job in zip(range(limit), listed, strict=False)]
-    if count and as_json:
-        terminal.print_json(summary.model_dump(mode="json"))
-    elif count:
-        terminal.out.print(terminal.summary_table(summary))
-    elif as_json:
-        terminal.print_json([job.model_dump(mode="json") for job in jobs])
-    else:
-        terminal.out.print(
-            terminal.jobs_table(jobs) if jobs else "No matching jobs. Create one with `bitfoundry submit`."
-        )
+        with connect(url, api_key, home) as client:
+            summary = client.summary(**wanted)
+        if as_json:
+            terminal.print_json(summary.model_dump(mode="json"))
+        else:
+            terminal.out.print(terminal.summary_table(summary))
+        return
+    are_filtered = any(value for name, value in wanted.items() if name != "text")
+    found = connect(url, api_key, home) if are_filtered else connect_if_any(url, api_key, home)
+    jobs: list[Job] = []
+    if found is not None:
+        with found as client:
+            jobs = [*islice(client.list(page_size=min(limit, 100), **wanted), limit)]
+    runs = [] if are_filtered else [run for run in local_runs.runs() if text is None or text in _text_of(run)]
+    _show_list(jobs, runs[:limit], as_json)
 
 
-@with_client
-def show(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
-    """Show one job."""
-    show_job(client.get(job_id), as_json)
+def show(name: ResultName, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+    """Show one job, or one run of this machine."""
+    from bitfoundry.commands.results import LocalRun, find_result
+
+    if (Path(name) / "report.json").is_file():
+        _show_folder(Path(name), {}, as_json)
+        return
+    client = connect_if_any(url, api_key, home)
+    with client or nullcontext():
+        result = find_result(name, client)
+    if isinstance(result, LocalRun):
+        _show_folder(Path(result.folder), result.to_dict() | {"name": result.name}, as_json)
+    else:
+        show_job(result, as_json)
 
 
 @with_client
@@ -224,6 +255,42 @@ COMMANDS: dict[str, Callable[..., None]] = {"list": list_jobs} | {
     command.__name__: command for command in (show, watch, events, logs, cancel, pause, resume, retry, edit, delete)
 }
 SWEEP_COMMANDS: dict[str, Callable[..., None]] = {"submit": submit_sweep, "show": show_sweep, "cancel": cancel_sweep}
+
+
+def _text_of(run: "LocalRun") -> str:
+    return " ".join((run.id, run.name, run.model, run.config))
+
+
+def _show_list(jobs: Sequence[Job], runs: "Sequence[LocalRun]", as_json: bool) -> None:
+    if as_json:
+        local = [run.to_dict() | {"name": run.name, "is_local": True} for run in runs]
+        terminal.print_json([*(job.model_dump(mode="json") for job in jobs), *local])
+        return
+    if not jobs and not runs:
+        terminal.out.print("No matching jobs or runs. Make one with `bitfoundry submit` or `bitfoundry quantize`.")
+    if jobs:
+        terminal.out.print(terminal.jobs_table(jobs))
+    if runs:
+        terminal.out.print(Text("\nruns of this machine" if jobs else "runs of this machine", "bold"))
+        terminal.out.print(terminal.runs_table(runs))
+
+
+def _show_folder(folder: Path, about: dict[str, Any], as_json: bool) -> None:
+    """Show the summary of the report in ``folder``, and what is known ``about`` the run."""
+    from quantcore.cli.console import show_report
+    from quantcore.errors import QuantError
+    from quantcore.report.compare import read_report
+
+    try:
+        report = read_report(folder)
+    except QuantError as error:
+        raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
+    if as_json:
+        terminal.print_json(about | {"folder": str(folder.absolute()), "summary": report.summary.to_dict()})
+        return
+    rows = {"id": about.get("id", ""), "model": report.model.path or str(report.model.id)}
+    terminal.out.print(terminal.pairs({name: text for name, text in rows.items() if text}))
+    show_report(report, str(folder))
 
 
 def _say(line: LogLine, as_json: bool) -> None:

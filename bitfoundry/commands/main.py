@@ -120,9 +120,10 @@ def _with_own_flags(name: str, text: str, run: Callable[[list[str]], int | None]
 
 def _of_engine(name: str, text: str) -> None:
     def run(arguments: list[str]) -> int:
+        from bitfoundry.commands.results import find_folder
         from quantcore.cli import main as engine
 
-        return engine.main([name, *arguments])
+        return engine.main([name, *arguments], find_folder)
 
     _with_own_flags(name, text, run)
 
@@ -165,9 +166,10 @@ def inspect(
 ) -> None:
     """Show the properties of a model and estimates for the common presets. No weights are read.
 
-    Without a service the model is read on this machine.
+    A model that is on this machine is read here, and without a service any one is.
     """
-    client = connect_if_any(url, api_key, home)
+    is_here = Path(model).exists()
+    client = None if is_here else connect_if_any(url, api_key, home)
     if client is None:
         inspection = _inspect_here(model, revision)
     else:

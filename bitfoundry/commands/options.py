@@ -26,6 +26,9 @@ Url = Annotated[
 Key = Annotated[str | None, typer.Option(envvar="BITFOUNDRY_API_KEY", help="API key. [default: the local service's]")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 JobId = Annotated[str, typer.Argument(help="Job: its id or the start of it, its name, or `last` for the newest.")]
+ResultName = Annotated[
+    str, typer.Argument(help="Job or local run: its id or the start of it, its name, its folder, or `last`.")
+]
 Model = Annotated[str, typer.Argument(help="Path on the server, or a model on the Hub: org/name.")]
 HubToken = Annotated[
     str | None, typer.Option(help="Name of the project's Hub token for a private model (see `hub-tokens put`).")

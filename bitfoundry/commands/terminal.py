@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -27,6 +27,9 @@ from bitfoundry.client.answers import (
     Summary,
 )
 from bitfoundry.commands.verdicts import verdict_rows, verdict_text
+
+if TYPE_CHECKING:
+    from quantcore.report.local_runs import LocalRun
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
 out = Console(markup=False, highlight=False)
@@ -102,6 +105,15 @@ def jobs_table(jobs: Sequence[Job]) -> Fitting:
         ],
     )
     return Fitting(_plain_table(("id", "name", "config", "state", "phase or verdict", "created"), rows), narrow)
+
+
+def runs_table(runs: "Sequence[LocalRun]") -> Fitting:
+    """Return runs of this machine as a table in the given order."""
+    rows = [
+        (run.id[:12], run.name, run.config, run.verdict or "", megabytes(run.size_bytes), run.created_at, run.folder)
+        for run in runs
+    ]
+    return fitting_table(("id", "name", "config", "verdict", "size", "created", "folder"), rows)
 
 
 def shortened(text: str, width: int) -> str:

@@ -36,7 +36,7 @@ def parser() -> Flags:
         epilog="In a terminal, /reset starts a new conversation and /exit ends it. Without a terminal, each line of "
         "standard input is a prompt by itself.",
     )
-    add_model(flags, "folder or GGUF file that a job wrote")
+    add_model(flags, "result: its folder, GGUF file, id, name or `last`")
     flags.add_argument(
         "--against",
         metavar="ORIGINAL",

@@ -241,7 +241,7 @@ def comparing() -> Flags:
         " several results of one recipe with other seeds, as OUT1,OUT2,OUT3: then the recipes are compared.",
     )
     add = flags.add_argument
-    add("folders", nargs="+", help="artifact folders, each with a report.json; with --against the models NEW and OLD")
+    add("folders", nargs="+", help="results: folders, ids, names or `last`; with --against the models NEW and OLD")
     add("--json", action="store_true", help="print the result as JSON")
     add = flags.add_argument_group("NEW and OLD, measured").add_argument
     add("--against", metavar="ORIGINAL", help="original (float) model to measure the divergence from")

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from quantcore.checkpoint.artifact import check_free
 from quantcore.config.job_spec import Evaluation
 from quantcore.config.task import Task
 from quantcore.data.documents import find_file
-from quantcore.hub.download import find_local
+from quantcore.errors import ConfigError
+from quantcore.hub.download import find_local, is_model_id
 from quantcore.importing.model import read_model
+from quantcore.report import local_runs
+
+Find = Callable[[str], Path | None]
+"""Returns the folder of a result by its name: an id, the start of an id, a name or `last`."""
+
+
+def find_run(name: str) -> Path | None:
+    """Return the folder of a local run, None if there is none. Raises ConfigError ``run_not_unique``."""
+    found = local_runs.find(name)
+    if len(found) > 1:
+        raise ConfigError(
+            f"'{name}' fits {len(found)} local runs: {', '.join(run.folder for run in found)}.",
+            code="run_not_unique",
+            hint="Give the folder, or the id from `bitfoundry list`.",
+        )
+    return Path(found[0].folder) if found else None
+
+
+def path_of(name: str, find: Find) -> str:
+    """Return the path of the model or result that ``name`` stands for; a path or a Hub id stands for itself."""
+    if Path(name).exists() or is_model_id(name):
+        return name
+    return str(find(name) or name)
 
 
 def check_task(task: Task) -> None:

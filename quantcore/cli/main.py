@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from quantcore.checkpoint.artifact import check_free
 from quantcore.cli.flags import add_evaluation, add_mix, add_speed, comparing, parser
 from quantcore.cli.from_flags import compared_text_of, evaluation_of, mix_of, task_of
 from quantcore.cli.grammar import Flags, add_model, add_output, default_output
-from quantcore.cli.inputs import check_models, check_text
+from quantcore.cli.inputs import Find, check_models, check_text, find_run, path_of
 from quantcore.cli.running import (
     INTERRUPTED,
     is_first_rank,
@@ -54,8 +55,8 @@ from quantcore.sandbox.parent_death import end_with_parent
 T = TypeVar("T")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status.
+def main(argv: Sequence[str] | None = None, find: Find = find_run) -> int:
+    """Run a command and return its exit status. ``find`` finds a result by its name.
 
     0: done, 1: a known failure (explained) or a failed task of an evaluation, 2: wrong usage, 3: a result is worse than
     the one that it was compared with, 130: interrupted.
@@ -71,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "publish": _publish,
         "converse": _converse,
         "convert": _convert,
-        "evaluate": _evaluate,
-        "compare": _compare,
-        "chat": _chat,
-        "speed": _speed,
+        "evaluate": partial(_evaluate, find=find),
+        "compare": partial(_compare, find=find),
+        "chat": partial(_chat, find=find),
+        "speed": partial(_speed, find=find),
         "auto": _auto,
         "mix": _mix,
         "plan": _plan,
@@ -87,6 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments and arguments[0] in commands:
             return commands[arguments[0]](arguments[1:])
         return _quantize(arguments)
+    except QuantError as error:  # of a name: work explains its own
+        from quantcore.cli.console import explain
+
+        explain(error)
+        return 1
     except KeyboardInterrupt:
         print("Interrupted. No partial output was left.", file=sys.stderr)
         return INTERRUPTED
@@ -149,13 +155,13 @@ def _convert(arguments: list[str]) -> int:
     return shown(work, lambda done: print(f"Converted {done['num_layers']} layers to {done['to']}: {output_dir}"))
 
 
-def _evaluate(arguments: list[str]) -> int:
+def _evaluate(arguments: list[str], find: Find) -> int:
     """Run ``evaluate MODEL [--against ORIGINAL]``: measure an existing model."""
     flags = _of_a_model("evaluate", "Evaluate a model: perplexity, divergence from the original, tasks.")
     add_evaluation(flags)
     where = "run the tasks in vLLM; the Python interpreter of an environment with vllm and lm_eval"
     flags.add_argument("--vllm", metavar="PYTHON", help=where)
-    options = flags.parse_args(arguments)
+    options = _found(flags.parse_args(arguments), find)
 
     def work(emit: Emit) -> EvaluationResult:
         evaluation = evaluation_of(options)
@@ -177,11 +183,11 @@ def _evaluate(arguments: list[str]) -> int:
     return shown(work, _print_json if options.json else show_evaluation)
 
 
-def _speed(arguments: list[str]) -> int:
+def _speed(arguments: list[str], find: Find) -> int:
     """Run ``speed MODEL [--against ORIGINAL]``: time a program that serves the model."""
     flags = _of_a_model("speed", "Benchmark a model in a serving program: tokens per second and memory.")
     add_speed(flags)
-    options = flags.parse_args(arguments)
+    options = _found(flags.parse_args(arguments), find)
 
     def work(emit: Emit) -> dict[str, Any]:
         check_models(options.model_dir, options.against)
@@ -195,13 +201,14 @@ def _speed(arguments: list[str]) -> int:
     return shown(work, _print_json if options.json else show_speed)
 
 
-def _compare(arguments: list[str]) -> int:
+def _compare(arguments: list[str], find: Find) -> int:
     """Run ``compare FOLDER ...``: compare results for one model by size and quality, or measure a pair of them."""
     from quantcore.cli.console import explain, show_comparison
     from quantcore.report.compare import compare
 
     flags = comparing()
     options = flags.parse_args(arguments)
+    options.folders = [",".join(path_of(name, find) for name in side.split(",")) for side in options.folders]
     if options.against is not None:
         if len(options.folders) != 2:
             flags.error(f"--against measures NEW and OLD, and {len(options.folders)} are given (several: A,B,C)")
@@ -233,11 +240,11 @@ def _measure_change(options: argparse.Namespace) -> int:
     return shown(work, _print_json if options.json else show_change)
 
 
-def _chat(arguments: list[str]) -> int:
+def _chat(arguments: list[str], find: Find) -> int:
     """Run ``chat OUT --against ORIGINAL``: let both models answer prompts, side by side."""
     from quantcore.cli import chat
 
-    return chat.run(chat.parser().parse_args(arguments))
+    return chat.run(_found(chat.parser().parse_args(arguments), find))
 
 
 def _mix(arguments: list[str]) -> int:
@@ -398,23 +405,31 @@ def _auto(arguments: list[str]) -> int:
 
     options = auto.parser().parse_args(arguments)
     options.output_dir = options.output_dir or default_output(options.model_dir, options.runtime, options.device)
-    return run_here(options, auto.task_of, ("bitfoundry", "auto", *arguments))
+    return run_here(
+        options, auto.task_of, ("bitfoundry", "auto", *arguments), f"auto for {options.runtime} on {options.device}"
+    )
 
 
 def _quantize(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     options.output_dir = options.output_dir or default_output(options.model_dir, options.quant_scheme)
-    return run_here(options, task_of, ("bitfoundry", "quantize", *arguments))
+    return run_here(options, task_of, ("bitfoundry", "quantize", *arguments), options.quant_scheme)
 
 
 def _of_a_model(command: str, description: str) -> Flags:
     """Return the flags of a command that measures a model."""
     usage = "%(prog)s MODEL [--against ORIGINAL] [flags]"
     flags = Flags(prog=f"bitfoundry {command}", usage=usage, description=description)
-    add_model(flags, "folder, GGUF file, or model on the Hub, quantized or not")
+    add_model(flags, "folder, GGUF file, model on the Hub, or result: its id, its name or `last`")
     flags.add_argument("--against", metavar="ORIGINAL", help="original (float) model to compare with")
     flags.add_argument("--json", action="store_true", help="print the result as JSON")
     return flags
+
+
+def _found(options: argparse.Namespace, find: Find) -> argparse.Namespace:
+    """Return ``options`` with the folder of the result whose name is given as the model."""
+    options.model_dir = path_of(options.model_dir, find)
+    return options
 
 
 def _print_json(result: object) -> None:

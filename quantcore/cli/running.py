@@ -19,8 +19,9 @@ from quantcore.cli.next_steps import command_for
 from quantcore.cli.resuming import Progress
 from quantcore.config.task import Task, read_task
 from quantcore.engine.selftest.values import Selftest
-from quantcore.errors import QuantError, RankError
+from quantcore.errors import QuantError, RankError, reason_of
 from quantcore.events import Emit, Failed, print_json_lines, silence
+from quantcore.report import local_runs
 from quantcore.report.quality import EvaluationResult, PairedQuality
 from quantcore.report.values import Report, Summary
 from quantcore.sandbox.opening import unchanging
@@ -44,14 +45,17 @@ def is_first_rank() -> bool:
     return not rank()
 
 
-def run_here(options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task], command: Sequence[str]) -> int:
+def run_here(
+    options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task], command: Sequence[str], config: str
+) -> int:
     """Run the task of the flags in this process, or as one of the ranks that torchrun started, and show the report.
 
-    After a stop it says what is kept, and that the ``command`` line continues there.
+    The result is recorded as a local run; ``config`` names its config there. After a stop it says what is kept, and
+    that the ``command`` line continues there.
     """
     progress = Progress(command)
     try:
-        status = _run(options, task_of, command, progress)
+        status = _run(options, task_of, progress, config)
     except KeyboardInterrupt:
         status = INTERRUPTED
     if status and is_first_rank() and (left := progress.after_a_stop(is_interrupted=status == INTERRUPTED)):
@@ -60,9 +64,8 @@ def run_here(options: argparse.Namespace, task_of: Callable[[argparse.Namespace]
 
 
 def _run(
-    options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task], command: Sequence[str],
-    progress: Progress,
-) -> int:  # fmt: skip
+    options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task], progress: Progress, config: str
+) -> int:
     from quantcore.cli.console import explain, show_report
 
     def prepared(stack: ExitStack) -> Task:
@@ -71,22 +74,36 @@ def _run(
         stack.enter_context(proof_standing_by())  # before the progress bar, which has a thread
         return progress.kept_of(task)
 
+    def work(task: Task, emit: Emit) -> Report | None:
+        report = pipeline(task, progress.noting(emit))
+        if report is not None:
+            _record(task, report, config)
+        return report
+
     def show(report: Report | None) -> None:
         assert report is not None  # this is the first rank
         paths = {"model_dir": options.model_dir, "output_dir": options.output_dir}
-        show_report(report, options.output_dir, lambda step: command_for(step, command[2:], **paths))
+        show_report(report, options.output_dir, lambda step: command_for(step, progress.command[2:], **paths))
 
     with ExitStack() as stack:
         if options.json or not is_first_rank():
             emit = print_json_lines(sys.stdout if options.json else sys.stderr)
-            return reporting(lambda emit: pipeline(prepared(stack), progress.noting(emit)), emit)
+            return reporting(lambda emit: work(prepared(stack), emit), emit)
         try:
             with explained(silence):
                 task = prepared(stack)
         except QuantError as error:
             explain(error)
             return 1
-        return shown(lambda emit: pipeline(task, progress.noting(emit)), show)
+        return shown(lambda emit: work(task, emit), show)
+
+
+def _record(task: Task, report: Report, config: str) -> None:
+    """Record the result as a local run. The result counts also where the user's data folder cannot be written."""
+    try:
+        local_runs.record(task.output_dir, report, config)
+    except OSError as error:
+        print(f"The run is not in `bitfoundry list`: {reason_of(error)}", file=sys.stderr)
 
 
 def shown(work: Callable[[Emit], T], show: Callable[[T], object]) -> int:

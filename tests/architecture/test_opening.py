@@ -48,6 +48,7 @@ ALLOWED = {
         "quantcore.data.builtin_text": 1,
         "quantcore.config.task": 1,
         "quantcore.cli.running": 1,
+        "quantcore.report.local_runs": 2,
         "quantcore.engine.chat.converse": 1,
     },
     "pipes to a process of the engine's own": {"quantcore.sandbox.fork_server": 3},

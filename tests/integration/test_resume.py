@@ -11,6 +11,7 @@ from quantcore.checkpoint.artifact import sha256
 from quantcore.cli.main import main
 from quantcore.engine.blockwise import savepoint
 from quantcore.engine.pipeline import writer as writing
+from quantcore.report import local_runs
 from tests.support.forks import config, events_of, forked, killed, seen_of, task_file
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare
@@ -202,6 +203,7 @@ def test_an_interrupted_command_goes_on_when_it_is_repeated(tmp_path, monkeypatc
     assert f"continues after block 2 of {NUM_BLOCKS}, which an earlier run saved" in capsys.readouterr().err
     assert sha256(tmp_path / "out" / "model.safetensors") == sha256(tmp_path / "whole" / "model.safetensors")
     assert {path.name for path in tmp_path.iterdir()} == {"model", "whole", "out"}
+    assert [(run.name, run.config) for run in local_runs.runs()[:2]] == [("out", "w4a16"), ("whole", "w4a16")]
 
 
 def test_the_progress_of_another_task_is_not_taken_and_that_is_said(tmp_path, monkeypatch, capsys):

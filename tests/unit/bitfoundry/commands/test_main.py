@@ -317,7 +317,7 @@ def test_the_service_of_up_is_found(
 ) -> None:
     monkeypatch.delenv("BITFOUNDRY_URL")
     monkeypatch.delenv("BITFOUNDRY_API_KEY")
-    assert cli.run(["list"]) == 1
+    assert cli.run(["list", "--count"]) == 1
     assert "bitfoundry up" in capsys.readouterr().err
     Connection(url="http://127.0.0.1:8765", api_key="bf_local").write(tmp_path)
     assert cli.run(["list"]) == 0
@@ -338,7 +338,7 @@ def test_quantize_hands_its_flags_to_the_engine(monkeypatch: pytest.MonkeyPatch)
     from quantcore.cli import main as engine
 
     given: list[str] = []
-    monkeypatch.setattr(engine, "main", lambda arguments: given.extend(arguments) or 1)
+    monkeypatch.setattr(engine, "main", lambda arguments, find: given.extend(arguments) or 1)
     line = ["quantize", "--model_dir", "/m", "--output_dir", "/o", "--exclude_layers", "a", "b", "--json", "-h"]
     assert cli.run(line) == 1
     assert given == line
