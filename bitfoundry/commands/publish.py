@@ -1,6 +1,7 @@
 """The commands `push` (publishes an artifact) and `pull` (downloads a model or an artifact)."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from bitfoundry.client.answers import ArtifactFile, Job
 from bitfoundry.client.service import JOB_ID, Client
 from bitfoundry.commands import terminal
-from bitfoundry.commands.options import AsJson, Home, JobId, Key, Url, connect, read_config, with_client
+from bitfoundry.commands.options import AsJson, Home, Key, ResultName, Url, connect, connect_if_any, read_config
 from bitfoundry.errors import BitfoundryError
 
 Repo = Annotated[str | None, typer.Option(help="Repository on the Hub: org/name. It is created if it does not exist.")]
@@ -19,10 +20,8 @@ WriteToken = Annotated[
 ]
 
 
-@with_client
 def push(
-    client: Client,
-    job_id: JobId,
+    name: ResultName,
     repo: Repo = None,
     to: Annotated[
         str | None,
@@ -54,11 +53,15 @@ def push(
         bool, typer.Option("--dry_run", "--dry-run", help="Check everything and show what would be pushed.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is published.")] = True,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish the artifact of a succeeded job to the Hub or to a URL. It is safe to repeat.
+    """Publish the artifact of a succeeded job, or a result of this machine, to the Hub or to a URL.
 
-    Without --repo and --to, the last failed publication of the job is retried.
+    It is safe to repeat. Without --repo and --to, the last failed publication of a job is retried. A job is published
+    by the service; a result of this machine from here, with your token: HF_TOKEN, or `hf auth login`.
     """
     fields = {
         "repo_id": repo,
@@ -78,13 +81,37 @@ def push(
             "No target to publish to",
             hint="Add --repo ORG/NAME or --to URL. Omit all options to retry the last publication.",
         )
-    if dry_run:
-        _show_plan(client.plan_publication(job_id, target), as_json)
+    folder, job_id = _find(name, url, api_key, home)
+    if folder is not None:
+        from bitfoundry.commands.local_push import push_folder
+
+        if not target or not wait:
+            fault = "--no-wait is for jobs of a service" if target else "No target to publish to"
+            raise BitfoundryError(fault, hint="Leave it out." if target else "Add --repo ORG/NAME or --to URL.")
+        push_folder(folder, target, dry_run=dry_run, as_json=as_json)
         return
-    job = client.publish(job_id, target or None)
-    if wait:
-        job = await_published(client, job)
+    with connect(url, api_key, home) as client:
+        if dry_run:
+            _show_plan(client.plan_publication(job_id, target), as_json)
+            return
+        job = client.publish(job_id, target or None)
+        if wait:
+            job = await_published(client, job)
     show_publication(job, as_json)
+
+
+def _find(name: str, url: str | None, api_key: str | None, home: Path | None) -> tuple[Path | None, str]:
+    """Return the folder of a local result, or None and the id of a job."""
+    from bitfoundry.commands.results import LocalRun, find_result
+
+    if Path(name).is_dir():
+        return Path(name), ""
+    if JOB_ID.fullmatch(name):
+        return None, name
+    client = connect_if_any(url, api_key, home)
+    with client or nullcontext():
+        found = find_result(name, client)
+    return (Path(found.folder), "") if isinstance(found, LocalRun) else (None, found.id)
 
 
 def pull(
