@@ -11,9 +11,10 @@ from bitfoundry.client.account import Project, Worker
 from bitfoundry.client.answers import Answer
 from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
+from bitfoundry.commands.names import find_id
 from bitfoundry.commands.options import AsJson, show_deleted, with_client
 
-KeyId = Annotated[str, typer.Argument(help="Key id, as shown by `keys list`.")]
+KeyId = Annotated[str, typer.Argument(help="Key: its id or the start of it, its name, or `last`.")]
 Name = Annotated[str, typer.Argument(help="Descriptive name.")]
 Scope = Annotated[
     list[str] | None, typer.Option(help="jobs:read, jobs:write, jobs:chat, admin or operator. Repeatable.")
@@ -34,7 +35,7 @@ QUOTAS = (
 )
 PROJECT_COLUMNS = ("id", "name", "quotas", "usage")
 USAGE_COLUMNS = ("quota", "used", "limit", "unit")
-WorkerId = Annotated[str, typer.Argument(help="Worker id, as shown by `workers list`.")]
+WorkerId = Annotated[str, typer.Argument(help="Worker: its id or the start of it, or `last`.")]
 WORKER_COLUMNS = ("id", "state", "host", "devices", "beat_at", "jobs")
 AUDIT_COLUMNS = ("at", "action", "object_id", "key_id", "member", "request_id")
 
@@ -47,14 +48,16 @@ def create_key(
     expires_at: Annotated[
         str | None, typer.Option(help="Expiry time, with its time zone: 2027-01-01T00:00:00Z.")
     ] = None,
-    project: Annotated[str | None, typer.Option(help="Id of another project (operators only).")] = None,
-    member: Annotated[str | None, typer.Option(help="Id of the member who gets the key.")] = None,
+    project: Annotated[str | None, typer.Option(help="Another project: its id or name (operators only).")] = None,
+    member: Annotated[str | None, typer.Option(help="Member who gets the key: their id or name.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create an API key. By default it has the scopes of its member's role, or jobs:read and jobs:write without one.
 
     It is shown only once.
     """
+    project = find_id(client, "project_id", project) if project else None
+    member = find_id(client, "member_id", member) if member else None
     scopes = scope or (None if member else ["jobs:read", "jobs:write"])
     key = client.account.create_key(name, scopes, expires_at=expires_at, project_id=project, member_id=member)
     show_key(key, as_json)
@@ -140,7 +143,7 @@ def create_project(
 @with_client
 def edit_project(
     client: Client,
-    project_id: Annotated[str, typer.Argument(help="Project id, as shown by `projects list`.")],
+    project_id: Annotated[str, typer.Argument(help="Project: its id or the start of it, its name, or `last`.")],
     name: Annotated[str | None, typer.Option(help="New name.")] = None,
     max_waiting: Quota = None,
     max_running: Quota = None,

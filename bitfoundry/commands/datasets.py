@@ -12,7 +12,7 @@ from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, show_deleted, with_client
 
-DatasetId = Annotated[str, typer.Argument(help="Dataset id, as shown by `datasets list`.")]
+DatasetId = Annotated[str, typer.Argument(help="Dataset: its id or the start of it, its name, or `last`.")]
 
 
 @with_client

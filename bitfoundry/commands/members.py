@@ -10,7 +10,7 @@ from bitfoundry.commands import terminal
 from bitfoundry.commands.account import show_key, show_rows
 from bitfoundry.commands.options import AsJson, show_deleted, with_client
 
-MemberId = Annotated[str, typer.Argument(help="Member id, as shown by `members list`.")]
+MemberId = Annotated[str, typer.Argument(help="Member: their id or the start of it, their name, or `last`.")]
 ROLES = "viewer (sees jobs), editor (also submits, changes and chats) or admin (also manages the project)."
 MEMBER_COLUMNS = ("id", "name", "role", "num_keys", "last_used_at", "created_at")
 

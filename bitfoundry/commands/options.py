@@ -12,8 +12,9 @@ import typer
 from bitfoundry.client.answers import Job
 from bitfoundry.client.connection import NO_SERVICE, Connection
 from bitfoundry.client.connection import find_home as find_home
-from bitfoundry.client.service import JOB_ID, Client
+from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
+from bitfoundry.commands.names import LISTS, find_id
 from bitfoundry.errors import BitfoundryError
 
 Home = Annotated[
@@ -56,16 +57,14 @@ def connect_if_any(url: str | None, api_key: str | None, home: Path | None) -> C
 def with_client(command: Callable[Concatenate[Client, ...], None]) -> Callable[..., None]:
     """Give a command a connected client as its first argument, and the options that choose its service before --json.
 
-    Its ``job_id`` may be given in any way that ``Client.find`` takes. Typer reads both the signature and the
-    annotations.
+    Ids may be given in any way that ``find_id`` takes. Typer reads both the signature and the annotations.
     """
 
     @wraps(command, assigned=("__module__", "__name__", "__doc__"))  # its annotations are not ours
     def connected(*, url: Url = None, api_key: Key = None, home: Home = None, **arguments: Any) -> None:
         with connect(url, api_key, home) as client:
-            job = arguments.get("job_id")
-            if job is not None and not JOB_ID.fullmatch(job):
-                arguments["job_id"] = client.find(job).id
+            for name in arguments.keys() & {"job_id", *LISTS}:
+                arguments[name] = find_id(client, name, arguments[name])
             command(client, **arguments)
 
     _, *own, as_json = inspect.signature(command).parameters.values()

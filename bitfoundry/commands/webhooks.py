@@ -10,7 +10,7 @@ from bitfoundry.commands import terminal
 from bitfoundry.commands.account import show_rows
 from bitfoundry.commands.options import AsJson, show_deleted, with_client
 
-WebhookId = Annotated[str, typer.Argument(help="Webhook id, as shown by `webhooks list`.")]
+WebhookId = Annotated[str, typer.Argument(help="Webhook: its id or the start of it, or `last`.")]
 Events = Annotated[
     list[str] | None, typer.Option("--event", help="Event, e.g. job.succeeded or job.failed. Repeatable.")
 ]
