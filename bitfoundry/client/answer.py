@@ -23,12 +23,19 @@ class Mapped(Answer):
 class SummaryBase(Mapped):
     size_before_bytes: int
     size_after_bytes: int
+    perplexity_ratio: float | None = None
     verdict: Any = None
 
     def __str__(self) -> str:
-        """Return the verdict in words and the sizes, such as "It may be shipped: ... 269.0 MB to 113.9 MB."."""
-        size = f"{self.size_before_bytes / 1e6:.1f} MB to {self.size_after_bytes / 1e6:.1f} MB."
-        return size if self.verdict is None else f"{self.verdict.sentence or self.verdict.level} {size}"
+        """Return what a person asks first: the verdict with its reason, what to do next, and the size."""
+        size = f"{self.size_before_bytes / 1e6:,.1f} MB -> {self.size_after_bytes / 1e6:,.1f} MB"
+        ratio = self.perplexity_ratio
+        lines = [size if ratio is None else f"{size}, perplexity {100 * (ratio - 1):+.2f} %"]
+        if self.verdict is not None:
+            advice = [f"Next: {self.verdict.advice}"] if self.verdict.advice else []
+            sentence = [self.verdict.sentence] if self.verdict.sentence else []
+            lines = [*sentence, f"{self.verdict.level}: {self.verdict.reason}", *advice, *lines]
+        return "\n".join(lines)
 
 
 class JobBase(Answer):

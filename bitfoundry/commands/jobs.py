@@ -261,6 +261,13 @@ def _text_of(run: "LocalRun") -> str:
     return " ".join((run.id, run.name, run.model, run.config))
 
 
+def _row_of(run: "LocalRun") -> dict[str, str]:
+    return {
+        "id": run.id[:12], "name": run.name, "config": run.config, "verdict": run.verdict or "",
+        "size": terminal.megabytes(run.size_bytes), "created_at": run.created_at, "folder": run.folder,
+    }  # fmt: skip
+
+
 def _show_list(jobs: Sequence[Job], runs: "Sequence[LocalRun]", as_json: bool) -> None:
     if as_json:
         local = [run.to_dict() | {"name": run.name, "is_local": True} for run in runs]
@@ -272,7 +279,8 @@ def _show_list(jobs: Sequence[Job], runs: "Sequence[LocalRun]", as_json: bool) -
         terminal.out.print(terminal.jobs_table(jobs))
     if runs:
         terminal.out.print(Text("\nruns of this machine" if jobs else "runs of this machine", "bold"))
-        terminal.out.print(terminal.runs_table(runs))
+        rows = [_row_of(run) for run in runs]
+        terminal.out.print(terminal.rows_table(rows, [*rows[0]]))
 
 
 def _show_folder(folder: Path, about: dict[str, Any], as_json: bool) -> None:

@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -27,9 +27,6 @@ from bitfoundry.client.answers import (
     Summary,
 )
 from bitfoundry.commands.verdicts import verdict_rows, verdict_text
-
-if TYPE_CHECKING:
-    from quantcore.report.local_runs import LocalRun
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
 out = Console(markup=False, highlight=False)
@@ -107,15 +104,6 @@ def jobs_table(jobs: Sequence[Job]) -> Fitting:
     return Fitting(_plain_table(("id", "name", "config", "state", "phase or verdict", "created"), rows), narrow)
 
 
-def runs_table(runs: "Sequence[LocalRun]") -> Fitting:
-    """Return runs of this machine as a table in the given order."""
-    rows = [
-        (run.id[:12], run.name, run.config, run.verdict or "", megabytes(run.size_bytes), run.created_at, run.folder)
-        for run in runs
-    ]
-    return fitting_table(("id", "name", "config", "verdict", "size", "created", "folder"), rows)
-
-
 def shortened(text: str, width: int) -> str:
     """Shorten `text` to at most `width` characters: 'a-long-na…w4a16'."""
     head = width // 2
@@ -161,10 +149,10 @@ def job_details(job: Job) -> Table:
         ("model", str(job.model.get("path") or f"{job.model.get('id')} ({job.model.get('revision')})")),
         ("config", scheme_of(job)),
         ("state", state_text(job.state)),
-        ("phase", progress_text(job)),
+        ("phase", "" if job.is_final else progress_text(job)),
         ("labels", ", ".join(f"{name}={value}" for name, value in job.labels.items())),
-        ("priority", str(job.priority)),
-        ("attempt", str(job.attempt)),
+        ("priority", "" if job.is_final else str(job.priority)),
+        ("attempt", str(job.attempt) if job.attempt > 1 else ""),
         ("not on", job.avoid_host or ""),
         ("created", job.created_at),
         ("finished", job.finished_at or ""),
@@ -176,7 +164,7 @@ def job_details(job: Job) -> Table:
         results = summary_rows(job.summary) | verdict_rows(job)
         rows += [("layers", mix_text(job.summary.mix)), *results.items()]
     if job.artifact:
-        rows.append(("artifact", job.artifact.path or ""))
+        rows.append(("download", f"bitfoundry download {job.id}"))
     if job.publication:
         rows += publication_rows(job.publication).items()
     table = Table(box=None, show_header=False, pad_edge=False)

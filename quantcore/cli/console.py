@@ -57,8 +57,11 @@ def progress_display() -> Iterator[events.Emit]:
         yield emit
 
 
-def show_report(report: Report, output_dir: str, command_of: Callable[[Step], str]) -> None:
-    """Show the summary as a table, the lines of code that load the result, and the commands of its next steps."""
+def show_report(report: Report, output_dir: str, command_of: Callable[[Step], str] | None = None) -> None:
+    """Show the summary as a table, the lines of code that load the result, and its next steps.
+
+    ``command_of`` returns the command of a step; None where the command line that made the result is not known.
+    """
     summary, worst = report.summary, report.summary.worst_layer
     steps: Sequence[Step] = ()
     table = Table(show_header=False, box=None)
@@ -102,7 +105,9 @@ def show_report(report: Report, output_dir: str, command_of: Callable[[Step], st
         for reason in export.refusals.values():
             out.print(reason, highlight=False, markup=False, soft_wrap=True)
     for step in steps:
-        out.print(f"{step.text}\n  {command_of(step)}", highlight=False, markup=False, soft_wrap=True)
+        out.print(
+            step.text + (f"\n  {command_of(step)}" if command_of else ""), highlight=False, markup=False, soft_wrap=True
+        )
 
 
 def _verdict_rows(verdict: Verdict) -> list[tuple[str, str]]:

@@ -83,6 +83,20 @@ def test_a_job_shows_the_verdict_in_words_and_the_command_of_each_step() -> None
     assert str(job.summary) == f"{sentence} 269.0 MB to 163.3 MB."
 
 
+def test_a_job_that_has_succeeded_begins_with_what_a_person_asks() -> None:
+    judged = {"verdict": {"level": "degraded", "reason": "The KL divergence is 0.15.", "advice": "Use effort best."}}
+    job = job_with(id="job_1", state="succeeded", phase="verify", summary=SUMMARY | judged,
+                   artifact=ArtifactRef(manifest_sha256="0", bytes=1, path="/srv/x"))  # fmt: skip
+    text = " ".join(shown(terminal.job_details(job), 200).split())
+    assert "verdict degraded: The KL divergence is 0.15. next Use effort best. size 269.0 MB" in text
+    assert "download bitfoundry download job_1" in text
+    for left_out in ("phase", "priority", "attempt", "/srv/x"):
+        assert left_out not in text
+    assert str(job.summary).splitlines()[:2] == ["degraded: The KL divergence is 0.15.", "Next: Use effort best."]
+    assert str(job.summary).splitlines()[2].startswith("269.0 MB -> 163.3 MB")
+    assert "phase" in shown(terminal.job_details(job_with(state="running", phase="resolve")))
+
+
 def test_a_failed_job_has_its_reason_in_the_table() -> None:
     failure = JobError(code="disk_full", message="The worker's disk is full.")
     jobs = [job_with(name="a", state="succeeded", summary=SUMMARY), job_with(name="b", state="failed", error=failure)]
