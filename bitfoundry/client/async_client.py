@@ -134,6 +134,7 @@ class AsyncClient(Twin[Client]):
     readiness = asked(Client.readiness)
     wait = asked(Client.wait)
     artifacts = asked(Client.artifacts)
+    report = asked(Client.report)
     download = asked(Client.download)
     download_tar = asked(Client.download_tar)
 

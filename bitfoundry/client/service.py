@@ -358,6 +358,11 @@ class Client:
         answer = self._service.send("GET", f"{_path(job_id)}/artifacts").json()
         return [ArtifactFile.model_validate(each) for each in answer["data"]]
 
+    def report(self, job_id: str) -> dict[str, Any]:
+        """Return the report.json of a succeeded job. Raises ApiError `not_ready` before."""
+        answer: dict[str, Any] = self._service.send("GET", f"{_path(job_id)}/artifacts/report.json").json()
+        return answer
+
     def download(
         self, job_id: str, folder: Path, *, on_bytes: Callable[[ArtifactFile, int], None] | None = None
     ) -> Path:

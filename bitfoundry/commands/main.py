@@ -30,6 +30,7 @@ from bitfoundry.commands import retention as retention_commands
 from bitfoundry.commands import shares as share_commands
 from bitfoundry.commands import webhooks as webhook_commands
 from bitfoundry.commands.explain import explain
+from bitfoundry.commands.explain_run import explain as explain_run
 from bitfoundry.commands.headings import Commands, put_under_headings
 from bitfoundry.commands.options import (
     AsJson,
@@ -264,6 +265,7 @@ for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)
 app.add_typer(sweep, name="sweep")
 app.command()(model_commands.models)
+app.command("explain")(explain_run)
 app.command()(account_commands.audit)
 app.command()(account_commands.usage)
 app.command()(fsck.fsck)

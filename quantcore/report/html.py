@@ -17,6 +17,7 @@ from quantcore.report.quality import (
     PositionQuality,
     Quality,
     Sample,
+    Step,
     TaskResults,
 )
 from quantcore.report.values import ExportSummary, GoalResult, LayerError, Mix, MixScheme, Report, Summary
@@ -67,7 +68,7 @@ def page(report: Report) -> str:
         _clipping(report.clipping),
         _tasks(report.harness, report.summary.failed_tasks),
         _mix(report.mix),
-        _layers(report.layers),
+        _layers(report.layers, report.more_bits),
         _listing("Warnings", report.warnings),
         _json("Config", report.config),
         _json("Calibration", report.calibration),
@@ -104,10 +105,12 @@ def _verdict(summary: Summary, quality: Quality | None) -> str:
         if quality
         else ""
     )
-    advice = "".join(
-        f"<p>{escape(step.text)} Run it again with:</p><pre>{escape(step.flags)}</pre>" for step in verdict.steps
-    ) or (f"<p>{escape(verdict.advice)}</p>" if verdict.advice else "")
+    advice = "".join(map(_step, verdict.steps)) or (f"<p>{escape(verdict.advice)}</p>" if verdict.advice else "")
     return f'<section class="verdict {_TONES[level]}">{title}{figures}<p>{reason}.</p>{advice}</section>'
+
+
+def _step(step: Step) -> str:
+    return f"<p>{escape(step.text)} Run it again with:</p><pre>{escape(step.flags)}</pre>"
 
 
 def _overview(report: Report) -> str:
@@ -284,7 +287,7 @@ def _frontier(mix: Mix) -> str:
     )
 
 
-def _layers(layers: Sequence[LayerError]) -> str:
+def _layers(layers: Sequence[LayerError], more_bits: Step | None) -> str:
     rows = [
         (escape(layer.name), escape(layer.scheme), f"{layer.relative_error:.5f}", f"{layer.sqnr_db:.1f}",
          _number(layer.output_error))
@@ -293,10 +296,12 @@ def _layers(layers: Sequence[LayerError]) -> str:
     table = _table("", ("layer", "scheme", "relative error", "SQNR, dB", "output error"), rows)
     outputs = [(layer.name, layer.output_error) for layer in layers if layer.output_error is not None]
     drawn = outputs or [(layer.name, layer.relative_error) for layer in layers]
+    step = "" if more_bits is None else _step(more_bits)
     what = "layer's output" if outputs else "weight, ‖W − Q‖ / ‖W‖"
     return (
         f"<h2>Layers</h2><p>Relative error of each quantized {what}, from the first layer to the "
         f"last.</p>{error_chart(drawn)}<details><summary>Show as table</summary>{table}</details>"
+        f"{step}"
     )
 
 

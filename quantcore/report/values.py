@@ -23,6 +23,7 @@ from quantcore.report.quality import (
     Quality,
     Record,
     Sample,
+    Step,
     TaskResults,
     Verdict,
 )
@@ -293,7 +294,11 @@ class ExportProof(Record):
 
 
 class LayerError(Record):
-    """The error of a quantized layer; see ``quantcore.events.LayerQuantized``."""
+    """The error of a quantized layer; see ``quantcore.events.LayerQuantized``.
+
+    ``bytes`` are those of its weight with scales in the main export. Reports of earlier versions lack them, and so do
+    exports that hold floats.
+    """
 
     kind: Literal["layer_quantized"]
     name: str
@@ -304,6 +309,13 @@ class LayerError(Record):
     output_error: Number | None
     rounding_error: Number | None
     num_tokens: int | None
+    num_weights: int | None = None
+    bytes: int | None = None
+
+    @property
+    def bits(self) -> float | None:
+        """Bits per weight in the main export, with scales and zero points; None if the size is unknown."""
+        return 8 * self.bytes / self.num_weights if self.bytes and self.num_weights else None
 
 
 class ExpertCoverage(Record):
@@ -371,6 +383,9 @@ class Report(Record):
     samples: tuple[Sample, ...] | None
     harness: TaskResults | None
     layers: Annotated[tuple[LayerError, ...], Field(min_length=1)]
+    more_bits: Annotated[
+        Step | None, Field(description="The layers with the largest errors of their outputs in 8 bits.")
+    ] = None
     experts: ExpertCoverage | None = None
     distillation: Distillation | None = None
     edges: tuple[dict[str, Any], ...]
@@ -378,6 +393,11 @@ class Report(Record):
     warnings: tuple[str, ...]
     provenance: Provenance
     environment: dict[str, str]
+
+    @property
+    def ranked_layers(self) -> list[LayerError]:
+        """The layers from the largest error of their output to the smallest, those without one by weight error."""
+        return sorted(self.layers, key=lambda each: (-(each.output_error or 0.0), -each.relative_error))
 
     @property
     def schemes(self) -> list[str]:

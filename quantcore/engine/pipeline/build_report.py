@@ -22,6 +22,7 @@ from quantcore.config.verdict_levels import POOR
 from quantcore.engine.calibration.experts import hardly_seen
 from quantcore.engine.model.kinds import loading_class
 from quantcore.engine.pipeline.context import RunContext, RunLog
+from quantcore.engine.pipeline.layer_step import LayerSizes, more_bits
 from quantcore.engine.pipeline.reproduce import script
 from quantcore.engine.verification.fresh_process import Proved
 from quantcore.engine.verification.gate_inputs import Outcome
@@ -103,7 +104,7 @@ def build_report(
         **_of_some_kinds(main),
         samples=main.samples,
         harness=main.harness,
-        layers=tuple(LayerError(**layer.to_dict()) for layer in outcome.layers),
+        **_layers(context, outcome),
         **_expert_coverage(outcome),
         distillation=_distillation(outcome),
         edges=tuple(outcome.edges),
@@ -164,6 +165,14 @@ def _of_some_kinds(main: Proof) -> dict[str, Any]:
         "clipping": main.clipped_by_kind or None,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _layers(context: RunContext, outcome: Outcome) -> dict[str, Any]:
+    """Return the errors and sizes of the layers, and the step that gives more bits to the worst of them."""
+    plan, tensors = context.plan, context.model.headers.tensors
+    errors = LayerSizes(plan, tensors).added_to(LayerError(**layer.to_dict()) for layer in outcome.layers)
+    step = more_bits(context.task.config, plan, tensors, errors)
+    return {"layers": errors} | ({} if step is None else {"more_bits": step})
 
 
 def _expert_coverage(outcome: Outcome) -> dict[str, Any]:

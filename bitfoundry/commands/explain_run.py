@@ -1,0 +1,77 @@
+"""``explain``: which layers of a result lose most, and what to do about them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bitfoundry.commands import terminal
+from bitfoundry.commands.options import AsJson, Home, Key, Url, connect
+from bitfoundry.errors import BitfoundryError
+
+if TYPE_CHECKING:
+    from quantcore.report.values import Report
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a result, or a succeeded job: id, name or `last`.")]
+Layer = Annotated[str | None, typer.Argument(metavar="[LAYER]", help="Layer to show: its name, or the end of it.")]
+ModelDir = Annotated[
+    Path | None, typer.Option("--model_dir", "--model-dir", help="Original model. [default: as in the report]")
+]
+
+
+def explain(
+    run: Run,
+    layer: Layer = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of layers.")] = 15,
+    model_dir: ModelDir = None,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which layers of a result lose most, one of them in detail, and the command that gives them more bits."""
+    from quantcore.cli.layers_view import find_layer, read_weight, show_layer, show_layers
+    from quantcore.errors import QuantError
+
+    report, again = _read(run, url, api_key, home)
+    try:
+        chosen = None if layer is None else find_layer(report, layer)
+    except QuantError as error:
+        raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
+    if as_json:
+        layers = report.ranked_layers if chosen is None else [chosen]
+        step = None if report.more_bits is None else report.more_bits.to_dict()
+        terminal.print_json({"layers": [each.to_dict() for each in layers], "more_bits": step})
+        return
+    if chosen is None:
+        show_layers(report, limit)
+    else:
+        folder = model_dir or (Path(report.model.path) if report.model.path else None)
+        absent = f"the model is {report.model.name} on the Hub. Name a folder with --model_dir."
+        show_layer(report, chosen, absent if folder is None else read_weight(folder, chosen.name))
+    if report.more_bits is not None:
+        terminal.out.print(f"{report.more_bits.text}\n  {again} {report.more_bits.flags}", soft_wrap=True)
+
+
+def _read(run: str, url: str | None, api_key: str | None, home: Path | None) -> tuple[Report, str]:
+    """Return the report of a folder or of a job, and the beginning of the command that makes it again."""
+    from quantcore.report.values import Report
+
+    folder = Path(run)
+    if folder.is_dir():
+        from quantcore.errors import QuantError
+        from quantcore.report.compare import read_report
+
+        try:
+            report = read_report(folder)
+        except QuantError as error:
+            raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
+        made = shlex.join(["--model_dir", report.model.path or report.model.name, "--output_dir", f"{folder}-2"])
+        return report, f"bitfoundry quantize {made}"
+    with connect(url, api_key, home) as client:
+        job = client.find(run)
+        found: Any = client.report(job.id)
+    return Report.model_validate(found), f"bitfoundry clone {job.id}"
