@@ -44,7 +44,7 @@ export const readCompare = reader(
 export const readRun = reader(["tab", "line"]);
 export const readNewJob = reader([
   ...(["from", "path", "preset"] as const),
-  ...(["effort", "algorithms", "num_windows", "runtime", "device", "gate"] as const),
+  ...(["effort", "algorithms", "num_windows", "runtime", "device", "gate", "more_bits"] as const),
 ]);
 export const readModels = reader(["model", "cursor"]);
 export const readDatasets = reader(["cursor"]);

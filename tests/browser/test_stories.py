@@ -63,6 +63,10 @@ REPORT: dict[str, Any] = {
             for first, last, kl in ((1, 16, 0.25), (17, 64, 0.125))
         ],
     },
+    "more_bits": {
+        "text": "Keep the 4 layers with the largest errors in 8 bits: about +2.0 MB.",
+        "changes": {"export": ["quark"]}, "flags": "--quant_scheme w4a16 --layer_quant_scheme a int8_weight_only",
+    },
     "clipping": {"q_proj input": 0.0002, "down_proj input": 0.0125},
 }  # fmt: skip
 TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -270,6 +274,10 @@ def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     assert page.evaluate(TOO_WIDE) <= 0
     result.get_by_role("link", name="Run again: Use effort best.").click()
     expect(page.get_by_label("Effort", exact=True)).to_have_value("best")
+    page.go_back()
+    page.get_by_role("link", name="Run again: Keep the 4 layers").click()
+    page.get_by_role("tab", name="JSON").click()
+    expect(page.get_by_label("Request JSON")).to_have_value(re.compile('"quark"'))
 
 
 def test_a_rejected_result_shows_its_verdict_what_it_missed_and_its_samples(

@@ -65,6 +65,13 @@ export function byBadness(layers: Layer[], metric: Metric): Layer[] {
   return [...layers].sort((a, b) => bad(b) - bad(a));
 }
 
+/** "3 of 210 by relative output error": the place of a layer, the worst first. */
+export function rankText(layer: Layer, layers: Layer[]): string {
+  const metric = mostTelling(layers);
+  const place = byBadness(layers, metric).findIndex(({ name }) => name === layer.name) + 1;
+  return `${place} of ${layers.length} by ${metric.text.toLowerCase()}`;
+}
+
 const FAR = 3; // interquartile ranges beyond the quartile: Tukey's "far out"
 const ENOUGH = 8; // layers, for quartiles that mean something
 

@@ -1,13 +1,13 @@
 import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { useEffect, useMemo, useState } from "react";
 import { get, Problem, request } from "../../api/client";
-import type { Job, List, Plan, Preset } from "../../api/types";
+import type { Job, List, Plan, Preset, Report } from "../../api/types";
 import { Code, Failure, Loading, TabPanel, Tabs, Title } from "../../ui/basics";
 import { type Algorithm, type Body, bodyOf, isInMore, START_GOAL, setsMore } from "./body";
 import { JobForm } from "./form";
 import { PlanPanel } from "./plan-panel";
 import { asCommand, asCurl, asPython, missingInCommand } from "./snippets";
-import { withChanges } from "./steps";
+import { type Changes, withChanges, withMoreBits } from "./steps";
 
 const TABS = [
   { id: "form", text: "Form" },
@@ -26,10 +26,7 @@ export default function NewJob() {
   const [error, setError] = useState<Error>();
   useEffect(() => {
     if (!from) return;
-    Promise.all([get<Job>(`/v1/jobs/${from}`), get<List<Preset>>("/v1/presets")]).then(
-      ([job, presets]) => setBody(withChanges(bodyOf(job, presets.data), changesOfAddress)),
-      setError,
-    );
+    startOf(from, changesOfAddress).then(setBody, setError);
   }, [from, changesOfAddress]);
   return (
     <>
@@ -38,6 +35,17 @@ export default function NewJob() {
       {body ? <Editor body={body} onChange={setBody} /> : !error && <Loading />}
     </>
   );
+}
+
+/** The request that clones a run, with the changes of the address. */
+async function startOf(from: string, changes: Changes): Promise<Body> {
+  const [job, presets, report] = await Promise.all([
+    get<Job>(`/v1/jobs/${from}`),
+    get<List<Preset>>("/v1/presets"),
+    changes.more_bits ? get<Report>(`/v1/jobs/${from}/artifacts/report.json`) : undefined,
+  ]);
+  const body = withChanges(bodyOf(job, presets.data), changes);
+  return report?.more_bits ? withMoreBits(body, report.more_bits) : body;
 }
 
 function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void }) {

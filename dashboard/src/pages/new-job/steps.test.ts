@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { Body } from "./body";
-import { searchOf, withChanges } from "./steps";
+import { searchOf, withChanges, withMoreBits } from "./steps";
 
 const BODY = { model: { path: "/m" }, config: { preset: "w4a16", algo_config: [{ name: "rtn" }] } } as Body;
 const applied = (changes: Record<string, unknown>, body = BODY) => withChanges(body, searchOf(changes));
@@ -20,4 +20,10 @@ it("fills in the form with what a step of a verdict changes", () => {
   expect(applied({ goal })).toEqual({ model: { path: "/m" }, goal });
   expect(withChanges(BODY, { gate: "warn" })).toEqual({ ...BODY, gate: "warn" });
   expect(withChanges(BODY, {})).toEqual(BODY);
+});
+
+it("gives more bits to layers by a whole config, without an effort that would conflict with it", () => {
+  const config = { global_quant_config: {}, layer_quant_config: { a: {} }, algo_config: [{ name: "gptq" }] };
+  const step = { text: "", flags: "", changes: { config, export: ["compressed_tensors"] } };
+  expect(withMoreBits({ ...BODY, effort: "best" }, step)).toEqual({ ...BODY, config, export: ["compressed_tensors"] });
 });

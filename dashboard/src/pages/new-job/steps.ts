@@ -1,4 +1,5 @@
 // What a page proposes to change in a run, as parameters of the form's address: names and texts.
+import type { Report } from "../../api/types";
 import { type Algorithm, type Body, withChain, withGoal, withValue } from "./body";
 
 export interface Changes {
@@ -9,6 +10,8 @@ export interface Changes {
   runtime?: string;
   device?: string;
   gate?: string;
+  /** Set if the worst layers get more bits, as the run's report proposes. */
+  more_bits?: string;
 }
 
 /** The parameters for the fields of a request that a step of a verdict changes. */
@@ -40,4 +43,9 @@ export function withChanges(body: Body, { effort, algorithms, num_windows, runti
   if (runtime && device) changed = { ...withGoal(changed), goal: { runtime, device } as Body["goal"] };
   if (gate) changed = { ...changed, gate: gate as Body["gate"] };
   return changed;
+}
+
+/** The request with more bits for the layers with the largest errors: a whole config, and the format that holds it. */
+export function withMoreBits({ effort: _, ...body }: Body, step: NonNullable<Report["more_bits"]>): Body {
+  return { ...body, ...(step.changes as Partial<Body>) };
 }

@@ -1,5 +1,5 @@
 import { useMemo, useState } from "react";
-import type { Layer } from "../../api/types";
+import type { Job, Layer, Report } from "../../api/types";
 import { heatGrid } from "../../charts/heat-cells";
 import { Heatmap } from "../../charts/heatmap";
 import {
@@ -10,17 +10,20 @@ import {
   metricValue,
   mostTelling,
   outliers,
+  rankText,
   seriesByKind,
 } from "../../charts/layers";
 import { Scatter } from "../../charts/scatter";
-import { plural } from "../../format";
+import { formatBytes, formatNumber, plural } from "../../format";
 import { Empty, Facts, scrollable, Term } from "../../ui/basics";
+import { FINAL_STATES } from "../../ui/states";
+import { NextStep } from "./verdict-notice";
 
 const ROWS = 50;
 const MOST_OUTLIERS = 4;
 
 /** The quantization error of each layer: a chart by module type, the selected layer, and a table of all layers. */
-export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: boolean }) {
+export function LayersCard({ job, layers, report }: { job: Job; layers: Layer[]; report: Report | undefined }) {
   const measured = METRICS.filter((metric) => layers.some((layer) => metricValue(layer, metric) !== null));
   const [metricId, setMetricId] = useState<Metric["id"] | null>(null);
   const [picked, setPicked] = useState<string | null>(null);
@@ -54,7 +57,9 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
         )}
       </div>
       {layers.length === 0 ? (
-        <Empty>{isRunning ? "Layers appear here as they are quantized." : "No layer metrics."}</Empty>
+        <Empty>
+          {!FINAL_STATES.has(job.state) ? "Layers appear here as they are quantized." : "No layer metrics."}
+        </Empty>
       ) : (
         <>
           {grid ? (
@@ -77,10 +82,11 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
             />
           )}
           <Outliers layers={layers} metric={metric} onPick={setPicked} />
-          {layer && <LayerFacts layer={layer} />}
+          {layer && <LayerFacts layer={layer} layers={layers} report={report} />}
           <LayerTable layers={layers} metric={metric} />
         </>
       )}
+      {report?.more_bits && <NextStep job={job} step={report.more_bits} search={{ more_bits: "1" }} />}
     </section>
   );
 }
@@ -102,7 +108,8 @@ function Outliers({ layers, metric, onPick }: { layers: Layer[]; metric: Metric;
   );
 }
 
-function LayerFacts({ layer }: { layer: Layer }) {
+function LayerFacts({ layer, layers, report }: { layer: Layer; layers: Layer[]; report: Report | undefined }) {
+  const { bytes, num_weights: count } = report?.layers.find(({ name }) => name === layer.name) ?? {};
   return (
     <section className="notice" aria-label="Selected layer">
       <Facts
@@ -110,6 +117,15 @@ function LayerFacts({ layer }: { layer: Layer }) {
           ["Layer", <code key="name">{layer.name}</code>],
           ["Block", layer.block],
           ["Scheme", layer.scheme],
+          ["Rank", rankText(layer, layers)],
+          ...(bytes && count
+            ? [
+                ["Size", `${formatBytes(bytes)}, ${formatNumber((8 * bytes) / count, 3)} bits per weight`] as [
+                  string,
+                  string,
+                ],
+              ]
+            : []),
           ...METRICS.map((metric): [string, string] => {
             const value = metricValue(layer, metric);
             return [metric.text, value === null ? "not measured" : metric.format(value)];

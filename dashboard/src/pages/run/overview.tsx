@@ -15,7 +15,6 @@ import { LABELS } from "../../labels";
 import { Link } from "../../link";
 import { layersText } from "../../names";
 import { Empty, Facts, scrollable } from "../../ui/basics";
-import { FINAL_STATES } from "../../ui/states";
 import { halfInterval } from "../compare/change";
 import { Checks, checksText } from "./checks";
 import { ByPosition, Clipping, OwnAnswers } from "./differences";
@@ -43,7 +42,7 @@ export function Overview({ job, eventLog }: { job: Job; eventLog: EventLog }) {
       {report.data?.goal && <GoalCard goal={report.data.goal} />}
       {hasReport && <Phases job={job} eventLog={eventLog} />}
       {hasReport && <UseIt job={job} />}
-      <LayersCard layers={latestLayers(eventLog.layers)} isRunning={!FINAL_STATES.has(job.state)} />
+      <LayersCard job={job} layers={latestLayers(eventLog.layers)} report={report.data} />
       {report.data && <Proof report={report.data} />}
       <div className="columns">
         <MemoryCard memory={eventLog.memory} summary={summary} />

@@ -4,7 +4,7 @@ import { Link } from "../../link";
 import { useSession } from "../../sign-in";
 import { Code } from "../../ui/basics";
 import { VerdictLevel } from "../job-progress";
-import { searchOf } from "../new-job/steps";
+import { type Changes, searchOf } from "../new-job/steps";
 import { toneOf } from "./verdict";
 
 /** The verdict in words, its level, what it was judged by, and what to try next. */
@@ -24,16 +24,21 @@ export function VerdictNotice({ job, verdict, figures = "" }: { job: Job; verdic
         {advice && steps.length === 0 && `. ${advice}`}
       </p>
       {steps.map((step) => (
-        <NextStep key={step.text} job={job} step={step} />
+        <NextStep key={step.text} job={job} step={step} search={searchOf(step.changes)} />
       ))}
     </div>
   );
 }
 
-type Step = NonNullable<Verdict["steps"]>[number];
+interface StepProps {
+  job: Job;
+  step: NonNullable<Verdict["steps"]>[number];
+  /** The parameters of the form's address that stand for the changes. */
+  search: Changes;
+}
 
 /** Something to try: as a form that is filled in, and as a command. */
-function NextStep({ job, step: { text, changes, flags } }: { job: Job; step: Step }) {
+export function NextStep({ job, step: { text, flags }, search }: StepProps) {
   const mayWrite = useSession().can("jobs:write");
   return (
     <div className="row">
@@ -41,7 +46,7 @@ function NextStep({ job, step: { text, changes, flags } }: { job: Job; step: Ste
       {mayWrite && (
         <Link
           to="/jobs/new"
-          search={{ from: job.id, ...searchOf(changes) }}
+          search={{ from: job.id, ...search }}
           className="button small"
           aria-label={`Run again: ${text}`}
         >
