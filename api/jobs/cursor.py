@@ -6,10 +6,11 @@ import base64
 import binascii
 import hashlib
 import json
+import re
 from datetime import datetime
 
 from api.http.errors import Problem
-from api.store.queue.listing import JobFilter
+from api.store.queue.listing import JobFilter, Order
 
 
 def encode(at: datetime, job_id: str, filtered: str) -> str:
@@ -18,13 +19,18 @@ def encode(at: datetime, job_id: str, filtered: str) -> str:
     return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
 
 
-def decode(cursor: str, filtered: str) -> tuple[datetime, str]:
-    """Return the time and the id of the last row seen. Raises Problem ``invalid_cursor``, also for another filter."""
+def decode(cursor: str, filtered: str, form: str = ".*") -> tuple[datetime, str]:
+    """Return the time and the id of the last row seen. Raises Problem ``invalid_cursor``, also for another filter.
+
+    ``form``: a regular expression that the id matches as a whole.
+    """
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         at, job_id, fingerprint = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
         place = datetime.fromisoformat(at), str(job_id)
         if fingerprint != filtered or place[0].tzinfo is None or not place[1].isascii() or "\0" in place[1]:
+            raise ValueError
+        if not re.fullmatch(form, place[1], re.DOTALL):
             raise ValueError
     except (binascii.Error, ValueError, TypeError, RecursionError) as error:
         raise Problem(
@@ -36,10 +42,10 @@ def decode(cursor: str, filtered: str) -> tuple[datetime, str]:
     return place
 
 
-def fingerprint_of(wanted: JobFilter) -> str:
-    """Return a filter's fingerprint; the order of repeated parameters makes no difference."""
+def fingerprint_of(wanted: JobFilter, order: Order) -> str:
+    """Return a list's fingerprint; the order of repeated parameters makes no difference."""
     parts = {**vars(wanted), "states": sorted(wanted.states), "labels": sorted(wanted.labels)}
-    return fingerprint(*sorted(parts.items()))
+    return fingerprint(order, *sorted(parts.items()))
 
 
 def fingerprint(*parts: object) -> str:

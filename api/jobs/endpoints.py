@@ -73,15 +73,15 @@ def list_jobs(
     response: Response,
     if_none_match: IfNoneMatch = None,
 ) -> JobPage | Response:
-    """List the jobs, newest first; the Link header leads to the next page."""
-    wanted = query.to_filter(caller.project_id)
-    filtered = cursors.fingerprint_of(wanted)
-    after = cursors.decode(query.cursor, filtered) if query.cursor is not None else None
+    """List the jobs, newest first, or in the order of the queue; the Link header leads to the next page."""
+    wanted, order = query.to_filter(caller.project_id), query.order
+    filtered = cursors.fingerprint_of(wanted, order)
+    after = cursors.decode(query.cursor, filtered, listing.PLACES[order]) if query.cursor is not None else None
     with reading(sessions) as session:
-        rows = listing.page(session, wanted, limit=query.limit + 1, after=after)
+        rows = listing.page(session, wanted, limit=query.limit + 1, after=after, order=order)
         shown = view.show_all(session, rows[: query.limit])
     last = rows[query.limit - 1] if len(rows) > query.limit else None
-    next_cursor = cursors.encode(last.created_at, last.id, filtered) if last else None
+    next_cursor = cursors.encode(*listing.place_of(last, order), filtered) if last else None
     page = JobPage(data=[job.out for job in shown], has_more=next_cursor is not None, next_cursor=next_cursor)
     return view.answer_page(page, next_cursor, request, response, if_none_match)
 

@@ -25,7 +25,7 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 from api.jobs import examples
 from api.jobs.schema_of import SchemaOf
 from api.jobs.stored_types import FailureOut, ProgressOut
-from api.store.queue.listing import JobFilter
+from api.store.queue.listing import JobFilter, Order
 from api.store.queue.waiting import Waiting
 from api.store.states import State
 from api.store.tables.jobs import Artifact, Job
@@ -253,6 +253,7 @@ class JobListQuery(JobQuery):
     cursor: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="`next_cursor` of the page before, with the same filter."
     )
+    order: Order = Field(default="newest", description="`queue`: that in which workers take jobs, the next one first.")
 
 
 class PresetConfig(PresetChanges):

@@ -168,6 +168,9 @@ def _workers(client: Client, scopes: list[str]) -> Finding:
     if not ready and blocked:
         hint = f"{blocked[0].blocked_reason}; they resume automatically when this is resolved"
         return Finding(name="workers", status="failed", detail=detail, hint=hint)
+    if not ready and draining:
+        hint = f"let one take jobs again: bitfoundry workers uncordon {workers[0].id}"
+        return Finding(name="workers", status="failed", detail=detail, hint=hint)
     if not ready:
         return Finding(name="workers", status="failed", detail=detail, hint="start a worker: python -m worker")
     return Finding(name="workers", status="ok", detail=detail)

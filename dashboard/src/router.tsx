@@ -11,6 +11,7 @@ import {
   readDatasets,
   readModels,
   readNewJob,
+  readQueue,
   readRun,
   readRuns,
   stringifySearch,
@@ -77,7 +78,12 @@ const pages = [
   createRoute({ getParentRoute, path: "/webhooks", component: lazy(() => import("./pages/webhooks")) }),
   createRoute({ getParentRoute, path: "/members", component: lazy(() => import("./pages/members")) }),
   createRoute({ getParentRoute, path: "/project", component: lazy(() => import("./pages/project")) }),
-  createRoute({ getParentRoute, path: "/queue", component: lazy(() => import("./pages/queue")) }),
+  createRoute({
+    getParentRoute,
+    path: "/queue",
+    validateSearch: readQueue,
+    component: lazy(() => import("./pages/queue")),
+  }),
   createRoute({ getParentRoute, path: "/system", component: lazy(() => import("./pages/system")) }),
   // for those who change the dashboard
   createRoute({ getParentRoute, path: "/components", component: lazy(() => import("./pages/components/components")) }),

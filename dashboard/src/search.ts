@@ -48,6 +48,7 @@ export const readNewJob = reader([
 ]);
 export const readModels = reader(["model", "cursor"]);
 export const readDatasets = reader(["cursor"]);
+export const readQueue = reader(["cursor"]);
 export const readAudit = reader(["action", "object_id", "cursor"]);
 
 export type RunsSearch = ReturnType<typeof readRuns>;

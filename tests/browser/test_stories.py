@@ -552,3 +552,36 @@ def test_more_runs_than_can_be_compared_are_refused(signed_in: Page, check_acces
     expect(page.get_by_role("alert")).to_contain_text("The filter matches 501 runs; at most 500 can be compared.")
     expect(page.get_by_role("link", name="Change the filter")).to_have_attribute("href", "/ui/?q=x")
     check_accessible(page)
+
+
+def test_the_queue_shows_what_is_next_first_at_any_length(
+    signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
+) -> None:
+    """It had the newest hundred of two hundred jobs."""
+    page, asked = signed_in, []
+    waiting = [
+        {"id": f"job_{number:032x}", "name": f"number {number}", "state": "queued", "queue_position": number}
+        for number in range(1, 4)
+    ]
+
+    def answer(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        asked.append(query)
+        rows = [] if "running" in query["state"] else waiting[2:] if "cursor" in query else waiting[:2]
+        job = ended.model_dump(mode="json")
+        has_more = bool(rows) and "cursor" not in query
+        page_of = {"data": [job | row for row in rows], "has_more": has_more}
+        route.fulfill(json=page_of | {"next_cursor": "next" if has_more else None})
+
+    page.route("**/v1/jobs?*", answer)
+    page.goto("/ui/queue")
+    rows = page.get_by_role("row")
+    expect(rows.nth(1)).to_contain_text("number 1")
+    expect(rows.nth(2)).to_contain_text("number 2")
+    assert ["queue"] in [query.get("order") for query in asked]
+    check_accessible(page)
+    page.get_by_role("link", name="Later in queue").click()
+    expect(rows.nth(1)).to_contain_text("number 3")
+    expect(rows).to_have_count(2)
+    page.get_by_role("link", name="Next in queue").click()
+    expect(rows.nth(1)).to_contain_text("number 1")

@@ -1,5 +1,7 @@
 """Jobs over HTTP, with the real database and no worker."""
 
+import base64
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -370,6 +372,28 @@ def test_other_types_methods_and_paths(client: TestClient) -> None:
         assert client.get(f"/v1/jobs/{bad}").status_code in (404, 422), bad
     answer = client.get("/v1/jobs/job_" + "0" * 32)
     assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")
+
+
+def test_the_order_of_the_queue_is_that_of_the_positions(client: TestClient, submit: Callable[..., str]) -> None:
+    """The dashboard had the newest hundred of two hundred, so #2 to #106 were missing."""
+    made = [submit(priority=priority) for priority in (5, 5, 9, 0, 5)]
+    wanted = [made[2], made[0], made[1], made[4], made[3]]
+    query: dict[str, Any] = {"order": "queue", "state": "queued", "limit": 2}
+    found: list[str] = []
+    positions: list[int] = []
+    for _ in range(3):
+        page = client.get("/v1/jobs", params=query).json()
+        found += [job["id"] for job in page["data"]]
+        positions += [job["queue_position"] for job in page["data"]]
+        if page["has_more"]:
+            submit(priority=9)  # moves no job to another page
+            query["cursor"] = page["next_cursor"]
+    assert found == wanted and not page["has_more"] and positions[0] == 1
+    at, _, filtered = json.loads(base64.b64decode(query["cursor"] + "=="))
+    forged = base64.b64encode(json.dumps([at, "x job_1", filtered]).encode()).decode().rstrip("=")
+    for cursor, order in ((query["cursor"], "newest"), (forged, "queue")):
+        refused = client.get("/v1/jobs", params=query | {"order": order, "cursor": cursor})
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_cursor")
 
 
 def test_list_pages_do_not_shift(client: TestClient, make_model: MakeModel, submit: Callable[..., str]) -> None:

@@ -49,7 +49,7 @@ def test_a_drained_worker_gives_its_job_back_and_rests(
     wait_gone(pids)
     give_time(1.2)  # two polls: it takes nothing
     job = client.get(f"/v1/jobs/{job_id}").json()
-    assert (job["state"], job["waiting_reason"]) == ("queued", "no live worker")
+    assert (job["state"], job["waiting_reason"]) == ("queued", "the only worker is draining")
     assert process.process.poll() is None
     assert client.get(place).json()["jobs"] == []
     again = client.post(f"{place}/drain").json()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from sqlalchemy import ColumnElement, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from api.store.states import State
-from api.store.tables.jobs import Job
+from api.store.tables.jobs import QUEUE_ORDER, Job
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,32 @@ class JobFilter:
         return clauses
 
 
+Order = Literal["newest", "queue"]
+Place = tuple[datetime, str]
+PLACES: dict[Order, str] = {"newest": ".*", "queue": "[0-9] job_[0-9a-f]{32}"}
+"""Order -> a regular expression for the text of a place in it."""
+
+
+def place_of(job: Job, order: Order) -> Place:
+    """Return where a page that ends with ``job`` ends, for the next one to begin behind."""
+    return (job.created_at, job.id) if order == "newest" else (job.run_at, f"{job.priority} {job.id}")
+
+
 def page(
-    session: Session, wanted: JobFilter, *, limit: int, after: tuple[datetime, str] | None = None
+    session: Session, wanted: JobFilter, *, limit: int, after: Place | None = None, order: Order = "newest"
 ) -> Sequence[Job]:
-    """Return jobs, newest first. ``after`` is (created_at, id) of the last job seen: a keyset, so pages never shift."""
-    jobs = select(Job).where(*wanted.conditions()).order_by(Job.created_at.desc(), Job.id.desc()).limit(limit)
+    """Return jobs, newest first or as workers take them. ``after`` is ``place_of`` the last job seen.
+
+    Pages never shift: a job that is inserted or that ends moves no other one to another page.
+    """
+    jobs = select(Job).where(*wanted.conditions()).limit(limit)
+    if order == "newest":
+        jobs = jobs.order_by(Job.created_at.desc(), Job.id.desc())
+        return session.scalars(jobs.where(tuple_(Job.created_at, Job.id) < after) if after else jobs).all()
+    jobs = jobs.order_by(*QUEUE_ORDER)
     if after:
-        jobs = jobs.where(tuple_(Job.created_at, Job.id) < after)
+        run_at, (priority, _, job_id) = after[0], after[1].partition(" ")
+        jobs = jobs.where(tuple_(-Job.priority, Job.run_at, Job.id) > (-int(priority), run_at, job_id))
     return session.scalars(jobs).all()
 
 

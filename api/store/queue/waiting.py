@@ -53,6 +53,8 @@ class _Queue:
     ready: Sequence[Ready]
     blocked_reason: str | None
     """The reason why no live worker is ``ready``."""
+    num_draining: int
+    """The number of workers that accept no jobs because somebody drains them; 0 if another is ``ready``."""
     num_open_seats: int
     read_at: float = field(default_factory=time.monotonic)
 
@@ -68,6 +70,14 @@ class _Queue:
         positions = {job.id: self._place(job) for job in waiting}
         return {job.id: Waiting(self._reason(job, positions[job.id]), positions[job.id]) for job in waiting}
 
+    def _reason_of_all(self) -> str:
+        """Return why no worker accepts any job."""
+        if self.blocked_reason:
+            return f"no worker accepts jobs: {self.blocked_reason}"
+        if self.num_draining == 1:
+            return "the only worker is draining"
+        return f"all {self.num_draining} workers are draining" if self.num_draining else "no live worker"
+
     def _place(self, job: Job) -> int | None:
         """Find the position of a job, even if it is newer than this queue."""
         place = -job.priority, job.run_at, job.id
@@ -82,7 +92,7 @@ class _Queue:
         if position is None:
             return f"next attempt at {_second(job.run_at)}"
         if not self.ready:
-            return f"no worker accepts jobs: {self.blocked_reason}" if self.blocked_reason else "no live worker"
+            return self._reason_of_all()
         able = placement.that_may_take(job, self.ready)
         if not able:
             needed = f"no live worker has {(job.needs_memory_bytes or 0) / 2**30:.1f} GiB of memory"
@@ -133,6 +143,7 @@ def _read_queue(session: Session) -> _Queue:
         full_projects=row.full_projects or {},
         ready=ready,
         blocked_reason=None if ready else workers.find_blocked_reason(session),
+        num_draining=0 if ready else workers.count_draining(session),
         num_open_seats=placement.count_open_seats(session) if row.any_together else 0,
     )
 

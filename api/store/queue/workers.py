@@ -105,6 +105,12 @@ def find_blocked_reason(session: Session) -> str | None:
     return session.scalar(blocked)
 
 
+def count_draining(session: Session) -> int:
+    """Return the number of live workers that were told to accept no jobs."""
+    live = Worker.live_until > func.clock_timestamp(), Worker.drain_requested_at.is_not(None)
+    return session.scalar(select(func.count()).select_from(Worker).where(*live)) or 0
+
+
 @cache
 def _ready() -> Select[str, int, bool]:
     """Return the query for the ready workers. Made once: every poll of a job that waits runs it."""

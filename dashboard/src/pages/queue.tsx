@@ -1,33 +1,60 @@
+import { getRouteApi } from "@tanstack/react-router";
 import { get } from "../api/client";
 import { useQuery } from "../api/query";
-import type { Job, JobPage } from "../api/types";
+import type { Job, JobPage, State } from "../api/types";
 import { formatBytes } from "../format";
+import { Link } from "../link";
 import { Empty, Pending, scrollable, Title } from "../ui/basics";
 import { FINAL_STATES, STATE_ORDER } from "../ui/states";
 import { OriginCells, RunLink, StateCells } from "./job-progress";
 
 const EVERY_MS = 3000;
 const LIMIT = 100;
-const STATES = STATE_ORDER.filter((state) => !FINAL_STATES.has(state));
+const WAITING: State[] = ["queued", "retry_wait"];
+const HELD = STATE_ORDER.filter((state) => !FINAL_STATES.has(state) && !WAITING.includes(state));
 
-/** The jobs that have not ended: those that run, then those that wait, next first. */
+const route = getRouteApi("/queue");
+
+/** The jobs that have not ended: those that run or stand still, then page by page those that wait, next first. */
 export default function Queue() {
-  const params = { state: STATES, limit: LIMIT };
-  const query = useQuery("queue", (signal) => get<JobPage>("/v1/jobs", params, signal), { everyMs: EVERY_MS });
-  const jobs = [...(query.data?.data ?? [])].sort((a, b) => rank(a) - rank(b));
+  const { cursor } = route.useSearch();
+  const held = useQuery("held", (signal) => get<JobPage>("/v1/jobs", { state: HELD, limit: LIMIT }, signal), {
+    everyMs: EVERY_MS,
+  });
+  const params = { state: WAITING, order: "queue", limit: LIMIT, cursor };
+  const waiting = useQuery(`queue ${cursor}`, (signal) => get<JobPage>("/v1/jobs", params, signal), {
+    everyMs: EVERY_MS,
+  });
+  const jobs = [...(cursor ? [] : (held.data?.data ?? [])), ...(waiting.data?.data ?? [])];
   return (
     <>
       <Title>Queue</Title>
-      <Pending query={query} />
-      {query.data && jobs.length === 0 && <Empty>No jobs are running or waiting.</Empty>}
+      <Pending query={waiting} />
+      {held.data && waiting.data && jobs.length === 0 && <Empty>No jobs are running or waiting.</Empty>}
       {jobs.length > 0 && <QueueTable jobs={jobs} />}
-      {query.data?.next_cursor && <p className="hint">These are the newest {LIMIT} jobs that have not ended.</p>}
+      {held.data?.next_cursor && !cursor && (
+        <p className="hint">
+          Of the runs that have started, these are the newest {LIMIT}.{" "}
+          <Link to="/" search={{ state: HELD }}>
+            All of them
+          </Link>
+        </p>
+      )}
+      <div className="row">
+        {cursor && (
+          <Link to="/queue" search={{}}>
+            ← Next in queue
+          </Link>
+        )}
+        {waiting.data?.next_cursor && (
+          <Link to="/queue" search={{ cursor: waiting.data.next_cursor }}>
+            Later in queue →
+          </Link>
+        )}
+      </div>
     </>
   );
 }
-
-/** Running jobs have no position; jobs that wait for something other than a worker have none either. */
-const rank = (job: Job) => (job.phase && job.state === "running" ? 0 : (job.queue_position ?? LIMIT + 1));
 
 function QueueTable({ jobs }: { jobs: Job[] }) {
   return (
