@@ -56,6 +56,7 @@ ANSWERS = {
         "ParentOut": "ParentResult",
         "ModelOut": "UsedModel",
         "ResultPage": "ModelResults",
+        "SweepBrief": "BriefSweep",
         "FolderOut": "ModelFolder",
         "FolderList": "ModelFolders",
     },

@@ -145,8 +145,9 @@ class ModelOut(BaseModel):
     """A model that jobs of the project used. ``name`` is its id on the Hub, or its path on the server.
 
     ``num_results`` counts the jobs that have succeeded. ``active_at`` is when one of the jobs was last submitted,
-    started or ended. ``best`` is the smallest of the results with the best verdict. ``derived_from`` is set for a path
-    in the artifact of a job of the project that is not deleted.
+    started or ended. ``best`` is a result with the best verdict: of those at most 5 % larger than the smallest, the one
+    with the smallest KL divergence. ``derived_from`` is set for a path in the artifact of a job of the project that is
+    not deleted.
     """
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy.orm import Session
 
 from api.http.deps import ContextDep, SessionsDep
@@ -13,17 +13,20 @@ from api.http.errors import Problem, may
 from api.http.idempotent import IdempotencyKey, make_once, request_of
 from api.http.security import Reader, Writer
 from api.http.strict_json import StrictJsonRoute
+from api.jobs import cursor as cursors
 from api.jobs import submission, view
 from api.jobs.endpoints import POLL_AFTER_S, UNCHANGED, IfNoneMatch
 from api.jobs.models import TURN
+from api.lineage.schemas import ModelListQuery
 from api.store.accounts import audit
 from api.store.accounts.audit import Caller
+from api.store.engine import reading
 from api.store.ids import new_id
 from api.store.queue import sweeps
 from api.store.tables.jobs import Sweep
 from api.sweeps import matrix
 from api.sweeps.matrix import SweepJob
-from api.sweeps.schemas import SweepCreate, SweepOut
+from api.sweeps.schemas import SweepBrief, SweepCreate, SweepOut, SweepPage
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"], route_class=StrictJsonRoute)
 
@@ -66,6 +69,27 @@ def submit_sweep(
         response.headers["Idempotency-Replayed"] = "true"
     with context.sessions.begin() as session:
         return _show(session, caller, made.id)
+
+
+@router.get("", response_model=SweepPage, responses=UNCHANGED | may(422))
+def list_sweeps(
+    query: Annotated[ModelListQuery, Query()],
+    caller: Reader,
+    sessions: SessionsDep,
+    request: Request,
+    response: Response,
+    if_none_match: IfNoneMatch = None,
+) -> SweepPage | Response:
+    """List the project's sweeps, newest first; the Link header leads to the next page."""
+    filtered = cursors.fingerprint("sweeps", caller.project_id)
+    after = cursors.decode(query.cursor, filtered) if query.cursor is not None else None
+    with reading(sessions) as session:
+        found = sweeps.page_of_sweeps(session, caller.project_id, limit=query.limit + 1, after=after)
+    last = found[query.limit - 1] if len(found) > query.limit else None
+    next_cursor = cursors.encode(last.created_at, last.id, filtered) if last else None
+    shown = [SweepBrief.of(sweep) for sweep in found[: query.limit]]
+    page = SweepPage(data=shown, has_more=last is not None, next_cursor=next_cursor)
+    return view.answer_page(page, next_cursor, request, response, if_none_match)
 
 
 @router.get("/{sweep_id}", response_model=SweepOut, responses=UNCHANGED | may(404))

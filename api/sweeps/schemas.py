@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic_core import PydanticCustomError
 
 from api.jobs.schemas import JobCreate, JobOut, Printable, RequestBody, Text
+from api.lineage.schemas import ResultBrief, brief_of
+from api.store.queue.sweeps import SweepInShort
 from api.store.states import State
 from api.store.tables.jobs import Sweep
 
@@ -71,3 +73,36 @@ class SweepOut(BaseModel):
             by_state[job.state] += 1
         columns = {name: getattr(sweep, name) for name in ("id", "name", "created_at", "matrix")}
         return cls(**columns, total=len(jobs), by_state=by_state, jobs=jobs)
+
+
+class SweepBrief(BaseModel):
+    """A sweep in short. ``axes`` are the JSON pointers of its matrix with their values.
+
+    ``model`` is that of its first job. ``best`` is a result with the best verdict: of those at most 5 % larger than the
+    smallest, the one with the smallest KL divergence. Jobs that were deleted do not count.
+    """
+
+    id: str
+    name: str | None
+    created_at: datetime
+    model: str | None
+    axes: dict[str, list[Any]]
+    total: int
+    by_state: dict[State, int]
+    best: ResultBrief | None
+
+    @classmethod
+    def of(cls, sweep: SweepInShort) -> SweepBrief:
+        by_state = dict.fromkeys(State, 0) | sweep.by_state
+        return cls(
+            id=sweep.id, name=sweep.name, created_at=sweep.created_at, model=sweep.model, axes=sweep.matrix,
+            total=sum(by_state.values()), by_state=by_state, best=brief_of(sweep.best) if sweep.best else None,
+        )  # fmt: skip
+
+
+class SweepPage(BaseModel):
+    """A page of the list of sweeps, newest first; ``next_cursor`` asks for the next page."""
+
+    data: list[SweepBrief]
+    has_more: bool
+    next_cursor: str | None

@@ -120,6 +120,7 @@ class AsyncClient(Twin[Client]):
     plan_publication = asked(Client.plan_publication)
     wait_published = asked(Client.wait_published)
     submit_sweep = asked(Client.submit_sweep)
+    sweeps = streamed(Client.sweeps)
     sweep = asked(Client.sweep)
     cancel_sweep = asked(Client.cancel_sweep)
     events = streamed(Client.events)

@@ -1,5 +1,7 @@
 """Answers of the service as frozen values, made by `make openapi` (api/client_answers.py)."""
 
+from typing import Any
+
 from pydantic import Field
 
 from bitfoundry.client.answer import Answer
@@ -58,8 +60,9 @@ class UsedModel(Answer):
     """A model that jobs of the project used. `name` is its id on the Hub, or its path on the server.
 
     `num_results` counts the jobs that have succeeded. `active_at` is when one of the jobs was last submitted,
-    started or ended. `best` is the smallest of the results with the best verdict. `derived_from` is set for a path
-    in the artifact of a job of the project that is not deleted.
+    started or ended. `best` is a result with the best verdict: of those at most 5 % larger than the smallest, the one
+    with the smallest KL divergence. `derived_from` is set for a path in the artifact of a job of the project that is
+    not deleted.
     """
 
     name: str
@@ -77,6 +80,23 @@ class ModelResults(Answer):
     model: str
     derived_from: ParentResult | None = None
     data: list[Result] = Field(default=[])
+
+
+class BriefSweep(Answer):
+    """A sweep in short. `axes` are the JSON pointers of its matrix with their values.
+
+    `model` is that of its first job. `best` is a result with the best verdict: of those at most 5 % larger than the
+    smallest, the one with the smallest KL divergence. Jobs that were deleted do not count.
+    """
+
+    id: str
+    name: str | None = None
+    created_at: str
+    model: str | None = None
+    axes: dict[str, list[Any]] = Field(default={})
+    total: int
+    by_state: dict[str, int] = Field(default={})
+    best: BriefResult | None = None
 
 
 class ModelFolder(Answer):

@@ -36,7 +36,7 @@ from bitfoundry.client.datasets import Datasets
 from bitfoundry.client.download import download, download_tar
 from bitfoundry.client.filters import JobFilter, query_of
 from bitfoundry.client.follow import follow
-from bitfoundry.client.model_answers import ModelFolders, ModelResults, UsedModel
+from bitfoundry.client.model_answers import BriefSweep, ModelFolders, ModelResults, UsedModel
 from bitfoundry.client.retention import Retention
 from bitfoundry.client.shares import Shares
 from bitfoundry.client.transport import Transport
@@ -245,6 +245,11 @@ class Client:
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         answer = self._service.send("POST", "/v1/sweeps", body=body, headers=headers, repeat=True)
         return Sweep.model_validate_json(answer.content)
+
+    def sweeps(self, *, page_size: int = 50) -> Iterator[BriefSweep]:
+        """Yield the project's sweeps in short, newest first, loaded page by page."""
+        for page in self._pages("/v1/sweeps", {"limit": page_size}):
+            yield from (BriefSweep.model_validate(each) for each in page["data"])
 
     def sweep(self, sweep_id: str) -> Sweep:
         """Return a sweep with its jobs in their current states. Raises ApiError `sweep_not_found`."""

@@ -31,14 +31,14 @@ from bitfoundry.commands.options import (
     with_client,
 )
 from bitfoundry.commands.publish import await_published
-from bitfoundry.commands.sweeps import sweep_table
+from bitfoundry.commands.sweeps import sweep_table, sweeps_table
 from bitfoundry.errors import BitfoundryError
 
 if TYPE_CHECKING:
     from quantcore.report.local_runs import LocalRun
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")]
-SweepId = Annotated[str, typer.Argument(help="Sweep id, as printed by `sweep submit`.")]
+SweepId = Annotated[str, typer.Argument(help="Sweep id, as printed by `sweep list`.")]
 Name = Annotated[str | None, typer.Option(help="Name of the job.")]
 
 
@@ -232,12 +232,26 @@ def submit_sweep(
 
 
 @with_client
+def list_sweeps(
+    client: Client,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of sweeps.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List sweeps, newest first, each with its axes, its jobs by state and its best result."""
+    sweeps = [*islice(client.sweeps(page_size=min(limit, 100)), limit)]
+    if as_json:
+        terminal.print_json([sweep.model_dump(mode="json") for sweep in sweeps])
+    else:
+        terminal.out.print(sweeps_table(sweeps))
+
+
+@with_client
 def show_sweep(
     client: Client,
     sweep_id: SweepId,
     as_json: AsJson = False,
 ) -> None:
-    """Show a sweep and its jobs."""
+    """Show a sweep as a table: the values of each job, its state, size, divergence and verdict."""
     _show_sweep(client.sweep(sweep_id), as_json)
 
 
@@ -254,7 +268,12 @@ def cancel_sweep(
 COMMANDS: dict[str, Callable[..., None]] = {"list": list_jobs} | {
     command.__name__: command for command in (show, watch, events, logs, cancel, pause, resume, retry, edit, delete)
 }
-SWEEP_COMMANDS: dict[str, Callable[..., None]] = {"submit": submit_sweep, "show": show_sweep, "cancel": cancel_sweep}
+SWEEP_COMMANDS: dict[str, Callable[..., None]] = {
+    "submit": submit_sweep,
+    "list": list_sweeps,
+    "show": show_sweep,
+    "cancel": cancel_sweep,
+}
 
 
 def _text_of(run: "LocalRun") -> str:

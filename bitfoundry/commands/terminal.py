@@ -78,7 +78,7 @@ def _plain_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) 
     return table
 
 
-def fitting_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Fitting:
+def _fitting_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Fitting:
     """Return a table with one line per row if that fits, else one line per value."""
     records = [pairs({name: value for name, value in zip(headings, row, strict=True) if value}) for row in rows]
     apart = [part for record in records for part in (record, "")][:-1]
@@ -88,7 +88,7 @@ def fitting_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]])
 def jobs_table(jobs: Sequence[Job]) -> Fitting:
     """Return jobs as a table in the given order; two lines per job if one would be too long."""
     rows: list[tuple[str | Text, ...]] = [
-        (job.id, job.name or "", scheme_of(job), state_text(job.state), news(job), job.created_at[:19]) for job in jobs
+        (job.id, job.name or "", scheme_of(job), state_text(job.state), _news(job), job.created_at[:19]) for job in jobs
     ]
     narrow = _plain_table(
         ("id\nname", "state\nphase or verdict", "config\ncreated"),
@@ -136,7 +136,7 @@ def progress_text(job: Job) -> str:
     return f"{progress.phase}: {progress.unit} {progress.done} of {progress.total}{left}{of_job}"
 
 
-def news(job: Job) -> str:
+def _news(job: Job) -> str:
     """Return what a list says of a job: its progress, or the verdict on its result."""
     return progress_text(job) or verdict_text(job)
 
@@ -205,7 +205,7 @@ def log_line(line: LogLine) -> str:
 def rows_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Fitting:
     """Return a table of some columns of rows, with times to the second and missing values empty."""
     headings = [column.removesuffix("_at") for column in columns]
-    return fitting_table(headings, [[_cell(column, row.get(column)) for column in columns] for row in rows])
+    return _fitting_table(headings, [[_cell(column, row.get(column)) for column in columns] for row in rows])
 
 
 def _cell(column: str, value: Any) -> str:
@@ -244,7 +244,7 @@ def datasets_table(datasets: Sequence[Dataset]) -> Fitting:
         )
         for dataset in datasets
     ]
-    return fitting_table(("id", "name", "format", "column", "rows", "size", "created"), rows)
+    return _fitting_table(("id", "name", "format", "column", "rows", "size", "created"), rows)
 
 
 def dataset_details(dataset: Dataset, statistics: Mapping[str, Any]) -> Table:
@@ -340,13 +340,13 @@ def results_table(jobs: Sequence[Job]) -> Table:
     table.add_column("")
     for job in jobs:
         table.add_column(job.name or scheme_of(job), overflow="fold")
-    rows = [summary_rows(job.summary) if job.summary else {"size": ending(job)} for job in jobs]
+    rows = [summary_rows(job.summary) if job.summary else {"size": _ending(job)} for job in jobs]
     for name in dict.fromkeys(name for row in rows for name in row):
         table.add_row(Text(name, "bold"), *(row.get(name, "") for row in rows))
     return table
 
 
-def ending(job: Job) -> str:
+def _ending(job: Job) -> str:
     """Return the state of a job that did not succeed, with its error."""
     return f"{job.state}: {job.error.message} ({job.error.code})" if job.error else job.state
 

@@ -60,8 +60,9 @@ def results(client: TestClient, model: str) -> dict[str, Any]:
 def test_one_entry_a_model_with_its_best_and_its_newest_result(
     client: TestClient, sessions: Sessions, submit: Submit, succeed: Succeed
 ) -> None:
-    small = succeed("/m", level="good", size=50)
-    succeed("/m", level="good", size=60)
+    succeed("/m", level="good", size=49, kl=0.09)
+    small = succeed("/m", level="good", size=50, kl=0.05)  # hardly larger, and nearer to the original
+    succeed("/m", level="good", size=60, kl=0.01)
     broken = succeed("/m", level="broken", size=10)
     unmeasured = succeed("/m/other")
     waiting = submit(model=HUB)
@@ -69,7 +70,7 @@ def test_one_entry_a_model_with_its_best_and_its_newest_result(
         control.cancel(session, submit("/m"))
     (mine, hub, other) = models(client)
     assert [each["name"] for each in (mine, hub, other)] == ["/m", "org/Llama-3", "/m/other"]
-    assert (mine["num_jobs"], mine["num_results"]) == (4, 3)
+    assert (mine["num_jobs"], mine["num_results"]) == (5, 4)
     assert (mine["best"]["job_id"], mine["best"]["size_after_bytes"]) == (small, 50)
     assert (mine["newest"]["job_id"], mine["newest"]["verdict"]) == (broken, "broken")
     assert (hub["num_jobs"], hub["num_results"], hub["best"], hub["newest"]) == (1, 0, None, None)

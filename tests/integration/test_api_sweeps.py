@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from api.http.errors import Problem
 from api.jobs import models
@@ -14,6 +14,7 @@ from api.store.engine import Sessions
 from api.store.queue import jobs, leases
 from api.store.tables.jobs import Job, Outbox, Sweep
 from api.sweeps.matrix import combinations, fill_in
+from tests.support.reports import report
 
 MakeModel = Callable[..., Path]
 
@@ -148,3 +149,31 @@ def test_values_go_where_their_pointers_say() -> None:
     for wrong in ("/list/7", "/list/x", "/a/b/c"):
         with pytest.raises(Problem):
             fill_in(job, {wrong: 0})
+
+
+def test_sweeps_are_listed_with_their_axes_states_and_best_result(
+    client: TestClient, make_model: MakeModel, sessions: Sessions
+) -> None:
+    folder = make_model()
+    first, second = (
+        client.post("/v1/sweeps", json=asked(folder, {"/config/preset": presets})).json()["id"]
+        for presets in (["fp8"], ["fp8", "int8_dynamic", "w4a16"])
+    )
+    with sessions.begin() as session:
+        for size, kl in ((100, 0.02), (103, 0.01), (200, 0.001)):  # the last is too large for its small divergence
+            session.execute(
+                update(Job).where(Job.sweep_id == second).values(priority=9)
+            )  # claimed before those of the other sweep
+            lease = leases.claim(session, worker="w", lease_s=60)
+            assert lease
+            summary = report(size=size, kl=kl)["summary"] | {"verdict": {"level": "good", "reason": "x"}}
+            leases.succeed(session, lease, manifest_sha256="f" * 64, path=lease.job_id, num_bytes=1, summary=summary)
+    page = client.get("/v1/sweeps", params={"limit": 1}).json()
+    (newest,) = page["data"]
+    assert (newest["id"], newest["name"], newest["model"], newest["total"]) == (second, "both", str(folder), 3)
+    assert newest["axes"] == {"/config/preset": ["fp8", "int8_dynamic", "w4a16"]}
+    assert (newest["by_state"]["succeeded"], newest["by_state"]["queued"]) == (3, 0)
+    assert (newest["best"]["size_after_bytes"], newest["best"]["kl_mean"]) == (103, 0.01)
+    assert page["has_more"]
+    rest = client.get("/v1/sweeps", params={"cursor": page["next_cursor"]}).json()
+    assert [(sweep["id"], sweep["best"]) for sweep in rest["data"]] == [(first, None)] and not rest["has_more"]

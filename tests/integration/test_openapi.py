@@ -61,7 +61,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         "GET /v1/shared/{token}", "GET /v1/shared/{token}/report.json",
         f"POST {JOB}/chat", f"GET {JOB}/chat", f"GET {CHAT}", f"DELETE {CHAT}", f"POST {CHAT}/turns",
         f"GET {CHAT}/stream",
-        "POST /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
+        "POST /v1/sweeps", "GET /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
         "POST /v1/datasets", "GET /v1/datasets", f"GET {DATASET}", f"DELETE {DATASET}",
         f"GET {DATASET}/preview", f"GET {DATASET}/statistics",
         "POST /v1/uploads", f"GET {UPLOAD}", f"DELETE {UPLOAD}",

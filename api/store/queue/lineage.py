@@ -18,6 +18,29 @@ from api.store.tables.jobs import PARENT, SOURCE, Job
 from quantcore.config.verdict_levels import LEVELS
 
 _RESULTS = f"project_id = :project_id AND {SOURCE} = {{name}} AND state = 'succeeded'"
+NEAR_IN_SIZE = 1.05
+"""Size of a result, relative to the smallest one of its verdict, up to which the divergence decides between them."""
+
+
+def best_of(jobs: str) -> str:
+    """Return SQL for the id of the best result of the jobs that the condition ``jobs`` selects.
+
+    That is one with the best verdict: of those that are hardly larger than the smallest, the one with the smallest
+    divergence. Results without a verdict do not count.
+    """
+    return f"""
+      SELECT id FROM (
+        SELECT measured.*, min(size) OVER (PARTITION BY level) AS smallest FROM (
+          SELECT id, finished_at, CAST(summary ->> 'kl_mean' AS double precision) AS kl,
+                 CAST(summary ->> 'size_after_bytes' AS bigint) AS size,
+                 array_position(ARRAY{[*LEVELS]}, summary -> 'verdict' ->> 'level') AS level
+          FROM job WHERE {jobs} AND state = 'succeeded'
+        ) AS measured WHERE level IS NOT NULL
+      ) AS ranked WHERE size <= {NEAR_IN_SIZE} * smallest
+      ORDER BY level, kl NULLS LAST, size, finished_at DESC, id DESC LIMIT 1
+    """
+
+
 _MODELS = text(
     f"""
     WITH used AS (
@@ -35,11 +58,7 @@ _MODELS = text(
       SELECT id FROM job WHERE {_RESULTS.format(name="page.name")} ORDER BY finished_at DESC, id DESC LIMIT 1
     ) AS newest ON true
     LEFT JOIN LATERAL (
-      SELECT id FROM job
-      WHERE {_RESULTS.format(name="page.name")} AND summary -> 'verdict' ->> 'level' IS NOT NULL
-      ORDER BY array_position(ARRAY{[*LEVELS]}, summary -> 'verdict' ->> 'level'),
-               CAST(summary ->> 'size_after_bytes' AS bigint), finished_at DESC, id DESC
-      LIMIT 1
+      {best_of(f"project_id = :project_id AND {SOURCE} = page.name")}
     ) AS best ON true
     ORDER BY active_at DESC, last_job_id DESC
     """
@@ -78,8 +97,8 @@ class Parent:
 class UsedModel:
     """A model with its jobs in short. ``num_results``: of those that have succeeded.
 
-    ``best`` is the smallest of the results with the best verdict, None if none has a verdict. ``active_at``: when one
-    of its jobs was last submitted, started or ended. ``last_job_id``: the newest of its jobs.
+    ``best``: see ``best_of``; None if no result has a verdict. ``active_at``: when one of its jobs was last submitted,
+    started or ended. ``last_job_id``: the newest of its jobs.
     """
 
     name: str

@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from bitfoundry.client.answers import ArtifactRef, Dataset, Job, JobError, Progress, Sweep
+from bitfoundry.client.model_answers import BriefSweep
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import AUDIT_COLUMNS, KEY_COLUMNS, WORKER_COLUMNS
-from bitfoundry.commands.sweeps import sweep_table
+from bitfoundry.commands.sweeps import sweep_table, sweeps_table
 from bitfoundry.commands.verdicts import verdict_text
 from quantcore import events
 from tests.support.terminals import shown
@@ -167,7 +168,7 @@ SWEEP = Sweep(
     ("table", "whole"),
     [
         (terminal.jobs_table([job_with(**LONG_JOB)]), [f"job_{ID}", "meta-llama-3.1-8b-…struct-w4a16-gptq", "running"]),
-        (sweep_table(SWEEP), [f"swp_{ID}", f"job_{ID}", "/config/preset", "quantize: block 12 of 30"]),
+        (sweep_table(SWEEP), [f"swp_{ID}", f"job_{ID}"[:12], "preset", "running"]),
         (terminal.datasets_table([Dataset.model_construct(**DATASET)]), [f"ds_{ID}", str(DATASET["name"]), "123,456"]),
         (terminal.rows_table([WORKER], WORKER_COLUMNS), [f"wrk_{ID}", f"job_{ID}", str(WORKER["host"]), "draining"]),
     ],
@@ -178,6 +179,40 @@ def test_tables_fit_80_characters_with_whole_ids(table: RenderableType, whole: l
     assert max(map(len, text.splitlines())) <= 80
     for part in whole:
         assert part in text
+
+
+def test_a_sweep_is_a_table_with_its_axes_and_what_was_measured() -> None:
+    values = {"/config/preset": "w4a16", "/calibration/num_samples": 32}
+    verdict = {"verdict": {"level": "good", "reason": "small"}, "kl_mean": 0.0512}
+    done = job_with(id=f"job_{ID}", state="succeeded", summary=SUMMARY | verdict, sweep_values=values)
+    error = JobError(code="disk_full", message="The disk is full.")
+    failed = job_with(state="failed", error=error, sweep_values=values | {"/calibration/num_samples": 64})
+    matrix = {"/config/preset": ["w4a16"], "/calibration/num_samples": [32, 64]}
+    sweep = Sweep(
+        id=f"swp_{ID}", created_at="2026-11-21T12:00:00Z", matrix=matrix, total=2,
+        by_state={"succeeded": 1, "failed": 1}, jobs=[done, failed],
+    )  # fmt: skip
+    heading, _, first, second = [line for line in shown(sweep_table(sweep), 120).splitlines()[2:] if line.strip()]
+    assert heading.split() == ["job", "preset", "num_samples", "state", "size", "KL", "verdict"]
+    assert first.split() == [f"job_{ID}"[:12], "w4a16", "32", "succeeded", "163.3", "MB", "0.0512", "good"]
+    assert second.split()[2:] == ["64", "failed", "The", "disk", "is", "full.", "(disk_full)"]
+
+
+def test_sweeps_are_a_table_with_their_best_results() -> None:
+    best = {
+        "job_id": f"job_{ID}", "finished_at": "2026-11-21T12:00:00Z", "recipe": {"preset": "w4a16"},
+        "size_after_bytes": 103_000_000, "verdict": "good", "kl_mean": 0.01,
+    }  # fmt: skip
+    sweep = BriefSweep.model_validate(
+        {
+            "id": f"swp_{ID}", "name": "which", "created_at": "2026-11-21T12:00:00Z", "model": "/m/SmolLM2",
+            "axes": {"/config/preset": ["fp8", "w4a16"], "/calibration/preset": [1]}, "total": 2,
+            "by_state": {"queued": 0, "succeeded": 2}, "best": best,
+        }
+    )  # fmt: skip
+    text = shown(sweeps_table([sweep]), 250)
+    assert "SmolLM2" in text and "/config/preset (2), /calibration/preset (1)" in text and "2 succeeded" in text
+    assert f"{f'job_{ID}'[:12]}: good, 103.0 MB, KL 0.01" in text
 
 
 def test_a_wide_terminal_has_one_line_per_job() -> None:
