@@ -22,8 +22,9 @@ it("is silent about noise, and judges neither memory nor time", () => {
   expect(changeOf({ ...row("Perplexity"), scale: "none" }, 20, 10)).toBeNull();
 });
 
-it("says when two values differ by less than their errors", () => {
-  expect(changeOf(row("KL"), 0.052, 0.05, [0.001, 0.001])).toEqual({ text: "within the error", tone: "" });
+it("does not call a change nothing because two intervals overlap", () => {
+  expect(changeOf(row("KL"), 0.052, 0.05, [0.001, 0.001])).toEqual({ text: "+4.00 %, not tested", tone: "" });
+  expect(changeOf(row("KL"), 0.187, 0.119, [0.03, 0.03])).toEqual({ text: "+57 %, not tested", tone: "" });
   expect(changeOf(row("KL"), 0.06, 0.05, [0.001, 0.001])?.tone).toBe("bad");
 });
 

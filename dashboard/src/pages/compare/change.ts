@@ -105,14 +105,22 @@ export const ROWS: Row[] = [
 /** Half the 95 % interval of a value. */
 export const halfInterval = (stderr: number | null | undefined) => (stderr ? Z95 * stderr : 0);
 
-/** The change from `base` to `value`; null if there is none to speak of. The errors are standard errors. */
+/** What stands behind a change that two separate intervals do not show: on the same tokens a paired test may find it. */
+export const UNTESTED = "not tested";
+
+/**
+ * The change from `base` to `value`; null if there is none to speak of. The errors are standard errors.
+ *
+ * A change beyond both errors together is beyond that of pairs, too, which is smaller on the same tokens. Below it, only
+ * a paired test can tell: such a change is neither better nor worse, and not nothing.
+ */
 export function changeOf(row: Row, value: number, base: number, errors: [number, number] = [0, 0]): Change | null {
   if (row.scale === "none") return null;
   const difference = value - base;
   const size = row.scale === "ratio" ? (base ? Math.abs(difference / base) : 0) : Math.abs(difference);
   if (size <= row.noise) return null;
-  if (Math.abs(difference) < halfInterval(Math.hypot(...errors))) return { text: "within the error", tone: "" };
   const text = changeText(row.scale, value, base);
+  if (Math.abs(difference) < halfInterval(Math.hypot(...errors))) return { text: `${text}, ${UNTESTED}`, tone: "" };
   if (!row.better) return { text, tone: "" };
   const isBetter = difference < 0 === (row.better === "less");
   return { text: `${text} ${isBetter ? "better" : "worse"}`, tone: isBetter ? "good" : "bad" };

@@ -8,10 +8,11 @@ const HALF = "_half_interval_95";
 
 /** One line for each run. Shares and changes are numbers, not percentages: 0.0063 is +0.63 %. */
 export function csvOf(jobs: Job[], names: ReadonlyMap<string, string>, optimal: ReadonlySet<string>): string {
-  const heads = ["id", "name", "model", "preset", "state", "created_at", "pareto_optimal"];
+  const heads = ["id", "name", "model", "preset", "state", "created_at", "verdict", "pareto_optimal"];
   for (const row of ROWS) heads.push(row.id, ...(row.stderr ? [row.id + HALF] : []));
   const lines = jobs.map((job) => {
     const about: Cell[] = [job.id, names.get(job.id), modelOf(job), schemeOf(job), job.state, job.created_at];
+    about.push(summaryOf(job)?.verdict?.level);
     return [...about, optimal.has(job.id) ? "yes" : "no", ...ROWS.flatMap((row) => cellsOf(row, job))];
   });
   return [heads, ...lines].map((cells) => `${cells.map(asCell).join(",")}\r\n`).join("");

@@ -5,10 +5,13 @@ import { saveFile } from "../../download";
 import { shortName } from "../../format";
 import { Link } from "../../link";
 import { TERMS } from "../../terms";
-import { ActionsHead, scrollable, Term } from "../../ui/basics";
+import { ActionsHead, Code, scrollable, Term } from "../../ui/basics";
 import { StateLabel } from "../../ui/states";
+import { VerdictLevel } from "../job-progress";
+import { quoted } from "../new-job/snippets";
+import { endsOf } from "../run/verdict";
 import { MAX_OVERLAID, overlaying, useChangeView } from "./address";
-import { changeOf, halfInterval, ROWS, type Row } from "./change";
+import { changeOf, halfInterval, ROWS, type Row, UNTESTED } from "./change";
 import { csvOf } from "./csv";
 import { hasLayers } from "./read-runs";
 import { sorted } from "./runs-of-view";
@@ -68,27 +71,29 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNa
     <>
       <div className="row spread">
         <p className="hint">
-          Changes are from {names.get(base.id)}; ± is half a 95 % interval. A run is Pareto-optimal if no other run of
-          its model is both smaller and better.
+          Changes are from {names.get(base.id)}; below a value stands its 95 % interval. A run is Pareto-optimal if no
+          other run of its model is both smaller and better.
           {isMixed && " Runs of another model are compared only by perplexity relative to their own original."}
         </p>
         <button type="button" onClick={() => saveFile("comparison.csv", asFile(csvOf(shown, names, optimal)))}>
           Save as CSV
         </button>
       </div>
+      <PairedTest jobs={shown} base={base} />
       <div className="table results" ref={scrolledBox}>
         <table aria-rowcount={shown.length + 1}>
           <thead>
             <tr aria-rowindex={1}>
               <th>Run</th>
-              <th>Layers</th>
-              <th>Preset</th>
-              <th>
-                <Term>Pareto-optimal</Term>
-              </th>
+              <th>Verdict</th>
               {metrics.map((row) => (
                 <SortHead key={row.id} row={row} order={order} />
               ))}
+              <th>
+                <Term>Pareto-optimal</Term>
+              </th>
+              <th>Preset</th>
+              <th>Layers</th>
               <ActionsHead />
             </tr>
           </thead>
@@ -127,6 +132,35 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNa
       </div>
     </>
   );
+}
+
+/** What a change that was not tested lacks, and the command for it, where a run and the baseline have one model. */
+function PairedTest({ jobs, base }: { jobs: Job[]; base: Job }) {
+  const other = jobs.find((job) => {
+    if (job === base || modelOf(job) !== modelOf(base)) return false;
+    return ROWS.some((row) => row.stderr && isUntested(row, job, base));
+  });
+  if (!other) return null;
+  const command = [
+    ...[base, other].map((job) => `bitfoundry download ${job.id}`),
+    `bitfoundry compare ./${other.id} ./${base.id} --against ${quoted(modelOf(base))}`,
+  ].join(" && ");
+  return (
+    <details>
+      <summary>Changes that were {UNTESTED}: test them on the same tokens</summary>
+      <p className="hint">
+        The measurements of two runs are kept, not those of each token. A paired test measures both again on the same
+        tokens and finds smaller changes.
+      </p>
+      <Code text={command} label="Paired test" />
+    </details>
+  );
+}
+
+function isUntested(row: Row, job: Job, base: Job): boolean {
+  const [value, baseValue] = [valueIn(row, job), valueIn(row, base)];
+  if (value == null || baseValue == null) return false;
+  return !!changeOf(row, value, baseValue, [stderrOf(row, job), stderrOf(row, base)])?.text.endsWith(UNTESTED);
 }
 
 const asFile = (text: string) => new Blob([text], { type: "text/csv" });
@@ -173,6 +207,7 @@ const RunCells = memo(function RunCells({
   isNamed: boolean;
 }) {
   const changeView = useChangeView();
+  const verdict = summaryOf(job)?.verdict;
   const remove = () => changeView((now) => ({ job: now.job?.filter((id) => id !== job.id) }));
   return (
     <>
@@ -186,6 +221,12 @@ const RunCells = memo(function RunCells({
           {job.state !== "succeeded" && <StateLabel state={job.state} />}
         </div>
       </th>
+      <td>{verdict ? <VerdictLevel level={verdict.level} /> : "–"}</td>
+      {metrics.map((row) => (
+        <Cell key={row.id} row={row} job={job} base={base} />
+      ))}
+      <td>{isOptimal && "✓ Yes"}</td>
+      <td>{schemeOf(job)}</td>
       <td>
         {hasLayers(job) && (
           <input
@@ -197,11 +238,6 @@ const RunCells = memo(function RunCells({
           />
         )}
       </td>
-      <td>{schemeOf(job)}</td>
-      <td>{isOptimal && "✓ Yes"}</td>
-      {metrics.map((row) => (
-        <Cell key={row.id} row={row} job={job} base={base} />
-      ))}
       <td>
         <div className="row">
           {job !== base && (
@@ -235,12 +271,15 @@ function Cell({ row, job, base }: { row: Row; job: Job; base: Job }) {
   const baseValue = valueIn(row, base);
   if (value == null) return <td className="number">–</td>;
   const stderr = stderrOf(row, job);
+  const half = halfInterval(stderr);
+  const isShare = row.scale === "points";
+  const ends = isShare && half ? [row.format(value - half), row.format(value + half)] : endsOf({ value, stderr });
   const isComparable = job !== base && baseValue != null && (row.ofAnyModel || modelOf(job) === modelOf(base));
   const change = isComparable ? changeOf(row, value, baseValue, [stderr, stderrOf(row, base)]) : null;
   return (
     <td className="number">
       {row.format(value)}
-      {stderr > 0 && ` ± ${row.format(halfInterval(stderr)).replace(/^[+±−]/, "")}`}
+      {ends && <div className="sub">{ends.join(" to ")}</div>}
       {change && <div className={`sub ${change.tone}`}>{change.text}</div>}
     </td>
   );
