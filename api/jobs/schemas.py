@@ -232,6 +232,7 @@ class JobQuery(RequestBody):
     created_after: AwareDatetime | None = None
     created_before: AwareDatetime | None = None
     sweep: Annotated[str, Field(pattern="^swp_[0-9a-f]{32}$")] | None = None
+    one_per_sweep: bool = Field(default=False, description="Of the jobs of a sweep only the newest one.")
 
     def to_filter(self, project_id: str) -> JobFilter:
         return JobFilter(
@@ -243,6 +244,7 @@ class JobQuery(RequestBody):
             created_after=self.created_after,
             created_before=self.created_before,
             sweep_id=self.sweep,
+            one_per_sweep=self.one_per_sweep,
         )
 
 

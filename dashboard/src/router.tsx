@@ -78,6 +78,7 @@ const pages = [
   createRoute({ getParentRoute, path: "/webhooks", component: lazy(() => import("./pages/webhooks")) }),
   createRoute({ getParentRoute, path: "/members", component: lazy(() => import("./pages/members")) }),
   createRoute({ getParentRoute, path: "/project", component: lazy(() => import("./pages/project")) }),
+  createRoute({ getParentRoute, path: "/sweeps/$id", component: lazy(() => import("./pages/sweeps/sweep")) }),
   createRoute({
     getParentRoute,
     path: "/queue",

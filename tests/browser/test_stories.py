@@ -587,3 +587,39 @@ def test_the_queue_shows_what_is_next_first_at_any_length(
     expect(rows).to_have_count(2)
     page.get_by_role("link", name="Next in queue").click()
     expect(rows.nth(1)).to_contain_text("number 1")
+
+
+def test_a_sweep_is_one_row_that_opens_into_a_table_with_its_axes(
+    signed_in: Page, stack: LocalStack, client: Client, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    job = {"model": {"path": str(stack.home.parent / "model")}, "calibration": {"seq_len": 64}}
+    matrix = {"/config/preset": ["fp8", "w4a16"], "/calibration/num_samples": [2, 4]}
+    sweep = client.cancel_sweep(client.submit_sweep(job, matrix, name="which scheme").id)
+    page.goto("/ui/")
+    row = page.get_by_role("row").filter(has_text="which scheme")
+    expect(row).to_have_count(1)
+    expect(row).to_contain_text("4 runs of model")
+    expect(row).to_contain_text("preset (2) × num_samples (2)")
+    expect(row).to_contain_text("4 cancelled")
+    check_accessible(page)
+    finished = sweep.jobs[1].id
+    done = SUCCEEDED | {"name": "the second"}
+
+    def succeed(answer: Any) -> None:
+        next(each for each in answer["jobs"] if each["id"] == finished).update(done)
+
+    change(page, f"**/v1/sweeps/{sweep.id}", succeed)
+    row.get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("which scheme")
+    heads = page.get_by_role("columnheader").all_inner_texts()
+    assert heads[:4] == ["preset", "num_samples", "Run", "State"]
+    rows = page.get_by_role("row")
+    expect(rows).to_have_count(5)
+    expect(rows.nth(1)).to_contain_text("Cancelled")
+    second = rows.nth(2)
+    assert second.get_by_role("cell").all_inner_texts()[:3] == ["fp8", "4", "the second"]
+    expect(second).to_contain_text("✕ degraded60.0 MB0.05 (0.048 to 0.052)+0.63 %")
+    check_accessible(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate(TOO_WIDE) <= 0

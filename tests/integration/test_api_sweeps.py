@@ -175,5 +175,9 @@ def test_sweeps_are_listed_with_their_axes_states_and_best_result(
     assert (newest["by_state"]["succeeded"], newest["by_state"]["queued"]) == (3, 0)
     assert (newest["best"]["size_after_bytes"], newest["best"]["kl_mean"]) == (103, 0.01)
     assert page["has_more"]
+    client.post("/v1/jobs", json={"model": {"path": str(folder)}, "config": {"preset": "fp8"}})
+    listed = client.get("/v1/jobs", params={"one_per_sweep": True}).json()["data"]
+    assert [job["sweep_id"] for job in listed] == [None, second, first]
+    assert listed[1]["sweep_values"] == {"/config/preset": "w4a16"}  # the newest of the three
     rest = client.get("/v1/sweeps", params={"cursor": page["next_cursor"]}).json()
     assert [(sweep["id"], sweep["best"]) for sweep in rest["data"]] == [(first, None)] and not rest["has_more"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import ColumnElement, func, or_, select, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, exists, func, or_, select, tuple_
+from sqlalchemy.orm import Session, aliased
 
 from api.store.states import State
 from api.store.tables.jobs import QUEUE_ORDER, Job
@@ -19,7 +19,8 @@ class JobFilter:
     """A filter for the jobs of a project; a field that is empty or None matches everything.
 
     ``states``: one of them. ``labels``: all of them. ``model``: this path or Hub id. ``text``: in the name, the id, the
-    model or the preset, in any case. ``created_after`` and ``created_before``: strictly.
+    model or the preset, in any case. ``created_after`` and ``created_before``: strictly. ``one_per_sweep``: of the jobs
+    of a sweep only the newest, whatever the other fields are.
     """
 
     project_id: str
@@ -30,6 +31,7 @@ class JobFilter:
     created_after: datetime | None = None
     created_before: datetime | None = None
     sweep_id: str | None = None
+    one_per_sweep: bool = False
 
     def conditions(self) -> list[ColumnElement[bool]]:
         clauses: list[ColumnElement[bool]] = [Job.project_id == self.project_id]
@@ -49,6 +51,10 @@ class JobFilter:
             clauses.append(Job.created_at < self.created_before)
         if self.sweep_id is not None:
             clauses.append(Job.sweep_id == self.sweep_id)
+        if self.one_per_sweep:
+            newer = aliased(Job)
+            is_newer = tuple_(newer.created_at, newer.id) > tuple_(Job.created_at, Job.id)
+            clauses.append(~exists().where(newer.sweep_id == Job.sweep_id, is_newer))
         return clauses
 
 

@@ -85,7 +85,7 @@ export default function Run() {
           </Link>
         )}
         {job.sweep_id && (
-          <Link to="/" search={{ sweep: [job.sweep_id] }}>
+          <Link to="/sweeps/$id" params={{ id: job.sweep_id }}>
             View sweep
           </Link>
         )}

@@ -1,8 +1,16 @@
 import { getRouteApi, useNavigate } from "@tanstack/react-router";
-import { useState } from "react";
+import { useMemo, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type Job, type JobPage, type JobSummary, modelOf, schemeOf } from "../../api/types";
+import {
+  type Job,
+  type JobPage,
+  type JobSummary,
+  modelOf,
+  type SweepBrief,
+  type SweepPage,
+  schemeOf,
+} from "../../api/types";
 import { plural, shortId, shortName } from "../../format";
 import { Link } from "../../link";
 import { nameOf } from "../../names";
@@ -20,8 +28,10 @@ import { OriginCells, PerplexityChange, RunLink, SizeChange, StateCells } from "
 import { ActiveFilters, Search, StateChips } from "./filters";
 import { Selection } from "./selection";
 import { ShortcutHelp, useShortcuts } from "./shortcuts";
+import { SweepRow } from "./sweep-row";
 
 const PAGE = 50;
+const MOST_SWEEPS = 100;
 const EVERY_MS = 3000;
 const route = getRouteApi("/");
 
@@ -30,7 +40,8 @@ export function Runs() {
   const navigate = useNavigate();
   const session = useSession();
   const { cursor, ...filters } = search;
-  const params = { ...filters, limit: PAGE, cursor };
+  const isFiltered = FILTERS.some((name) => search[name]?.length);
+  const params = { ...filters, limit: PAGE, cursor, ...(isFiltered ? {} : { one_per_sweep: true }) };
   const jobs = useQuery(`jobs ${JSON.stringify(params)}`, (signal) => get<JobPage>("/v1/jobs", params, signal), {
     everyMs: EVERY_MS,
     whileHidden: () => noticeState() === "on",
@@ -51,8 +62,9 @@ export function Runs() {
   const select = (ids: string[], isOn: boolean) =>
     setSelected((old) => new Set(isOn ? [...old, ...ids] : [...old].filter((id) => !ids.includes(id))));
   const toggle = (id: string) => select([id], !selected.has(id));
-  const { cursorId, helpShown, closeHelp } = useShortcuts(shown, toggle, [...selected], session.can("jobs:write"));
-  const isFiltered = FILTERS.some((name) => search[name]?.length);
+  const alone = shown.filter((job) => isFiltered || !job.sweep_id);
+  const sweeps = useSweeps(alone.length < shown.length);
+  const { cursorId, helpShown, closeHelp } = useShortcuts(alone, toggle, [...selected], session.can("jobs:write"));
 
   return (
     <>
@@ -70,7 +82,14 @@ export function Runs() {
       {jobs.data && shown.length === 0 && <NoRuns isFiltered={isFiltered} />}
       {shown.length > 0 && (
         <>
-          <RunTable jobs={shown} selected={selected} select={select} cursorId={cursorId} />
+          <RunTable
+            jobs={shown}
+            alone={alone}
+            sweeps={sweeps}
+            selected={selected}
+            select={select}
+            cursorId={cursorId}
+          />
           <Pages search={search} page={jobs.data} />
         </>
       )}
@@ -90,18 +109,33 @@ export function Runs() {
   );
 }
 
+/** The newest sweeps by id: those of the rows that stand for one. */
+function useSweeps(isNeeded: boolean): ReadonlyMap<string, SweepBrief> {
+  const query = useQuery(
+    isNeeded ? "sweeps" : null,
+    (signal) => get<SweepPage>("/v1/sweeps", { limit: MOST_SWEEPS }, signal),
+    { everyMs: EVERY_MS },
+  );
+  return useMemo(() => new Map(query.data?.data.map((sweep) => [sweep.id, sweep])), [query.data]);
+}
+
 function RunTable({
   jobs,
+  alone,
+  sweeps,
   selected,
   select,
   cursorId,
 }: {
   jobs: Job[];
+  /** Those that are rows of their own; any other stands for its sweep. */
+  alone: Job[];
+  sweeps: ReadonlyMap<string, SweepBrief>;
   selected: ReadonlySet<string>;
   select: (ids: string[], isOn: boolean) => void;
   cursorId: string | null;
 }) {
-  const areAllSelected = jobs.every((job) => selected.has(job.id));
+  const areAllSelected = alone.length > 0 && alone.every((job) => selected.has(job.id));
   return (
     <div className="table runs" ref={scrollable}>
       <table>
@@ -114,7 +148,7 @@ function RunTable({
                 checked={areAllSelected}
                 onChange={() =>
                   select(
-                    jobs.map((job) => job.id),
+                    alone.map((job) => job.id),
                     !areAllSelected,
                   )
                 }
@@ -131,33 +165,37 @@ function RunTable({
           </tr>
         </thead>
         <tbody>
-          {jobs.map((job) => (
-            <tr key={job.id} id={`row-${job.id}`} className={job.id === cursorId ? "cursor" : undefined}>
-              <td className="check">
-                <input
-                  type="checkbox"
-                  aria-label={`Select ${nameOf(job)}`}
-                  checked={selected.has(job.id)}
-                  onChange={() => select([job.id], !selected.has(job.id))}
-                />
-              </td>
-              <td className="name">
-                <RunLink job={job} />
-                <div className="sub" title={modelOf(job)}>
-                  {job.name ? shortName(modelOf(job)) : shortId(job.id)}
-                </div>
-              </td>
-              <td data-label="Preset">{schemeOf(job)}</td>
-              <StateCells job={job} />
-              <td className="number" data-label="Size">
-                <SizeChange job={job} />
-              </td>
-              <td className="number" data-label="Perplexity">
-                <PerplexityChange job={job} />
-              </td>
-              <OriginCells job={job} />
-            </tr>
-          ))}
+          {jobs.map((job) =>
+            !alone.includes(job) ? (
+              <SweepRow key={job.id} job={job} sweep={sweeps.get(job.sweep_id ?? "")} />
+            ) : (
+              <tr key={job.id} id={`row-${job.id}`} className={job.id === cursorId ? "cursor" : undefined}>
+                <td className="check">
+                  <input
+                    type="checkbox"
+                    aria-label={`Select ${nameOf(job)}`}
+                    checked={selected.has(job.id)}
+                    onChange={() => select([job.id], !selected.has(job.id))}
+                  />
+                </td>
+                <td className="name">
+                  <RunLink job={job} />
+                  <div className="sub" title={modelOf(job)}>
+                    {job.name ? shortName(modelOf(job)) : shortId(job.id)}
+                  </div>
+                </td>
+                <td data-label="Preset">{schemeOf(job)}</td>
+                <StateCells job={job} />
+                <td className="number" data-label="Size">
+                  <SizeChange job={job} />
+                </td>
+                <td className="number" data-label="Perplexity">
+                  <PerplexityChange job={job} />
+                </td>
+                <OriginCells job={job} />
+              </tr>
+            ),
+          )}
         </tbody>
       </table>
     </div>
