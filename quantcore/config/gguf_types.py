@@ -19,6 +19,10 @@ def _spec(dtype: str, group_size: int = 32, scale_type: ScaleType = ScaleType.fl
 
 
 GGUF_TYPES = {
+    "Q2_K": _spec("uint2", 16, ScaleType.uint4),
+    "Q3_K": _spec("int3", 16, ScaleType.int6),
+    "IQ4_XS": _spec("iq4_nl", 32, ScaleType.int6),
+    "IQ4_NL": _spec("iq4_nl"),
     "Q4_0": _spec("int4"),
     "Q4_1": _spec("uint4"),
     "Q5_0": _spec("int5"),
@@ -30,7 +34,7 @@ GGUF_TYPES = {
 }
 """The spec of each type that can be written."""
 
-SHORT_ROWS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+SHORT_ROWS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 """Replacements of types with super-blocks where rows are not a multiple of 256, as in llama.cpp's own tool."""
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"

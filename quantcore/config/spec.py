@@ -45,6 +45,7 @@ class Dtype(StrEnum):
     fp4 = "fp4"
     nf4 = "nf4"
     fp4_bnb = "fp4_bnb"
+    iq4_nl = "iq4_nl"
     mx = "mx"
 
     @classmethod
@@ -80,8 +81,9 @@ class ScaleType(StrEnum):
     """The number type of the stored scale.
 
     ``float`` is the model's own dtype, ``pof2`` a power of two in it, ``e8m0`` a power of two in one byte (OCP MX),
-    ``e4m3`` an fp8 number beside one float32 scale for the whole tensor (NVFP4). ``uint6`` and ``int8`` are whole
-    numbers in units of one float16 scale per 256 inputs (GGUF's Q4_K, Q5_K and Q6_K; see ``super_blocks``).
+    ``e4m3`` an fp8 number beside one float32 scale for the whole tensor (NVFP4). ``uint4``, ``uint6``, ``int6``
+    and ``int8`` are whole numbers in units of one float16 scale per 256 inputs (GGUF's K-types and IQ4_XS; see
+    ``super_blocks``).
     ``double_quant`` are 8-bit codes of a dynamic map with one float32 factor per 256 scales (bitsandbytes; see
     ``double_quant``).
     """
@@ -93,19 +95,36 @@ class ScaleType(StrEnum):
     pof2 = "pof2"
     e8m0 = "e8m0"
     e4m3 = "e4m3"
+    uint4 = "uint4"
     uint6 = "uint6"
+    int6 = "int6"
     int8 = "int8"
     double_quant = "double_quant"
 
     @property
     def is_whole(self) -> bool:
         """True if scales are whole numbers in units of their super-block."""
-        return self in (ScaleType.uint6, ScaleType.int8)
+        return self in _IN_SUPER_BLOCKS
 
     @property
     def in_two_levels(self) -> bool:
         """True if scales are encoded together, so that all scales of a weight must be known first."""
         return self.is_whole or self is ScaleType.double_quant
+
+
+_IN_SUPER_BLOCKS = {
+    ScaleType.uint4: ({(Dtype.uint2, 16)}, "uint2 in groups of 16 with zero_point_type float32 (GGUF's Q2_K)"),
+    ScaleType.uint6: (
+        {(Dtype.uint4, 32), (Dtype.uint5, 32)},
+        "uint4 and uint5 in groups of 32 with zero_point_type float32 (GGUF's Q4_K and Q5_K)",
+    ),
+    ScaleType.int6: (
+        {(Dtype.int3, 16), (Dtype.iq4_nl, 32)},
+        "symmetric int3 in groups of 16 (GGUF's Q3_K) and iq4_nl in groups of 32 (IQ4_XS)",
+    ),
+    ScaleType.int8: ({(Dtype.int6, 16)}, "symmetric int6 in groups of 16 (GGUF's Q6_K)"),
+}
+"""The codes and group sizes that have scales of these types, and both in words."""
 
 
 class ScaleMode(StrEnum):
@@ -365,8 +384,7 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
         ),
         (
             spec.scale_type.is_whole and not _fits_super_blocks(spec),
-            "scale_type uint6 is only for uint4 and uint5 in groups of 32 with zero_point_type float32 (GGUF's "
-            "Q4_K and Q5_K), int8 with symmetric int6 in groups of 16 (Q6_K)",
+            f"scale_type {spec.scale_type} is only for {_IN_SUPER_BLOCKS.get(spec.scale_type, ('', ''))[1]}",
         ),
         (
             spec.scale_type is ScaleType.double_quant
@@ -387,10 +405,9 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
 def _fits_super_blocks(spec: QuantizationSpec) -> bool:
     if spec.qscheme is not QSchemeType.per_group or spec.is_dynamic or spec.over is not None:
         return False
-    if spec.scale_type is ScaleType.int8:
-        return spec.dtype is Dtype.int6 and bool(spec.symmetric) and spec.group_size == 16
-    has_minimum = spec.zero_point_type is ZeroPointType.float32
-    return spec.dtype in (Dtype.uint4, Dtype.uint5) and has_minimum and spec.group_size == 32
+    fits, _ = _IN_SUPER_BLOCKS[spec.scale_type]
+    is_complete = bool(spec.symmetric) or spec.zero_point_type is ZeroPointType.float32
+    return (spec.dtype, spec.group_size) in fits and is_complete and spec.symmetric is spec.format.signed
 
 
 def _can_lie_under(spec: QuantizationSpec) -> bool:

@@ -3,6 +3,7 @@
 NF4: Dettmers et al. 2023, "QLoRA", appendix E: quantiles of N(0, 1) on both sides of an exact zero, scaled to [-1, 1].
 FP4 of bitsandbytes: a float of 2 exponent bits and 1 mantissa bit whose smallest value is 1/192 of the largest, scaled
 to [-1, 1] (``bitsandbytes.functional.get_4bit_type``).
+IQ4_NL of llama.cpp: whole numbers that are closer together near zero, which is not one of them (``ggml-common.h``).
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ class CodebookFormat:
     @property
     def max(self) -> float:
         return max(self.table)
+
+    @property
+    def has_zero(self) -> bool:
+        return 0.0 in self.table
 
     @property
     def emax(self) -> int:
@@ -147,8 +152,10 @@ _NF4 = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 _FP4_BNB = tuple(value / 12 for value in (0.0, 1 / 16, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0))
+_IQ4_NL = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
 
 CODEBOOKS = (
     CodebookFormat("nf4", _NF4, sign_bit=False, cells_per_unit=16),
+    CodebookFormat("iq4_nl", _IQ4_NL, sign_bit=False, cells_per_unit=1),
     CodebookFormat("fp4_bnb", _FP4_BNB + tuple(-value for value in _FP4_BNB), sign_bit=True, cells_per_unit=512),
 )

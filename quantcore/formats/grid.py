@@ -41,7 +41,8 @@ def _codebook(name: str) -> _Codebook:
 
 
 CODEBOOKS = {
-    name: _codebook(name) for name in ("fp4", "nf4", "fp4_bnb", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2")
+    name: _codebook(name)
+    for name in ("fp4", "nf4", "fp4_bnb", "iq4_nl", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2")
 }
 MICROSCALING = {
     "fp4": "MXFP4", "fp6_e2m3": "MXFP6 (e2m3)", "fp6_e3m2": "MXFP6 (e3m2)",

@@ -13,7 +13,7 @@ import torch
 
 from quantcore.config.grouping import Grouping, activation_grouping
 from quantcore.config.spec import QuantizationSpec, ScaleMode, ScaleType, ZeroPointType
-from quantcore.formats import FORMATS, Format
+from quantcore.formats import FORMATS, CodebookFormat, Format
 from quantcore.formats.floats import FLOAT32_MANTISSA_BITS
 from quantcore.tensors.double_quant import NestedScales
 from quantcore.tensors.kernels import switch
@@ -24,10 +24,14 @@ SCALE_DTYPES = {
     ScaleType.bfloat16: torch.bfloat16,
     ScaleType.e8m0: torch.float32,
     ScaleType.e4m3: torch.float32,
+    ScaleType.uint4: torch.float32,
     ScaleType.uint6: torch.float32,
+    ScaleType.int6: torch.float32,
     ScaleType.int8: torch.float32,
     ScaleType.double_quant: torch.float32,
 }
+FLAT_SCALE = 2.0**-28
+"""The scale of a group whose codes all stand for its minimum, as a share of that: codes are below 2^5."""
 E8M0_BIAS = 127  # exponents of an e8m0 scale run from -127 to 127
 FLOAT32_INFINITY = 0xFF << FLOAT32_MANTISSA_BITS
 CACHED_VALUES = 1 << 17  # values; with their float32 intermediates they fit the second-level cache of a core
@@ -98,7 +102,8 @@ def find_params(
     neither end clips, asymmetric integers one that divides the range into all steps (docs/decisions/0002). The scale is
     rounded to its stored type here, before any code is chosen, so that the codes fit the stored scale. A group of zeros
     (or of values so small that their scale is 0 in float32) gets scale 1; a scale too small for its stored type becomes
-    the smallest normal number. A known ``global_scale`` is used as it is.
+    the smallest normal number. Codebooks without zero get the smallest number instead, in both cases. A known
+    ``global_scale`` is used as it is.
     """
     minimum, maximum = minimum_RG.float(), maximum_RG.float()
     if not spec.format.scaled:
@@ -273,7 +278,10 @@ def as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dt
     dtype = scale_dtype(spec, model_dtype)
     if spec.scale_type.in_two_levels:  # rounded together in super_blocks, where a 1 would outweigh the other scales
         return scale.clamp(min=torch.finfo(dtype).tiny)
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale.clamp(min=torch.finfo(dtype).tiny))
+    of_zeros, smallest = 1.0, torch.finfo(dtype).tiny
+    if isinstance(spec.format, CodebookFormat) and not spec.format.has_zero:
+        of_zeros = smallest = smallest * torch.finfo(dtype).eps  # the smallest subnormal number
+    scale = torch.where(scale == 0, of_zeros, scale.clamp(min=smallest))
     if spec.scale_type is ScaleType.pof2:
         fraction, exponent = torch.frexp(scale)  # scale = fraction * 2^exponent, 0.5 <= fraction < 1
         scale = torch.ldexp(torch.ones_like(scale), exponent - (fraction == 0.5).int())
@@ -305,6 +313,17 @@ def minimum_of(zero_point: torch.Tensor, scale: torch.Tensor, spec: Quantization
 def zero_point_of(minimum: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
     """Return the real zero point that gives the smallest code the value ``minimum``, float32."""
     return spec.format.min - minimum.float() / scale
+
+
+def params_of_minimum(scale: torch.Tensor, minimum: torch.Tensor, spec: QuantizationSpec) -> QParams:
+    """Return the parameters of stored scales and values of the smallest code, float32.
+
+    Where a scale is 0, every code stands for the minimum, as in files of llama.cpp. It becomes so small that this holds
+    in float32.
+    """
+    scale = torch.where(scale == 0, minimum.abs() * FLAT_SCALE, scale)
+    flat = scale == 0  # so is the minimum
+    return QParams(scale, zero_point_of(minimum, torch.where(flat, 1.0, scale), spec))
 
 
 def _with_real_zero_point(

@@ -1,8 +1,9 @@
 """Scales in two levels: small whole numbers for groups, times one float16 unit for a super-block of 256 inputs.
 
-This is the form of GGUF's K-types. ``scale_type`` uint6 (Q4_K, Q5_K): scales and minimums of 8 groups of 32 in 6 bits
-each, with a float16 unit for the scales and one for the minimums. ``scale_type`` int8 (Q6_K): scales of 16 groups of 16
-in 8 bits. ``double_quant`` has its own module. Ranges are found group by group; their stored form is fixed here, for
+This is the form of GGUF's K-types and of IQ4_XS. ``scale_type`` uint6 (Q4_K, Q5_K): scales and minimums of 8 groups of
+32 in 6 bits each, with a float16 unit for the scales and one for the minimums; uint4 (Q2_K): those of 16 groups of 16
+in 4 bits. int8 (Q6_K) and int6 (Q3_K): scales of 16 groups of 16 in 8 and 6 bits; int6 also those of 8 groups of 32
+(IQ4_XS). ``double_quant`` has its own module. Ranges are found group by group; their stored form is fixed here, for
 whole rows, before any code is chosen.
 
 Legend: R rows, B super-blocks of a row, G groups of one.
@@ -16,7 +17,7 @@ from quantcore.config.spec import SUPER_BLOCK, QuantizationSpec, ScaleType
 from quantcore.tensors.affine import QParams, minimum_of, zero_point_of
 from quantcore.tensors.double_quant import NestedScales
 
-LARGEST = {ScaleType.uint6: 63, ScaleType.int8: 127}
+LARGEST = {ScaleType.uint4: 15, ScaleType.uint6: 63, ScaleType.int6: 31, ScaleType.int8: 127}
 """Integers that stand for the largest scale of a super-block; the float16 unit follows from them."""
 
 

@@ -54,6 +54,11 @@ def cost(quantized: QTensor, weight: torch.Tensor, given: Stats) -> torch.Tensor
     return ((error @ given.gram_II) * error).sum()
 
 
+def largest_of_zeros(layer: LayerPlan) -> float:
+    """What a row of zeros may become: iq4_nl has no zero, so that it has the smallest scale."""
+    return 1e-4 if layer.weight.dtype == "iq4_nl" else 0.0
+
+
 USUAL = {config.weight: name for name, config in reversed(CONFIGS.items())}.values()
 """One name for every scheme of weights: a solver sees nothing else of a config."""
 
@@ -68,7 +73,7 @@ def test_every_solver_with_every_scheme(config_name: str, solver: str) -> None:
         quantized = SOLVERS.get(solver)(config).solve({layer: weight}, given)[layer]
         restored = quantized.dequantize()
         assert restored.shape == weight.shape and torch.isfinite(restored).all()
-        assert (restored[3] == 0).all()
+        assert (restored[3].abs() <= largest_of_zeros(layer)).all()
         assert quantized.params.scale.shape == layer.num_scales
         assert quantized.codes.shape == weight.shape and quantized.codes.dtype == plain.codes.dtype
         if solver in SOLVER_CONFIGS and layer.weight.format.scaled:  # an installed package's may be worse than rounding
@@ -89,7 +94,7 @@ def test_yaqa_costs_the_predictions_less_with_every_scheme(config_name: str) -> 
         assert solved["yaqa"].params.scale.shape == layer.num_scales
         errors = {solver: weight.float() - quantized.dequantize() for solver, quantized in solved.items()}
         costs = {solver: ((g @ error) @ given.gram_II * (g @ error)).sum() for solver, error in errors.items()}
-        assert (errors["yaqa"][3] == 0).all() and costs["yaqa"] <= costs["gptq"]
+        assert (errors["yaqa"][3].abs() <= largest_of_zeros(layer)).all() and costs["yaqa"] <= costs["gptq"]
 
 
 @pytest.mark.parametrize("solver", list(SOLVERS))

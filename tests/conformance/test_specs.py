@@ -56,8 +56,11 @@ def must_be_legal(dtype, scheme, symmetric, is_dynamic, scale_type):
         return False
     if scale_type == "double_quant":  # of bitsandbytes' blocks of 4 bits
         return (name in ("nf4", "fp4_bnb"), scheme, is_dynamic) == (True, "per_group", False)
-    if scale_type in ("uint6", "int8"):  # GGUF's K-types: of these sizes and zero points only Q6_K
-        return (name, scheme, symmetric, is_dynamic, scale_type) == ("int6", "per_group", True, False, "int8")
+    if scale_type in ("uint4", "uint6", "int6", "int8"):  # GGUF's K-types: of this size and zero points two
+        return (scheme, symmetric, is_dynamic) == ("per_group", True, False) and (name, scale_type) in (
+            ("int6", "int8"),
+            ("int3", "int6"),
+        )
     if scale_type in ("e8m0", "e4m3") and not symmetric:
         return False
     return scale_type != "e4m3" or scheme == "per_group"

@@ -50,7 +50,21 @@ def test_a_real_model(smollm2, tmp_path, preset, agrees):
     assert output["ids"] == load_tokenizer(smollm2)(TEXT)["input_ids"]
 
 
-@pytest.mark.parametrize("preset", ["gguf_q4_k", "gguf_q5_k", "gguf_q6_k", "gguf_q4_0", "gguf_q5_0", "gguf_q5_1"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        "gguf_q2_k",
+        "gguf_q3_k",
+        "gguf_iq4_xs",
+        "gguf_iq4_nl",
+        "gguf_q4_k",
+        "gguf_q5_k",
+        "gguf_q6_k",
+        "gguf_q4_0",
+        "gguf_q5_0",
+        "gguf_q5_1",
+    ],
+)
 def test_every_type_of_block(tmp_path, preset, agrees):
     model = tiny_model(tmp_path / "model", rank=16, dtype=torch.float32, **WIDE)
     file, perplexity, windows = one_export(model, presets.resolve(preset), tmp_path)

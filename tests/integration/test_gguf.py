@@ -120,10 +120,19 @@ def test_ggufs_own_reader_sees_the_rounded_weights(tmp_path, name, preset, proof
     assert len(values) == len({places.find(key).name for key in rounded(model_dir, ())})
 
 
-K_PRESETS = ("gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
+K_PRESETS = ("gguf_q2_k", "gguf_q3_k", "gguf_iq4_xs", "gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
+EXACT = ("gguf_q3_k", "gguf_iq4_xs", "gguf_q6_k")  # without a minimum
 
 
-K_OFTEN = [("gguf_q4_k", ()), ("gguf_q4_k", ("awq", "gptq")), ("gguf_q5_k", ("autoround",)), ("gguf_q6_k", ())]
+K_OFTEN = [
+    ("gguf_q2_k", ("gptq",)),
+    ("gguf_q3_k", ()),
+    ("gguf_iq4_xs", ("gptq",)),
+    ("gguf_q4_k", ()),
+    ("gguf_q4_k", ("awq", "gptq")),
+    ("gguf_q5_k", ("autoround",)),
+    ("gguf_q6_k", ()),
+]
 
 
 @pytest.mark.parametrize(
@@ -142,13 +151,17 @@ def test_k_types_are_read_as_they_were_computed(tmp_path, preset, algorithms, pr
     for name in ("mlp.down_proj", "self_attn.v_proj"):
         ours = written.read_float(f"model.layers.1.{name}.weight")
         theirs = values[f"blk.1.{'ffn_down' if 'down' in name else 'attn_v'}.weight"]
-        assert (ours - theirs).abs().max() <= (0 if "q6" in preset else 2.0**-22 * ours.abs().max())
-    bound = {"gguf_q4_k": 0.12, "gguf_q5_k": 0.06, "gguf_q6_k": 0.03}[preset]
+        assert (ours - theirs).abs().max() <= (0 if preset in EXACT else 2.0**-22 * ours.abs().max())
+    bound = {"q2_k": 0.5, "q3_k": 0.25, "iq4_xs": 0.13, "q4_k": 0.12, "q5_k": 0.06, "q6_k": 0.03}[preset[5:]]
     assert all(layer["relative_error"] < bound for layer in report["layers"]) or "awq" in algorithms
 
 
 @pytest.mark.parametrize(
-    ("preset", "other"), with_usual(zip(K_PRESETS, ("Q5_0", "Q5_1", "Q8_0"), strict=True), [("gguf_q4_k", "Q5_0")])
+    ("preset", "other"),
+    with_usual(
+        zip(K_PRESETS, ("Q4_0", "Q4_0", "IQ4_NL", "Q5_0", "Q5_1", "Q8_0"), strict=True),
+        [("gguf_q3_k", "Q4_0"), ("gguf_iq4_xs", "IQ4_NL")],
+    ),
 )
 def test_rows_that_hold_no_super_blocks_get_another_type(tmp_path, preset, other, proof_in_this_process):
     model_dir = tiny_model(tmp_path / "model", **{**WIDE, "intermediate_size": 320})

@@ -106,7 +106,9 @@ def test_config_json_says_what_it_said(written, name):
     assert not differs
 
 
-@pytest.mark.parametrize("preset", with_rare(["gguf_q4_k", "gguf_q5_k", "gguf_q6_k"], ["gguf_q5_k"]))
+@pytest.mark.parametrize(
+    "preset", with_rare(["gguf_q2_k", "gguf_q3_k", "gguf_iq4_xs", "gguf_q4_k", "gguf_q5_k", "gguf_q6_k"], ["gguf_q5_k"])
+)
 def test_k_types_are_read(tmp_path, preset):
     model_dir = tiny_model(tmp_path / "model", **WIDE)
     quantize(model_dir, tmp_path / "out", presets.resolve(preset), "gguf", "fake_quantized")
@@ -234,9 +236,9 @@ def test_types_and_architectures_that_are_not_known_are_named(written, tmp_path)
     _, _, folder = written("llama")
     data = (folder / "model.gguf").read_bytes()
     at = data.index(b"blk.0.attn_k.weight") + 19 + 4 + 16
-    (tmp_path / "q2k.gguf").write_bytes(damaged(data, (at, struct.pack("<I", 10))))
-    with pytest.raises(ModelError, match="GGUF type Q2_K") as caught:
-        read_model(tmp_path / "q2k.gguf")
+    (tmp_path / "iq2.gguf").write_bytes(damaged(data, (at, struct.pack("<I", 16))))
+    with pytest.raises(ModelError, match="GGUF type IQ2_XXS") as caught:
+        read_model(tmp_path / "iq2.gguf")
     assert caught.value.code == "unsupported_quantization" and "Q6_K" in caught.value.hint
     (tmp_path / "norm.gguf").write_bytes(data.replace(*norm_in_blocks(data)))
     with pytest.raises(ModelError, match=r"rows of 'output_norm\.weight' are not whole blocks"):

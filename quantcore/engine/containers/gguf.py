@@ -217,4 +217,4 @@ def _file_type(layouts: Mapping[str, TensorLayout]) -> int:
         if layout.dtype in GGUF_BLOCKS:
             sizes[layout.dtype] += layout.num_bytes
     name = sizes.most_common(1)[0][0]
-    return int(LlamaFileType[f"MOSTLY_{name}_S" if name in ("Q4_K", "Q5_K") else f"MOSTLY_{name}"])
+    return int(LlamaFileType[f"MOSTLY_{name}_S" if name in ("Q3_K", "Q4_K", "Q5_K") else f"MOSTLY_{name}"])

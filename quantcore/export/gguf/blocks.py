@@ -1,7 +1,8 @@
 """GGUF's quantized blocks: the bytes of 32 codes of a row, with their scale and minimum.
 
 Layouts as in ggml (``ggml-common.h``), little-endian: the float16 scale; the float16 minimum, if there is one; the
-fifth bits of all codes as a mask; the low four bits, code i beside code 16 + i. 8-bit codes are stored unchanged.
+fifth bits of all codes as a mask; the low four bits, code i beside code 16 + i. 8-bit codes are stored unchanged. The
+codes of IQ4_NL are indexes into its values.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quantcore.config.quantization import Dtype, QuantizationSpec
+from quantcore.config.quantization import QuantizationSpec
+from quantcore.formats import IntFormat
 
 if TYPE_CHECKING:
     import torch
@@ -21,16 +23,10 @@ BLOCK = 32  # codes
 
 @dataclass(frozen=True)
 class BlockType:
-    """A ggml type: the dtype of its codes, and if they count from a minimum or around zero."""
+    """A ggml type of blocks: the bits of its codes, and if they count from a minimum or around zero."""
 
-    name: str
-    dtype: Dtype
-    has_minimum: bool
-    block: int = BLOCK
-
-    @property
-    def bits(self) -> int:
-        return int(self.name[1])
+    bits: int
+    has_minimum: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -53,7 +49,7 @@ class BlockType:
         if self.bits == 8:
             parts.append(codes_OGS.view(torch.uint8))
         else:
-            codes_OGS = (codes_OGS.to(torch.int16) - int(weight.spec.format.min)).to(torch.uint8)
+            codes_OGS = (codes_OGS.to(torch.int16) - _smallest_code(weight.spec)).to(torch.uint8)
             parts += [pack(codes_OGS >> 4, 1, dtype=torch.uint8)] if self.bits == 5 else []
             parts.append(pack_halves(codes_OGS))
         return torch.cat(parts, dim=-1).flatten(-2)
@@ -62,8 +58,7 @@ class BlockType:
         """Return the inverse of ``encode``."""
         import torch
 
-        from quantcore.formats import IntFormat
-        from quantcore.tensors.affine import QParams, zero_point_of
+        from quantcore.tensors.affine import QParams, params_of_minimum
         from quantcore.tensors.packing import unpack, unpack_halves
         from quantcore.tensors.qtensor import QTensor
 
@@ -77,19 +72,21 @@ class BlockType:
             codes = unpack_halves(rest[..., -BLOCK // 2 :])
             if self.bits == 5:
                 codes |= unpack(rest[..., : BLOCK // 8].contiguous(), IntFormat("bit", 1, signed=False)) << 4
-            codes = (codes.to(torch.int16) + int(spec.format.min)).to(getattr(torch, spec.format.storage))
+            codes = (codes.to(torch.int16) + _smallest_code(spec)).to(getattr(torch, spec.format.storage))
         scale = numbers[..., 0].contiguous()
-        zero_point = zero_point_of(numbers[..., 1].contiguous(), scale, spec) if self.has_minimum else None
-        return QTensor(codes.flatten(-2), QParams(scale, zero_point), spec)
+        params = params_of_minimum(scale, numbers[..., 1].contiguous(), spec) if self.has_minimum else QParams(scale)
+        return QTensor(codes.flatten(-2), params, spec)
+
+
+def _smallest_code(spec: QuantizationSpec) -> int:
+    return int(spec.format.min) if isinstance(spec.format, IntFormat) else 0
 
 
 BLOCK_TYPES = {
-    block.dtype: block
-    for block in (
-        BlockType("Q4_0", Dtype.int4, has_minimum=False),
-        BlockType("Q4_1", Dtype.uint4, has_minimum=True),
-        BlockType("Q5_0", Dtype.int5, has_minimum=False),
-        BlockType("Q5_1", Dtype.uint5, has_minimum=True),
-        BlockType("Q8_0", Dtype.int8, has_minimum=False),
-    )
+    "IQ4_NL": BlockType(4),
+    "Q4_0": BlockType(4),
+    "Q4_1": BlockType(4, has_minimum=True),
+    "Q5_0": BlockType(5),
+    "Q5_1": BlockType(5, has_minimum=True),
+    "Q8_0": BlockType(8),
 }

@@ -1,21 +1,23 @@
 """GGUF, the one-file format of llama.cpp: weights in blocks of 32, tokenizer and shapes of the model in the same file.
 
-Only weights are quantized. int4, int5 and int8 with float16 scales are Q4_0, Q5_0 and Q8_0, uint4 and uint5 with a
-float16 scale and minimum Q4_1 and Q5_1; with scales in two levels (``super_blocks``) they and int6 are Q4_K, Q5_K and
-Q6_K. The file itself (names, order of rows, metadata): ``quantcore.engine.containers.gguf``.
+Only weights are quantized. int4, int5, int8 and iq4_nl with float16 scales are Q4_0, Q5_0, Q8_0 and IQ4_NL, uint4 and
+uint5 with a float16 scale and minimum Q4_1 and Q5_1; with scales in two levels (``super_blocks``) uint2 to uint5, int3,
+int6 and iq4_nl are the K-types and IQ4_XS. The file itself (names, order of rows, metadata):
+``quantcore.engine.containers.gguf``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.config.gguf_types import GGUF_TYPES, SHORT_ROWS
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import (
     Config,
+    Dtype,
     QSchemeType,
     QuantizationConfig,
     QuantizationSpec,
@@ -24,14 +26,29 @@ from quantcore.config.quantization import (
 )
 from quantcore.config.spec import SUPER_BLOCK
 from quantcore.export.exporter import EXPORTERS, Container, Exporter, Tensors, refuse_activations, refuse_everywhere
-from quantcore.export.gguf.blocks import BLOCK, BLOCK_TYPES, BlockType
-from quantcore.export.gguf.k_blocks import K_TYPES, Q6K, MinimumK
+from quantcore.export.gguf.blocks import BLOCK, BLOCK_TYPES
+from quantcore.export.gguf.k_blocks import K_TYPES
+from quantcore.export.gguf.low_bit_blocks import LOW_BIT_TYPES
 from quantcore.export.gguf.tensor_names import FILE_NAME, Places
 from quantcore.export.importer import StoredFiles, StoredLayer
 from quantcore.export.readers import Readers
 
 if TYPE_CHECKING:
-    from quantcore.tensors.qtensor import QLayer
+    import torch
+
+    from quantcore.tensors.qtensor import QLayer, QTensor
+
+
+class Block(Protocol):
+    """What writes and reads the bytes of one type."""
+
+    @property
+    def num_bytes(self) -> int: ...
+    def encode(self, weight: QTensor) -> torch.Tensor: ...
+    def decode(self, rows: torch.Tensor, spec: QuantizationSpec) -> QTensor: ...
+
+
+BLOCKS: dict[str, Block] = {**BLOCK_TYPES, **K_TYPES, **LOW_BIT_TYPES}
 
 
 class GgufReaders(Readers):
@@ -54,8 +71,8 @@ class GgufExporter:
         spec = _fitted(layer).weight
         if reason := refuse_everywhere(layer, real_zero_points=True, embeddings=True) or refuse_activations(layer):
             return reason
-        if _block_type(spec) is None or spec.over is not None:
-            return "its blocks store symmetric int4, int5 and int8, or uint4 and uint5 with a minimum"
+        if gguf_type(spec) is None or spec.over is not None:
+            return "its blocks store symmetric int4, int5 and int8, uint4 and uint5 with a minimum, or iq4_nl"
         if spec.scale_type.is_whole:
             return None  # such a spec has the groups that a K-type has
         if spec.qscheme is not QSchemeType.per_group or layer.group_size != BLOCK:
@@ -86,18 +103,17 @@ class GgufExporter:
         return fitted, tuple(warnings)
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
-        kind = _type_of(layer)
-        return {
-            "weight": TensorLayout(kind.name, (layer.out_features, layer.in_features // kind.block * kind.num_bytes))
-        }
+        name = _name(layer)
+        width, num_bytes = GGUF_BLOCKS[name]
+        return {"weight": TensorLayout(name, (layer.out_features, layer.in_features // width * num_bytes))}
 
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
-        return {"weight": _type_of(layer).encode(quantized.weight)}
+        return {"weight": BLOCKS[_name(layer)].encode(quantized.weight)}
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         from quantcore.tensors.qtensor import QLayer
 
-        return QLayer(_type_of(layer).decode(tensors["weight"], layer.weight))
+        return QLayer(BLOCKS[_name(layer)].decode(tensors["weight"], layer.weight))
 
     def quantization_config(self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]) -> None:
         return None
@@ -127,7 +143,7 @@ class GgufExporter:
 
 def _fitted(layer: LayerPlan) -> LayerPlan:
     spec = layer.weight
-    if _block_type(spec) is None or spec.qscheme is not QSchemeType.per_group:
+    if gguf_type(spec) is None or spec.qscheme is not QSchemeType.per_group:
         return layer
     if spec.scale_type.is_whole and layer.in_features % SUPER_BLOCK:
         plain = GGUF_TYPES[SHORT_ROWS[_name(layer)]]
@@ -142,21 +158,22 @@ def _fitted(layer: LayerPlan) -> LayerPlan:
     return replace(layer, config=replace(layer.config, weight=spec))
 
 
-def _block_type(spec: QuantizationSpec) -> BlockType | MinimumK | Q6K | None:
-    if spec.scale_type.is_whole:
-        return K_TYPES.get(spec.dtype)
-    kind = BLOCK_TYPES.get(spec.dtype)
-    return None if kind is None or kind.has_minimum == spec.symmetric else kind
+def _key(spec: QuantizationSpec) -> tuple[Dtype, bool | None, ScaleType | None]:
+    return spec.dtype, spec.symmetric, spec.scale_type if spec.scale_type.is_whole else None
 
 
-def _type_of(layer: LayerPlan) -> BlockType | MinimumK | Q6K:
-    kind = _block_type(layer.weight)
-    assert kind is not None, layer.scheme
-    return kind
+_BY_SPEC = {_key(spec): name for name, spec in GGUF_TYPES.items()}
+
+
+def gguf_type(spec: QuantizationSpec) -> str | None:
+    """Return the type that stores such codes and scales, whatever the groups are; None if there is none."""
+    return _BY_SPEC.get(_key(spec))
 
 
 def _name(layer: LayerPlan) -> str:
-    return _type_of(layer).name
+    name = gguf_type(layer.weight)
+    assert name is not None, layer.scheme
+    return name
 
 
 _gguf = GgufExporter()

@@ -32,11 +32,12 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 """GGUF's types of numbers, with their ``struct`` format characters."""
 FLOAT32, TEXT, ARRAY = 6, 8, 9
 TYPES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K",
-    28: "F64", 30: "BF16",
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
+    13: "Q5_K", 14: "Q6_K", 20: "IQ4_NL", 23: "IQ4_XS", 28: "F64", 30: "BF16",
 }  # fmt: skip
 OTHER_TYPES = {
-    10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 18: "IQ3_XXS", 20: "IQ4_NL", 21: "IQ3_S", 23: "IQ4_XS", 39: "MXFP4",
+    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M", 34: "TQ1_0",
+    35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 
 

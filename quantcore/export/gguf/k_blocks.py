@@ -1,4 +1,4 @@
-"""GGUF's K-types: 256 codes of a row, the whole-number scales of their groups, and the float16 units of the scales.
+"""GGUF's K-types of 4 to 6 bits: 256 codes of a row, the whole-number scales of their groups, and their units.
 
 Layouts as in ggml (``ggml-common.h``), little-endian. Q4_K, Q5_K: the unit of the scales and that of the minimums; 8
 scales and 8 minimums of 6 bits in 12 bytes; the fifth bits, byte i those of code i of all groups; the low four bits,
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quantcore.config.quantization import Dtype, QuantizationSpec
+from quantcore.config.quantization import QuantizationSpec
 from quantcore.config.spec import SUPER_BLOCK
 from quantcore.formats import IntFormat
 
@@ -28,10 +28,7 @@ _BIT, _TWO_BITS = IntFormat("bit", 1, signed=False), IntFormat("two_bits", 2, si
 class MinimumK:
     """Q4_K and Q5_K: codes from a minimum, in 8 groups of 32."""
 
-    name: str
-    dtype: Dtype
     bits: int
-    block: int = SUPER_BLOCK
 
     @property
     def num_bytes(self) -> int:
@@ -62,7 +59,7 @@ class MinimumK:
         """Return the inverse of ``encode``."""
         import torch
 
-        from quantcore.tensors.affine import QParams, zero_point_of
+        from quantcore.tensors.affine import params_of_minimum
         from quantcore.tensors.packing import unpack, unpack_halves
         from quantcore.tensors.qtensor import QTensor
 
@@ -77,16 +74,13 @@ class MinimumK:
         if self.bits == 5:
             high = unpack(blocks[..., 16 : 16 + _GROUP].unsqueeze(-1).contiguous(), _BIT)
             codes = codes | high.transpose(-1, -2) << 4
-        return QTensor(codes.flatten(1), QParams(scale, zero_point_of(-low, scale, spec)), spec)
+        return QTensor(codes.flatten(1), params_of_minimum(scale, -low, spec), spec)
 
 
 @dataclass(frozen=True)
 class Q6K:
     """Q6_K: codes around zero, in 16 groups of 16."""
 
-    name: str = "Q6_K"
-    dtype: Dtype = Dtype.int6
-    block: int = SUPER_BLOCK
     num_bytes: int = SUPER_BLOCK * 6 // 8 + 16 + 2
 
     def encode(self, weight: QTensor) -> torch.Tensor:
@@ -125,7 +119,7 @@ class Q6K:
         return QTensor((codes.to(torch.int8) - 32).flatten(1), QParams(scale.flatten(1)), spec)
 
 
-K_TYPES = {kind.dtype: kind for kind in (MinimumK("Q4_K", Dtype.uint4, 4), MinimumK("Q5_K", Dtype.uint5, 5), Q6K())}
+K_TYPES: dict[str, MinimumK | Q6K] = {"Q4_K": MinimumK(4), "Q5_K": MinimumK(5), "Q6_K": Q6K()}
 
 
 def _pack_six_bits(scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:

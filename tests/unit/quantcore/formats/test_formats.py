@@ -16,7 +16,7 @@ from tests.support.params import with_rare, with_usual
 
 NAMES = (
     "int2 int3 int4 int5 int6 int8 int16 uint2 uint4 uint5 uint8 uint16 float16 bfloat16 fp8_e4m3 fp8_e4m3fnuz "
-    "fp8_e5m2 fp6_e3m2 fp6_e2m3 fp4 nf4 fp4_bnb"
+    "fp8_e5m2 fp6_e3m2 fp6_e2m3 fp4 nf4 iq4_nl fp4_bnb"
 ).split()
 REFERENCES = {
     "float16": np.float16,

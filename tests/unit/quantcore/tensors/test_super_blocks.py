@@ -13,7 +13,7 @@ from quantcore.tensors.affine import QParams, find_params, minimum_of, quantize
 from quantcore.tensors.qtensor import quantize_weight
 from quantcore.tensors.super_blocks import LARGEST, as_two_levels, two_levels
 
-K_PRESETS = ("gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
+K_PRESETS = ("gguf_q2_k", "gguf_q3_k", "gguf_iq4_xs", "gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
 SPECS = {name: PRESETS[name].layer_config.weight for name in K_PRESETS}
 
 
@@ -48,7 +48,10 @@ def test_every_parameter_is_a_whole_number_of_float16_units(name, seed, magnitud
     torch.testing.assert_close(again.scale, params.scale, rtol=2.0**-5, atol=0)
 
 
-@pytest.mark.parametrize(("name", "bound"), [("gguf_q4_k", 0.079), ("gguf_q5_k", 0.0385), ("gguf_q6_k", 0.0192)])
+@pytest.mark.parametrize(("name", "bound"), [
+    ("gguf_q2_k", 0.33), ("gguf_q3_k", 0.18), ("gguf_iq4_xs", 0.086), ("gguf_q4_k", 0.079), ("gguf_q5_k", 0.0385),
+    ("gguf_q6_k", 0.0192),
+])  # fmt: skip
 def test_what_the_second_level_costs(name, bound):
     """Of normal weights. One float16 scale and minimum for each group would give 0.0783, 0.0378 and 0.0189."""
     spec, weight = SPECS[name], torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
@@ -79,5 +82,7 @@ def test_other_specs_keep_their_parameters():
 ])  # fmt: skip
 def test_only_what_the_k_types_store_is_a_spec(change):
     given = SPECS["gguf_q4_k"].to_dict() | change
-    with pytest.raises(ConfigError, match=r"scale_type (uint6 is only for uint4 and uint5|int8)"):
+    with pytest.raises(
+        ConfigError, match=r"scale_type (uint6 is only for uint4 and uint5|int8 is only for symmetric int6)"
+    ):
         QuantizationSpec(**given)

@@ -14,7 +14,7 @@ from quantcore.tensors.kernels import switch
 pytestmark = pytest.mark.usefixtures("interpreter")
 CPU = torch.device("cpu")
 SEARCHED = ["w4a16", "w4a16_sym", "w3a16", "w2a16_sym", "int8", "fp8", "mxfp4", "mxint8", "nvfp4"]
-LEFT_TO_TORCH = ["nf4", "gguf_q4_1", "gguf_q4_k", "int4_fp8"]
+LEFT_TO_TORCH = ["nf4", "gguf_iq4_nl", "gguf_q4_1", "gguf_q4_k", "int4_fp8"]
 
 
 @pytest.fixture(autouse=True)
