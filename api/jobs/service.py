@@ -250,7 +250,7 @@ def _parse_config(data: dict[str, Any], presets_by_name: Mapping[str, Preset]) -
     config = chosen.apply(presets.resolve(chosen.preset, presets=presets_by_name))
     if chosen.algo_config is not None:
         config = parse_config(config.to_dict() | {"algo_config": chosen.algo_config})
-    return chosen.preset, config
+    return presets.spelled(chosen.preset, presets_by_name), config
 
 
 def _beside_mix(config: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from quantcore.config.spec import Dtype, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
@@ -37,6 +37,23 @@ GGUF_TYPES = {
 SHORT_ROWS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 """Replacements of types with super-blocks where rows are not a multiple of 256, as in llama.cpp's own tool."""
 
+MIXES = {
+    "Q2_K": "Q2_K",
+    "Q3_K_S": "Q3_K",
+    "Q3_K_M": "Q3_K",
+    "Q3_K_L": "Q3_K",
+    "IQ4_XS": "IQ4_XS",
+    "IQ4_NL": "IQ4_NL",
+    "Q4_0": "Q4_0",
+    "Q4_K_S": "Q4_K",
+    "Q4_K_M": "Q4_K",
+    "Q5_K_S": "Q5_K",
+    "Q5_K_M": "Q5_K",
+    "Q6_K": "Q6_K",
+    "Q8_0": "Q8_0",
+}
+"""llama.cpp's named mixes of types, each with the type of most tensors. ``plan.gguf_mixes`` has the other ones."""
+
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 """Names of the embedding and of the output projection in the checkpoints of all models that GGUF files can store."""
 
@@ -45,19 +62,22 @@ EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 class GgufTypes(Value):
     """Types of tensors in a GGUF file by llama.cpp's names, in any case (``q6_k``).
 
+    ``mix`` gives every tensor the type that llama.cpp's own tool would, as far as the config does not name the layer.
     ``token_embedding_type`` and ``output_type`` are those of the embedding and of the output projection. If a model
-    uses one matrix for both, either names its type. Without them the embedding is not quantized, and the output
+    uses one matrix for both, either names its type. Without any of them the embedding is not quantized, and the output
     projection is quantized like any other layer.
     """
 
+    mix: str | None = None
     token_embedding_type: str | None = None
     output_type: str | None = None
 
-    @field_validator("token_embedding_type", "output_type")
+    @field_validator("mix", "token_embedding_type", "output_type")
     @classmethod
-    def _is_known(cls, name: str | None) -> str | None:
+    def _is_known(cls, name: str | None, info: ValidationInfo) -> str | None:
         if name is None:
             return None
-        if name.upper() not in GGUF_TYPES:
-            raise ValueError(f"'{name}' is not a type that can be written; it can be {', '.join(GGUF_TYPES)}")
+        known = MIXES if info.field_name == "mix" else GGUF_TYPES
+        if name.upper() not in known:
+            raise ValueError(f"'{name}' cannot be written; {info.field_name} can be {', '.join(known)}")
         return name.upper()

@@ -180,12 +180,15 @@ def _describe_activation(spec: QuantizationSpec) -> str:
 
 
 def usual_layers(config: Config) -> list[LayerPlan]:
-    """Return a layer of common shape for all settings in ``config`` that have a weight."""
+    """Return a layer of common shape for all settings in ``config`` that have a weight, and for an embedding."""
     cached = {name: config.choose(name, "Linear")[0] for name in CACHED_LAYERS if config.kv_cache_quant_config}
     beside = {name: getattr(config, name) for name in (TOWERS, DRAFTS)}
     own = {"layer": config.global_quant_config, **config.layer_quant_config, **cached, **beside}
-    return [
+    layers = [
         LayerPlan(name, 0, USUAL_SHAPE, settings)
         for name, settings in own.items()
         if settings is not None and settings.weight is not None
     ]
+    if config.gguf is not None and layers:
+        layers.append(LayerPlan("embedding", None, USUAL_SHAPE, layers[0].config, "Embedding"))
+    return layers

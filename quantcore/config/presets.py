@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, StrictInt
 
-from quantcore.config.gguf_types import GGUF_TYPES, GgufTypes
+from quantcore.config.gguf_types import GGUF_TYPES, MIXES, GgufTypes
 from quantcore.config.quantization import (
     Config,
     Dtype,
@@ -169,7 +170,16 @@ _TABLE = (
          GGUF_TYPES["Q6_K"], exclude=()),
 )  # fmt: skip
 
-PRESETS: dict[str, Preset] = {preset.name: preset for preset in _TABLE}
+
+def _mix(name: str, usual: str) -> Preset:
+    """Return the preset of a named mix of llama.cpp, with this type of most tensors."""
+    others = "all tensors" if usual in ("Q6_K", "Q8_0") else "most tensors, more bits in others"
+    end = {"Q2_K": ": loses much", "Q3_K_S": ": loses much", "Q4_0": ON_SMALL}.get(name, "")
+    config = Config(global_quant_config=QuantizationConfig(weight=GGUF_TYPES[usual]), gguf=GgufTypes(mix=name))
+    return Preset(name, f"llama.cpp's {name}: {usual} in {others}, embedding included{end}", config)
+
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in (*_TABLE, *starmap(_mix, MIXES.items()))}
 
 KV_CACHE_SPECS = {
     "fp8": FP8,
@@ -186,9 +196,6 @@ TOWER_PRESETS = {"int8": "int8_dynamic", "fp8": "fp8_dynamic"}
 """Scheme of towers -> the preset that says how their layers are quantized."""
 DRAFT_PRESETS = {"fp8": "fp8_dynamic", "int8": "int8_dynamic", "int4": "w4a16_sym"}
 """Scheme of draft heads -> the preset that says how their layers are quantized."""
-
-
-GGUF_FIELDS = ("token_embedding_type", "output_type")
 
 
 def _change(default: Any, label: str, *, flag: str, about: str, empty: str = "") -> Any:
@@ -286,8 +293,8 @@ class PresetChanges(Settings):
             config = replace(config, tower_quant_config=_layer_of("tower", self.towers, TOWER_PRESETS))
         if self.drafts is not None:
             config = replace(config, draft_quant_config=_layer_of("draft", self.drafts, DRAFT_PRESETS))
-        types = {field: getattr(self, field) for field in GGUF_FIELDS if getattr(self, field) is not None}
-        return _with_gguf_types(config, types) if types else config
+        types = {"token_embedding_type": self.token_embedding_type, "output_type": self.output_type}
+        return _with_gguf_types(config, {field: kind for field, kind in types.items() if kind is not None})
 
 
 def _layer_of(part: str, scheme: str, presets: Mapping[str, str]) -> QuantizationConfig:
@@ -302,20 +309,33 @@ def _with_gguf_types(config: Config, types: Mapping[str, str]) -> Config:
     for field, kind in types.items():
         if kind.upper() not in GGUF_TYPES:
             raise unknown_value("GGUF type", kind, GGUF_TYPES, code="unknown_gguf_type", field=f"/config/{field}")
-    return replace(config, gguf=replace(config.gguf or GgufTypes(), **types))
+    return replace(config, gguf=replace(config.gguf or GgufTypes(), **types)) if types else config
 
 
 def resolve(name: str, *, presets: Mapping[str, Preset] = PRESETS, **changes: Any) -> Config:
     """Return the config of a preset (or of one of its aliases), with ``changes``: the fields of PresetChanges.
 
+    Names may be written in any case.
+
     Raises ConfigError ``unknown_preset``, and the errors of ``PresetChanges.apply``.
     """
-    by_any_name = {alias: preset for preset in presets.values() for alias in (preset.name, *preset.aliases)}
-    if name not in by_any_name:
+    by_any_name = _by_any_name(presets)
+    return PresetChanges(**changes).apply(by_any_name[spelled(name, presets)].config)
+
+
+def spelled(name: str, presets: Mapping[str, Preset] = PRESETS) -> str:
+    """Return the name or alias of a preset that is ``name`` in any case. Raises ConfigError ``unknown_preset``."""
+    known = _by_any_name(presets)
+    found = name if name in known else next((each for each in known if each.lower() == name.lower()), None)
+    if found is None:
         raise unknown_value(
-            "preset", name, by_any_name, code="unknown_preset", field="/config/preset", listed_by="`bitfoundry presets`"
+            "preset", name, known, code="unknown_preset", field="/config/preset", listed_by="`bitfoundry presets`"
         )
-    return PresetChanges(**changes).apply(by_any_name[name].config)
+    return found
+
+
+def _by_any_name(presets: Mapping[str, Preset]) -> dict[str, Preset]:
+    return {alias: preset for preset in presets.values() for alias in (preset.name, *preset.aliases)}
 
 
 def _including(config: Config, names: Iterable[str]) -> Config:

@@ -55,7 +55,8 @@ def with_recipe(
     ``file2file``.
     """
     if effort is None:
-        effort = DEFAULT_EFFORT if preset in PRESETS and not file2file and not config.algo_config else None
+        is_preset = (preset or "").lower() in map(str.lower, PRESETS)
+        effort = DEFAULT_EFFORT if is_preset and not file2file and not config.algo_config else None
         return config if effort is None else replace(config, algo_config=recipe([config], effort))
     chain = recipe(list(mixed) or [config], effort)
     if config.algo_config:

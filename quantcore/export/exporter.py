@@ -114,11 +114,12 @@ class ContainerFile(Protocol):
 
     def sink(
         self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
-        model_config: Mapping[str, Any], model_dir: Path, *, creates: bool = True,
+        model_config: Mapping[str, Any], model_dir: Path, *, mix: str | None = None, creates: bool = True,
     ) -> TensorSink:  # fmt: skip
         """Return the sink for the tensors of ``layouts``, which include those of the planned ``layers``.
 
-        Unless it ``creates`` the file, one with the same arguments has done so, and what it wrote stays.
+        ``mix``: the name of a mix of GGUF types that was asked for. Unless it ``creates`` the file, one with the same
+        arguments has done so, and what it wrote stays.
         Raises ModelError for a model or a tokenizer that does not fit.
         """
 

@@ -221,10 +221,10 @@ def distinct_blocks(
 
 
 def _names_blocks(config: Config) -> bool:
-    """Return True if a pattern can distinguish blocks or experts: it has a number or a wildcard for one."""
+    """Return True if a pattern or the types of GGUF can distinguish blocks or experts, by a number or a wildcard."""
     named = (config.kv_cache_quant_config, config.layer_quant_config)
     patterns = [*config.exclude, *(pattern for table in named for pattern in table)]
-    return any(re.search(r"(?<![A-Za-z_\d])\d|[?\[]", pattern) for pattern in patterns)
+    return config.gguf is not None or any(re.search(r"(?<![A-Za-z_\d])\d|[?\[]", pattern) for pattern in patterns)
 
 
 def _of_depth(model_config: Mapping[str, Any], num_blocks: int) -> dict[str, Any]:

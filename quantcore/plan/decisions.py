@@ -102,6 +102,7 @@ def decide(
     left = kept_layers(kept)
     kinds = {name: "Conv1D" if f"{name}.weight" in conv1d else "Linear" for name in left}
     kinds |= {layer.name: layer.kind for layer in layers} | {"lm_head": "Linear"}
+    kinds |= {name: "Embedding" for name in config.layer_quant_config if f"{name}.weight" in tensors}  # if excluded
     if not any(map(is_head, tensors)):
         kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
     return (

@@ -4,28 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from quantcore.checkpoint.layers import is_head
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.config.gguf_types import EMBEDDING, GGUF_TYPES, HEAD
+from quantcore.config.gguf_types import EMBEDDING, GGUF_TYPES, HEAD, MIXES
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, QuantizationConfig
 from quantcore.errors import ConfigError
 from quantcore.export import holds_codes
+from quantcore.export.gguf.tensor_names import Places
+from quantcore.plan.gguf_mixes import type_in_mix
 
 
-def with_gguf_types(config: Config, tensors: Mapping[str, TensorHeader]) -> Config:
-    """Return ``config`` with the types that ``config.gguf`` gives to the embedding and the output projection, by name.
+def with_gguf_types(config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> Config:
+    """Return ``config`` with the types that ``config.gguf`` gives to tensors, as layers by name.
 
-    Raises ConfigError for two types of one matrix, which is both in some models.
+    A type of the embedding or the output projection comes before the layers of ``config``, a mix after them. Raises
+    ConfigError for two types of one matrix, which is both in some models, and for a mix of an architecture that GGUF
+    files cannot store.
     """
     if config.gguf is None:
         return config
     types = {EMBEDDING: config.gguf.token_embedding_type, HEAD: config.gguf.output_type}
-    if not any(map(is_head, tensors)):
+    is_tied = not any(map(is_head, tensors))
+    if is_tied:
         types = {EMBEDDING: _of_shared(types[EMBEDDING], types[HEAD])}
-    named = {name: QuantizationConfig(weight=GGUF_TYPES[kind]) for name, kind in types.items() if kind is not None}
-    return replace(config, layer_quant_config=named | config.layer_quant_config | named)
+    first = {name: kind for name, kind in types.items() if kind is not None}
+    rest = {} if config.gguf.mix is None else _in_mix(config.gguf.mix, model_config, tensors, is_tied=is_tied)
+    layers = {name: _layer(kind) for name, kind in first.items()}
+    layers |= {name: layer for name, layer in config.layer_quant_config.items() if name not in layers}
+    layers |= {name: _layer(kind) for name, kind in rest.items() if name not in layers}
+    return replace(config, layer_quant_config=layers)
+
+
+def _layer(kind: str) -> QuantizationConfig:
+    return QuantizationConfig(weight=GGUF_TYPES[kind])
+
+
+def _in_mix(
+    mix: str, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], *, is_tied: bool
+) -> dict[str, str]:
+    """Return the types of a mix by the layers' names: of the embedding, and of those that have not the usual type."""
+    places, types = Places(model_config), {}
+    for name, tensor in tensors.items():
+        place, module = places.find(name), name.removesuffix(".weight")
+        if place is None or module == name or len(tensor.shape) != 2:
+            continue
+        kind = type_in_mix(mix, place.name, tensor.shape[1], model_config, is_tied=is_tied)
+        if kind != MIXES[mix] or module == EMBEDDING:
+            types[module] = kind
+    return types
 
 
 def warn_of_growth(

@@ -10,7 +10,7 @@ from quantcore.config import presets
 from quantcore.config.algorithms import AlgoConfig
 from quantcore.config.job_spec import KEEP, MixConfig, ResolvedMix
 from quantcore.config.quantization import Config
-from quantcore.errors import QuantError
+from quantcore.errors import ConfigError, QuantError
 from quantcore.plan.planner import Plan
 
 Plans = dict[str, tuple[Config, Plan]]
@@ -20,12 +20,18 @@ PLAN_FIELDS = ("calibration", "export", "shard_blocks")
 
 
 def resolve(mix: MixConfig, known_presets: Mapping[str, presets.Preset] = presets.PRESETS) -> ResolvedMix:
-    """Add the configs of the presets to a mix. Raises ConfigError ``unknown_preset``."""
+    """Add the configs of the presets to a mix. Raises ConfigError ``unknown_preset``, or for a mix of llama.cpp."""
     configs = {}
     for name in mix.schemes:
         if name != KEEP:
             with _at_scheme(mix, name):
                 configs[name] = presets.resolve(name, presets=known_presets)
+                if configs[name].gguf is not None:
+                    raise ConfigError(
+                        f"{name} is a mix of types itself, so no layer can have it as its scheme.",
+                        code="invalid_config",
+                        hint="Use the types, such as gguf_q4_k and gguf_q6_k.",
+                    )
     return ResolvedMix(**mix.model_dump(), configs=configs)
 
 

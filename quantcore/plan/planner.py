@@ -178,7 +178,7 @@ def make_plan(
     """
     calibration = calibration or CalibrationConfig()
     exports = exports or (default_format(config),)
-    config = with_gguf_types(config, tensors)
+    config = with_gguf_types(config, model_config, tensors)
     _check_possible(config)
     if shard_blocks:
         _check_shards(config, file2file)

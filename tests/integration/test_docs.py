@@ -184,7 +184,9 @@ def test_the_page_of_onnx(folder, capsys):
 @pytest.mark.slow
 def test_the_page_of_gguf(folder):
     read_page("how-to/gguf.md", folder)
-    assert (folder / "out-gguf" / "model.gguf").is_file() and (folder / "out-awq" / "MANIFEST.json").is_file()
+    assert (folder / "out-gguf" / "SmolLM2-135M-Instruct-Q4_K_M.gguf").is_file() and (
+        folder / "out-awq" / "MANIFEST.json"
+    ).is_file()
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gguf import GGUFReader
+from gguf import GGUFReader, LlamaFileType
 from gguf.quants import dequantize
 
 from quantcore import ModelQuantizer
@@ -13,6 +13,7 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.containers.dequantize import open_source
 from quantcore.engine.pipeline import job as pipeline
 from quantcore.errors import ConfigError
+from quantcore.export.gguf.header import read_gguf_header
 from quantcore.importing.model import read_model
 from quantcore.plan.planner import make_plan
 from tests.support.gguf import WIDE
@@ -115,3 +116,22 @@ def test_a_result_larger_than_its_input_is_warned_of_before_the_work(tmp_path, p
     assert summary["size_before_bytes"] == first["summary"]["size_after_bytes"] < summary["float_bytes"]
     [line] = [line for line in again["warnings"] if "larger" in line]
     assert line.startswith("The gguf files (") and "token_embedding_type quantizes it" in line
+
+
+def test_a_named_mix_is_made_of_its_types_under_its_name(tmp_path, proof_in_this_process):
+    """Whatever reads the folder finds the file: the proof, our own reader, the lines in the report."""
+    deep = {**WIDE, "num_hidden_layers": 4}
+    model_dir = tiny_model(tmp_path / "Tiny Llama-v1.5", tie_word_embeddings=False, **deep)
+    report = run(model_dir, tmp_path / "out", presets.resolve("q4_k_m"))
+    [file] = (tmp_path / "out").glob("*.gguf")
+    assert file.name == "Tiny-Llama-v1.5-Q4_K_M.gguf" and not report["warnings"]
+    assert "Llama('./Tiny-Llama-v1.5-Q4_K_M.gguf')" in report["summary"]["exports"]["gguf"]["load"]
+    types, fields = types_of(file), read_gguf_header(file).fields
+    assert [types[f"blk.{index}.ffn_down.weight"] for index in range(4)] == ["Q4_K", "Q4_K", "Q6_K", "Q6_K"]
+    assert (types["token_embd.weight"], types["output.weight"]) == ("Q4_K", "Q6_K")
+    assert fields["general.file_type"] == LlamaFileType.MOSTLY_Q4_K_M
+    again = run(file, tmp_path / "again", presets.resolve("Q8_0"))
+    assert [path.name for path in (tmp_path / "again").glob("*.gguf")] == ["Tiny-Llama-v1.5-Q8_0.gguf"]
+    assert again["summary"]["size_before_bytes"] == report["summary"]["size_after_bytes"]
+    plan = plan_of(model_dir, presets.resolve("Q4_K_M", exclude=("model.embed_tokens",)))
+    assert plan.layouts["gguf"]["model.embed_tokens.weight"].dtype == "BF16" and not plan.warnings

@@ -7,6 +7,7 @@ order of rows of queries and keys, Gemma's norms. Rows of codes move like rows o
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,14 +36,15 @@ from quantcore.tensors.source import TORCH_DTYPES, Rows, Source, interleaved
 
 ALIGNMENT = 32  # of every tensor, GGUF's default
 EMBEDDING = "model.embed_tokens.weight"
+_TYPES = re.compile(r"[-.](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 
 
 def sink(
     folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
-    model_dir: Path, *, creates: bool = True,
+    model_dir: Path, *, mix: str | None = None, creates: bool = True,
 ) -> GgufSink:  # fmt: skip
     """See ``ContainerFile``."""
-    return GgufSink(folder, layouts, model_config, model_dir, creates=creates)
+    return GgufSink(folder, layouts, model_config, model_dir, mix=mix, creates=creates)
 
 
 def source(
@@ -53,19 +55,16 @@ def source(
     return GgufSource(folder, layouts, model_config, floats)
 
 
-HEADER_NAME = f"{FILE_NAME}.header"
-"""The header as the writer of the package ``gguf`` makes it, which would cut off a file that has data."""
-
-
 class GgufSink(OpenFiles):
     """The single file of a GGUF artifact. ``write`` every tensor of ``layouts`` once, then ``finish``.
 
-    The model has this config.json and the tokenizer in ``model_dir``. ``warnings`` are about both.
+    The model has this config.json and the tokenizer in ``model_dir``. ``warnings`` are about both. A file with a named
+    ``mix`` of types is called as on the Hub, ``NAME-Q4_K_M.gguf``; others are called model.gguf.
     """
 
     def __init__(
         self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any], model_dir: Path, *,
-        creates: bool = True,
+        mix: str | None = None, creates: bool = True,
     ) -> None:  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         self._layouts = dict(layouts)
@@ -76,10 +75,10 @@ class GgufSink(OpenFiles):
         config = clean_config(dict(model_config)).to_dict()
         self.warnings = tokenizer.warnings + warn_of_window(config)
         computed = rope_tensors(config)
-        writer = _writer(folder / HEADER_NAME, Places(model_config).architecture.name)
-        about = _general(model_dir)
-        name = about.pop("general.name", None) or _model_name(model_config, model_dir)
-        add_model(writer, config, name, _file_type(layouts))
+        about, name = _general(model_dir), _model_name(model_config, model_dir)
+        file = folder / (FILE_NAME if mix is None else f"{_in_file_name(name)}-{mix}.gguf")
+        writer = _writer(_header_of(file), Places(model_config).architecture.name)
+        add_model(writer, config, about.pop("general.name", None) or _without_types(name), _file_type(layouts, mix))
         add_general(writer, about)
         add_tokenizer(writer, tokenizer)
         stacks = Counter(place.name for place in self._places.values())
@@ -88,7 +87,7 @@ class GgufSink(OpenFiles):
             for name, place in self._places.items()
         }
         shapes |= {name: TensorLayout("F32", tuple(tensor.shape)) for name, tensor in computed.items()}
-        self._handles = [self._write_header(writer, folder, shapes, creates=creates)]
+        self._handles = [self._write_header(writer, file, shapes, creates=creates)]
         for name, tensor in computed.items():
             write_at(self._handles[0], tensor, self._offsets[name])
 
@@ -116,7 +115,7 @@ class GgufSink(OpenFiles):
         self.missing.discard(name)
         return (kept - place.offset).to(dtype) if place.offset else None
 
-    def _write_header(self, writer: Any, folder: Path, shapes: Mapping[str, TensorLayout], *, creates: bool) -> int:
+    def _write_header(self, writer: Any, file: Path, shapes: Mapping[str, TensorLayout], *, creates: bool) -> int:
         """Write everything before the data and reserve room for the data. Returns the open file."""
         import numpy
         from gguf import GGMLQuantizationType
@@ -128,7 +127,7 @@ class GgufSink(OpenFiles):
             writer.add_tensor_info(name, layout.shape, numpy_dtype, layout.num_bytes, raw_dtype=kind)
             self._offsets[name] = end
             end += layout.num_bytes + -layout.num_bytes % ALIGNMENT
-        unfinished = folder / HEADER_NAME
+        unfinished = _header_of(file)
         writer.write_header_to_file(unfinished)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -137,7 +136,7 @@ class GgufSink(OpenFiles):
         unfinished.unlink()
         start = len(header) + -len(header) % ALIGNMENT
         self._offsets = {name: start + offset for name, offset in self._offsets.items()}
-        handle = open_for_writing(folder / FILE_NAME, creates=creates)
+        handle = open_for_writing(file, creates=creates)
         write_at(handle, torch.frombuffer(header, dtype=torch.uint8), 0)
         os.ftruncate(handle, start + end)
         return handle
@@ -156,7 +155,7 @@ class GgufSource:
     ) -> None:  # fmt: skip
         self._floats = floats
         self._places = _places(layouts, model_config)
-        headers = read_gguf_header(folder / FILE_NAME).tensors
+        headers = read_gguf_header(find_gguf(folder) or folder / FILE_NAME).tensors
         computed = rope_tensors(clean_config(dict(model_config)).to_dict())
         used = {place.name for place in self._places.values()} | set(computed)
         self.tensors = {name: header for name, header in headers.items() if name not in used}
@@ -196,6 +195,11 @@ def _writer(path: Path, architecture: str) -> Any:
     return GGUFWriter(path, architecture)
 
 
+def _header_of(file: Path) -> Path:
+    """Return the file in which the package ``gguf`` writes a header: it would cut off one that has data."""
+    return file.with_name(f"{file.name}.header")
+
+
 def _general(model_dir: Path) -> dict[str, Any]:
     """Return what a GGUF input says about the model in general: author, license, languages ...; {} for a folder."""
     gguf_file = find_gguf(model_dir)
@@ -208,10 +212,22 @@ def _model_name(model_config: Mapping[str, Any], model_dir: Path) -> str:
     return given if given and not Path(given).is_absolute() else model_name(model_dir)
 
 
-def _file_type(layouts: Mapping[str, TensorLayout]) -> int:
-    """Return the llama.cpp file type that most bytes of blocks have. Readers only show it."""
+def _without_types(name: str) -> str:
+    """Return a model's name; without the types if it is that of a GGUF file."""
+    return _TYPES.sub("", name.removesuffix(".gguf")) if name.endswith(".gguf") else name
+
+
+def _in_file_name(name: str) -> str:
+    """Return a model's name without its organization, as a part of a file's name."""
+    return re.sub(r"[^\w.+-]+", "-", _without_types(name).rpartition("/")[2]).strip("-.") or "model"
+
+
+def _file_type(layouts: Mapping[str, TensorLayout], mix: str | None) -> int:
+    """Return llama.cpp's number of the mix, or of the type that most bytes of blocks have. Readers only show it."""
     from gguf import LlamaFileType
 
+    if mix is not None:
+        return int(LlamaFileType[f"MOSTLY_{mix}"])
     sizes = Counter[str]()
     for layout in layouts.values():
         if layout.dtype in GGUF_BLOCKS:

@@ -13,6 +13,7 @@ from typing import Any
 
 from quantcore.checkpoint.artifact import write_json
 from quantcore.checkpoint.experts import EXPERT
+from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.side_files import MODULES
 from quantcore.config.quantization import Config
 from quantcore.config.recipes import advice_on
@@ -28,7 +29,7 @@ from quantcore.engine.verification.fresh_process import Proved
 from quantcore.engine.verification.gate_inputs import Outcome
 from quantcore.engine.verification.verify import Proof
 from quantcore.export.loading import LoadedModel, known_refusals, load_lines, program_lines
-from quantcore.plan.planner import Plan
+from quantcore.plan.planner import Plan, export_dir
 from quantcore.report.card import model_card
 from quantcore.report.gate_result import GateResult
 from quantcore.report.html import page
@@ -92,7 +93,7 @@ def build_report(
             failed_tasks=main.failed_tasks,
             gate=task.gate,
             gates=tuple(gates),
-            exports={name: _export(plan, name, proofs[name], loaded) for name in plan.exports},
+            exports={name: _export(plan, context.folder, name, proofs[name], loaded) for name in plan.exports},
         ),
         model=_source(context),
         config=task.config.to_dict(),
@@ -271,16 +272,18 @@ def _source(context: RunContext) -> SourceModel:
     return SourceModel.model_validate({**where, **found, "model_type": context.plan.model_type})
 
 
-def _export(plan: Plan, name: str, proof: Proof, model: LoadedModel) -> ExportSummary:
+def _export(plan: Plan, folder: Path, name: str, proof: Proof, model: LoadedModel) -> ExportSummary:
     path, check = "." if len(plan.exports) == 1 else name, proof.consumer_check
+    gguf_file = find_gguf(export_dir(folder, plan, name))
+    model_path = path if gguf_file is None else f"{path}/{gguf_file.name}"
     refusals = known_refusals(name, plan.layers, plan.kept_layers, check.not_checked if check.is_refused else None)
     programs = program_lines(
-        name, plan.layers, path, model, is_read_by_transformers=check.consumer is not None, refusals=refusals
+        name, plan.layers, model_path, model, is_read_by_transformers=check.consumer is not None, refusals=refusals
     )
     return ExportSummary(
         path=path,
         bytes=sum(layout.num_bytes for layout in plan.layouts[name].values()),
-        load=load_lines(programs, path),
+        load=load_lines(programs, model_path),
         programs=programs,
         refusals=refusals,
     )

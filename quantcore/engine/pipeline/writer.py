@@ -262,8 +262,10 @@ def open_sink(export: str, context: RunContext, *, creates: bool) -> TensorSink 
     if isinstance(exporter, Container):
         if not ranks.is_first:
             return None
-        model_config = plan.result_config(headers.config)
-        return file_of(exporter).sink(target, layouts, plan.layers, model_config, task.model_folder, creates=creates)
+        types, model_config = task.config.gguf, plan.result_config(headers.config)
+        mix = None if types is None else types.mix
+        given = (target, layouts, plan.layers, model_config, task.model_folder)
+        return file_of(exporter).sink(*given, mix=mix, creates=creates)
     tensors, size = {} if holds_codes(export) else headers.tensors, parse_size(task.max_shard_size)
     if not ranks.is_first:
         ranks.wait()

@@ -132,7 +132,8 @@ class GgufExporter:
         return layers
 
     def load_hint(self, path: str) -> str:
-        return f"from llama_cpp import Llama\nllm = Llama({f'{path}/{FILE_NAME}'!r})"
+        file = path if path.endswith(".gguf") else f"{path}/{FILE_NAME}"
+        return f"from llama_cpp import Llama\nllm = Llama({file!r})"
 
     def float_layout(self, name: str, tensor: TensorHeader, model_config: Mapping[str, Any]) -> TensorLayout | None:
         return Places(model_config).layout(name, tensor)

@@ -339,7 +339,7 @@ def test_flags_and_a_request_change_a_preset_alike(tmp_path):
     """``resolve`` applies the changes of a request; each value is another one than the preset's."""
     changes = {
         "group_size": 32, "kv_cache": "fp8", "towers": "int8", "drafts": "fp8", "exclude": ("*o_proj",),
-        "include": ("lm_head",), "token_embedding_type": "Q8_0", "output_type": "Q6_K",
+        "include": ("lm_head",), "token_embedding_type": "q8_0", "output_type": "Q6_K",
     }  # fmt: skip
     assert changes.keys() == PresetChanges.model_fields.keys()
     flags = ["--quant_scheme", "w4a16", "--quant_algo", "none"]

@@ -1,0 +1,63 @@
+"""The types of a named mix are those that llama.cpp's own tool gives the same model.
+
+It needs ``make consumers`` (an environment of its own); ``make test-all`` runs this.
+"""
+
+import pytest
+from gguf import GGUFReader
+
+from quantcore.checkpoint.headers import read_local
+from quantcore.config import presets
+from quantcore.config.gguf_types import MIXES
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.pipeline import job as pipeline
+from quantcore.export.gguf.tensor_names import Places
+from quantcore.plan.planner import make_plan
+from tests.support.consumers import run_in
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.proofs import prove_here
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32}
+SHORT = CalibrationConfig(seq_len=64)
+MODELS = {
+    "deep": ("llama", {**WIDE, "num_hidden_layers": 32}),
+    "narrow": ("llama", {"num_hidden_layers": 9, "intermediate_size": 256}),  # the fallbacks of rows of 64
+    "shared heads": (
+        "qwen2",
+        {**WIDE, "num_hidden_layers": 17, "num_key_value_heads": 1, "tie_word_embeddings": False},
+    ),
+    "70B": ("llama", {"num_hidden_layers": 80, "hidden_size": 256, "intermediate_size": 256, "head_dim": 32}),
+    "8 experts": ("mixtral", {**MIXTURES["mixtral"], **WIDE, "num_hidden_layers": 8, "num_local_experts": 8}),
+    "more experts": ("qwen3_moe", {**MIXTURES["qwen3_moe"], **WIDE, "norm_topk_prob": True, "num_hidden_layers": 8}),
+    "one matrix for queries, keys and values": ("phi3", {**WIDE, "num_hidden_layers": 8, "tie_word_embeddings": False}),
+    "gemma": ("gemma2", {**WIDE, "num_hidden_layers": 8, "query_pre_attn_scalar": 32}),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_the_types_of_every_mix(tmp_path, case, monkeypatch):
+    monkeypatch.setattr(pipeline, "prove_in_fresh_process", prove_here)
+    model_type, settings = MODELS[case]
+    model = tiny_model(tmp_path / "model", model_type=model_type, **settings)
+    float_like = Task(
+        model_dir=model, output_dir=tmp_path / "q8", config=presets.resolve("gguf_q8_0"), export=("gguf",),
+        file2file=True, calibration=SHORT, evaluation=EvaluationConfig(num_windows=0),
+    )  # fmt: skip
+    pipeline.run(float_like, lambda event: None)
+    headers = read_local(model)
+    places = Places(headers.config)
+    differs = {}
+    for mix in MIXES:
+        target = tmp_path / f"{mix}.gguf"
+        _, printed = run_in("llamacpp", "quantize_llamacpp.py", tmp_path / "q8/model.gguf", mix, target)
+        assert target.exists(), printed[-3000:]
+        theirs = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(target).tensors}
+        plan = make_plan(presets.resolve(mix), headers.config, headers.tensors, calibration=SHORT, exports=("gguf",))
+        ours = {places.find(name).name: layout.dtype for name, layout in plan.layouts["gguf"].items()}
+        odd = {name: (kind, theirs[name]) for name, kind in ours.items() if kind != theirs[name]}
+        differs |= {mix: odd} if odd else {}
+        target.unlink()
+    assert not differs
