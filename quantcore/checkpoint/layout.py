@@ -16,8 +16,14 @@ GGUF_BLOCKS = {
 As dtypes of a stored tensor they stand for bytes: the last axis holds the blocks of a row.
 """
 
+READ_AS_FLOATS = {
+    "IQ1_S": (256, 50), "IQ1_M": (256, 56), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98), "IQ3_S": (256, 110), "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17),
+}  # fmt: skip
+"""GGUF's types that are only read, as floats, with the values and the bytes of a block."""
+
 DTYPE_BYTES = {
-    **dict.fromkeys(GGUF_BLOCKS, 1),
+    **dict.fromkeys((*GGUF_BLOCKS, *READ_AS_FLOATS), 1),
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
@@ -38,8 +44,8 @@ class TensorHeader:
 
     With ``transposed`` the bytes are those of its transpose; if there are ``rows``, the tensor is only these rows of
     what is stored, from the first to before the second. ``stack`` is the stored tensor that it is a part of, if any. In
-    GGUF files the rows of the two halves of each of ``num_heads`` heads may alternate, and ``offset`` may have
-    been added.
+    GGUF files the rows of the two halves of each of ``num_heads`` heads may alternate, ``offset`` may have been added,
+    and the bytes may be ``blocks`` of a GGUF type, which are read as floats.
     """
 
     dtype: str
@@ -52,10 +58,12 @@ class TensorHeader:
     stack: Stack | None = None
     num_heads: int = 0
     offset: float = 0.0
+    blocks: str | None = None
 
     @property
     def num_bytes(self) -> int:
-        return self.end - self.begin if self.rows is None else math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        is_stored = self.rows is None and self.blocks is None
+        return self.end - self.begin if is_stored else math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,9 @@ def read_model(path: Path | str) -> Model:
         folder = gguf_file.parent
         config, tensors = read_gguf(gguf_file)
         quantization_config = GGUF if any(tensor.dtype in GGUF_BLOCKS for tensor in tensors.values()) else None
+    warnings = _warn_of_floats(tensors)
     if not quantization_config and description is None:
-        return _model(folder, config, unstack_experts(tensors))
+        return _model(folder, config, unstack_experts(tensors), warnings)
     dtype = _float_dtype(config, tensors)
     if isinstance(quantization_config, dict) and quantization_config.get("quant_method") == GPT_OSS:
         tensors, stacks = unstack_mxfp4(tensors)
@@ -139,7 +140,15 @@ def read_model(path: Path | str) -> Model:
         f"The model is already quantized ({quantized.format}): its weights are decoded first, so the errors of both "
         "quantizations add up."
     )
-    return _model(folder, plain, floats, (warning,), quantized)
+    return _model(folder, plain, floats, (warning, *warnings), quantized)
+
+
+def _warn_of_floats(tensors: Mapping[str, TensorHeader]) -> tuple[str, ...]:
+    """Return a warning if some tensors are in types of GGUF that are only read."""
+    types = Counter(tensor.blocks for tensor in tensors.values() if tensor.blocks is not None)
+    if not types:
+        return ()
+    return (f"{types.total()} tensor(s) are quantized already and are read as floats: {', '.join(sorted(types))}.",)
 
 
 def _model(
@@ -149,9 +158,13 @@ def _model(
     untied, more = untie_own_head(config, tensors)
     stored = {tensor.file for tensor in (quantized.files.tensors if quantized else tensors).values()}
     besides = warn_of_besides(folder, str(config["model_type"]), stored)
-    stored_bytes = None if quantized is None else sum(each.num_bytes for each in quantized.files.tensors.values())
+    stored_bytes = None if quantized is None else sum(map(_bytes_in_file, quantized.files.tensors.values()))
     headers = ModelHeaders(untied, tensors, (*warnings, *more, *besides), stored_bytes=stored_bytes)
     return Model(folder, headers, quantized)
+
+
+def _bytes_in_file(tensor: TensorHeader) -> int:
+    return tensor.num_bytes if tensor.blocks is None else tensor.end - tensor.begin
 
 
 def _with_usual_scales(tensors: dict[str, TensorHeader]) -> dict[str, TensorHeader]:

@@ -55,7 +55,8 @@ class Source:
                 hint="Its names do not match the architecture in config.json, or a shard is missing.",
             )
         header = self.tensors[name]
-        tensor = self._bytes(name, 0, header.end - header.begin).view(TORCH_DTYPES[header.dtype])
+        data = self._bytes(name, 0, header.end - header.begin)
+        tensor = data.view(TORCH_DTYPES[header.dtype]) if header.blocks is None else _floats(data, header)
         if header.transposed:
             whole = tensor.view(header.shape[1], -1).T
             return (whole if header.rows is None else whole[slice(*header.rows)]).contiguous()
@@ -80,7 +81,9 @@ class Source:
     def _is_stored_by_row(self, name: str) -> bool:
         header = self.tensors.get(name)
         return (
-            header is not None and not (header.transposed or header.num_heads or header.offset) and header.shape[0] > 0
+            header is not None
+            and not (header.transposed or header.num_heads or header.offset or header.blocks)
+            and header.shape[0] > 0
         )
 
     def expect(self, names: Iterable[str]) -> None:
@@ -105,6 +108,15 @@ class Source:
                     raise ModelError(f"{header.file} ends inside '{name}'.", code="corrupt_weights")
                 done += more
         return buffer
+
+
+def _floats(data: torch.Tensor, header: TensorHeader) -> torch.Tensor:
+    """Return the values of blocks of a GGUF type, flat, by gguf's own dequantizer."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    values = dequantize(data.numpy().reshape(header.shape[0], -1), GGMLQuantizationType[str(header.blocks)])
+    return torch.from_numpy(values.copy()).flatten().to(TORCH_DTYPES[header.dtype])
 
 
 def rows_of(matrix: torch.Tensor) -> Rows:

@@ -4,14 +4,16 @@ import json
 import struct
 from functools import cache
 
+import numpy
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter, quants
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
 import quantcore
 from quantcore.checkpoint.headers import read_local
+from quantcore.checkpoint.layout import READ_AS_FLOATS
 from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.engine.commands.convert import convert
@@ -149,8 +151,8 @@ def test_what_no_other_format_holds_is_refused(written, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-def rewrite(source, target, types):
-    """The file as others write it: tensors named in ``types`` in another of gguf's types."""
+def rewrite(source, target, types, blobs=None):
+    """The file as others write it: tensors named in ``types`` in another of gguf's types, or the bytes of ``blobs``."""
     reader = GGUFReader(source)
     writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
@@ -163,6 +165,8 @@ def rewrite(source, target, types):
         data = tensor.data
         if kind != tensor.tensor_type:
             data = quants.quantize(quants.dequantize(data, tensor.tensor_type), kind)
+        if blobs and tensor.name in blobs:
+            kind, data = GGMLQuantizationType[blobs[tensor.name][0]], blobs[tensor.name][1]
         writer.add_tensor(tensor.name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -186,6 +190,34 @@ def test_embeddings_in_blocks_are_read_as_floats_and_not_converted(written, tmp_
     assert config.choose("model.embed_tokens", "Embedding")[0] is None
     with pytest.raises(ConfigError, match="stores embeddings in the model's float dtype"):
         convert(other, tmp_path / "new", "gptq", lambda event: None)
+
+
+def test_types_that_are_only_read_become_floats(tmp_path):
+    """One layer in each type, with bytes at random (no infinite scale), beside others with codes; then all."""
+    model_dir = tiny_model(tmp_path / "model", **{**WIDE, "num_hidden_layers": len(READ_AS_FLOATS)})
+    quantize(model_dir, tmp_path / "out", presets.resolve("gguf_q8_0"), "gguf")
+    rng = numpy.random.default_rng(0)
+    blobs = {
+        f"blk.{index}.ffn_up.weight": (name, rng.integers(0, 120, (512, 256 // width * size), dtype=numpy.uint8))
+        for index, (name, (width, size)) in enumerate(READ_AS_FLOATS.items())
+    }
+    for name, (width, size) in READ_AS_FLOATS.items():
+        assert GGML_QUANT_SIZES[GGMLQuantizationType[name]] == (width, size)
+    found = read_model(rewrite(tmp_path / "out/model.gguf", tmp_path / "mixed.gguf", {}, blobs))
+    assert found.quantized is not None and len(found.quantized.layers) == 6 * len(READ_AS_FLOATS)
+    [line] = [line for line in found.headers.warnings if "read as floats" in line]
+    assert line == f"10 tensor(s) are quantized already and are read as floats: {', '.join(sorted(READ_AS_FLOATS))}."
+    for index, (kind, blob) in enumerate(blobs.values()):
+        read = open_source(found).read(f"model.layers.{index}.mlp.up_proj.weight")
+        theirs = torch.from_numpy(quants.dequantize(blob, GGMLQuantizationType[kind]).copy()).bfloat16()
+        assert torch.equal(read.nan_to_num(), theirs.nan_to_num()) and read.shape == (512, 256), kind
+    coded = [
+        tensor.name for tensor in GGUFReader(tmp_path / "out/model.gguf").tensors if tensor.tensor_type.name == "Q8_0"
+    ]
+    kinds = dict.fromkeys(coded, GGMLQuantizationType.TQ2_0)
+    kinds["token_embd.weight"] = GGMLQuantizationType.Q8_0
+    ternary = read_model(rewrite(tmp_path / "out/model.gguf", tmp_path / "ternary.gguf", kinds))
+    assert ternary.quantized is None and open_source(ternary).read("model.embed_tokens.weight").shape == (512, 256)
 
 
 def test_a_float_file_is_a_float_model(written, tmp_path):
@@ -236,8 +268,8 @@ def test_types_and_architectures_that_are_not_known_are_named(written, tmp_path)
     _, _, folder = written("llama")
     data = (folder / "model.gguf").read_bytes()
     at = data.index(b"blk.0.attn_k.weight") + 19 + 4 + 16
-    (tmp_path / "iq2.gguf").write_bytes(damaged(data, (at, struct.pack("<I", 16))))
-    with pytest.raises(ModelError, match="GGUF type IQ2_XXS") as caught:
+    (tmp_path / "iq2.gguf").write_bytes(damaged(data, (at, struct.pack("<I", 15))))
+    with pytest.raises(ModelError, match="GGUF type Q8_K") as caught:
         read_model(tmp_path / "iq2.gguf")
     assert caught.value.code == "unsupported_quantization" and "Q6_K" in caught.value.hint
     (tmp_path / "norm.gguf").write_bytes(data.replace(*norm_in_blocks(data)))
