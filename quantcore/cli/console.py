@@ -118,7 +118,7 @@ def _verdict_rows(verdict: Verdict) -> list[tuple[str, str]]:
 
 def show_evaluation(result: EvaluationResult) -> None:
     """Show perplexities, the distance from the original, and tasks."""
-    from quantcore.report.quality import Quality, TaskResult
+    from quantcore.report.quality import Quality, TaskResult, metric_title
 
     quality = result.quality
     assert quality is not None
@@ -130,7 +130,7 @@ def show_evaluation(result: EvaluationResult) -> None:
     for task, metrics in result.harness.items():
         for metric, measure in metrics.items():
             pair = measure if isinstance(measure, TaskResult) else TaskResult(original=None, quantized=measure)
-            table.add_row(f"{task} {metric}", f"{pair.original or '–'}", str(pair.quantized))
+            table.add_row(f"{task} {metric_title(metric)}", f"{pair.original or '–'}", str(pair.quantized))
     if both:
         table.add_row("kl mean", "", str(both.divergence.kl_mean))
         table.add_row("top1 agreement", "", str(both.divergence.top1_agreement))

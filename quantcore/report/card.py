@@ -10,6 +10,7 @@ from huggingface_hub import ModelCardData, metadata_load
 
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.hub.download import MAX_FETCHED_CARD_BYTES
+from quantcore.report.quality import metric_title
 from quantcore.report.values import GoalResult, Mix, Report
 from quantcore.sandbox.opening import open_file, path_for_libraries
 
@@ -117,7 +118,7 @@ def _measured(report: Report) -> str:
         rows.append((name, str(before), str(after)))
     for task, metrics in (report.harness or {}).items():
         for metric, result in metrics.items():
-            rows.append((code(f"{task} {metric}"), f"{result.original or '–'}", str(result.quantized)))
+            rows.append((code(f"{task} {metric_title(metric)}"), f"{result.original or '–'}", str(result.quantized)))
     rows += [(code(task), "failed", "failed") for task in summary.failed_tasks]
     divergence, experts = quality.divergence, ""
     if report.experts is not None:

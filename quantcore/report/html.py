@@ -19,6 +19,20 @@ from quantcore.report.quality import (
     Sample,
     Step,
     TaskResults,
+    metric_title,
+)
+    DraftQuality,
+    EncoderQuality,
+    PositionQuality,
+    Quality,
+    Sample,
+<<<<<<< HEAD
+    Step,
+    TaskResults,
+=======
+    TaskResults,
+    metric_title,
+>>>>>>> 2e563b01 (Name the metrics of tasks for people)
 )
 from quantcore.report.values import ExportSummary, GoalResult, LayerError, Mix, MixScheme, Report, Summary
 
@@ -240,7 +254,7 @@ def _tasks(results: TaskResults | None, failed_tasks: Mapping[str, str]) -> str:
     if not results:
         return "<h2>lm-evaluation-harness</h2>" * bool(failed) + "".join(failed)
     rows = [
-        (escape(task), escape(metric), f"{result.original or '–'}", str(result.quantized))
+        (escape(task), escape(metric_title(metric)), f"{result.original or '–'}", str(result.quantized))
         for task, metrics in results.items()
         for metric, result in metrics.items()
     ]

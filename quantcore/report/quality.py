@@ -280,6 +280,12 @@ TaskResults = dict[str, dict[str, TaskResult]]
 """Results of both models by task and metric (``acc,none``)."""
 
 
+def metric_title(metric: str) -> str:
+    """Return a metric of lm-evaluation-harness for people: ``acc`` for ``acc,none``, ``f1 (strict)`` for others."""
+    name, _, filter_name = metric.partition(",")
+    return name if filter_name in ("", "none") else f"{name} ({filter_name})"
+
+
 class ConsumerCheck(Record):
     """Outcome of reading the files with another program, or the reason why that was not checked.
 
