@@ -21,19 +21,6 @@ from quantcore.report.quality import (
     TaskResults,
     metric_title,
 )
-    DraftQuality,
-    EncoderQuality,
-    PositionQuality,
-    Quality,
-    Sample,
-<<<<<<< HEAD
-    Step,
-    TaskResults,
-=======
-    TaskResults,
-    metric_title,
->>>>>>> 2e563b01 (Name the metrics of tasks for people)
-)
 from quantcore.report.values import ExportSummary, GoalResult, LayerError, Mix, MixScheme, Report, Summary
 
 _STYLE = """
