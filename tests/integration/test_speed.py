@@ -88,3 +88,17 @@ def test_a_load_that_is_none(load: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(load))} is .*; it must be at least") as error:
         Load(**load)
     assert error.value.code == "invalid_load"
+
+
+def test_a_folder_with_a_gguf_file_stands_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    asked = []
+
+    def measured(path: Path, runtime: str, python: str, load: Load) -> None:
+        asked.append((path, runtime))
+        raise ConfigError("enough", code="enough")
+
+    monkeypatch.setattr("quantcore.engine.commands.speed._measured", measured)
+    with pytest.raises(ConfigError, match="enough"):
+        speed(str(tmp_path), None, Load(), silence)
+    assert asked == [(tmp_path / "model.gguf", "llama_cpp")]

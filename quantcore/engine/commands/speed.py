@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.folder import find_gguf
 from quantcore.engine.evaluation.inputs import find_model
 from quantcore.engine.runtime.devices import limit_threads
 from quantcore.errors import ConfigError
@@ -39,10 +40,12 @@ def speed(
 ) -> dict[str, Any]:
     """Time ``model``, and ``against`` if there is an original (see ``summarize``); return their ``ratio``, too.
 
-    Models are folders, GGUF files or ids on the Hub. The default ``runtime`` is llama.cpp for GGUF files, else
-    Transformers. ``python`` is the interpreter of the program's environment. Raises ConfigError, ModelError.
+    Models are folders, GGUF files, alone or in a folder, or ids on the Hub. The default ``runtime`` is llama.cpp for
+    GGUF files, else Transformers. ``python`` is the interpreter of the program's environment. Raises ConfigError,
+    ModelError.
     """
-    paths = [find_model(name, emit) for name in (model, against) if name is not None]
+    found = [find_model(name, emit) for name in (model, against) if name is not None]
+    paths = [find_gguf(path) or path for path in found]
     chosen = runtime or ("llama_cpp" if paths[0].suffix == ".gguf" else "transformers")
     measured = []
     for number, path in enumerate(paths):
