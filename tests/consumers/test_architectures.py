@@ -9,7 +9,7 @@ lines for it. They need ``make consumers``; ``make test-all`` runs them.
 import pytest
 
 from quantcore.config import presets
-from tests.support.consumers import HAS_VNNI, NO_AVX512, TOLERANCE, check, export_all
+from tests.support.consumers import HAS_VNNI, NO_AVX512, TOLERANCE, check, export_all, run_in
 from tests.support.models import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -58,8 +58,16 @@ PROGRAMS = {
 NOT_LOADED = {
     ("bloom", "vLLM (CPU)", name): "is invalid for input of size"  # its loader gives scales the shape of weights
     for name in ("compressed_tensors", "quark", "gptq", "awq")
-} | {("glm4", "vLLM (CPU)", "gptq"): "object has no attribute 'data'"}
-"""(family, program, format) -> a part of the error of a scheme in it."""
+} | {
+    **{(family, "vLLM (CPU)", "gptq"): "object has no attribute 'data'" for family in ("glm4", "stablelm")},
+    **{(family, "GPTQModel", "gptq"): "Missing required quantized weights" for family in ("glm4", "phi3")},
+    # The program computes AWQ files in float16. Why it gets NaN for these families was not looked into.
+    **{(family, "Transformers + GPTQModel", "awq"): "nan" for family in ("bloom", "gpt_neox", "starcoder2")},
+    ("falcon", "Transformers + bitsandbytes", "bitsandbytes"): "shapes cannot be multiplied",
+}
+"""(family, program, format) -> a part of the error of a scheme in it, or of the perplexity."""
+CRASHES = {("gpt_neox", "vLLM (CPU)")}
+"""(family, program) whose process dies of a signal."""
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +100,11 @@ def test_a_program_computes_what_we_do(exports, family, program, agrees):
     every, windows = exports(family)
     mine = {key: found for key, found in every.items() if key[0] in PROGRAMS[program]}
     folders = [folder for folder, _ in mine.values()]
+    if (family, program) in CRASHES:
+        result, printed = run_in("vllm", "check_vllm.py", "--each", windows, *folders)
+        assert result is None, f"it computes them now: {result}"
+        assert "Python/ceval.c" in printed, printed[-3000:]
+        return
     if program.startswith("vLLM"):
         found = check("vllm", "check_vllm.py", "--each", windows, *folders)
     elif program == "Transformers + bitsandbytes":
