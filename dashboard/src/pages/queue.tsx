@@ -15,7 +15,7 @@ const HELD = STATE_ORDER.filter((state) => !FINAL_STATES.has(state) && !WAITING.
 
 const route = getRouteApi("/queue");
 
-/** The jobs that have not ended: those that run or stand still, then page by page those that wait, next first. */
+/** The jobs that have not ended: those that run, page by page those that wait, next first, and those that are paused. */
 export default function Queue() {
   const { cursor } = route.useSearch();
   const held = useQuery("held", (signal) => get<JobPage>("/v1/jobs", { state: HELD, limit: LIMIT }, signal), {
@@ -25,7 +25,10 @@ export default function Queue() {
   const waiting = useQuery(`queue ${cursor}`, (signal) => get<JobPage>("/v1/jobs", params, signal), {
     everyMs: EVERY_MS,
   });
-  const jobs = [...(cursor ? [] : (held.data?.data ?? [])), ...(waiting.data?.data ?? [])];
+  const paused = held.data?.data.filter(({ state }) => state === "paused") ?? [];
+  const running = held.data?.data.filter(({ state }) => state !== "paused") ?? [];
+  const isLast = waiting.data && !waiting.data.next_cursor;
+  const jobs = [...(cursor ? [] : running), ...(waiting.data?.data ?? []), ...(isLast ? paused : [])];
   return (
     <>
       <Title>Queue</Title>
@@ -34,7 +37,7 @@ export default function Queue() {
       {jobs.length > 0 && <QueueTable jobs={jobs} />}
       {held.data?.next_cursor && !cursor && (
         <p className="hint">
-          Of the runs that have started, these are the newest {LIMIT}.{" "}
+          Of the runs that are running or paused, these are the newest {LIMIT}.{" "}
           <Link to="/" search={{ state: HELD }}>
             All of them
           </Link>
