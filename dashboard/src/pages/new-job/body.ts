@@ -132,10 +132,21 @@ export const configOf = (preset: Preset, effort: Effort) => ({
   algo_config: preset.recipes[effort],
 });
 
+/** The effort whose algorithms a config has; undefined if it names others. */
+export const effortOfConfig = (preset: Preset, config: Record<string, unknown>) =>
+  EFFORTS.find((each) => differences(preset.recipes[each], config.algo_config ?? []).length === 0);
+
+/** The config of a preset as it was asked for: with the algorithms of the config's effort, if it has those of one. */
+export function presetConfigFor(preset: Preset, config: Record<string, unknown>) {
+  const effort = effortOfConfig(preset, config);
+  return effort ? configOf(preset, effort) : preset.config;
+}
+
 /** The request that clones a job. An unchanged preset is given by name; the publish target is not copied. */
 export function bodyOf(job: Job, presets: Preset[]): Body {
   const preset = presets.find((each) => each.name === job.preset || each.aliases.includes(job.preset ?? ""));
-  const effort = preset && EFFORTS.find((each) => differences(configOf(preset, each), job.config).length === 0);
+  const isPreset = preset && differences(presetConfigFor(preset, job.config), job.config).length === 0;
+  const effort = isPreset ? effortOfConfig(preset, job.config) : undefined;
   const { sha, ...model } = job.model as ModelRef & { sha?: string };
   if (sha) model.revision = sha;
   const limits = Object.fromEntries(Object.entries(job.limits).filter(([, value]) => value !== null));
@@ -151,7 +162,7 @@ export function bodyOf(job: Job, presets: Preset[]): Body {
       : {
           ...(job.mix
             ? { ...besideMix, mix: job.mix as Mix }
-            : { config: effort ? { preset: preset.name } : job.config }),
+            : { config: effort && preset ? { preset: preset.name } : job.config }),
           ...(effort && effort !== "balanced" && !job.mix ? { effort } : {}),
           export: job.export,
         }),

@@ -5,8 +5,10 @@ import {
   bodyOf,
   budgetOf,
   chainOf,
+  effortOfConfig,
   isInMore,
   labelsText,
+  presetConfigFor,
   presetOf,
   readLabels,
   recoveryOf,
@@ -293,4 +295,14 @@ it("shows the flags of a goal", () => {
     "--time 60s",
   ];
   for (const flag of flags) expect(command).toContain(flag);
+});
+
+it("shows no change for a preset whose algorithms are those of an effort", () => {
+  const recipes = { fast: [], balanced: [{ name: "gptq" }], best: [{ name: "yaqa" }] };
+  const preset = { name: "w4a16", aliases: [], config: { a: 1 }, recipes } as unknown as Preset;
+  const algorithms = (...names: string[]) => ({ a: 1, algo_config: names.map((name) => ({ name })) });
+  expect(presetConfigFor(preset, algorithms("gptq"))).toEqual(algorithms("gptq"));
+  expect(presetConfigFor(preset, { a: 2, algo_config: [{ name: "yaqa" }] })).toEqual(algorithms("yaqa"));
+  expect(presetConfigFor(preset, algorithms("rtn"))).toEqual({ a: 1 }); // named by itself: a change
+  expect([effortOfConfig(preset, { a: 1 }), effortOfConfig(preset, algorithms("rtn"))]).toEqual(["fast", undefined]);
 });

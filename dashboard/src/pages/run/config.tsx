@@ -5,6 +5,7 @@ import { asText, differences } from "../../diff";
 import { formatDuration } from "../../format";
 import { executionText, GATE_TEXTS, LABELS } from "../../labels";
 import { Code, Empty, Facts, scrollable } from "../../ui/basics";
+import { effortOfConfig, presetConfigFor } from "../new-job/body";
 
 export function ConfigTab({ job }: { job: Job }) {
   return (
@@ -62,10 +63,14 @@ function FromPreset({ job, name }: { job: Job; name: string }) {
   const presets = useQuery("presets", (signal) => get<List<Preset>>("/v1/presets", {}, signal));
   const preset = presets.data?.data.find((each) => each.name === name || each.aliases.includes(name));
   if (!preset) return null;
-  const changes = differences(preset.config, job.config);
+  const changes = differences(presetConfigFor(preset, job.config), job.config);
+  const effort = effortOfConfig(preset, job.config);
   return (
     <section className="card">
-      <h2>Changes from preset {preset.name}</h2>
+      <h2>
+        Changes from preset {preset.name}
+        {effort && `, effort ${effort}`}
+      </h2>
       {changes.length === 0 ? (
         <Empty>No changes: the config is the preset.</Empty>
       ) : (
