@@ -69,7 +69,7 @@ def _read(run: str, url: str | None, api_key: str | None, home: Path | None) -> 
             report = read_report(folder)
         except QuantError as error:
             raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
-        made = shlex.join(["--model_dir", report.model.path or report.model.name, "--output_dir", f"{folder}-2"])
+        made = shlex.join([report.model.path or report.model.name, "-o", f"{folder}-2"])
         return report, f"bitfoundry quantize {made}"
     with connect(url, api_key, home) as client:
         job = client.find(run)

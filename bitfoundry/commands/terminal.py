@@ -161,8 +161,10 @@ def job_details(job: Job) -> Table:
         rows += [("error", f"{job.error.message} ({job.error.code})"), ("hint", job.error.hint)]
         rows.append(("retry", f"may help: bitfoundry retry {job.id}" if job.error.retryable else "will not help"))
     if job.summary:
-        results = summary_rows(job.summary) | verdict_rows(job)
-        rows += [("layers", mix_text(job.summary.mix)), *results.items()]
+        every = summary_rows(job.summary)
+        first = {name: text for name, text in every.items() if name == "goal"} | verdict_rows(job)
+        rows += [*first.items(), ("layers", mix_text(job.summary.mix))]
+        rows += [(name, text) for name, text in every.items() if name not in first]
     if job.artifact:
         rows.append(("download", f"bitfoundry download {job.id}"))
     if job.publication:

@@ -60,7 +60,7 @@ def test_layers_are_ranked_by_their_outputs_and_the_step_is_a_command(
     assert NAMES[1] in first and NAMES[2] in second  # by weight errors the first was another
     assert "4.40" in first and "8.00%" in first
     assert "1 more layers: --limit 3 shows all." in text
-    assert f"{STEP.text}\n  bitfoundry quantize --model_dir {model} --output_dir {result}-2 {STEP.flags}" in text
+    assert f"{STEP.text}\n  bitfoundry quantize {model} -o {result}-2 {STEP.flags}" in text
     found = json.loads(explained(capsys, str(result), "--json"))
     assert [layer["name"] for layer in found["layers"]] == [NAMES[1], NAMES[2], NAMES[0]]
 

@@ -81,7 +81,7 @@ def test_a_job_shows_the_verdict_in_words_and_the_command_of_each_step() -> None
     text = shown(terminal.job_details(job), 120)
     assert re.search(rf"result +{sentence} *\n|\nverdict +degraded: far", text) and sentence in text
     assert f"bitfoundry clone {job.id} --effort best" in text
-    assert str(job.summary) == f"{sentence} 269.0 MB to 163.3 MB."
+    assert str(job.summary).splitlines()[:2] == [sentence, "degraded: far"]
 
 
 def test_a_job_that_has_succeeded_begins_with_what_a_person_asks() -> None:
