@@ -24,7 +24,7 @@ class CodebookFormat:
 
     A tie goes to the lower of two entries, or, where the highest bit of a code is a ``sign_bit``, to the one nearer to
     zero, as the consumers of these formats do; ``round_method`` is for integers. There is no code for NaN: ``encode``
-    gives the code of 0, ``round`` keeps NaN so that a simulation shows it.
+    gives that of 0 or of the value nearest to it, ``round`` keeps NaN so that a simulation shows it.
     """
 
     name: str
