@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -125,7 +126,8 @@ class Summary(Record):
     size_before_bytes: Annotated[int, Field(description="Of the model's tensors, as its files store them.")]
     size_after_bytes: int
     float_bytes: Annotated[
-        int | None, Field(description="Size of the model's tensors as floats, if its files are quantized.")
+        int | None,
+        Field(exclude_if=not_, description="Size of the model's tensors as floats, if its files are quantized."),
     ] = None
     perplexity_before: Number | None
     perplexity_after: Number | None
