@@ -37,11 +37,12 @@ from bitfoundry.client.download import download, download_tar
 from bitfoundry.client.filters import JobFilter, query_of
 from bitfoundry.client.follow import follow
 from bitfoundry.client.model_answers import BriefSweep, ModelFolders, ModelResults, UsedModel
+from bitfoundry.client.named import the_one
 from bitfoundry.client.retention import Retention
 from bitfoundry.client.shares import Shares
 from bitfoundry.client.transport import Transport
 from bitfoundry.client.webhooks import Webhooks
-from bitfoundry.errors import BitfoundryError, WaitTimeout
+from bitfoundry.errors import WaitTimeout
 
 JOB_ID = re.compile(r"job_[0-9a-f]{32}")
 
@@ -143,18 +144,7 @@ class Client:
             start = job.removeprefix("job_")
             listed = self.list(text=job) if job else iter(())
             found = [each for each in listed if each.name == job or each.id.removeprefix("job_").startswith(start)]
-        if not found:
-            raise BitfoundryError(
-                f"There is no job '{job}'.", code="job_not_found", hint="`bitfoundry list` shows ids and names."
-            )
-        if len(found) > 1:
-            shown = ", ".join(f"{each.id[:12]} ({each.name or 'no name'})" for each in found[:5])
-            raise BitfoundryError(
-                f"'{job}' fits {len(found)} jobs: {shown}{' ...' if len(found) > 5 else ''}.",
-                code="job_not_unique",
-                hint="Give more of the id; `last` is the newest job.",
-            )
-        return found[0]
+        return the_one(found, job, "job")
 
     def list(self, *, page_size: int = 50, **wanted: Unpack[JobFilter]) -> Iterator[Job]:
         """Yield the jobs that fit the filter, newest first, loaded page by page."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bitfoundry.client.answers import Job
+from bitfoundry.client.named import the_one
 from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import connect_if_any
@@ -19,18 +20,7 @@ def find_result(name: str, client: Client | None) -> LocalRun | Job:
     found: list[LocalRun | Job] = [*local_runs.find(name), *(_jobs(name, client) if client else ())]
     if name == "last":
         found = sorted(found, key=lambda each: each.created_at[:19])[-1:]
-    if not found:
-        raise BitfoundryError(
-            f"There is no run or job '{name}'.", code="job_not_found", hint="`bitfoundry list` shows ids and names."
-        )
-    if len(found) > 1:
-        shown = ", ".join(f"{each.id[:12]} ({each.name or 'no name'})" for each in found[:5])
-        raise BitfoundryError(
-            f"'{name}' fits {len(found)} results: {shown}{' ...' if len(found) > 5 else ''}.",
-            code="job_not_unique",
-            hint="Give more of the id, or the folder; `last` is the newest result.",
-        )
-    return found[0]
+    return the_one(found, name, "run or job")
 
 
 def find_folder(name: str) -> Path | None:

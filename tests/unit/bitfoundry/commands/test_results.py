@@ -90,7 +90,7 @@ def test_a_name_of_both_is_refused_with_the_candidates(
 ) -> None:
     monkeypatch.setattr(service, "jobs", (JOB.model_copy(update={"name": "mine"}),))
     client: Any = service("", "")
-    with pytest.raises(BitfoundryError, match=f"fits 2 results: {run.id[:12]}.*job_aaaa") as refusal:
+    with pytest.raises(BitfoundryError, match=f"fits 2 of them: {run.id[:12]}.*job_aaaa") as refusal:
         results.find_result("mine", client)
     assert refusal.value.code == "job_not_unique"
 
