@@ -192,7 +192,6 @@ KV_CACHE_SPECS = {
 }
 KV_CACHE_LAYERS = ("*k_proj", "*v_proj")
 
-
 TOWER_PRESETS = {"int8": "int8_dynamic", "fp8": "fp8_dynamic"}
 """Scheme of towers -> the preset that says how their layers are quantized."""
 DRAFT_PRESETS = {"fp8": "fp8_dynamic", "int8": "int8_dynamic", "int4": "w4a16_sym"}
