@@ -1,6 +1,10 @@
 # The public names of the engine: for type checkers, editors, and the lazy loader in __init__.py.
 __version__: str
 
+from .cli.notebook import (
+    LocalResult as LocalResult,
+    quantize as quantize,
+)
 from .config import (
     presets as presets,
 )
@@ -19,6 +23,9 @@ from .config.algorithms import (
     SolverConfig as SolverConfig,
     TransformConfig as TransformConfig,
     load_quant_algo_config_from_file as load_quant_algo_config_from_file,
+)
+from .config.gguf_types import (
+    GgufTypes as GgufTypes,
 )
 from .config.grouping import (
     weight_grouping as weight_grouping,

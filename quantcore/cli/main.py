@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from quantcore.checkpoint.artifact import check_free
 from quantcore.cli.flags import add_evaluation, add_mix, add_speed, comparing, parser
@@ -32,6 +32,7 @@ from quantcore.cli.grammar import Flags, add_model, add_output, default_output
 from quantcore.cli.inputs import Find, check_models, check_text, find_run, path_of
 from quantcore.cli.running import (
     INTERRUPTED,
+    Asked,
     is_first_rank,
     pipeline,
     proof_standing_by,
@@ -401,19 +402,25 @@ def _selftest(arguments: list[str]) -> int:
 
 def _auto(arguments: list[str]) -> int:
     """Run ``auto MODEL --runtime R --device D``: quantize for a goal."""
-    from quantcore.cli import auto
-
-    options = auto.parser().parse_args(arguments)
-    options.output_dir = options.output_dir or default_output(options.model_dir, options.runtime, options.device)
-    return run_here(
-        options, auto.task_of, ("bitfoundry", "auto", *arguments), f"auto for {options.runtime} on {options.device}"
-    )
+    return run_here(asked_of("auto", arguments))
 
 
 def _quantize(arguments: list[str]) -> int:
+    return run_here(asked_of("quantize", arguments))
+
+
+def asked_of(name: Literal["quantize", "auto"], arguments: Sequence[str]) -> Asked:
+    """Return what the ``arguments`` of a command ask for."""
+    command = ("bitfoundry", name, *arguments)
+    if name == "auto":
+        from quantcore.cli import auto
+
+        options = auto.parser().parse_args(arguments)
+        options.output_dir = options.output_dir or default_output(options.model_dir, options.runtime, options.device)
+        return Asked(options, auto.task_of, command, f"auto for {options.runtime} on {options.device}")
     options = parser().parse_args(arguments)
     options.output_dir = options.output_dir or default_output(options.model_dir, options.quant_scheme)
-    return run_here(options, task_of, ("bitfoundry", "quantize", *arguments), options.quant_scheme)
+    return Asked(options, task_of, command, options.quant_scheme)
 
 
 def _of_a_model(command: str, description: str) -> Flags:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,17 +46,40 @@ def is_first_rank() -> bool:
     return not rank()
 
 
-def run_here(
-    options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task], command: Sequence[str], config: str
-) -> int:
-    """Run the task of the flags in this process, or as one of the ranks that torchrun started, and show the report.
+@dataclass(frozen=True)
+class Asked:
+    """A run that was asked for: its ``options``, which ``task_of`` makes a task of, and its whole ``command`` line.
 
-    The result is recorded as a local run; ``config`` names its config there. After a stop it says what is kept, and
-    that the ``command`` line continues there.
+    ``config`` names its config in the list of local runs.
     """
-    progress = Progress(command)
+
+    options: argparse.Namespace
+    task_of: Callable[[argparse.Namespace], Task]
+    command: Sequence[str]
+    config: str
+
+    def task(self, progress: Progress) -> Task:
+        """Return the task, with a folder for its progress. Raises QuantError for what is missing on this machine."""
+        task = self.task_of(self.options)
+        check_task(task)
+        return progress.kept_of(task)
+
+    def quantized(self, task: Task, progress: Progress, emit: Emit) -> Report | None:
+        """Run the task, and record its result as a local run. Returns None on all ranks but the first."""
+        report = pipeline(task, progress.noting(emit))
+        if report is not None:
+            _record(task, report, self.config)
+        return report
+
+
+def run_here(asked: Asked) -> int:
+    """Run what was asked in this process, or as one of the ranks that torchrun started, and show the report.
+
+    After a stop it says what is kept, and that the command line continues there.
+    """
+    progress = Progress(asked.command)
     try:
-        status = _run(options, task_of, progress, config)
+        status = _run(asked, progress)
     except KeyboardInterrupt:
         status = INTERRUPTED
     if status and is_first_rank() and (left := progress.after_a_stop(is_interrupted=status == INTERRUPTED)):
@@ -63,39 +87,32 @@ def run_here(
     return status
 
 
-def _run(
-    options: argparse.Namespace, task_of: Callable[[argparse.Namespace], Task], progress: Progress, config: str
-) -> int:
+def _run(asked: Asked, progress: Progress) -> int:
     from quantcore.cli.console import explain, show_report
 
-    def prepared(stack: ExitStack) -> Task:
-        task = task_of(options)
-        check_task(task)
-        stack.enter_context(proof_standing_by())  # before the progress bar, which has a thread
-        return progress.kept_of(task)
+    options = asked.options
 
-    def work(task: Task, emit: Emit) -> Report | None:
-        report = pipeline(task, progress.noting(emit))
-        if report is not None:
-            _record(task, report, config)
-        return report
+    def prepared(stack: ExitStack) -> Task:
+        task = asked.task(progress)
+        stack.enter_context(proof_standing_by())  # before the progress bar, which has a thread
+        return task
 
     def show(report: Report | None) -> None:
         assert report is not None  # this is the first rank
         paths = {"model_dir": options.model_dir, "output_dir": options.output_dir}
-        show_report(report, options.output_dir, lambda step: command_for(step, progress.command[2:], **paths))
+        show_report(report, options.output_dir, lambda step: command_for(step, asked.command[2:], **paths))
 
     with ExitStack() as stack:
         if options.json or not is_first_rank():
             emit = print_json_lines(sys.stdout if options.json else sys.stderr)
-            return reporting(lambda emit: work(prepared(stack), emit), emit)
+            return reporting(lambda emit: asked.quantized(prepared(stack), progress, emit), emit)
         try:
             with explained(silence):
                 task = prepared(stack)
         except QuantError as error:
             explain(error)
             return 1
-        return shown(lambda emit: work(task, emit), show)
+        return shown(lambda emit: asked.quantized(task, progress, emit), show)
 
 
 def _record(task: Task, report: Report, config: str) -> None:

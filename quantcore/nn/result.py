@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from quantcore.errors import ConfigError
+from quantcore.report.data_frame import data_frame
 from quantcore.report.error_chart import error_chart
 
 _STYLE = "svg text{fill:gray;font-size:12px}svg line{stroke:silver}svg circle{fill:#0b5fb0}"
@@ -65,13 +64,7 @@ class QuantizationResult:
 
     def to_pandas(self) -> Any:
         """Return the layers as a pandas DataFrame, one row a layer. Raises ConfigError if pandas is not installed."""
-        try:
-            pandas = import_module("pandas")
-        except ImportError as error:
-            raise ConfigError(
-                "pandas is not installed.", code="missing_package", hint="Install it: pip install pandas."
-            ) from error
-        return pandas.DataFrame([asdict(layer) for layer in self.layers]).set_index("name")
+        return data_frame(asdict(layer) for layer in self.layers)
 
     def plot(self, path: str | Path | None = None) -> Chart:
         """Draw the relative error of each layer as a chart, which notebooks show; ``path`` also writes an SVG file."""
