@@ -62,7 +62,7 @@ NOT_LOADED = {
     **{(family, "vLLM (CPU)", "gptq"): "object has no attribute 'data'" for family in ("glm4", "stablelm")},
     **{(family, "GPTQModel", "gptq"): "Missing required quantized weights" for family in ("glm4", "phi3")},
     # The program computes AWQ files in float16. Why it gets NaN for these families was not looked into.
-    **{(family, "Transformers + GPTQModel", "awq"): "nan" for family in ("bloom", "gpt_neox", "starcoder2")},
+    **{(family, "Transformers + GPTQModel", "awq"): "nan" for family in ("bloom", "falcon", "gpt_neox", "starcoder2")},
     ("falcon", "Transformers + bitsandbytes", "bitsandbytes"): "shapes cannot be multiplied",
 }
 """(family, program, format) -> a part of the error of a scheme in it, or of the perplexity."""
