@@ -44,7 +44,8 @@ def wait_gone(pid: int) -> None:
     wait_until(lambda: not is_alive(pid), timeout_s=60)
 
 
-def test_lines_and_status(tmp_path: Path) -> None:
+def test_lines_and_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.pace.FREE_BYTES", 64 << 20)  # 20 MB of output at the usual pace take four minutes
     engine = make(
         tmp_path,
         r"""
