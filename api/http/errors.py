@@ -279,7 +279,8 @@ def _from_validation(error: RequestValidationError, fields: Sequence[str]) -> Pr
     codes = {entry["code"] for entry in entries}
     code = codes.pop() if len(codes) == 1 else "invalid_request"
     first = entries[0]
-    place = first.get("parameter") or first["pointer"].removeprefix("#") or "The body"
+    whole = "The query" if "parameter" in first else "The body"
+    place = first.get("parameter") or first.get("pointer", "").removeprefix("#") or whole
     more = f" There are {len(entries)} faults in all." if len(entries) > 1 else ""
     near = nearest_names(place, fields, 1) if first["code"] == "unknown_field" and "pointer" in first else []
     hint = f"Did you mean '{near[0]}'?" if near else ""

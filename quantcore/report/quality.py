@@ -40,6 +40,10 @@ class Record(BaseModel):
         return self.model_copy(update=changes)
 
 
+LARGE = 1e6
+"""Perplexities of this size and more, those of broken models, are written with an exponent."""
+
+
 class Measure(Record):
     """A number and its standard error; null if it is not finite, or unknown."""
 
@@ -60,6 +64,8 @@ class Measure(Record):
         low, high = self.value - self.half_interval, self.value + self.half_interval
         if self.value >= 0:
             low = max(0.0, low)  # no measure is below zero
+        if self.value >= LARGE:
+            return f"{low:.3g}", f"{high:.3g}"
         rounded = math.floor(low * scale + 1e-9) / scale, math.ceil(high * scale - 1e-9) / scale
         return f"{rounded[0]:.{self._decimals}f}", f"{rounded[1]:.{self._decimals}f}"
 
@@ -80,7 +86,8 @@ class Measure(Record):
             return "–"
         if self.ends is None:
             return f"{self.value:.5g}"
-        return f"{self.value:.{self._decimals + 1}f} ({self.ends[0]} to {self.ends[1]})"
+        value = f"{self.value:.5g}" if self.value >= LARGE else f"{self.value:.{self._decimals + 1}f}"
+        return f"{value} ({self.ends[0]} to {self.ends[1]})"
 
 
 class Perplexities(Record):

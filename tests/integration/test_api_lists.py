@@ -105,7 +105,7 @@ def test_a_dry_run_plans_and_stores_nothing(client: TestClient, make_model: Make
     answer = client.post("/v1/jobs?dry_run=true", json=asked, headers={"Idempotency-Key": "k"})
     assert answer.status_code == 200
     plan = client.post("/v1/plans", json={name: asked[name] for name in ("model", "config")})
-    measured = {"num_windows": 12, "seq_len": 512, "num_prompts": 4, "tasks": [], "batch_size": 8}
+    measured = {"num_windows": 12, "seq_len": 512, "num_prompts": 4, "num_answers": 24, "tasks": [], "batch_size": 8}
     assert answer.json() == plan.json() | {"evaluation": measured}
     wrong = body(make_model("other"), config={"preset": "fp9"})
     assert client.post("/v1/jobs?dry_run=true", json=wrong).status_code == 422

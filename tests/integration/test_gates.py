@@ -148,7 +148,7 @@ def test_a_failure_to_generate_costs_no_artifact(model_dir, tmp_path, monkeypatc
     def fail(*given, **named):
         raise RuntimeError("no cache for this model")
 
-    monkeypatch.setattr("quantcore.engine.evaluation.samples.generate", fail)
+    monkeypatch.setattr("quantcore.engine.evaluation.generation.generate", fail)
     events = []
     report = run(job(model_dir, tmp_path / "out", "w4a16", "fail", num_prompts=4), events.append).to_dict()
     [said] = [event.message for event in events if isinstance(event, Warned) and event.code == "samples_failed"]

@@ -13,8 +13,7 @@ from quantcore.config import presets
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.evaluation import harness
 from quantcore.engine.pipeline.job import run
-from quantcore.engine.verification import fresh_process
-from quantcore.engine.verification import verify as proof
+from quantcore.engine.verification import fresh_process, whole_model
 from quantcore.errors import ConfigError
 from tests.support.jobs import task
 from tests.support.models import tiny_model
@@ -121,7 +120,7 @@ def test_tasks_beside_no_evaluation_are_refused(model_dir, tmp_path, capsys):
 
 @pytest.mark.usefixtures("proof_in_this_process")
 def test_samples_that_are_left_out_are_missed_aloud(model_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(proof, "free_memory_bytes", lambda device: 0)
+    monkeypatch.setattr(whole_model, "free_memory_bytes", lambda device: 0)
     report = run(task(model_dir, tmp_path / "out", "fp8", num_prompts=4), lambda event: None).to_dict()
     [said] = [warning for warning in report["warnings"] if "No sample texts were generated" in warning]
     assert "but less is free" in said and report["samples"] is None

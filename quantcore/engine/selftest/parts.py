@@ -21,6 +21,7 @@ from quantcore.engine.selftest.values import Allowed
 from quantcore.engine.solvers import SOLVERS
 from quantcore.engine.transforms.rotation.hadamard import orthogonal
 from quantcore.formats import BUILT_IN, Format, IntFormat
+from quantcore.formats.codebooks import CodebookFormat
 from quantcore.tensors.affine import fake_quantize_activation
 from quantcore.tensors.kernels import switch
 from quantcore.tensors.packing import AWQ_ORDER, pack, unpack
@@ -136,8 +137,11 @@ def rounded_in_float64(fmt: Format) -> Computed:
         grid = torch.tensor(fmt.grid(), dtype=torch.float64)
         middle = (grid[1:] + grid[:-1]) / 2
         index = torch.searchsorted(middle, x)  # of the lower neighbour, in the middle of two
-        is_odd = (index - torch.searchsorted(grid, 0.0)) % 2 == 1
-        index += is_odd & (middle[index.clamp(max=len(middle) - 1)] == x)
+        if isinstance(fmt, CodebookFormat):
+            goes_up = (x < 0) & fmt.sign_bit
+        else:
+            goes_up = (index - torch.searchsorted(grid, 0.0)) % 2 == 1  # to an even mantissa
+        index += goes_up & (middle[index.clamp(max=len(middle) - 1)] == x)
         nearest = grid[index].float()
     return Computed(numbers=torch.stack([nearest, nearest]))
 

@@ -255,7 +255,13 @@ def test_freezing_a_float_model_is_refused_and_freezing_twice_changes_nothing():
     assert ModelQuantizer.freeze(model) is model and torch.equal(model.a.weight, weight)
 
 
-@pytest.mark.parametrize("preset", presets.PRESETS)
+@pytest.mark.parametrize("preset", [name for name, preset in presets.PRESETS.items() if preset.config.gguf])
+def test_types_of_a_file_are_refused_in_memory(preset):
+    with pytest.raises(ConfigError, match="gguf gives types to the tensors of a file"):
+        ModelQuantizer(presets.resolve(preset)).quantize_model(net())
+
+
+@pytest.mark.parametrize("preset", [name for name, preset in presets.PRESETS.items() if not preset.config.gguf])
 def test_every_preset_quantizes_and_freezes_to_the_same_bits(preset):
     torch.manual_seed(0)
     shape = SHAPE | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
