@@ -127,7 +127,8 @@ def task_of(name: str, folder: Path, output_dir: Path) -> dict[str, Any]:
         "model_dir": str(folder / family), "output_dir": str(output_dir), "export": exports,
         "file2file": more.get("file2file", False), "gate": "off",
         "calibration": {"source": str(folder / "text.txt"), "num_samples": NUM_WINDOWS, "seq_len": SEQ_LEN},
-        "evaluation": {"num_windows": 0 if "file2file" in more else 4, "seq_len": SEQ_LEN, "num_prompts": 0},
+        "evaluation": {"num_windows": 0 if "file2file" in more else 4, "seq_len": SEQ_LEN, "num_prompts": 0,
+                       "num_answers": 0},
     }  # fmt: skip
     if schemes := more.get("mix"):
         configs = {scheme: presets.resolve(scheme).to_dict() for scheme in schemes}
@@ -156,12 +157,16 @@ MEASURED = {
 """Fields of report and plan that another run, machine or number of ranks gives other values."""
 ADDED = {
     "by_position",
+    "bytes",
     "clipping",
     "distillation",
     "experts",
     "is_refused",
     "kl_stderr",
     "load",
+    "more_bits",
+    "num_answers",
+    "num_weights",
     "perplexity_ratio_stderr",
     "programs",
     "refusals",
