@@ -17,7 +17,7 @@ from bitfoundry.commands import terminal
 from bitfoundry.local import demo_model
 from bitfoundry.local.stack import LocalStack
 
-SHORTER = {"num_windows": 8, "num_prompts": 3}
+SHORTER = {"num_windows": 8, "num_prompts": 3, "num_answers": 8}
 """Half of the usual text for the evaluation, which takes most of a job's time; its intervals are wider."""
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "auto": {

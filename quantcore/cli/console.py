@@ -74,12 +74,12 @@ def show_report(report: Report, output_dir: str, command_of: Callable[[Step], st
         ("peak memory", f"{_mega(summary.peak_memory_bytes)} (planned: {planned})"),
         ("written to", output_dir),
     ]
+    if report.answers is not None:
+        rows.insert(1, ("own answers", str(report.answers)))
     before, after, ratio = summary.perplexity_before, summary.perplexity_after, summary.perplexity_ratio
     if before is not None and after is not None and ratio is not None:
         text = f"{before:.3f} -> {after:.3f} ({100 * (ratio - 1):+.2f} %)"
         rows.insert(1, ("perplexity", text))
-    if report.answers is not None:
-        rows.insert(1, ("own answers", str(report.answers)))
     if report.encoder is not None:
         rows[1:1] = report.encoder.rows
     if summary.verdict is not None:
