@@ -15,6 +15,11 @@ class BitfoundryError(Exception):
         self.hint = hint
         self.code = code or self.code
 
+    @classmethod
+    def of(cls, error: Any) -> "BitfoundryError":
+        """Return an error of the engine (a ``quantcore.errors.QuantError``) as one of ours."""
+        return cls(error.message, hint=error.hint, code=error.code)
+
 
 class StackError(BitfoundryError):
     """A part of the local stack cannot start or stop."""

@@ -40,7 +40,7 @@ def explain(
     try:
         chosen = None if layer is None else find_layer(report, layer)
     except QuantError as error:
-        raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
+        raise BitfoundryError.of(error) from error
     if as_json:
         layers = report.ranked_layers if chosen is None else [chosen]
         step = None if report.more_bits is None else report.more_bits.to_dict()
@@ -68,7 +68,7 @@ def _read(run: str, url: str | None, api_key: str | None, home: Path | None) -> 
         try:
             report = read_report(folder)
         except QuantError as error:
-            raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
+            raise BitfoundryError.of(error) from error
         made = shlex.join([report.model.path or report.model.name, "-o", f"{folder}-2"])
         return report, f"bitfoundry quantize {made}"
     with connect(url, api_key, home) as client:

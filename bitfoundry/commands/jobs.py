@@ -311,7 +311,7 @@ def _show_folder(folder: Path, about: dict[str, Any], as_json: bool) -> None:
     try:
         report = read_report(folder)
     except QuantError as error:
-        raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
+        raise BitfoundryError.of(error) from error
     if as_json:
         terminal.print_json(about | {"folder": str(folder.absolute()), "summary": report.summary.to_dict()})
         return

@@ -66,7 +66,7 @@ def _check_result(folder: Path) -> None:
     try:
         summary = read_report(folder).summary
     except QuantError as error:
-        raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
+        raise BitfoundryError.of(error) from error
     verdict, goal = summary.verdict, summary.goal
     if goal is not None and not goal.is_met:
         reason, advice = f"missed its goal: {goal.why}", "Allow a larger size, a lower recovery or more time."

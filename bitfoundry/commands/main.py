@@ -194,7 +194,7 @@ def _inspect_here(model: str, revision: str | None) -> Inspection:
         found, sha = inspection.inspect_hub(model, revision or "main")
         return Inspection.model_validate({"model": {"id": model, "revision": sha}, **found.to_dict()})
     except QuantError as error:
-        raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
+        raise BitfoundryError.of(error) from error
 
 
 @app.command()

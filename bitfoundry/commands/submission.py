@@ -169,7 +169,7 @@ def _request(flags: Flags, options: Any, flag_names: set[str], *, needs_scheme: 
     try:
         body = request_of(options, flag_names)
     except QuantError as error:
-        raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
+        raise BitfoundryError.of(error) from error
     if settings := evaluation_of(options.evaluation):
         body["evaluation"] = body.get("evaluation", {}) | settings
     has_scheme = {"mix", "goal"} & body.keys() or {"preset", "global_quant_config"} & body.get("config", {}).keys()

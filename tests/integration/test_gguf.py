@@ -16,30 +16,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore.checkpoint.headers import read_local
 from quantcore.config import presets
-from quantcore.config.quantization import CalibrationConfig, QuantizationSpec, parse_config
-from quantcore.config.task import EvaluationConfig, Task
+from quantcore.config.quantization import QuantizationSpec, parse_config
 from quantcore.engine.containers.gguf import GgufSink
-from quantcore.engine.pipeline import job as pipeline
 from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.engine.verification.verify import WrittenCheckpoint
 from quantcore.errors import ConfigError, ProofError
 from quantcore.export.gguf.tensor_names import ARCHITECTURES, Places
 from quantcore.plan.planner import make_plan
 from quantcore.tensors.source import Source
-from tests.support.gguf import LLAMA3, MODELS, WIDE
+from tests.support.gguf import CALIBRATION, LLAMA3, MODELS, WIDE, run
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare, with_usual
-
-CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
-
-
-def run(model, folder, config, exports=("gguf",)):
-    """The report and the events of one job; its proof has passed."""
-    task = Task(
-        model_dir=model, output_dir=folder, config=config, export=exports, calibration=CALIBRATION,
-        evaluation=EvaluationConfig(num_windows=3, seq_len=64, num_prompts=0),
-    )  # fmt: skip
-    return pipeline.run(task, lambda event: None).to_dict()
 
 
 def read(file):

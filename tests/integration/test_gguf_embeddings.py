@@ -8,27 +8,14 @@ from gguf.quants import dequantize
 from quantcore import ModelQuantizer
 from quantcore.checkpoint.headers import read_local
 from quantcore.config import presets
-from quantcore.config.quantization import CalibrationConfig, parse_config
-from quantcore.config.task import EvaluationConfig, Task
+from quantcore.config.quantization import parse_config
 from quantcore.engine.containers.dequantize import open_source
-from quantcore.engine.pipeline import job as pipeline
 from quantcore.errors import ConfigError
 from quantcore.export.gguf.header import read_gguf_header
 from quantcore.importing.model import read_model
 from quantcore.plan.planner import make_plan
-from tests.support.gguf import WIDE
+from tests.support.gguf import CALIBRATION, WIDE, run
 from tests.support.models import tiny_model
-
-CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
-
-
-def run(model, folder, config, exports=("gguf",)):
-    """The report of one job; its proof has passed."""
-    task = Task(
-        model_dir=model, output_dir=folder, config=config, export=exports, calibration=CALIBRATION,
-        evaluation=EvaluationConfig(num_windows=3, seq_len=64, num_prompts=0),
-    )  # fmt: skip
-    return pipeline.run(task, lambda event: None).to_dict()
 
 
 def types_of(file):

@@ -1,5 +1,11 @@
-"""Configs of the architectures for which GGUF files are written."""
+"""Configs of the architectures for which GGUF files are written, and jobs that write them."""
 
+from pathlib import Path
+from typing import Any
+
+from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.engine.pipeline import job as pipeline
 from tests.support.models import MIXTURES
 
 SIXTEEN = {"query_pre_attn_scalar": 16, "sliding_window": 8}
@@ -17,3 +23,16 @@ MODELS = {
     "mixtral": MIXTURES["mixtral"],
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+
+CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
+
+
+def run(model: Path, folder: Path, config: Config, exports: tuple[str, ...] = ("gguf",)) -> dict[str, Any]:
+    """The report of one job; its proof has passed."""
+    task = Task(
+        model_dir=model, output_dir=folder, config=config, export=exports, calibration=CALIBRATION,
+        evaluation=EvaluationConfig(num_windows=3, seq_len=64, num_prompts=0),
+    )  # fmt: skip
+    report = pipeline.run(task, lambda event: None)
+    assert report is not None
+    return report.to_dict()

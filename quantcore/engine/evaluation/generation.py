@@ -122,12 +122,9 @@ def _numbers(given: object) -> frozenset[int]:
     return frozenset(value for value in values if isinstance(value, int) and not isinstance(value, bool))
 
 
-def in_template(
-    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], messages: list[Message],
-    tools: list[dict[str, Any]] | None = None,
-) -> list[int]:  # fmt: skip
+def in_template(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], messages: list[Message]) -> list[int]:
     """Return the tokens of a chat, up to where an answer begins. Raises CalibrationError as ``chat_renderer``."""
-    text = chat_renderer(tokenizer, {**arguments, "add_generation_prompt": True})(messages, tools)
+    text = chat_renderer(tokenizer, {**arguments, "add_generation_prompt": True})(messages)
     return tokenize_with(tokenizer)(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,7 @@ class ModelPair:
         return before, self.quantized.last_states(text, block_progress(emit, self.quantized))
 
     def measure(
-        self, text: EvaluationText, states: list[torch.Tensor], original_states: list[torch.Tensor]
+        self, text: EvaluationText, states: Sequence[torch.Tensor], original_states: Sequence[torch.Tensor]
     ) -> Measured:
         """Measure losses and distances of predictions from their last hidden states [1, T, H]."""
         with (

@@ -33,7 +33,7 @@ ANSWER_LEN = 64
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt of a kind (chat, maths, code, json, languages, turns, tools), and the row of the file it is from."""
+    """A prompt and its kind: chat, maths, code, json, languages, turns or tools."""
 
     kind: str
     prompt: Prompt

@@ -25,7 +25,7 @@ from quantcore.engine.calibration.ranges import Activations
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
 from quantcore.engine.evaluation.clipping import Clipping
-from quantcore.engine.evaluation.divergence import measure, summarize_both
+from quantcore.engine.evaluation.divergence import summarize_both
 from quantcore.engine.evaluation.drafts import Drafting, measure_drafts
 from quantcore.engine.evaluation.encoders import compare_outputs
 from quantcore.engine.evaluation.model import EvaluatedModel, open_model
@@ -167,26 +167,24 @@ def run_model(
     )
     if expected.original_states_NTH is None:
         return proof
-    proof = compare_predictions(model, hidden, open_model(original), expected, proof, emit)
+    pair = ModelPair(open_model(original), model, BaselineCache(expected.model))
+    proof = compare_predictions(pair, hidden, expected, proof, emit)
     del hidden
     release_freed_memory()
-    pair = ModelPair(open_model(original), model, BaselineCache(expected.model))
     return replace(proof, **run_whole(task, plan, pair, text, emit))
 
 
-def compare_predictions(
-    model: EvaluatedModel, hidden: Hidden, original: EvaluatedModel, expected: ExpectedDigests, proof: Proof, emit: Emit
-) -> Proof:
-    """Add the divergence of the predictions from those of the ``original`` to ``proof``."""
+def compare_predictions(pair: ModelPair, hidden: Hidden, expected: ExpectedDigests, proof: Proof, emit: Emit) -> Proof:
+    """Add the divergence of the predictions of both models to ``proof``; ``hidden`` is of the quantized one."""
     assert expected.original_states_NTH is not None
+    model, original = pair.quantized, pair.original
     kind, text = model.streamed.kind, expected.held_out
     states = [state[None].to(model.streamed.device) for state in expected.original_states_NTH]
     if not kind.predicts_tokens:
         with model.head() as logits, original.head() as original_logits:
             outputs = compare_outputs(kind, text, logits, hidden.states, original_logits, states)
         return replace(proof, encoder=outputs)
-    with model.vocabulary(hidden.states[0]) as vocabulary, original.vocabulary(states[0]) as original_vocabulary:
-        measured = measure(vocabulary, hidden.states, text, (original_vocabulary, states))
+    measured = pair.measure(text, hidden.states, states)
     drafts = measure_drafts(Drafting(model, hidden.states), Drafting(original, states), text.ids_NT, emit)
     return replace(proof, quality=summarize_both(measured, text), drafts=drafts)
 
