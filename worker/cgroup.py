@@ -7,8 +7,10 @@ those of the service move into a group of their own, ``LEAF``, first (the kernel
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -19,6 +21,8 @@ MOUNT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 LEAF = "bitfoundry"
 PREFIX = "bitfoundry-"
+REMOVAL_S = 10.0
+YOUNG_S = 60.0
 
 
 class MemoryGroup:
@@ -48,9 +52,17 @@ class MemoryGroup:
         return 0
 
     def remove(self) -> None:
-        """Remove the group, whose processes have ended."""
-        with suppress(OSError):
-            self._folder.rmdir()
+        """End what is left in the group, and remove it: a process that has been killed is in it until it is gone."""
+        with suppress(OSError):  # before Linux 5.14
+            (self._folder / "cgroup.kill").write_text("1")
+        deadline = time.monotonic() + REMOVAL_S
+        while not _is_removed(self._folder):
+            if time.monotonic() > deadline:
+                logger.warning(
+                    "the control group %s still has processes: a worker that starts later removes it", self._folder
+                )
+                return
+            time.sleep(0.02)
 
 
 def make(name: str, limit_bytes: int) -> MemoryGroup | None:
@@ -79,6 +91,7 @@ def prepare() -> Path | None:
             (parent / "cgroup.subtree_control").write_text("+memory")
     except OSError:
         return None
+    _remove_left_over(parent)
     return parent
 
 
@@ -113,6 +126,23 @@ def _move_into_leaf(parent: Path) -> None:
     for pid in (parent / "cgroup.procs").read_text("ascii").split():
         with suppress(ProcessLookupError):
             (leaf / "cgroup.procs").write_text(pid)
+
+
+def _remove_left_over(parent: Path) -> None:
+    """Remove the empty groups of workers that were killed. A young one may be about to get its first process."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > YOUNG_S:
+                folder.rmdir()
+
+
+def _is_removed(folder: Path) -> bool:
+    """Try to remove a group; return False while it has processes."""
+    try:
+        folder.rmdir()
+    except OSError as error:
+        return error.errno != errno.EBUSY
+    return True
 
 
 def _pairs(file: Path) -> list[list[str]]:
