@@ -6,8 +6,9 @@ The rules are JSON (see ``confine``), and their file is deleted once it is read.
 list, read (and run) and write what they name, and nothing else of any file system, even if their user may; nor can they
 look into other processes (ptrace, /proc/<pid>/environ) or send them signals. Missing paths are skipped.
 
-They can make sockets of the given families alone (seccomp), and connect to the given TCP ports. Older kernels enforce
-less: ports need Linux 6.7, signals 6.12. See landlock(7), seccomp(2).
+They can make sockets of the given families alone, and change no owner, mode or attribute by a file's path (seccomp;
+Landlock has no rights for these). They can connect to the given TCP ports. Older kernels enforce less: ports need Linux
+6.7, signals 6.12. See landlock(7), seccomp(2).
 
 Uses only the standard library, because it is run by its path.
 """
@@ -22,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # of all architectures
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
@@ -41,13 +42,33 @@ TCP_ABI, SCOPE_ABI = 4, 6
 CONNECT_TCP = 1 << 1
 SCOPES = 1 << 0 | 1 << 1  # abstract sockets and signals, to processes outside
 
+TRUNCATE_ABI = 3
+
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
-LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # of BPF, see linux/bpf_common.h
+# Of BPF, see linux/bpf_common.h.
+LOAD, AND, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | 13, 0x80000000  # 13 is EACCES
-SYSTEM_CALLS = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-"""Machine -> (its number in seccomp, the number of socket(2)); io_uring_setup(2) is 425 of all machines."""
-IO_URING_SETUP = 425
+NUMBER, MACHINE, ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; each argument has 8 bytes
 OTHER_ABI = 0x40000000  # the system calls of x32, whose numbers begin there
+
+
+class Calls(NamedTuple):
+    """The numbers of a machine's system calls. ``opens`` are those that open a path, with the place of their flags."""
+
+    machine: int
+    socket: int
+    truncate: int
+    opens: tuple[tuple[int, int], ...]
+    metadata: tuple[int, ...]
+
+
+CALLS = {
+    "x86_64": Calls(0xC000003E, 41, 76, ((2, 1), (257, 2)), (90, 92, 94, 188, 189, 197, 198, 260, 268)),
+    "aarch64": Calls(0xC00000B7, 198, 45, ((56, 2),), (5, 6, 14, 15, 53, 54)),
+}
+"""``metadata``: chmod, chown, lchown, setxattr, lsetxattr, removexattr, lremovexattr, fchownat, fchmodat."""
+# Those that have the same number on all machines: io_uring_setup could make sockets past this filter.
+OPENAT2, IO_URING_SETUP, FCHMODAT2, SETXATTRAT, REMOVEXATTRAT, FILE_SETATTR = 437, 425, 452, 463, 466, 469
 
 
 class _Ruleset(ctypes.Structure):
@@ -110,8 +131,8 @@ def confine(rules: Mapping[str, Any]) -> None:
         raise OSError(ctypes.get_errno(), "no_new_privs")
     _call(RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
-    if platform.machine() in SYSTEM_CALLS:
-        _close_sockets(*SYSTEM_CALLS[platform.machine()], rules["families"])
+    if platform.machine() in CALLS:
+        _refuse_calls(CALLS[platform.machine()], rules["families"], may_truncate=version >= TRUNCATE_ABI)
 
 
 def _open_same(path: str, identity: tuple[int, int]) -> int:
@@ -138,17 +159,28 @@ def _allow(ruleset: int, at: int, rights: int) -> None:
         os.close(at)
 
 
-def _close_sockets(machine: int, socket_call: int, families: Sequence[int]) -> None:
-    """Refuse socket(2) for all but ``families``, and io_uring, which could make one past this filter.
+def _refuse_calls(calls: Calls, families: Sequence[int], *, may_truncate: bool) -> None:
+    """Refuse socket(2) for all but ``families``, and whatever changes a file's metadata by its path.
 
-    socketpair(2) stays: its two ends are of one process.
+    socketpair(2) stays: its two ends are of one process. So does fchmod(2), whose file has been opened. Unless Landlock
+    knows the right to truncate, files are truncated only if they were opened for writing.
     """
-    program = [  # offsets in struct seccomp_data: number 0, machine 4, first argument 16
-        (LOAD, 0, 0, 4), (JUMP_IF_EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL),
-        (LOAD, 0, 0, 0), (JUMP_IF_AT_LEAST, 0, 1, OTHER_ABI), (RETURN, 0, 0, REFUSE),
-        (JUMP_IF_EQUAL, 0, 1, IO_URING_SETUP), (RETURN, 0, 0, REFUSE),
-        (JUMP_IF_EQUAL, 1, 0, socket_call), (RETURN, 0, 0, ALLOW), (LOAD, 0, 0, 16),
+    program = [
+        (LOAD, 0, 0, MACHINE), (JUMP_IF_EQUAL, 1, 0, calls.machine), (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER), (JUMP_IF_AT_LEAST, 0, 1, OTHER_ABI), (RETURN, 0, 0, REFUSE),
     ]  # fmt: skip
+    refused = [*calls.metadata, FCHMODAT2, SETXATTRAT, REMOVEXATTRAT, FILE_SETATTR, IO_URING_SETUP]
+    if not may_truncate:
+        refused += [calls.truncate, OPENAT2]  # the flags of openat2 are out of the filter's sight
+        for number, place in calls.opens:
+            program += [
+                (JUMP_IF_EQUAL, 0, 5, number), (LOAD, 0, 0, ARGUMENTS + 8 * place),
+                (AND, 0, 0, os.O_ACCMODE | os.O_TRUNC), (JUMP_IF_EQUAL, 0, 1, os.O_RDONLY | os.O_TRUNC),
+                (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW),
+            ]  # fmt: skip
+    for number in refused:
+        program += [(JUMP_IF_EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)]
+    program += [(JUMP_IF_EQUAL, 1, 0, calls.socket), (RETURN, 0, 0, ALLOW), (LOAD, 0, 0, ARGUMENTS)]
     for family in families:
         program += [(JUMP_IF_EQUAL, 0, 1, family), (RETURN, 0, 0, ALLOW)]
     program.append((RETURN, 0, 0, REFUSE))

@@ -37,6 +37,7 @@ ALLOWED = {
         "quantcore.engine.verification.gate_inputs": 1,
         "quantcore.engine.blockwise.savepoint": 5,
         "quantcore.engine.blockwise.distillation": 1,
+        "quantcore.engine.pipeline.build_report": 1,
         "quantcore.engine.commands.goal": 1,
         "quantcore.engine.verification.expectation": 2,
     },

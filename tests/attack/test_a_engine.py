@@ -34,13 +34,24 @@ for path in asked["sockets"]:
 for port in asked["ports"]:
     attempt(f"port {port}", lambda: socket.create_connection(("127.0.0.1", port), timeout=5).close())
 attempt("signal", lambda: os.kill(asked["worker"], 0))
+for path in asked.get("changed", ()):
+    attempt(f"truncate {path}", lambda: os.truncate(path, 0))
+    attempt(f"open {path}", lambda: os.close(os.open(path, os.O_RDONLY | os.O_TRUNC)))
+    attempt(f"chmod {path}", lambda: os.chmod(path, 0o777))
+    attempt(f"chown {path}", lambda: os.chown(path, os.getuid(), os.getgid()))
+    attempt(f"lchown {path}", lambda: os.lchown(path, os.getuid(), os.getgid()))
+    attempt(f"setxattr {path}", lambda: os.setxattr(path, "user.a", b"1"))
+    attempt(f"removexattr {path}", lambda: os.removexattr(path, "user.b"))
 attempt("pair", lambda: socket.socketpair()[0].close())
 attempt("own status", lambda: open("/proc/self/status").read(1) and None)
 print(json.dumps({"kind": "found", "found": found}))
 """
 REFUSED = {"PermissionError", "ProcessLookupError"}
 
-pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="this kernel has no Landlock with signals: nothing to see")
+NEWER = {"signal": landlock.SCOPE_ABI, "port": landlock.TCP_ABI}
+"""What the kernel refuses since a version of Landlock alone (docs/concepts/confinement.md)."""
+
+pytestmark = pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock: nothing to see")
 
 
 @pytest.fixture
@@ -94,7 +105,23 @@ def everything(settings: Settings, *ports: int) -> dict[str, Any]:
 def test_it_reaches_nothing_of_the_service(settings: Settings, options: dict[str, Any]) -> None:
     found = run(settings, everything(settings, 5432, 6379), settings.model_roots[0] / "m", **options)
     assert {found.pop("pair"), found.pop("own status")} == {"done"}
-    assert {name: how for name, how in found.items() if how not in REFUSED} == {}
+    done = {name: how for name, how in found.items() if how not in REFUSED}
+    assert {name for name in done if landlock.abi() >= NEWER.get(name.split()[0], 0)} == set()
+
+
+def test_it_changes_no_file_of_the_service_or_of_the_model(settings: Settings) -> None:
+    """Landlock has no rights for a file's mode, owner and attributes, and one to truncate since Linux 6.2 alone."""
+    model = settings.model_roots[0] / "m"
+    files = [settings.data_dir / "secret.key", model / "model.safetensors"]
+    files[1].write_text("weights")
+    for file in files:
+        os.setxattr(file, "user.b", b"1")
+    before = [(file.read_bytes(), file.stat().st_mode, os.listxattr(file)) for file in files]
+    found = run(settings, everything(settings) | {"changed": list(map(str, files))}, model)
+    changes = [name for name in found if name.endswith(tuple(map(str, files))) and " " in name]
+    assert len(changes) == 14
+    assert {found[name] for name in changes} == {"PermissionError"}
+    assert [(file.read_bytes(), file.stat().st_mode, os.listxattr(file)) for file in files] == before
 
 
 def test_it_writes_no_baseline_of_another_project(
