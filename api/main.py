@@ -71,8 +71,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     def extra_task(session: Session) -> int:
         return cleanup_task.run(session) + retention_task.run(session)
 
-    upkeep = Maintenance(sessions, sender(celery), interval_s=settings.poll_s, extra_task=extra_task)
-
+    upkeep = Maintenance(
+        sessions, sender(celery), interval_s=settings.poll_s, lease_s=settings.lease_s, extra_task=extra_task
+    )
     watch = Watch(settings, sessions)
     readers = Readers(settings)
 

@@ -46,7 +46,9 @@ class Supervisor:
     def __init__(self, settings: Settings, send: Send) -> None:
         self._settings = settings
         self._sessions = connect(settings.database_url.get_secret_value(), pool_size=3 * (settings.slots + 1) + 3)
-        self._upkeep = Maintenance(self._sessions, send, interval_s=settings.poll_s, extra_task=self._do_round)
+        self._upkeep = Maintenance(
+            self._sessions, send, interval_s=settings.poll_s, lease_s=settings.lease_s, extra_task=self._do_round
+        )
         self._id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._draining = False
         self._blocked_reason: str | None = None

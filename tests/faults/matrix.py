@@ -105,6 +105,6 @@ CLOCK_NOTE = """\
 Leases are compared by the database's clock, and worker and engine measure their own time with a clock that cannot jump.
 So a wrong clock of the API or a worker changes no lease. If the database's clock jumps ahead, all leases end at once:
 running jobs are taken back and done again. If it jumps back, running jobs go on, because the next heartbeat renews
-their leases; but a job whose worker is lost just then is taken back only once the clock has caught up.
+their leases; a job whose worker is lost just then is taken back after at most two lengths of a lease.
 
 At the end of each of these faults the clock was set right again. After an hour back, that is a jump ahead."""

@@ -16,7 +16,7 @@ from api.http.security import READ, WRITE, create_key
 from api.settings import Settings
 from api.store import manifest
 from api.store.engine import Sessions
-from api.store.queue import chat_leases, chats, jobs, leases
+from api.store.queue import chat_leases, chats, clock, jobs, leases
 from api.store.queue.chat_leases import ChatLease, Limits
 from api.store.queue.leases import LeaseLost, Order
 from api.store.tables.chats import Chat, EndReason
@@ -323,6 +323,14 @@ def test_a_chat_ends_when_nobody_takes_it_or_its_worker_is_lost(
     reap(sessions)
     with sessions.begin() as session:
         assert chats.find(session, late) is None and chats.find(session, held) is not None
+
+
+def test_the_lease_of_a_clock_that_was_set_back_ends_in_time(sessions: Sessions, succeeded: Callable[..., str]) -> None:
+    begin(sessions, succeeded())
+    must_claim(sessions, lease_s=3600)
+    for expected in (1, 0):
+        with sessions.begin() as session:
+            assert clock.shorten_leases(session, lease_s=60) == expected
 
 
 def test_the_limits_of_a_chat(sessions: Sessions, succeeded: Callable[..., str], submit: Callable[..., str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import func, select, text
 
 from api.store.engine import Sessions
-from api.store.queue import control, events, jobs, leases, outbox, workers
+from api.store.queue import clock, control, events, jobs, leases, outbox, workers
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from api.store.tables.jobs import Artifact, Attempt, Job, Outbox
@@ -185,6 +185,31 @@ def test_the_leases_clock_is_the_databases(sessions: Sessions, submit: Submit, g
     assert left is not None
     assert 60 <= left < 60 + PATIENCE_S
     assert get_job(job_id).state == "running"
+
+
+def test_a_lease_of_a_clock_that_was_set_back_ends_in_time(sessions: Sessions, submit: Submit) -> None:
+    """Without that, a job whose worker is lost at the jump would wait for an hour."""
+
+    def left_s() -> float:
+        with sessions.begin() as session:
+            left = session.scalar(text("SELECT extract(epoch FROM lease_expires_at - clock_timestamp()) FROM job"))
+        assert left is not None
+        return float(left)
+
+    def shorten() -> int:
+        with sessions.begin() as session:
+            return clock.shorten_leases(session, lease_s=60)
+
+    submit()
+    lease = held(sessions, lease_s=60)
+    assert shorten() == 0
+    with sessions.begin() as session:
+        session.execute(text("UPDATE job SET lease_expires_at = lease_expires_at + interval '1 h'"))
+    assert shorten() == 1 and shorten() == 0
+    assert 60 < left_s() <= 120
+    with sessions.begin() as session:
+        leases.renew(session, lease, lease_s=60)
+    assert left_s() <= 60
 
 
 def test_lost_workers_are_forgiven_three_times(sessions: Sessions, submit: Submit, get_job: GetJob) -> None:

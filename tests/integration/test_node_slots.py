@@ -15,7 +15,7 @@ from sqlalchemy import func, select, text, update
 
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.queue import control, leases, node_slots, waiting, workers
+from api.store.queue import clock, control, leases, node_slots, waiting, workers
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from api.store.tables.jobs import Attempt, Job, Worker
 from api.store.tables.node_slots import NodeSlot, NodeSlotState
@@ -218,6 +218,19 @@ ENDS: dict[str, Callable[..., Any]] = {
         text("UPDATE job SET lease_expires_at = now() - interval '1 s' WHERE fence IS NOT NULL")
     ),
 }  # fmt: skip
+
+
+def test_the_lease_of_a_clock_that_was_set_back_ends_in_time(sessions: Sessions, submit: Submit) -> None:
+    """Both the leader's and those of the nodes."""
+    submit(nodes=2)
+    led(sessions, "a", "b")
+    with sessions.begin() as session:
+        session.execute(text("UPDATE job SET lease_expires_at = lease_expires_at + interval '1 h'"))
+        session.execute(text("UPDATE seat SET expires_at = expires_at + interval '1 h' WHERE state = 'taken'"))
+    with sessions.begin() as session:
+        assert clock.shorten_leases(session, lease_s=60) == 2
+    with sessions.begin() as session:
+        assert clock.shorten_leases(session, lease_s=60) == 0
 
 
 @pytest.mark.parametrize("end", ENDS)

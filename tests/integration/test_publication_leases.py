@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from api.store.engine import Sessions
-from api.store.queue import jobs, leases, publication_leases, publications
+from api.store.queue import clock, jobs, leases, publication_leases, publications
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import MAX_LOST, Failure, LeaseLost
 from api.store.queue.publication_leases import PublicationLease
@@ -88,6 +88,16 @@ def test_it_comes_with_the_success_of_its_job(
         assert job
         with pytest.raises(CannotPublish, match="queued"):
             publications.ask(session, job, TARGET)
+
+
+def test_a_lease_of_a_clock_that_was_set_back_ends_in_time(sessions: Sessions, succeed: Callable[..., str]) -> None:
+    succeed(TARGET)
+    must_claim(sessions)
+    with sessions.begin() as session:
+        session.execute(text("UPDATE publication SET lease_expires_at = lease_expires_at + interval '1 h'"))
+    for expected in (1, 0):
+        with sessions.begin() as session:
+            assert clock.shorten_leases(session, lease_s=60) == expected
 
 
 def test_a_stale_lease_writes_nothing(sessions: Sessions, succeed: Callable[..., str]) -> None:

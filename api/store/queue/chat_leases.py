@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, DateTime, cast, delete, exists, func, or_, select, update
+from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from api.store.accounts import hub_tokens
 from api.store.queue import chats, leases
+from api.store.queue.clock import from_now
 from api.store.queue.leases import LeaseLost, Order
 from api.store.tables.chats import HOLDING, UNANSWERED, Chat, ChatState, ChatTurn, EndReason, TurnState
 from api.store.tables.jobs import FENCE, Artifact, Job
@@ -78,7 +79,7 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     chat, job, artifact = row
     fence = session.execute(FENCE.next_value()).scalar_one()
     chat.state, chat.seq, chat.started_at = ChatState.STARTING, chat.seq + 1, func.clock_timestamp()
-    chat.fence, chat.worker, chat.lease_expires_at = fence, worker, _in(lease_s)
+    chat.fence, chat.worker, chat.lease_expires_at = fence, worker, from_now(lease_s)
     token = job.model.get("hub_token")
     return ChatLease(
         job_id=job.id,
@@ -101,12 +102,12 @@ def renew(session: Session, lease: ChatLease, *, lease_s: float, limits: Limits)
     Raises LeaseLost, also when a client has ended the chat.
     """
     is_asked = exists().where(ChatTurn.chat_id == Chat.id, ChatTurn.state.in_(UNANSWERED))
-    is_idle = (Chat.state == ChatState.OPEN) & (Chat.used_at < _in(-limits.idle_s)) & ~is_asked
+    is_idle = (Chat.state == ChatState.OPEN) & (Chat.used_at < from_now(-limits.idle_s)) & ~is_asked
     beat = (
         update(Chat)
         .where(Chat.id == lease.chat_id, Chat.fence == lease.fence, Chat.lease_expires_at > func.clock_timestamp())
-        .values(lease_expires_at=_in(lease_s))
-        .returning(is_idle, Chat.started_at < _in(-limits.max_s), Chat.worker)
+        .values(lease_expires_at=from_now(lease_s))
+        .returning(is_idle, Chat.started_at < from_now(-limits.max_s), Chat.worker)
     )
     row = session.execute(beat).one_or_none()
     if row is None:
@@ -206,7 +207,3 @@ def _held(session: Session, lease: ChatLease) -> Chat:
     if chat is None or chat.fence != lease.fence:
         raise LeaseLost
     return chat
-
-
-def _in(seconds: float) -> ColumnElement[Any]:
-    return cast(func.clock_timestamp(), DateTime(timezone=True)) + timedelta(seconds=seconds)

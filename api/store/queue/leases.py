@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 from api.store.accounts import hub_tokens, projects
 from api.store.ids import new_id
 from api.store.queue import events, logs, outbox, phases, placement, publications
+from api.store.queue.clock import from_now
 from api.store.queue.events import NewEvent
 from api.store.queue.logs import NewLine
 from api.store.queue.workers import host_of
@@ -119,7 +120,7 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     fence = session.execute(FENCE.next_value()).scalar_one()
     job.state = State.RUNNING
     job.attempt += 1
-    job.fence, job.worker, job.lease_expires_at = fence, worker, _in(lease_s)
+    job.fence, job.worker, job.lease_expires_at = fence, worker, from_now(lease_s)
     job.started_at = func.coalesce(job.started_at, func.clock_timestamp())
     job.phase = job.progress = job.error = None
     job.phases = []
@@ -137,7 +138,7 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
 
 def is_any_due(session: Session, *, worker: str, waits_s: float, memory_bytes: int) -> bool:
     """Return True if ``worker`` could run a job in ``memory_bytes`` that has waited ``waits_s`` seconds for a slot."""
-    due = _due(worker, memory_bytes).where(Job.run_at <= _in(-waits_s)).order_by(Job.project_id).limit(1)
+    due = _due(worker, memory_bytes).where(Job.run_at <= from_now(-waits_s)).order_by(Job.project_id).limit(1)
     while (job := session.scalar(due)) is not None:
         if projects.may_run(session, job.project_id):
             return True
@@ -164,7 +165,7 @@ def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:
     beat = (
         update(Job)
         .where(Job.id == lease.job_id, Job.fence == lease.fence, Job.lease_expires_at > func.clock_timestamp())
-        .values(lease_expires_at=_in(lease_s))
+        .values(lease_expires_at=from_now(lease_s))
         .returning(Job.state, Job.used_runtime_s + _running_s() > Job.max_runtime_s)
     )
     row = session.execute(beat).one_or_none()
@@ -233,7 +234,7 @@ def fail(session: Session, lease: Lease, failure: Failure, *, retry_base_s: floa
     elif job.state == State.PAUSING:
         _end(session, job, State.PAUSED, outcome="retry", error=error)
     else:
-        job.run_at = _in(_backoff_s(job.failure_count, retry_base_s))
+        job.run_at = from_now(_backoff_s(job.failure_count, retry_base_s))
         _end(session, job, State.RETRY_WAIT, outcome="retry", error=error)
 
 
@@ -363,11 +364,6 @@ def _running_s() -> ColumnElement[Any]:
 def _now(session: Session) -> datetime:
     now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
     return now
-
-
-def _in(seconds: float) -> ColumnElement[Any]:
-    """Return the time that many seconds from now, by the database's clock."""
-    return cast(func.clock_timestamp(), DateTime(timezone=True)) + timedelta(seconds=seconds)
 
 
 def _backoff_s(failure_count: int, base_s: float) -> float:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from api.store.accounts import idempotency, webhooks
 from api.store.engine import Sessions, reason_of
-from api.store.queue import chat_leases, leases, outbox, publication_leases, workers
+from api.store.queue import chat_leases, clock, leases, outbox, publication_leases, workers
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +36,12 @@ class Maintenance:
     """
 
     def __init__(
-        self, sessions: Sessions, send: outbox.Send, *, interval_s: float, extra_task: Task | None = None
-    ) -> None:
+        self, sessions: Sessions, send: outbox.Send, *, interval_s: float, lease_s: float,
+        extra_task: Task | None = None,
+    ) -> None:  # fmt: skip
         tasks: list[Task] = [
             *([extra_task] if extra_task else []),
+            lambda session: clock.shorten_leases(session, lease_s=lease_s),
             lambda session: leases.reap(session, limit=REAP_BATCH),
             lambda session: publication_leases.reap(session, limit=REAP_BATCH),
             lambda session: chat_leases.reap(session, limit=REAP_BATCH),

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, not_, select
 from sqlalchemy.orm import Session, aliased
 
 from api.store.queue import leases, placement
+from api.store.queue.clock import from_now
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from api.store.queue.workers import host_of, worker_of
 from api.store.states import HELD, State
@@ -67,14 +66,14 @@ def take(session: Session, *, worker: str, lease_s: float, memory_bytes: int | N
     if row is None:
         return None
     seat, job = row
-    seat.state, seat.worker, seat.expires_at = NodeSlotState.TAKEN, worker, _in(lease_s)
+    seat.state, seat.worker, seat.expires_at = NodeSlotState.TAKEN, worker, from_now(lease_s)
     session.flush()
     return NodeSlotLease(seat.job_id, seat.fence, seat.node_rank, job.nodes, job.project_id, job.needs_memory_bytes)
 
 
 def renew(session: Session, lease: NodeSlotLease, *, lease_s: float) -> None:
     """Extend a seat (its heartbeat). Raises LeaseLost when the leader's lease has ended."""
-    _find(session, lease).expires_at = _in(lease_s)
+    _find(session, lease).expires_at = from_now(lease_s)
 
 
 def find_endpoint(session: Session, lease: NodeSlotLease) -> str | None:
@@ -143,7 +142,3 @@ def _is_lost() -> ColumnElement[bool]:
     """Return the condition for seats that failed, or whose worker sends no heartbeat any more."""
     silent = (NodeSlot.state == NodeSlotState.TAKEN) & (NodeSlot.expires_at < func.clock_timestamp())
     return silent | (NodeSlot.state == NodeSlotState.FAILED)
-
-
-def _in(seconds: float) -> ColumnElement[Any]:
-    return func.clock_timestamp() + timedelta(seconds=seconds)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, DateTime, cast, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session, aliased
 
 from api.store.accounts import hub_tokens
 from api.store.queue import events, jobs, logs, outbox
+from api.store.queue.clock import from_now
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import MAX_BACKOFF_S, MAX_LOST, Failure, LeaseLost, Order
 from api.store.queue.logs import NewLine
@@ -66,7 +66,7 @@ def claim(session: Session, *, worker: str, lease_s: float) -> PublicationLease 
     publication, job, artifact = row
     fence = session.execute(FENCE.next_value()).scalar_one()
     publication.attempt += 1
-    publication.fence, publication.worker, publication.lease_expires_at = fence, worker, _in(lease_s)
+    publication.fence, publication.worker, publication.lease_expires_at = fence, worker, from_now(lease_s)
     publication.progress = publication.error = None
     move(session, job, publication, PublicationState.PUBLISHING)
     name = publication.hub_token
@@ -93,7 +93,7 @@ def renew(session: Session, lease: PublicationLease, *, lease_s: float) -> Order
             Publication.fence == lease.fence,
             Publication.lease_expires_at > func.clock_timestamp(),
         )
-        .values(lease_expires_at=_in(lease_s))
+        .values(lease_expires_at=from_now(lease_s))
         .returning(Publication.id)
     )
     if session.scalar(beat) is None:
@@ -140,7 +140,7 @@ def release(session: Session, lease: PublicationLease) -> None:
     """Give back the publication because the worker stops: another one goes on. It is charged to nobody."""
     job, publication = _held(session, lease)
     _let_go(publication)
-    publication.run_at = _in(0)
+    publication.run_at = from_now(0)
     move(session, job, publication, PublicationState.PENDING)
     outbox.wake(session)
 
@@ -183,7 +183,7 @@ def _held(session: Session, lease: PublicationLease) -> tuple[Job, Publication]:
 
 def _wait(session: Session, job: Job, publication: Publication, failure: Failure, delay_s: float) -> None:
     _let_go(publication)
-    publication.error, publication.run_at = failure.to_dict(), _in(delay_s)
+    publication.error, publication.run_at = failure.to_dict(), from_now(delay_s)
     move(session, job, publication, PublicationState.PENDING, error=publication.error)
 
 
@@ -194,7 +194,3 @@ def _give_up(session: Session, job: Job, publication: Publication, failure: Fail
 
 def _let_go(publication: Publication) -> None:
     publication.fence = publication.worker = publication.lease_expires_at = None
-
-
-def _in(seconds: float) -> ColumnElement[Any]:
-    return cast(func.clock_timestamp(), DateTime(timezone=True)) + timedelta(seconds=seconds)
