@@ -49,7 +49,7 @@ def measure(model: Path, preset: str, chain: str, text: Path) -> dict[str, Any]:
     task = {
         "model_dir": str(model), "config": config, "gate": "off",
         "calibration": {"num_samples": 32, "seq_len": 512},
-        "evaluation": {"source": str(text), "num_windows": 16, "seq_len": 512, "num_prompts": 0},
+        "evaluation": {"source": str(text), "num_windows": 16, "seq_len": 512, "num_prompts": 0, "num_answers": 0},
     }  # fmt: skip
     report, cpu_s, wall_s = run_job(task)
     quality, summary = report["quality"], report["summary"]

@@ -100,6 +100,22 @@ def push(
     show_publication(job, as_json)
 
 
+def _job_called(name: str, url: str | None, api_key: str | None, home: Path | None) -> str | None:
+    """Return the id of the job of the service that ``name`` means; None for a model on the Hub."""
+    if JOB_ID.fullmatch(name):
+        return name
+    client = None if "/" in name else connect_if_any(url, api_key, home)
+    if client is None:
+        return None
+    with client:
+        try:
+            return client.find(name).id
+        except BitfoundryError as error:
+            if error.code != "job_not_found" or name == "last":
+                raise
+    return None  # the oldest models on the Hub have no organization: gpt2
+
+
 def _find(name: str, url: str | None, api_key: str | None, home: Path | None) -> tuple[Path | None, str]:
     """Return the folder of a local result, or None and the id of a job."""
     from bitfoundry.commands.results import LocalRun, find_result
@@ -115,7 +131,9 @@ def _find(name: str, url: str | None, api_key: str | None, home: Path | None) ->
 
 
 def pull(
-    source: Annotated[str, typer.Argument(help="Model on the Hub (org/name), or job id.")],
+    source: Annotated[
+        str, typer.Argument(help="Model on the Hub (org/name), or job: its id or the start of it, its name, or `last`.")
+    ],
     output_dir: Annotated[
         Path, typer.Option("-o", "--output", "--output_dir", "--output-dir", help="Folder for the files.")
     ],
@@ -129,7 +147,8 @@ def pull(
 
     A private or gated model needs your own token on this machine: HF_TOKEN, or `hf auth login`.
     """
-    if not JOB_ID.fullmatch(source):
+    job_id = _job_called(source, url, api_key, home)
+    if job_id is None:
         from quantcore.cli import main as engine
 
         more = (["--revision", revision] if revision else []) + (["--json"] if as_json else [])
@@ -137,13 +156,13 @@ def pull(
     if revision:
         raise BitfoundryError("A job's artifact has no revisions", hint="Remove --revision.")
     with connect(url, api_key, home) as client, _bar() as bar:
-        files = client.artifacts(source)
+        files = client.artifacts(job_id)
         task = bar.add_task("download", total=sum(file.bytes for file in files))
 
         def count(file: ArtifactFile, num_bytes: int) -> None:
             bar.advance(task, num_bytes)
 
-        folder = client.download(source, output_dir, on_bytes=count)
+        folder = client.download(job_id, output_dir, on_bytes=count)
         bar.update(task, completed=sum(file.bytes for file in files))
     if as_json:
         terminal.print_json({"folder": str(folder.absolute()), "num_files": len(files)})

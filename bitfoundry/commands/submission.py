@@ -12,9 +12,11 @@ from rich.text import Text
 from bitfoundry.client.answers import Job, Plan
 from bitfoundry.client.bodies import given as without_none
 from bitfoundry.client.connection import NO_SERVICE
+from bitfoundry.client.service import Client
 from bitfoundry.commands import jobs as job_commands
 from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import terminal
+from bitfoundry.commands.names import find_id
 from bitfoundry.commands.options import connect, evaluation_of, key_value, show_job
 from bitfoundry.errors import BitfoundryError
 from quantcore.cli.flags import BUDGETS, add_budget, add_job
@@ -22,6 +24,7 @@ from quantcore.cli.from_flags import request_of
 from quantcore.cli.goal_flags import GOAL_FLAGS, add_goal
 from quantcore.cli.grammar import Flags, add_model
 from quantcore.config.recipes import algorithms_text
+from quantcore.config.texts import BUILTIN
 from quantcore.errors import QuantError
 
 OLDER_NAMES = {
@@ -52,7 +55,7 @@ def submit(arguments: list[str]) -> None:
     target = publish_commands.read_target(options.publish, options.publish_token)
     body = _request(flags, options, flag_names) | _queue_fields(options)
     with connect(options.url, options.api_key, options.home) as client:
-        job = client.submit(_model_of(options), publish=target, **body)
+        job = client.submit(_model_of(options), publish=target, **_with_datasets(client, body))
         if options.wait:
             job_commands.show_end(client, job, options.json)
         else:
@@ -82,7 +85,7 @@ def plan(arguments: list[str]) -> int | None:
             )
         raise
     with client:
-        job_plan = client.plan(_model_of(options), **body)
+        job_plan = client.plan(_model_of(options), **_with_datasets(client, body))
     if options.json:
         terminal.print_json(job_plan.model_dump(mode="json"))
     else:
@@ -100,7 +103,8 @@ def clone(arguments: list[str]) -> None:
     changes = _request(flags, options, flag_names, needs_scheme=False) | _queue_fields(options)
     with connect(options.url, options.api_key, options.home) as client:
         original = client.find(options.job_id)
-        show_job(client.clone(original.id, _patch(original, changes)), options.json)
+        changes = _patch(original, _with_datasets(client, changes))
+        show_job(client.clone(original.id, changes), options.json)
 
 
 def _plan_here(arguments: list[str]) -> int:
@@ -177,6 +181,22 @@ def _request(flags: Flags, options: Any, flag_names: set[str], *, needs_scheme: 
         flags.error(
             f"choose a preset, {flags.prog} MODEL w4a16 (see `bitfoundry presets`), or a goal, --runtime and --device"
         )
+    return body
+
+
+def _with_datasets(client: Client, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the request with ids in place of the names of uploaded datasets. What is none stays for the service."""
+    from quantcore.data.hub_dataset import ALIASES
+
+    for part in ("calibration", "evaluation"):
+        for text in (body.get(part, {}), *body.get(part, {}).get("sources", ())):
+            source = text.get("source")
+            if source and "/" not in source and source not in (BUILTIN, *ALIASES):
+                try:
+                    text["source"] = find_id(client, "dataset_id", source)
+                except BitfoundryError as error:
+                    if error.code != "not_found":
+                        raise
     return body
 
 

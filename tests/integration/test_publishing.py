@@ -392,8 +392,9 @@ def test_the_commands(
     ):
         assert cli.run([*wrong, "--json"]) == 1
         assert json.loads(capsys.readouterr().err)["error"]["code"] == code, wrong
-    assert cli.run(["pull", succeeded, "--output_dir", str(tmp_path / "x"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["num_files"] == 3
+    for name in (succeeded, "last"):
+        assert cli.run(["pull", name, "--output_dir", str(tmp_path / "x"), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["num_files"] == 3
 
 
 @pytest.fixture
