@@ -32,6 +32,8 @@ from bitfoundry.local.supervision import Say
 from quantcore.config.time_limits import DATABASE_CONNECT_S, DATABASE_MIGRATION_S
 from quantcore.errors import ConfigError
 
+NAME_FAULTS = frozenset((errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP))
+"""What a file system says of a name that it cannot hold, or not beside the others."""
 FORMAT = 1
 DUMP = "database.dump"
 MANIFEST = "MANIFEST.json"
@@ -221,23 +223,25 @@ def _unpack(source: Path, fresh: Path, vault: Vault | None, *, trusted: bool) ->
     digests: dict[str, str] = {}
     ends = {MANIFEST: b"", SIGNATURE: b""}
     seen: set[str] = set()
+    name = ""
     try:
         with tarfile.open(source, mode="r|") as tar:
             for info in tar:
+                name = info.name
                 file = tar.extractfile(info) if info.isreg() else None
                 if file is None:
-                    raise _damaged(source, f"'{info.name}' is not a file")
-                if info.name in ends:
-                    ends[info.name] = _read_end(source, info, file)
+                    raise _damaged(source, f"'{name}' is not a file")
+                if name in ends:
+                    ends[name] = _read_end(source, info, file)
                 else:
-                    path = _checked(source, info.name, seen)
-                    digests[info.name] = _write(file, fresh / path)
-    except (tarfile.TarError, ValueError, EOFError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+                    path = _checked(source, name, seen)
+                    digests[name] = _write(file, fresh / path)
+    except (tarfile.TarError, ValueError, EOFError) as error:
         raise _damaged(source, str(error)) from error
     except OSError as error:
-        if error.errno not in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP):
+        if error.errno not in NAME_FAULTS:
             raise
-        raise _damaged(source, str(error.strerror)) from error
+        raise _damaged(source, f"'{name[:100]}' cannot be written ({error.strerror})") from error
     if not trusted:
         _check_signature(source, ends[MANIFEST], ends[SIGNATURE], vault)
     try:
@@ -247,7 +251,7 @@ def _unpack(source: Path, fresh: Path, vault: Vault | None, *, trusted: bool) ->
     except (ValueError, KeyError, TypeError, RecursionError):
         is_ours = False
     if not is_ours or DUMP not in expected:
-        raise _damaged(source, "its manifest is missing or from another release")
+        raise _damaged(source, "its manifest is missing, damaged or from another release")
     if wrong := sorted(name for name in digests.keys() | expected.keys() if digests.get(name) != expected.get(name)):
         raise _damaged(source, f"'{wrong[0]}' is missing or has changed ({len(wrong)} in total)")
     return manifest

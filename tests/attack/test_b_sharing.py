@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,17 +43,21 @@ def other_key(sessions: Sessions) -> str:
 
 
 @contextmanager
-def stream(server: Server, job_id: str) -> Iterator[socket.socket]:
-    """An event stream of the attacker on a connection of its own, once its first line has come."""
+def connection(server: Server, path: str, key: str, *, until: bytes) -> Iterator[socket.socket]:
+    """A connection of its own with a request whose answer has come as far as ``until``."""
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as line:
-        head = f"GET /v1/jobs/{job_id}/events/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n\r\n"
-        line.sendall(head.encode())
+        line.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n".encode())
         heard = b""
-        while b"retry:" not in heard:
+        while until not in heard:
             heard += line.recv(65536)
             assert b" 200 OK" in heard.partition(b"\r\n")[0], heard
         yield line
+
+
+def stream(server: Server, job_id: str) -> AbstractContextManager[socket.socket]:
+    """An event stream of the attacker, once its first line has come."""
+    return connection(server, f"/v1/jobs/{job_id}/events/stream", server.key, until=b"retry:")
 
 
 def is_open(line: socket.socket) -> bool:
@@ -78,6 +82,7 @@ def test_many_streams_of_one_caller_keep_nobody_out(
         few = stack.enter_context(httpx2.Client(base_url=server.url, trust_env=False, timeout=20))
         headers = {"Authorization": f"Bearer {other_key}"}
         assert few.get("/v1/jobs", headers=headers).status_code == 200
+        kept = stack.enter_context(connection(server, "/v1/presets", other_key, until=b'"data"'))
         lines = [stack.enter_context(stream(server, job_id)) for _ in range(25)]
         wait_until(lambda: sum(map(is_open, lines)) <= 20)
         for method, path, body in (
@@ -89,7 +94,7 @@ def test_many_streams_of_one_caller_keep_nobody_out(
             answer = httpx2.request(method, server.url + path, json=body, headers=headers, trust_env=False, timeout=20)
             assert answer.status_code in (200, 201), answer.text
         assert few.get("/v1/jobs", headers=headers).status_code == 200
-        assert any(map(is_open, lines))
+        assert any(map(is_open, lines)) and is_open(kept)
 
 
 def test_a_key_has_a_limit_of_streams(server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:

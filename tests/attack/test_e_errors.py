@@ -83,6 +83,9 @@ ODD: dict[str, list[tuple[tarfile.TarInfo, bytes]]] = {
 }
 
 
+NO_MANIFEST = "nothing,zeros,a list,no JSON,deep,no text,no files,odd files,no home,no dump".split(",")
+
+
 @pytest.mark.parametrize("case", [*ODD, "zeros", "text", "empty", "cut"])
 def test_an_odd_backup_is_named_and_leaves_nothing(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backup, "_load", lambda *_: pytest.fail("it was restored"))
@@ -91,9 +94,11 @@ def test_an_odd_backup_is_named_and_leaves_nothing(case: str, tmp_path: Path, mo
         file.write_bytes({"zeros": bytes(5000), "text": b"no tar " * 1000, "empty": b""}[case])
     elif case == "cut":
         file.write_bytes(file.read_bytes()[:700])
-    with pytest.raises(StackError):
+    with pytest.raises(StackError) as refused:
         backup.restore(file, tmp_path / "home", print, vault=None, trusted=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup"]
+    assert ("its manifest" in refused.value.message) == (case in NO_MANIFEST), "refused for another reason"
+    assert "Errno" not in refused.value.message and ".restoring" not in refused.value.message
 
 
 def test_data_of_a_newer_release_are_named(postgres_url: str, tmp_path: Path) -> None:
