@@ -29,6 +29,7 @@ from quantcore.engine.runtime.hidden import Hidden
 from quantcore.engine.runtime.ranks import ALONE, Ranks, computing_together
 from quantcore.engine.runtime.streamed_model import StreamedModel
 from quantcore.engine.runtime.vocabulary import Vocabulary, in_parts
+from quantcore.engine.runtime.weight_loader import StoredWeights
 from quantcore.importing.model import Model
 from quantcore.tensors.source import TORCH_DTYPES, Rows, rows_of
 
@@ -170,9 +171,8 @@ def open_model(model: Model, ranks: Ranks = ALONE) -> EvaluatedModel:
         return rows_of(read(name)) if name in layers else source.rows(name)
 
     blocks = find_blocks(headers.tensors, headers.config)
-    streamed = StreamedModel(
-        headers.config, read, set(headers.tensors), blocks, TORCH_DTYPES[headers.main_dtype], default_device()
-    )
+    stored = StoredWeights(headers.config, set(headers.tensors), blocks, read)
+    streamed = StreamedModel(stored, TORCH_DTYPES[headers.main_dtype], default_device())
     unused = find_unused((layer.name for layer in layers.values()), headers.config, blocks)
     run = tuple(layer for layer in layers.values() if layer.name not in unused)
     return EvaluatedModel(streamed, read_rows, run, activations, stored=model, ranks=ranks)

@@ -59,7 +59,7 @@ from quantcore.engine.runtime.read_ahead import ReadAhead
 from quantcore.engine.runtime.sharded import check_all_finite, sharing_ranks
 from quantcore.engine.runtime.streamed_model import StreamedModel
 from quantcore.engine.runtime.vocabulary import in_parts
-from quantcore.engine.runtime.weight_loader import Shards
+from quantcore.engine.runtime.weight_loader import Shards, StoredWeights
 from quantcore.engine.transforms.rotation.model_rotation import untie
 from quantcore.engine.verification.architecture import prove_tiny_model, prove_window
 from quantcore.engine.verification.cache_proof import prove_caches
@@ -333,10 +333,9 @@ def stream_model(context: RunContext, source: Source) -> StreamedModel:
         sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), context.ranks, device)
     reads_ahead = device.type != "cpu" and sharing is None  # a rank reads its own rows of shared blocks
     reader = ReadAhead(source) if reads_ahead else source
-    return StreamedModel(
-        headers.config, reader.read, set(headers.tensors), plan.blocks, TORCH_DTYPES[headers.main_dtype], device,
-        None if sharing is None else Shards(sharing, source.read_rows), reader.expect,
-    )  # fmt: skip
+    stored = StoredWeights(headers.config, set(headers.tensors), plan.blocks, reader.read, reader.expect)
+    shards = None if sharing is None else Shards(sharing, source.read_rows)
+    return StreamedModel(stored, TORCH_DTYPES[headers.main_dtype], device, shards)
 
 
 def may_compare_window(model: Model, plan: Plan, ranks: Ranks) -> bool:

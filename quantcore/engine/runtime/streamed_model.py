@@ -9,7 +9,7 @@ the two tricks meet: the encoder's first block returns what its last one compute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from quantcore.checkpoint.blocks import Blocks
 from quantcore.engine.model.drafts import FIRST, Draft, build_draft
 from quantcore.engine.model.experts import experts_split, stored_singly
 from quantcore.engine.model.kinds import (
@@ -42,7 +41,7 @@ from quantcore.engine.runtime.devices import release_freed_memory
 from quantcore.engine.runtime.hidden import Hidden
 from quantcore.engine.runtime.matmul import matmul_precision
 from quantcore.engine.runtime.states import Axes, States, StatesInMemory, packed, unpacked
-from quantcore.engine.runtime.weight_loader import ReadTensor, Shards, WeightLoader
+from quantcore.engine.runtime.weight_loader import Shards, StoredWeights, WeightLoader
 from quantcore.errors import ModelError
 
 
@@ -50,11 +49,9 @@ class StreamedModel(WeightLoader):
     """Runs a model block by block. The arguments are those of ``WeightLoader``."""
 
     def __init__(
-        self, raw_config: dict[str, Any], read: ReadTensor, names: set[str], blocks: Blocks, dtype: torch.dtype,
-        device: torch.device, shards: Shards | None = None,
-        expect: Callable[[Iterable[str]], None] = lambda names: None,
-    ) -> None:  # fmt: skip
-        super().__init__(raw_config, read, names, blocks, dtype, device, shards, expect)
+        self, stored: StoredWeights, dtype: torch.dtype, device: torch.device, shards: Shards | None = None
+    ) -> None:
+        super().__init__(stored, dtype, device, shards)
         self.axes: Axes = (0, 1)
         self._empty_audio: Any = None  # the output of an encoder for silence
         self._num_returned = [0] * len(self._lists)  # values that a block of each list returns as a tuple

@@ -58,22 +58,34 @@ class Shards:
     read_rows: Callable[[str, range], torch.Tensor]
 
 
+@dataclass(frozen=True)
+class StoredWeights:
+    """A checkpoint: its ``config``, the names of its tensors, and its blocks by these names.
+
+    ``read`` returns a float tensor by its name (CPU). ``expect`` is called with the tensors that the next block will
+    read.
+    """
+
+    config: dict[str, Any]
+    names: set[str]
+    blocks: Blocks
+    read: ReadTensor
+    expect: Callable[[Iterable[str]], None] = lambda names: None
+
+
 class WeightLoader:
     """The skeleton of a model, and the weights of a part of it in memory at a time.
 
-    ``read`` returns a float tensor by its checkpoint name (CPU). ``names`` are the checkpoint's tensors and ``blocks``
-    has its names; the model's own names may differ. With ``shards`` several ranks share every block that is loaded.
-    ``expect`` is called with the tensors that the next block will read. ``kind`` says what the model computes;
-    ``reader`` is the part of it that reads tokens.
+    The model's own names may differ from those of the checkpoint. With ``shards`` several ranks share every block that
+    is loaded. ``kind`` says what the model computes; ``reader`` is the part of it that reads tokens.
     """
 
     def __init__(
-        self, raw_config: dict[str, Any], read: ReadTensor, names: set[str], blocks: Blocks, dtype: torch.dtype,
-        device: torch.device, shards: Shards | None = None,
-        expect: Callable[[Iterable[str]], None] = lambda names: None,
-    ) -> None:  # fmt: skip
-        self._read = read
-        self._expect = expect
+        self, stored: StoredWeights, dtype: torch.dtype, device: torch.device, shards: Shards | None = None
+    ) -> None:
+        raw_config, names, blocks = stored.config, stored.names, stored.blocks
+        self._read = stored.read
+        self._expect = stored.expect
         self._shards = shards
         self.device = device
         self.dtype = dtype

@@ -39,6 +39,7 @@ from quantcore.engine.runtime.devices import (
 )
 from quantcore.engine.runtime.hidden import Hidden
 from quantcore.engine.runtime.streamed_model import StreamedModel
+from quantcore.engine.runtime.weight_loader import StoredWeights
 from quantcore.engine.verification.beginnings import check_beginnings
 from quantcore.engine.verification.cache_clipping import check_caches
 from quantcore.engine.verification.consumer import check_export, needed_bytes
@@ -191,10 +192,9 @@ def compare_predictions(pair: ModelPair, hidden: Hidden, expected: ExpectedDiges
 
 def open_written(plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, dtype: torch.dtype) -> EvaluatedModel:
     """Open the quantized model in the files, to compute in ``dtype``; ``headers`` are the float model's."""
-    streamed = StreamedModel(
-        plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.blocks, dtype,
-        default_device(),
-    )  # fmt: skip
+    names = {*headers.tensors, *plan.added}
+    stored = StoredWeights(plan.result_config(headers.config), names, plan.blocks, written.read_float)
+    streamed = StreamedModel(stored, dtype, default_device())
     return EvaluatedModel(streamed, written.rows, plan.layers, written.activations)
 
 
