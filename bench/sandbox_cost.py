@@ -4,7 +4,8 @@
     python -m bench.sandbox_cost MODEL . .:off                     # this tree, with engines confined and not
 
 A tree is a checkout, of an older commit say (`git worktree add`, or `git archive COMMIT | tar -x -C TREE`). Prints for
-each the medians of the processor time, and of the most memory that no file backs, of all processes of the job together.
+each the medians of the processor time, and of the memory that no file backs, of all processes of the job together: at
+the job's first event, before it reads any weight, where runs agree within a megabyte; and the most of it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 JOB = """
-import inspect, json, resource, sys, threading
+import inspect, json, os, resource, signal, sys, threading
+from contextlib import suppress
 from pathlib import Path
 import psutil
 from api.settings import Settings
@@ -59,23 +61,27 @@ if limit is not None:
     watch = MemoryWatch(engine.pid, limit, lambda: None)
     watch.__enter__()
 peak, ended = 0, threading.Event()
+def held():
+    texts = [Path(f"/proc/{process.pid}/status").read_text() for process in psutil.Process().children(recursive=True)]
+    lines = [line for text in texts for line in text.splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 def look():
     global peak
     while not ended.wait(0.02):
-        held = 0
-        try:
-            for process in psutil.Process().children(recursive=True):
-                text = Path(f"/proc/{process.pid}/status").read_text()
-                held += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("RssAnon"))
-        except (psutil.Error, OSError):
-            continue
-        peak = max(peak, held)
+        with suppress(psutil.Error, OSError):
+            peak = max(peak, held())
 looker = threading.Thread(target=look)
 looker.start()
 log = []
 reader = threading.Thread(target=lambda: log.extend(engine.log_lines()))
 reader.start()
-lines = list(engine.lines())
+lines, start = [], 0
+for line in engine.lines():
+    if not lines:
+        os.killpg(engine._process.pid, signal.SIGSTOP)
+        start = held()
+        os.killpg(engine._process.pid, signal.SIGCONT)
+    lines.append(line)
 status = engine.wait()
 reader.join()
 ended.set()
@@ -84,7 +90,7 @@ if watch is not None:
     watch.__exit__(None, None, None)
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 assert status == 0, b"".join(log).decode()[-2000:] + str(lines[-1:])
-print(json.dumps({"cpu_s": used.ru_utime + used.ru_stime, "peak_mb": peak / 1024}))
+print(json.dumps({"cpu_s": used.ru_utime + used.ru_stime, "start_mb": start / 1024, "peak_mb": peak / 1024}))
 """
 
 

@@ -7,5 +7,4 @@ from tests.support.service_fixtures import (  # noqa: F401  fixtures
     settings,
     start_worker,
     submit,
-    wait_for,
 )

@@ -12,6 +12,7 @@ import pytest
 from api.settings import Settings
 from api.store.tables.jobs import Job
 from tests.support.service import WorkerProcess
+from tests.support.waiting import wait_until
 from worker import cgroup
 
 MB = 1 << 20
@@ -90,11 +91,12 @@ def test_a_unit_that_systemd_delegates(parent: Path) -> None:
 
 def test_a_job_that_takes_more_than_its_limit(
     settings: Settings, make_model: Callable[..., Path], submit: Callable[..., str],
-    start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job], parent: Path,
+    start_worker: Callable[..., WorkerProcess], get_job: Callable[..., Job], parent: Path,
 ) -> None:  # fmt: skip
     start_worker(settings.model_copy(update={"memory_bytes": 300 * MB}))
     job = submit(make_model("hostile", mode="eats"), needs_memory_bytes=64 * MB)
-    ended = wait_for(job, "failed")
+    wait_until(lambda: get_job(job).state == "failed", timeout_s=500)
+    ended = get_job(job)
     assert ended.error is not None and ended.error["code"] == "memory_limit", ended.error
     assert "the limit is 300 MiB" in ended.error["message"]
     assert not list(parent.glob(f"bitfoundry-{job}*"))

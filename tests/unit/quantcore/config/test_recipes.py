@@ -25,6 +25,8 @@ def test_the_scheme_that_loses_most_decides() -> None:
     four, static, eight = (presets.resolve(name) for name in ("w4a16", "int8_static", "int8_weight_only"))
     for few, most in (([eight, four], four), ([four, static], static)):
         assert recipe(few, "balanced") == recipe([most], "balanced") != recipe([few[0]], "balanced")
+    inputs = presets.resolve("nvfp4")
+    assert recipe([inputs, four], "balanced") == recipe([inputs], "balanced") != recipe([four], "balanced")
     layers = replace(eight, layer_quant_config={"*.o_proj": four.global_quant_config})
     assert recipe([layers], "balanced") == recipe([four], "balanced")
 
@@ -52,7 +54,8 @@ def test_in_words() -> None:
     [
         ("w4a16", None, "Use effort balanced (gptq)."),
         ("w4a16", "balanced", "Use effort best (yaqa): slower, usually better."),
-        ("mxfp4", "balanced", "Use effort best (gptaq): slower, usually better."),
+        ("mxfp4", "balanced", "Use effort best (autosmoothquant, gptaq): slower, usually better."),
+        ("int4_fp8", "balanced", "Use effort best (gptaq): slower, usually better."),
         ("w4a16", "best", "A goal gives more bits"),
         ("w2a16", "balanced", "Use effort best (yaqa): slower, usually better."),
         ("w2a16", "best", "Tune the scales for the predictions as well (algorithms yaqa, distill)."),
