@@ -19,6 +19,7 @@ from quantcore.export.exporter import (
     Container,
     Decoder,
     Exporter,
+    OwnFiles,
     Uniform,
     encoded,
     file_of,
@@ -29,8 +30,8 @@ from quantcore.export.exporter import (
 )
 
 __all__ = [
-    "EXPORTERS", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports", "config_json",
-    "default_format", "encoded", "file_of", "formats_for", "holds_codes", "layouts_of", "readers_of", "tensor_name",
+    "EXPORTERS", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports", "default_format",
+    "encoded", "file_of", "formats_for", "holds_codes", "json_files", "layouts_of", "readers_of", "tensor_name",
 ]  # fmt: skip
 
 
@@ -71,19 +72,24 @@ def _holds(exporter: Exporter, layers: Sequence[LayerPlan]) -> bool:
     return all(settings == first for settings in others)
 
 
-def config_json(
+def json_files(
     export: str, model_config: Mapping[str, Any], config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
-) -> dict[str, Any]:
-    """Return the config.json of a checkpoint: the model's own, with ``Exporter.quantization_config`` in it.
+) -> dict[str, dict[str, Any]]:
+    """Return the JSON files that describe a checkpoint, by name.
 
-    It names no code (``auto_map``) for a model that Transformers has a class for: such files are not copied.
+    config.json is the model's own, with ``Exporter.quantization_config`` in it. It names no code (``auto_map``) for a
+    model that Transformers has a class for: such files are not copied.
     """
     from transformers import CONFIG_MAPPING
 
     if model_config.get("model_type") in CONFIG_MAPPING:
         model_config = {key: value for key, value in model_config.items() if key != CODE}
-    quantization_config = EXPORTERS.get(export).quantization_config(config, layers, kept)
-    return {**model_config, **({} if quantization_config is None else {"quantization_config": quantization_config})}
+    exporter = EXPORTERS.get(export)
+    quantization_config = exporter.quantization_config(config, layers, kept)
+    if quantization_config is None:
+        return {"config.json": dict(model_config)}
+    own = exporter.own_files(quantization_config) if isinstance(exporter, OwnFiles) else {}
+    return {"config.json": {**model_config, "quantization_config": quantization_config}, **own}
 
 
 def adapted(layers: tuple[LayerPlan, ...], exports: Sequence[str]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:

@@ -84,6 +84,14 @@ class Uniform(Protocol):
 
 
 @runtime_checkable
+class OwnFiles(Protocol):
+    """An exporter that describes the quantization in JSON files of its own, beside config.json."""
+
+    def own_files(self, quantization_config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the files by name, for the same ``quantization_config`` as in config.json."""
+
+
+@runtime_checkable
 class Container(Protocol):
     """An exporter with a container other than safetensors (GGUF, ONNX).
 
@@ -260,10 +268,15 @@ def draft_patterns(layers: Iterable[LayerPlan], kept: Iterable[str]) -> list[str
     Draft heads are the blocks behind those with ``layers``, and modules called mtp or eagle. Consumers build them with
     modules of other names inside (``layers.61.mtp_block.self_attn``), which no name of the checkpoint matches.
     """
+    return [draft_pattern(part) for part in kept_drafts(layers, kept)]
+
+
+def kept_drafts(layers: Iterable[LayerPlan], kept: Iterable[str]) -> list[str]:
+    """Return the draft heads that are ``kept`` whole, as ``layers.61`` or ``mtp``."""
     layers = tuple(layers)
     quantized, last = draft_parts(layers), _last_blocks(layers)
     parts = dict.fromkeys(part for name in kept if (part := _draft_part(name, last)) is not None)
-    return [draft_pattern(part) for part in parts if part not in quantized]
+    return [part for part in parts if part not in quantized]
 
 
 def draft_parts(layers: Iterable[LayerPlan]) -> dict[str, LayerPlan]:

@@ -30,7 +30,7 @@ from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, tensor_name
 from quantcore.export.gguf.model import read_gguf
 from quantcore.export.importer import Importer, StoredFiles
-from quantcore.importing import modelopt
+from quantcore.export.modelopt import own_description
 
 GPT_OSS = "mxfp4"
 """The ``quant_method`` of gpt-oss: experts in MXFP4, in stacks."""
@@ -107,27 +107,21 @@ def read_model(path: Path | str) -> Model:
     folder = Path(path)
     gguf_file = find_gguf(folder)
     check_files(folder if gguf_file is None else gguf_file)
-    description = None
     if gguf_file is None:
         config, tensors = read_folder(folder)
-        description = modelopt.description_of(folder, config)
-        quantization_config = config.get("quantization_config")
+        quantization_config = config.get("quantization_config") or own_description(folder)
     else:
         folder = gguf_file.parent
         config, tensors = read_gguf(gguf_file)
         quantization_config = GGUF if any(tensor.dtype in GGUF_BLOCKS for tensor in tensors.values()) else None
     warnings = _warn_of_floats(tensors)
-    if not quantization_config and description is None:
+    if not quantization_config:
         return _model(folder, config, unstack_experts(tensors), warnings)
     dtype = _float_dtype(config, tensors)
     if isinstance(quantization_config, dict) and quantization_config.get("quant_method") == GPT_OSS:
         tensors, stacks = unstack_mxfp4(tensors)
         files = StoredFiles(folder, tensors, dtype, stacks)
         quantized, used = _read_quantized(config, GPT_OSS_AS_QUARK, files, GPT_OSS)
-    elif description is not None:
-        described, tensors = modelopt.as_quark(description, tensors)
-        files = StoredFiles(folder, tensors, dtype)
-        quantized, used = _read_quantized(config, described, files, modelopt.METHOD)
     else:
         tensors = _with_usual_scales(tensors)
         files = StoredFiles(folder, tensors, dtype)

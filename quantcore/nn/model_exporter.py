@@ -34,9 +34,9 @@ from quantcore.export import (
     Container,
     Exporter,
     check_exports,
-    config_json,
     encoded,
     holds_codes,
+    json_files,
     layouts_of,
 )
 from quantcore.nn.attention import QUERIES, HeadRotation, attention_modules
@@ -133,8 +133,8 @@ class ModelExporter:
             stored_plans = tuple(replace(layer.plan, name=name) for name, layer in stored.layers.items())
             model_config = _model_config(model, stored)
             named, kept = with_module_names(model_config, stored_plans, stored.kept)
-            config_dict = config_json(export, model_config, quant_config, named, kept)
-            write_json(folder / "config.json", config_dict)
+            for name, content in json_files(export, model_config, quant_config, named, kept).items():
+                write_json(folder / name, content)
             for part in (getattr(model, "generation_config", None), tokenizer):
                 if part is not None:
                     part.save_pretrained(folder)

@@ -121,7 +121,7 @@ def test_the_tables_of_the_page_of_algorithms():
     assert {key: options[key] for key in shown} == shown
 
 
-ORDER = ["quark", "compressed_tensors", "fp8", "gptq", "gptq_v2", "awq", "bitsandbytes", "gguf", "onnx",
+ORDER = ["quark", "compressed_tensors", "fp8", "modelopt", "gptq", "gptq_v2", "awq", "bitsandbytes", "gguf", "onnx",
          "fake_quantized"]  # fmt: skip
 
 

@@ -21,7 +21,6 @@ from quantcore.export import EXPORTERS, holds_codes
 from quantcore.export.importer import Importer, matches
 from quantcore.importing.model import read_model
 from tests.support.deepseek_v4 import publish_as_v4
-from tests.support.modelopt import publish_as_nvfp4
 from tests.support.models import MIXTURES, VOCAB_SIZE, tiny_model
 from tests.support.params import with_rare, with_usual
 from tests.support.proofs import proving_here
@@ -44,6 +43,10 @@ BLOCKS = replace(
         input_tensors=quantcore.QuantizationSpec(dtype="fp8_e4m3", qscheme="per_group", group_size=32, is_dynamic=True),
     ),
 )
+NVFP4_AND_FP8 = replace(
+    presets.resolve("nvfp4", kv_cache="fp8"),
+    layer_quant_config={"*.1.*": presets.resolve("fp8").global_quant_config},
+)
 CASES = {
     "quark": ("w4a16", "fp8", "int8_static", "mxfp4", "nvfp4", "int4_fp8", "mixed", "kv"),
     "compressed_tensors": (
@@ -63,6 +66,7 @@ CASES = {
         *("int2", "int3"),
     ),
     "fp8": ("fp8", "kv", "blocks"),
+    "modelopt": ("nvfp4", "nvfp4_weight_only", "fp8", "kv", "nvfp4_and_fp8"),
     "gptq": ("int4", "int3", "int2", "mixed"),
     "gptq_v2": ("w4a16", "uint2", "mixed"),
     "awq": ("w4a16",),
@@ -73,10 +77,12 @@ ALL = [(export, name) for export, names in CASES.items() for name in names]
 USUAL = [  # one to three of each format that no other is much like; a graph takes long to trace: see test_onnx
     ("quark", "kv"), ("compressed_tensors", "w4a16_sym"), ("compressed_tensors", "mxfp4"), ("fp8", "kv"),
     ("compressed_tensors", "blocks"), ("gptq", "mixed"), ("awq", "w4a16"), ("bitsandbytes", "nf4_double_quant"),
+    ("modelopt", "nvfp4_and_fp8"),
 ]  # fmt: skip
 CONFIGS = {
     "kv": presets.resolve("fp8", kv_cache="fp8"),
     "mixed": MIXED,
+    "nvfp4_and_fp8": NVFP4_AND_FP8,
     "blocks": BLOCKS,
     "uint2": groups("uint2", symmetric=False),
     **{dtype: groups(dtype) for dtype in ("int2", "int3", "int4")},
@@ -127,7 +133,7 @@ CHAINS = {
     "w4a16_sym": ("gptq", "quark", "compressed_tensors", "gptq_v2", "gptq"),
     "kv": ("fp8", "quark", "compressed_tensors", "fp8"),
     "blocks": ("fp8", "compressed_tensors", "fp8"),
-    "nvfp4": ("quark", "compressed_tensors", "quark"),
+    "nvfp4": ("modelopt", "quark", "compressed_tensors", "modelopt"),
     "mixed": ("gptq", "compressed_tensors", "gptq_v2", "gptq"),
 }
 
@@ -158,6 +164,9 @@ ODD_MIXTURES = {
         presets.resolve("nvfp4_weight_only"), layer_quant_config={"*.1.*.down_proj": INT8_LAYER}
     ),
     "fp8": presets.resolve("fp8"),
+    "modelopt": replace(
+        presets.resolve("nvfp4"), layer_quant_config={"*.1.*": NVFP4_AND_FP8.layer_quant_config["*.1.*"]}
+    ),
     "gptq": MIXED,
     "gptq_v2": groups("uint4", symmetric=False),
     "awq": groups("uint4", symmetric=False),
@@ -258,33 +267,6 @@ def publish_as_mxfp4(model_dir: Path) -> dict[str, torch.Tensor]:
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (model_dir / "config.json").write_text(json.dumps(config))
     return expected
-
-
-@pytest.mark.parametrize("has_own_file", [True, False])
-def test_nvfp4_of_modelopt_is_read(tmp_path, has_own_file):
-    model_dir = tiny_model(tmp_path / "model", dtype=torch.float32)
-    expected = publish_as_nvfp4(model_dir, has_own_file=has_own_file)
-    model = read_model(model_dir)
-    source = open_source(model)
-    assert model.quantized.format == "modelopt" and len(expected) == len(model.quantized.layers) == 21
-    for name, weight in expected.items():
-        torch.testing.assert_close(source.read(name), weight, rtol=1e-6, atol=1e-8)
-    assert all(layer.scheme.startswith("fp4 per_group 16 e4m3 + fp4") for layer in model.quantized.layers.values())
-    convert(model_dir, tmp_path / "quark", "quark", lambda event: None)
-    assert not (tmp_path / "quark" / "hf_quant_config.json").exists()
-    again = open_source(read_model(tmp_path / "quark"))
-    assert all(torch.equal(again.read(name), source.read(name)) for name in expected)
-
-
-def test_other_algorithms_of_modelopt_are_refused(tmp_path):
-    model_dir = tiny_model(tmp_path / "model", dtype=torch.float32)
-    publish_as_nvfp4(model_dir, has_own_file=False)
-    config = json.loads((model_dir / "config.json").read_text())
-    config["quantization_config"]["quant_algo"] = "W4A8_AWQ"
-    (model_dir / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="by ModelOpt, with the algorithm 'W4A8_AWQ'") as caught:
-        read_model(model_dir)
-    assert caught.value.code == "already_quantized" and "NVFP4 and FP8" in caught.value.hint
 
 
 def save_v4(folder: Path) -> None:

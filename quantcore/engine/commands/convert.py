@@ -15,7 +15,7 @@ from quantcore.engine.data.tokenizer import unpack_tokenizer
 from quantcore.engine.model.module_names import with_module_names
 from quantcore.errors import ConfigError, ProofError
 from quantcore.events import Completed, Emit, PhaseStarted, Progress
-from quantcore.export import EXPORTERS, Container, check_exports, config_json, encoded, holds_codes
+from quantcore.export import EXPORTERS, Container, check_exports, encoded, holds_codes, json_files
 from quantcore.importing.model import Model, QuantizedLayers, read_model
 from quantcore.plan.planner import written_layout
 from quantcore.tensors.hashing import tensor_digest
@@ -38,8 +38,8 @@ def convert(model_dir: Path, output_dir: Path, export: str, emit: Emit) -> dict[
         emit(PhaseStarted("export"))
         digests = _write(model, quantized, export, folder, emit)
         named, kept = with_module_names(model.headers.config, layers, quantized.config.exclude)
-        config = config_json(export, model.headers.config, quantized.config, named, kept)
-        write_json(folder / "config.json", config)
+        for name, content in json_files(export, model.headers.config, quantized.config, named, kept).items():
+            write_json(folder / name, content)
         copy_side_files(model_dir, folder)
         unpack_tokenizer(model_dir, folder)
         emit(PhaseStarted("verify"))

@@ -28,7 +28,7 @@ from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.engine.verification.expectation import ExpectedDigests
 from quantcore.errors import ModelError
 from quantcore.events import LayerQuantized, Warned, parse
-from quantcore.export import EXPORTERS, Container, config_json, encoded, file_of, holds_codes, layouts_of
+from quantcore.export import EXPORTERS, Container, encoded, file_of, holds_codes, json_files, layouts_of
 from quantcore.formats.weight_layout import stored
 from quantcore.plan.planner import export_dir
 from quantcore.tensors.hashing import Hashing
@@ -297,7 +297,7 @@ def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
 
 
 def write_side_files(context: RunContext) -> None:
-    """Write config.json with the format's quantization_config, and copy the files that stay unchanged."""
+    """Write the JSON files that describe the format, config.json first, and copy the files that stay unchanged."""
     task, plan = context.task, context.plan
     model_config = plan.result_config(context.model.headers.config)
     layers, kept = with_module_names(model_config, plan.layers, plan.kept_layers)
@@ -306,7 +306,8 @@ def write_side_files(context: RunContext) -> None:
         if isinstance(exporter, Container) and exporter.holds_tokenizer:
             copy_side_files(task.model_folder, target, LICENSES)
             continue
-        write_json(target / "config.json", config_json(export, model_config, task.config, layers, kept))
+        for name, content in json_files(export, model_config, task.config, layers, kept).items():
+            write_json(target / name, content)
         copy_side_files(task.model_folder, target)
         unpack_tokenizer(task.model_folder, target)
 

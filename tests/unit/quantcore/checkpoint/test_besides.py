@@ -11,7 +11,7 @@ from quantcore.checkpoint.headers import read_folder
 from quantcore.checkpoint.side_files import copy_side_files, differing_side_files
 from quantcore.config.presets import resolve
 from quantcore.errors import ModelError
-from quantcore.export import config_json
+from quantcore.export import json_files
 from quantcore.importing.model import read_model
 from tests.support.models import tiny_model, tiny_tokenizer
 
@@ -75,9 +75,9 @@ def test_code_is_named_and_the_result_names_none(model: Path) -> None:
     assert "configuration_own.py, tokenization_own.py" in headers.warnings[0]
     config = resolve("int8_weight_only")
     for export in ("compressed_tensors", "fake_quantized"):
-        assert "auto_map" not in config_json(export, headers.config, config, (), ())
+        assert "auto_map" not in json_files(export, headers.config, config, (), ())["config.json"]
     own = {**headers.config, "model_type": "of its own"}
-    assert "auto_map" in config_json("fake_quantized", own, config, (), ())
+    assert "auto_map" in json_files("fake_quantized", own, config, (), ())["config.json"]
 
 
 def test_other_chat_templates_travel(tmp_path: Path) -> None:
