@@ -48,6 +48,9 @@ images, most of which it is wrong about. An "int8 tower" means that the encoder 
 
 MiniLM is all-MiniLM-L6-v2, an embedding model. Its figures are not perplexities: they are the mean cosine between the
 embeddings of the result and those of the float model, in the program and in ours.
+
+`modelopt` has no row: no program runs it on a CPU as it is. [What was tried, and which sources were
+read](formats.md#nvidia-modelopt).
 """
 
 
