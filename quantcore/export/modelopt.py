@@ -64,7 +64,7 @@ class ModelOptReaders(Readers):
 class ModelOptExporter:
     name = METHOD
     title = "NVIDIA ModelOpt safetensors (vLLM: quantization='modelopt')"
-    readers = ModelOptReaders("vLLM (CPU)", preference=7, in_vllm=True)
+    readers = ModelOptReaders("vLLM (CPU)", preference=7, in_vllm=True, vllm_reads_head=True)
 
     def refuse(self, layer: LayerPlan) -> str | None:
         weight, inputs, outputs = layer.weight, layer.input_tensors, layer.config.output_tensors

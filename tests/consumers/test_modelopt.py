@@ -31,11 +31,12 @@ def exports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("modelopt")
     model = tiny_model(
         folder / "model", hidden_size=128, intermediate_size=384, head_dim=32, num_key_value_heads=4, rank=8,
-        max_position_embeddings=512,
+        max_position_embeddings=512, tie_word_embeddings=False,
     )  # fmt: skip
     configs = {name: presets.resolve(name) for name in METHODS if name != "mixed"}
     in_fp8 = {"model.layers.1.*": configs["fp8"].global_quant_config}
     configs["mixed"] = replace(presets.resolve("nvfp4", kv_cache="fp8"), layer_quant_config=in_fp8)
+    configs["nvfp4_head"] = presets.resolve("nvfp4", exclude=())
     return export_all(model, configs, ("modelopt",), folder)
 
 
@@ -43,14 +44,16 @@ def test_vllm_chooses_the_method_of_each_layer_from_both_files(exports, tmp_path
     results, _ = exports
     names = ["0.self_attn.qkv_proj", "0.mlp.gate_up_proj", "1.mlp.down_proj"]
     (tmp_path / "names.json").write_text(json.dumps([*(f"model.layers.{name}" for name in names), "lm_head"]))
-    folders = {name: str(folder) for name, (folder, _) in results.items()}
+    folders = {name: str(folder) for name, (folder, _) in results.items() if name in METHODS}
     found = check("vllm", "check_modelopt.py", tmp_path / "names.json", *folders.values())
     assert {name: found[folder] for name, folder in folders.items()} == METHODS
 
 
-def test_vllms_emulation_of_nvfp4_computes_what_we_do(exports):
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_head"])
+def test_vllms_emulation_of_nvfp4_computes_what_we_do(exports, name):
     results, windows = exports
-    folder, summary = results["nvfp4"]
+    folder, summary = results[name]
+    assert (summary["num_layers_quantized"] == 22) == (name == "nvfp4_head")
     result = check("vllm", "check_modelopt.py", "--run", folder, windows)
     assert result["perplexity"] == pytest.approx(summary["perplexity_after"], rel=TOLERANCE)
 
