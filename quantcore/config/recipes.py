@@ -31,7 +31,7 @@ _RUNTIMES = {"gguf": "llama_cpp", "onnx": "onnx"}
 _CHAINS: dict[str, dict[Effort, str]] = {
     "static integers": {"fast": "", "balanced": "smoothquant,gptq", "best": "smoothquant,gptaq"},
     "low-bit weights": {"fast": "", "balanced": "gptq", "best": "yaqa"},
-    "low-bit inputs": {"fast": "", "balanced": "autosmoothquant,gptq", "best": "autosmoothquant,gptaq"},
+    "low-bit float inputs": {"fast": "", "balanced": "autosmoothquant,gptq", "best": "autosmoothquant,gptaq"},
     "few bits": {"fast": "", "balanced": "gptq", "best": "gptaq"},
     "eight bits": {"fast": "", "balanced": "", "best": "gptaq"},
 }
@@ -121,9 +121,9 @@ def _kind(configs: Iterable[Config]) -> str | None:
     """Return the kind of the scheme that loses most: see ``_CHAINS``. None for configs that only cast.
 
     Static ranges of integer activations lose most, because they clip outliers or round everything else coarsely. Those
-    of floats lose less, and gain from the same solver as few bits. Inputs of less than 8 bits gain most from scales
-    that even out their channels, found for each group of layers. Where activations are rounded as well, the gradients
-    of yaqa gained nothing.
+    of floats lose less, and gain from the same solver as few bits. Float inputs of less than 8 bits gain most from
+    scales that even out their channels, found for each group of layers. Where activations are rounded as well, the
+    gradients of yaqa gained nothing.
     """
     layers = [
         layer for config in configs for layer in _layers(config)
@@ -136,9 +136,10 @@ def _kind(configs: Iterable[Config]) -> str | None:
     weights = [layer.weight for layer in layers if layer.weight is not None]
     if not inputs and any(spec.format.bits < 8 for spec in weights):
         return "low-bit weights"
-    if any(spec.format.bits < 8 for spec in inputs):
-        return "low-bit inputs"
-    if static or any(spec.format.bits < 8 for spec in weights):
+    low_bit_inputs = [spec for spec in inputs if spec.format.bits < 8]
+    if any(not isinstance(spec.format, IntFormat) for spec in low_bit_inputs):
+        return "low-bit float inputs"
+    if static or low_bit_inputs or any(spec.format.bits < 8 for spec in weights):
         return "few bits"
     return "eight bits" if layers else None
 

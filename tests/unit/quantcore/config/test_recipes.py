@@ -55,6 +55,7 @@ def test_in_words() -> None:
         ("w4a16", None, "Use effort balanced (gptq)."),
         ("w4a16", "balanced", "Use effort best (yaqa): slower, usually better."),
         ("mxfp4", "balanced", "Use effort best (autosmoothquant, gptaq): slower, usually better."),
+        ("int4_wa_64", "balanced", "Use effort best (gptaq): slower, usually better."),
         ("int4_fp8", "balanced", "Use effort best (gptaq): slower, usually better."),
         ("w4a16", "best", "A goal gives more bits"),
         ("w2a16", "balanced", "Use effort best (yaqa): slower, usually better."),
