@@ -202,6 +202,17 @@ def is_plain(spec: QuantizationSpec) -> bool:
     return spec.over is None and not (kind in (ScaleType.e8m0, ScaleType.e4m3) or kind.in_two_levels)
 
 
+def is_static_fp8(spec: QuantizationSpec | None) -> bool:
+    """Return whether ``spec`` is fp8_e4m3 with one scale for the tensor, fixed by calibration or by the weight."""
+    return (
+        spec is not None
+        and spec.dtype is Dtype.fp8_e4m3
+        and spec.qscheme is QSchemeType.per_tensor
+        and spec.is_static
+        and is_plain(spec)
+    )
+
+
 def refuse_inputs(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> str | None:
     """Return why 8-bit kernels cannot take these inputs with such a weight; None if they can."""
     if inputs is None:

@@ -20,7 +20,7 @@ from quantcore.export.exporter import (
     KV_SCALES,
     Exporter,
     Tensors,
-    is_plain,
+    is_static_fp8,
     refuse_blocks,
     refuse_everywhere,
     stored_scale_dtype,
@@ -56,7 +56,7 @@ class Fp8Exporter:
         if reason := refuse_everywhere(layer):
             return reason
         weight, inputs, outputs = layer.weight, layer.input_tensors, layer.config.output_tensors
-        if outputs is not None and (not _is_static_fp8(outputs) or layer.name.rpartition(".")[2] not in KV_SCALES):
+        if outputs is not None and (not is_static_fp8(outputs) or layer.name.rpartition(".")[2] not in KV_SCALES):
             return f"only outputs of {' and '.join(KV_SCALES)} have a scale, static fp8_e4m3 per_tensor"
         if weight.block_size is not None:
             if inputs is None:
@@ -65,7 +65,7 @@ class Fp8Exporter:
             if layer.out_features % weight.block_size[0]:
                 return f"blocks of {weight.block_size[0]} output channels must fill all {layer.out_features}"
             return refuse_blocks(layer)
-        if not _is_static_fp8(weight) or not _is_static_fp8(inputs):
+        if not is_static_fp8(weight) or not is_static_fp8(inputs):
             return "layers need fp8_e4m3 weights and inputs with one static scale each, or per_block weights"
         return None
 
@@ -188,16 +188,6 @@ def _stored_layer(name: str, files: StoredFiles) -> StoredLayer:
         output_tensors=files.with_scale(static, cache) if cache in files.tensors else None,
     )
     return StoredLayer(files.shape(f"{name}.weight"), config)
-
-
-def _is_static_fp8(spec: QuantizationSpec | None) -> bool:
-    return (
-        spec is not None
-        and spec.dtype is Dtype.fp8_e4m3
-        and spec.qscheme is QSchemeType.per_tensor
-        and spec.is_static
-        and is_plain(spec)
-    )
 
 
 _exporter: Exporter = EXPORTERS.add("fp8")(Fp8Exporter())

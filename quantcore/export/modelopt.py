@@ -24,7 +24,7 @@ from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.errors import ModelError
-from quantcore.export.exporter import EXPORTERS, Exporter, Tensors, is_plain, kept_drafts, refuse_everywhere
+from quantcore.export.exporter import EXPORTERS, Exporter, Tensors, is_static_fp8, kept_drafts, refuse_everywhere
 from quantcore.export.importer import StoredFiles, StoredLayer, not_held
 from quantcore.export.readers import Readers
 
@@ -40,7 +40,7 @@ PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 """The version whose layout this is; older versions of vLLM refuse files that name another producer."""
 MIXED = "MIXED_PRECISION"
 GROUP_SIZE = 16
-KV_SCALES = {"k_proj": "k_scale", "v_proj": "v_scale"}
+CACHE_SCALES = {"k_proj": "k_scale", "v_proj": "v_scale"}
 FP8_NUMBERS = {"dynamic": False, "num_bits": 8, "type": "float"}
 NVFP4_NUMBERS = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": GROUP_SIZE}
 GROUPS: dict[str, dict[str, Any]] = {
@@ -70,9 +70,9 @@ class ModelOptExporter:
         weight, inputs, outputs = layer.weight, layer.input_tensors, layer.config.output_tensors
         if reason := refuse_everywhere(layer):
             return reason
-        if outputs is not None and (not _is_static_fp8(outputs) or layer.name.rpartition(".")[2] not in KV_SCALES):
-            return f"only outputs of {' and '.join(KV_SCALES)} have a scale, static fp8_e4m3 per_tensor"
-        is_fp8 = _is_static_fp8(weight) and _is_static_fp8(inputs)
+        if outputs is not None and (not is_static_fp8(outputs) or layer.name.rpartition(".")[2] not in CACHE_SCALES):
+            return f"only outputs of {' and '.join(CACHE_SCALES)} have a scale, static fp8_e4m3 per_tensor"
+        is_fp8 = is_static_fp8(weight) and is_static_fp8(inputs)
         is_nvfp4 = _is_nvfp4(weight) and (inputs is None or (_is_nvfp4(inputs) and inputs.is_dynamic))
         if not (is_fp8 or is_nvfp4):
             return (
@@ -212,18 +212,8 @@ def _is_nvfp4(spec: QuantizationSpec) -> bool:
     return (spec.dtype, spec.scale_type, spec.group_size) == (Dtype.fp4, ScaleType.e4m3, GROUP_SIZE)
 
 
-def _is_static_fp8(spec: QuantizationSpec | None) -> bool:
-    return (
-        spec is not None
-        and spec.dtype is Dtype.fp8_e4m3
-        and spec.qscheme is QSchemeType.per_tensor
-        and spec.is_static
-        and is_plain(spec)
-    )
-
-
 def _kv_scale(layer: LayerPlan) -> str:
-    return KV_SCALES[layer.name.rpartition(".")[2]]
+    return CACHE_SCALES[layer.name.rpartition(".")[2]]
 
 
 def _scale(layer: LayerPlan, part: str, tensors: Tensors) -> torch.Tensor:
@@ -292,7 +282,7 @@ def _stored_layer(name: str, algorithm: str, files: StoredFiles, *, has_inputs: 
         )
     if algorithm == "W4A16_NVFP4" and has_inputs:
         raise not_held(f"inputs of W4A16_NVFP4 are not quantized, but there is {name}.input_scale")
-    cache = f"{name}.{KV_SCALES.get(name.rpartition('.')[2])}"
+    cache = f"{name}.{CACHE_SCALES.get(name.rpartition('.')[2])}"
     if cache in files.tensors and not has_cache:
         raise not_held(f"there is {cache}, but its description does not say that the KV cache is FP8")
     static = QuantizationSpec(dtype=Dtype.fp8_e4m3)
