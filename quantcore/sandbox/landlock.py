@@ -7,8 +7,8 @@ list, read (and run) and write what they name, and nothing else of any file syst
 look into other processes (ptrace, /proc/<pid>/environ) or send them signals. Missing paths are skipped.
 
 They can make sockets of the given families alone, and change no owner, mode or attribute by a file's path (seccomp;
-Landlock has no rights for these). They can connect to the given TCP ports. Older kernels enforce less: ports need Linux
-6.7, signals 6.12. See landlock(7), seccomp(2).
+Landlock has no rights for these): such calls do nothing. They can connect to the given TCP ports. Older kernels enforce
+less: ports need Linux 6.7, signals 6.12. See landlock(7), seccomp(2).
 
 Uses only the standard library, because it is run by its path.
 """
@@ -47,7 +47,7 @@ TRUNCATE_ABI = 3
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 # Of BPF, see linux/bpf_common.h.
 LOAD, AND, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
-ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | 13, 0x80000000  # 13 is EACCES
+ALLOW, REFUSE, PRETEND, KILL = 0x7FFF0000, 0x00050000 | 13, 0x00050000, 0x80000000  # 13 is EACCES
 NUMBER, MACHINE, ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; each argument has 8 bytes
 OTHER_ABI = 0x40000000  # the system calls of x32, whose numbers begin there
 
@@ -160,8 +160,9 @@ def _allow(ruleset: int, at: int, rights: int) -> None:
 
 
 def _refuse_calls(calls: Calls, families: Sequence[int], *, may_truncate: bool) -> None:
-    """Refuse socket(2) for all but ``families``, and whatever changes a file's metadata by its path.
+    """Refuse socket(2) for all but ``families``, and let what changes a file's metadata by its path do nothing.
 
+    The latter reports success: libraries that download files change modes and owners, and fail if they cannot.
     socketpair(2) stays: its two ends are of one process. So does fchmod(2), whose file has been opened. Unless Landlock
     knows the right to truncate, files are truncated only if they were opened for writing.
     """
@@ -169,7 +170,8 @@ def _refuse_calls(calls: Calls, families: Sequence[int], *, may_truncate: bool) 
         (LOAD, 0, 0, MACHINE), (JUMP_IF_EQUAL, 1, 0, calls.machine), (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER), (JUMP_IF_AT_LEAST, 0, 1, OTHER_ABI), (RETURN, 0, 0, REFUSE),
     ]  # fmt: skip
-    refused = [*calls.metadata, FCHMODAT2, SETXATTRAT, REMOVEXATTRAT, FILE_SETATTR, IO_URING_SETUP]
+    pretended = (*calls.metadata, FCHMODAT2, SETXATTRAT, REMOVEXATTRAT, FILE_SETATTR)
+    refused = [IO_URING_SETUP]
     if not may_truncate:
         refused += [calls.truncate, OPENAT2]  # the flags of openat2 are out of the filter's sight
         for number, place in calls.opens:
@@ -178,8 +180,9 @@ def _refuse_calls(calls: Calls, families: Sequence[int], *, may_truncate: bool) 
                 (AND, 0, 0, os.O_ACCMODE | os.O_TRUNC), (JUMP_IF_EQUAL, 0, 1, os.O_RDONLY | os.O_TRUNC),
                 (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW),
             ]  # fmt: skip
-    for number in refused:
-        program += [(JUMP_IF_EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)]
+    for numbers, action in ((pretended, PRETEND), (refused, REFUSE)):
+        for number in numbers:
+            program += [(JUMP_IF_EQUAL, 0, 1, number), (RETURN, 0, 0, action)]
     program += [(JUMP_IF_EQUAL, 1, 0, calls.socket), (RETURN, 0, 0, ALLOW), (LOAD, 0, 0, ARGUMENTS)]
     for family in families:
         program += [(JUMP_IF_EQUAL, 0, 1, family), (RETURN, 0, 0, ALLOW)]

@@ -122,7 +122,7 @@ def test_it_changes_no_file_of_the_service_or_of_the_model(settings: Settings) -
     found = run(settings, everything(settings) | {"changed": list(map(str, files))}, model)
     changes = [name for name in found if name.endswith(tuple(map(str, files))) and " " in name]
     assert len(changes) == 14
-    assert {found[name] for name in changes} == {"PermissionError"}
+    assert {found[name] for name in changes if name.startswith(("truncate ", "open "))} == {"PermissionError"}
     assert [(file.read_bytes(), file.stat().st_mode, os.listxattr(file)) for file in files] == before
 
 
