@@ -96,6 +96,8 @@ def check_files(path: Path) -> None:
     """
     refused = path
     try:
+        if not path.exists():
+            return
         is_folder = path.is_dir()
         names = [*side_files(path, (*SIDE_FILES, *MODEL_FILES)), *inner_files(path)] if is_folder else [path.name]
         for name in names:

@@ -98,7 +98,8 @@ def test_the_readme(
 ) -> None:
     """Its shell on the real engine, its HTTP and its Python on a service."""
     start_worker()
-    tiny_model(tmp_path / "SmolLM2-135M-Instruct", num_hidden_layers=1, max_position_embeddings=2048)
+    model = tiny_model(tmp_path / "SmolLM2-135M-Instruct", num_hidden_layers=1, max_position_embeddings=2048)
+    (model / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}\n{% endfor %}")
     names = {"URL": server.url, "KEY": server.key, "MODEL": str(make_model())}
     reading = read_page("README.md", tmp_path, names=names, MODEL=names["MODEL"], **server.environment)
     assert reading.names["job"].state == "succeeded"
@@ -112,7 +113,8 @@ def test_the_readme(
 def test_the_page_of_evaluation(
     server: Server, make_model: Callable[..., Path], start_worker: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
-    tiny_model(tmp_path / "SmolLM2-135M-Instruct", num_hidden_layers=1, max_position_embeddings=2048)
+    model = tiny_model(tmp_path / "SmolLM2-135M-Instruct", num_hidden_layers=1, max_position_embeddings=2048)
+    (model / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}\n{% endfor %}")
     names = {"URL": server.url, "KEY": server.key, "MODEL": str(make_model())}
     reading = read_page("how-to/evaluate.md", tmp_path, names=names, **server.environment)
     assert "perplexity" in reading.output and reading.names["job"].gate == "fail"

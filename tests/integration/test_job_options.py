@@ -128,7 +128,7 @@ def test_uploaded_text_is_a_file_for_the_engine(
     task = json.loads((model.parent / "task.json").read_text())
     assert (job.spec["evaluation"]["source"], job.evaluation_dataset_id) == (dataset, dataset)
     assert Path(task["evaluation"].pop("source")).parent == settings.datasets_dir
-    assert task["evaluation"] == {**SMALL, "column": "body", "tasks": [], "batch_size": 8}
+    assert task["evaluation"] == {**SMALL, "column": "body", "tasks": [], "batch_size": 8, "num_answers": 24}
     assert (task["file2file"], task["shard_blocks"]) == (True, False)
     assert client.delete(f"/v1/datasets/{dataset}").status_code == 204
     answer = client.post(f"/v1/jobs/{job.id}/clone", json={})

@@ -12,6 +12,8 @@ import pytest
 from quantcore.checkpoint.config_checks import LARGEST
 from quantcore.checkpoint.headers import read_folder, read_local
 from quantcore.errors import ModelError
+from quantcore.importing.model import read_model
+from quantcore.sandbox.opening import VARIABLE
 from tests.support.models import tiny_model
 
 
@@ -129,3 +131,11 @@ def test_a_number_of_positions_may_have_a_decimal_point(model: Path) -> None:
 def test_a_list_with_one_value_a_layer_is_let_through(model: Path) -> None:
     edit(model / "config.json", intermediate_size=[128, 64, 128], num_key_value_heads=None)
     read_folder(model)
+
+
+def test_a_confined_process_says_that_a_model_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may open no file that is not among those of its job, and a folder that is gone is not."""
+    monkeypatch.setenv(VARIABLE, "{}")
+    with pytest.raises(ModelError) as caught:
+        read_model(tmp_path / "gone")
+    assert caught.value.code == "model_not_found"
