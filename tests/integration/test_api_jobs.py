@@ -528,7 +528,7 @@ def test_plans_and_presets(client: TestClient, make_model: MakeModel, sessions: 
     model = make_model()
     usable = {name for name, preset in rows.items() if preset["exports"] != ["fake_quantized"]}
     assert {"mxfp4", "nvfp4", "int4_fp8", "fp8", "nf4"} <= usable and "mxint8" not in usable
-    assert rows["fp8"]["exports"] == ["compressed_tensors", "quark", "fp8", "onnx", "fake_quantized"]
+    assert rows["fp8"]["exports"] == ["compressed_tensors", "quark", "fp8", "onnx", "modelopt", "fake_quantized"]
     for name in usable - {"uint4_wo_128", "int4_wo_128", "fp8_block"}:  # the model is narrower
         export = rows[name]["exports"][:1]
         answer = client.post("/v1/plans", json=body(model, config={"preset": name}, export=export))

@@ -18,7 +18,7 @@ from quantcore.engine.pipeline import tiny_export
 from quantcore.engine.verification import consumer
 from quantcore.engine.verification import verify as proof
 from quantcore.errors import ConfigError, ProofError
-from quantcore.export import EXPORTERS, config_json
+from quantcore.export import EXPORTERS, json_files
 from quantcore.plan.planner import Plan
 from tests.support.models import MIXTURES, SHAPE, tiny_model
 from tests.support.params import with_usual
@@ -272,12 +272,12 @@ def test_of_a_model_that_does_not_fit_a_twin_is_read(model_type, preset, tmp_pat
 
 
 def test_a_name_that_the_twin_s_files_lack_fails_the_job(tmp_path, too_large, monkeypatch):
-    whole = config_json
+    whole = json_files
 
     def without_kept(export, model_config, config, layers, kept):
         return whole(export, model_config, config, layers, ())
 
-    monkeypatch.setattr("quantcore.engine.pipeline.writer.config_json", without_kept)
+    monkeypatch.setattr("quantcore.engine.pipeline.writer.json_files", without_kept)
     with pytest.raises(ProofError, match="finds no values in"):
         model_dir = model_of(tmp_path / "model", "gpt_neox")
         quantized(model_dir, tmp_path, presets.resolve("w4a16_sym"), "compressed_tensors")

@@ -283,8 +283,8 @@ def test_a_clone_changes_single_settings(fake: type[FakeClient], monkeypatch: py
     assert given[1]["config"].keys() == {"global_quant_config", "algo_config"}
     assert cli.run("clone job_1 --dataset builtin".split()) == 0
     assert fake.calls[1][1][1] == {"calibration": {"source": "builtin", "num_samples": 8, "seq_len": 64, "seed": 0}}
-    assert cli.run("clone job_1 --dataset a:1,b:2".split()) == 0
-    shared = [{"source": "a", "share": 1.0}, {"source": "b", "share": 2.0}]
+    assert cli.run("clone job_1 --dataset org/a:1,org/b:2".split()) == 0
+    shared = [{"source": "org/a", "share": 1.0}, {"source": "org/b", "share": 2.0}]
     assert fake.calls[1][1][1] == {"calibration": {"sources": shared, "num_samples": 8, "seq_len": 64, "seed": 0}}
 
 
