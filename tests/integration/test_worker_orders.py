@@ -172,7 +172,7 @@ def test_a_job_that_runs_too_long_is_ended(
     job = wait_for(job_id, "failed")
     assert job.error is not None
     assert (job.error["code"], job.error["retryable"]) == ("max_runtime_exceeded", True)
-    assert "Retry it" in job.error["hint"]
+    assert "retry it" in job.error["hint"]
     [pids] = read_pids(tmp_path / "pids")
     wait_gone(pids, timeout_s=20)  # by itself the engine would go on for two minutes
 
