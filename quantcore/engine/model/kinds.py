@@ -67,8 +67,7 @@ def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tupl
     classes: dict[type[PreTrainedModel], Kind] = {}
     for kind in _kinds(config):
         for mapping in MAPPINGS[kind]:
-            listed: Any = mapping.get(type(config), ())
-            for built in listed if isinstance(listed, tuple) else (listed,):
+            for built in _listed(mapping, type(config)):
                 is_part = built.config_class in type(config).sub_configs.values()
                 if not is_part and (kind.predicts_tokens or built.main_input_name == "input_ids"):
                     classes.setdefault(built, kind)
@@ -93,6 +92,15 @@ def model_class(config: PretrainedConfig, raw_config: Mapping[str, Any]) -> tupl
     if kind.predicts_tokens and config.is_encoder_decoder and _reads_in_both_halves(chosen):
         kind = Kind.sequence_to_sequence  # it lists models that see or speak elsewhere (Florence-2, Dia)
     return chosen, kind
+
+
+def _listed(mapping: Any, config_class: type[PretrainedConfig]) -> tuple[type[PreTrainedModel], ...]:
+    """Return the classes that a table has for a config. Some names in Transformers 5.23's tables are of no class."""
+    try:
+        found: Any = mapping.get(config_class, ())
+    except ValueError:
+        return ()
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _reads_in_both_halves(built: type[PreTrainedModel]) -> bool:

@@ -17,6 +17,7 @@ from quantcore.engine.model.kinds import (
     outputs_of,
 )
 from quantcore.engine.model.skeleton import build_skeleton, clean_config
+from quantcore.errors import ModelError
 from tests.sweep.classes import build, find_class
 
 CHOSEN = {
@@ -75,6 +76,12 @@ def test_without_a_declared_class_the_whole_model_is_built(model_type):
     assert chosen({"model_type": model_type}) == UNDECLARED[model_type]
     declared_part = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForCausalLM"]}
     assert chosen(declared_part) == UNDECLARED["qwen3_5"]
+
+
+def test_a_class_that_transformers_lists_without_having_it_is_named():
+    with pytest.raises(ModelError, match="voxtral_realtime_text") as caught:
+        build_skeleton({"model_type": "voxtral_realtime_text", "hidden_size": 64}, torch.float32)
+    assert caught.value.code == "unsupported_architecture"
 
 
 def test_a_decoder_reads_what_it_predicts_one_place_later():
