@@ -33,7 +33,7 @@ from quantcore.config.time_limits import DATABASE_CONNECT_S, DATABASE_MIGRATION_
 from quantcore.errors import ConfigError
 
 NAME_FAULTS = frozenset((errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP))
-"""What a file system says of a name that it cannot hold, or not beside the others."""
+"""Errors of a file system that cannot store a file under this name."""
 FORMAT = 1
 DUMP = "database.dump"
 MANIFEST = "MANIFEST.json"

@@ -16,6 +16,7 @@ several algorithms are MIXED_PRECISION and listed by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -301,13 +302,9 @@ def _stored_layer(name: str, algorithm: str, files: StoredFiles, *, has_inputs: 
     spec = QuantizationSpec(
         dtype=Dtype.fp4, qscheme=QSchemeType.per_group, group_size=GROUP_SIZE, scale_type=ScaleType.e4m3
     )
-    inputs = QuantizationSpec(
-        dtype=Dtype.fp4, qscheme=QSchemeType.per_group, group_size=GROUP_SIZE, scale_type=ScaleType.e4m3,
-        is_dynamic=True,
-    )  # fmt: skip
+    inputs = replace(spec, is_dynamic=True) if has_inputs else None
     return StoredLayer(
-        (out_features, 2 * width),
-        QuantizationConfig(weight=spec, input_tensors=inputs if has_inputs else None, output_tensors=outputs),
+        (out_features, 2 * width), QuantizationConfig(weight=spec, input_tensors=inputs, output_tensors=outputs)
     )
 
 

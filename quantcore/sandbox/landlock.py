@@ -38,11 +38,9 @@ READ = EXECUTE | READ_FILE | READ_DIR
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 NUM_RIGHTS = {2: 14, 3: 15, 4: 15, 5: 16}
 """Number of rights that an ABI knows; later ones add no rights for files that are used here."""
-TCP_ABI, SCOPE_ABI = 4, 6
+TRUNCATE_ABI, TCP_ABI, SCOPE_ABI = 3, 4, 6
 CONNECT_TCP = 1 << 1
 SCOPES = 1 << 0 | 1 << 1  # abstract sockets and signals, to processes outside
-
-TRUNCATE_ABI = 3
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 # Of BPF, see linux/bpf_common.h.

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.support.service import ROOT
 
-KERNEL = "linux-image-6.1.*-amd64"
+KERNEL = re.compile(r"linux-image-6\.1\.0-(\d+)-amd64")
 MODULES = (
     "virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci", "netfs", "fscache",
     "9pnet", "9pnet_virtio", "9p",
@@ -58,12 +58,13 @@ echo "machine: pytest exited with $?"
 
 
 def kernel_in(folder: Path) -> tuple[Path, Path]:
-    """Fetch and unpack the newest kernel that ``KERNEL`` matches. Return its image and the folder of its modules."""
+    """Fetch and unpack the newest package that ``KERNEL`` matches. Return its image and the folder of its modules."""
     names = subprocess.run(["apt-cache", "pkgnames", "linux-image-6.1"], capture_output=True, text=True, check=True)
-    found = sorted(name for name in names.stdout.split() if re.fullmatch(r"linux-image-6\.1\.0-\d+-amd64", name))
+    found = [match for name in names.stdout.split() if (match := KERNEL.fullmatch(name))]
     if not found:
-        raise SystemExit(f"there is no package {KERNEL} here: this needs Debian 12, and `apt-get update`")
-    subprocess.run(["apt-get", "download", found[-1]], cwd=folder, check=True, capture_output=True)
+        raise SystemExit("there is no package of Linux 6.1 here: this needs Debian 12, and `apt-get update`")
+    newest = max(found, key=lambda match: int(match[1]))[0]
+    subprocess.run(["apt-get", "download", newest], cwd=folder, check=True, capture_output=True)
     (package,) = folder.glob("*.deb")
     subprocess.run(["dpkg", "-x", str(package), str(folder)], check=True)
     return next((folder / "boot").glob("vmlinuz-*")), folder / "lib" / "modules"
