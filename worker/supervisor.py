@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -80,6 +81,8 @@ class Supervisor:
         for slot in self._slots:
             slot.join()
         self._upkeep.stop()
+        with suppress(SQLAlchemyError), self._sessions.begin() as session:
+            workers.leave(session, self._id)  # the last round of upkeep may have begun before the drain
         dispose(self._sessions)
 
     def _do_round(self, session: Session) -> int:
