@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import transformers
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.initialization import no_init_weights
 from transformers.modeling_layers import MtpModel
 
+from quantcore.engine.model.empty import build_empty
 from quantcore.engine.model.parameter_names import place_tensors
 from quantcore.errors import ModelError, reason_of
 
@@ -46,8 +46,6 @@ def build_draft(model: PreTrainedModel, stored: Iterable[str]) -> Draft:
 
     Raises ModelError ``no_draft_code`` if Transformers has no code for them.
     """
-    from accelerate import init_empty_weights
-
     num_layers = getattr(model.config.get_text_config(decoder=True), "num_mtp_layers", None)
     if not num_layers:
         raise ModelError(
@@ -57,8 +55,7 @@ def build_draft(model: PreTrainedModel, stored: Iterable[str]) -> Draft:
             hint=_HINT,
         )
     try:
-        with init_empty_weights(include_buffers=False), no_init_weights():
-            draft = MtpModel(model, num_layers)
+        draft = build_empty(lambda: MtpModel(model, num_layers))
         placed = place_tensors(draft, stored, draft.get_weight_conversions(model))
     except Exception as error:  # the model's own code runs, which need not know of draft layers
         raise ModelError(

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quantcore.checkpoint.blocks import Blocks
 from quantcore.checkpoint.harmless import CONFIG, KeyPath
+from quantcore.engine.model.empty import build_empty
 from quantcore.engine.model.kinds import Kind, declared_class, model_class
 from quantcore.engine.model.stacks import restack
 from quantcore.errors import ModelError, reason_of
@@ -100,13 +100,12 @@ EXTRA_OUTPUTS = ("output_router_logits", "output_hidden_states", "output_attenti
 
 def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     """Return an evaluation-mode model, with its towers, whose parameters use no memory. Raises ModelError."""
-    from accelerate import init_empty_weights
-
     config = clean_config(raw_config)
     built, _ = model_class(config, raw_config)
     try:
-        with init_empty_weights(include_buffers=False), no_init_weights():
-            model: PreTrainedModel = built._from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = build_empty(
+            lambda: built._from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+        )
     except Exception as error:  # the model's own code runs, with the values of config.json
         raise ModelError(
             f"Transformers cannot build this '{config.model_type}' model: {reason_of(error)}",
@@ -133,13 +132,10 @@ def build_declared(raw_config: dict[str, Any]) -> PreTrainedModel:
 
     Raises ModelError ``unsupported_architecture`` for one that Transformers does not know or cannot build.
     """
-    from accelerate import init_empty_weights
-
     config, kind = clean_config(raw_config), declared_class(raw_config)
     try:
-        with init_empty_weights(), no_init_weights():
-            build = kind.from_config if kind is AutoModelForCausalLM else kind._from_config
-            model: PreTrainedModel = build(config)
+        build = kind.from_config if kind is AutoModelForCausalLM else kind._from_config
+        model: PreTrainedModel = build_empty(lambda: build(config), include_buffers=True)
     except Exception as error:  # the model's own code runs, and may need packages that are not installed
         raise ModelError(
             f"Transformers cannot build this '{config.model_type}' model: {reason_of(error)}",
