@@ -136,7 +136,7 @@ def test_the_smallest_mix_that_is_good_enough(model_dir: Path) -> None:
     found = mixed(model_dir, max_divergence=allowed)["mix"]
     assert ends[0] < found["measured"]["divergence"]["kl_mean"]["value"] <= allowed
     assert worst["size_bytes"] < found["size_bytes"] < best["size_bytes"]
-    with pytest.raises(ConfigError, match="was asked for") as refused:
+    with pytest.raises(ConfigError, match="was requested") as refused:
         mixed(model_dir, max_divergence=ends[0] / 100)
     assert refused.value.code == "budget_too_small"
 
