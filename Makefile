@@ -17,7 +17,7 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: help setup ui openapi docs screenshots demo test test-all check lint format up consumers bench bench-comparisons bench-dashboard bench-engines bench-formats bench-goals bench-recipes bench-scale bench-service clean
+.PHONY: help setup converter ui openapi docs screenshots demo test test-all check lint format up consumers bench bench-comparisons bench-dashboard bench-engines bench-formats bench-goals bench-recipes bench-scale bench-service clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -76,11 +76,14 @@ demo: ui-if-possible  ## quantize a real language model for a goal and with two 
 up: ui-if-possible  ## run the whole service on this machine; Ctrl-C stops it
 	@$(BIN)/bitfoundry up $(ARGS)
 
-test: $(UI)  ## the tests, with real PostgreSQL and Valkey (eight minutes on two cores)
+converter: $(STAMP)
+	@$(BIN)/bitfoundry install-converter
+
+test: $(UI) converter  ## the tests, with real PostgreSQL and Valkey (eight minutes on two cores)
 	@$(NPM) test
 	@$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: $(UI) consumers  ## all the tests, the slow ones and vLLM included
+test-all: $(UI) converter consumers  ## all the tests, the slow ones and vLLM included
 	@$(NPM) test
 	@$(PYTEST) $(ARGS)
 

@@ -13,7 +13,7 @@ HEADINGS: dict[str, tuple[str, ...]] = {
         "submit", "sweep", "list", "show", "watch", "events", "logs", "download", "push", "clone", "edit",
         "cancel", "pause", "resume", "retry", "delete", "share", "shares", "unshare",
     ),
-    "Run a service": ("up", "demo", "doctor", "selftest", "workers", "backup", "restore", "fsck"),
+    "Run a service": ("up", "demo", "doctor", "selftest", "install-converter", "workers", "backup", "restore", "fsck"),
     "Project": (
         "projects", "members", "keys", "hub-tokens", "datasets", "retention", "webhooks", "usage", "audit",
     ),

@@ -109,6 +109,14 @@ def demo(
         raise typer.Exit(1)
 
 
+@app.command("install-converter")
+def install_converter() -> None:
+    """Download llama.cpp's converter into this Python environment, for GGUF files of most architectures (38 MB)."""
+    from quantcore.export.gguf import converter
+
+    converter.install(lambda message: terminal.err.print(f"· {message}"))
+
+
 def _with_own_flags(name: str, text: str, run: Callable[[list[str]], int | None]) -> None:
     """Add a command that reads its own command line, ``--help`` included. ``run`` returns the status, None for 0."""
 

@@ -17,6 +17,8 @@ from quantcore.errors import ConfigError, GateError
 from quantcore.sandbox.opening import open_file
 
 MANIFEST = "MANIFEST.json"
+STAGED = ".staged"
+"""Folder beside a file for what is laid out in the file at the end. A result that is sealed has none."""
 
 
 @contextmanager
@@ -74,8 +76,13 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def seal(folder: Path) -> str:
-    """Write MANIFEST.json (sorted path, size, sha256 of every other file) and sync all; return its own sha256."""
+    """Write MANIFEST.json (sorted path, size, sha256 of every other file) and sync all; return its own sha256.
+
+    What was only staged is removed.
+    """
     manifest = folder / MANIFEST
+    for staged in [*folder.rglob(STAGED)]:
+        shutil.rmtree(staged)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest)
     entries = [
         {"path": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": sha256(path)}

@@ -122,10 +122,12 @@ class ContainerFile(Protocol):
 
     def sink(
         self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
-        model_config: Mapping[str, Any], model_dir: Path, *, mix: str | None = None, creates: bool = True,
+        model_config: Mapping[str, Any], model_dir: Path, *, tensors: Mapping[str, TensorHeader],
+        mix: str | None = None, creates: bool = True,
     ) -> TensorSink:  # fmt: skip
         """Return the sink for the tensors of ``layouts``, which include those of the planned ``layers``.
 
+        ``tensors`` are the float checkpoint's.
         ``mix``: the name of a mix of GGUF types that was asked for. Unless it ``creates`` the file, one with the same
         arguments has done so, and what it wrote stays.
         Raises ModelError for a model or a tokenizer that does not fit.

@@ -45,6 +45,7 @@ AMD_QUARK = (
     "from quark.torch import import_model_from_safetensors\nmodel = import_model_from_safetensors(None, {path!r})"
 )
 OURS = "import quantcore\nmodel, config = quantcore.load({path!r})"
+UNSEEN = "# llama.cpp's converter laid this file out, but no program was seen to load one of this architecture yet."
 OTHERS = {"vLLM (CPU)": VLLM, "AMD Quark": AMD_QUARK, "Transformers + GPTQModel": TRANSFORMERS}
 
 
@@ -60,9 +61,12 @@ class LoadedModel:
     has_modules: bool = False
 
 
-def load_lines(programs: Mapping[str, str], path: str) -> str:
-    """Return the lines of the first of ``programs`` (see ``program_lines``); without any, ours for ``path``."""
-    return next(iter(programs.values()), OURS.format(path=path))
+def load_lines(programs: Mapping[str, str], path: str, *, is_ours: bool = True) -> str:
+    """Return the lines of the first of ``programs`` (see ``program_lines``); without any, ours for ``path``.
+
+    If we do not read such files (``is_ours``), it is a comment that says so.
+    """
+    return next(iter(programs.values()), OURS.format(path=path) if is_ours else UNSEEN)
 
 
 def at_folder(lines: str, path: str, folder: str) -> str:

@@ -38,14 +38,18 @@ def export_gguf(stored: Stored, model_config: dict[str, Any], tokenizer_dir: Pat
     plans = {name: replace(layer.plan, name=name) for name, layer in stored.layers.items()}
     dtypes = {name: DTYPE_NAMES[layer.canonical_weight().dtype] for name, layer in stored.layers.items()}
     layouts = {}
-    for name, tensor in stored.floats.items():
-        header = TensorHeader(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), "", 0, tensor.nbytes)
+    headers = {
+        name: TensorHeader(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), "", 0, tensor.nbytes)
+        for name, tensor in stored.floats.items()
+    }
+    for name, header in headers.items():
         if (layout := exporter.float_layout(name, header, model_config)) is not None:
             layouts[name] = layout
     for name, plan in plans.items():
         layouts |= layouts_of(exporter, plan, dtypes[name])
     exporter.check(model_config, layouts)
-    with closing(file_of(exporter).sink(folder, layouts, tuple(plans.values()), model_config, tokenizer_dir)) as sink:
+    given = (folder, layouts, tuple(plans.values()), model_config, tokenizer_dir)
+    with closing(file_of(exporter).sink(*given, tensors=headers)) as sink:
         for message in sink.warnings:
             log.warning(message)
         for name, tensor in stored.floats.items():

@@ -166,8 +166,8 @@ def capacity(
     disk = {"model": before, "artifact": after, "hidden_states": _states_on_disk(footprint, hardware, chosen)}
     if footprint.states:
         disk["saved_states"] = 2 * footprint.states
-    if footprint.num_schemes:
-        disk["measured_states"] = footprint.all_states
+    disk |= {"staged_codes": after} if footprint.laid_out else {}
+    disk |= {"measured_states": footprint.all_states} if footprint.num_schemes else {}
     if footprint.needs_backward:
         disk["gradients"] = footprint.all_states
     if config.distills is not None:

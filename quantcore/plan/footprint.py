@@ -56,6 +56,8 @@ PART_COPIES = 3
 """Copies of a part of the head's weight and of its logits while logits are compared, with the allocator's rest."""
 VERIFYING_RUNTIME_BYTES = 350 << 20
 """Memory of the process that verifies, which is forked, before any weight."""
+LAYOUT_COPIES = 4
+"""Copies of a tensor in float32 while llama.cpp's converter lays it out: as read, as converted, and as stored."""
 TOKENIZER_BYTES = 2000
 """Memory for each token of the vocabulary while a tokenizer is loaded: 1,900 measured with 262,144 tokens."""
 TOKENIZER_REST_BYTES = 270
@@ -109,7 +111,8 @@ class Footprint:
     those of a calibration window; ``probes``, the logits that are compared one by one; ``measures``: the original is
     compared with the result; ``generates``: both continue texts; ``task_logits``: those of a batch of documents, 0
     without tasks; ``num_values``: the number of values of all tensors. ``is_read``: another program reads an export.
-    ``predicts_tokens``: the model has a head for them.
+    ``predicts_tokens``: the model has a head for them. ``laid_out``: the largest tensor in float32, if llama.cpp's
+    converter lays out the file, else 0.
     """
 
     whole: int
@@ -149,6 +152,7 @@ class Footprint:
     task_logits: int = 0
     num_values: int = 0
     is_read: bool = False
+    laid_out: int = 0
 
     @classmethod
     def of(
@@ -306,6 +310,8 @@ class Footprint:
             moments += self._whole()
         if self.allows_check(runs_model=runs_model):
             moments += (self._checking(),)
+        if self.laid_out:  # before the file is verified
+            moments += ({"tensor_to_lay_out": LAYOUT_COPIES * self.laid_out},)
         held_out = {"held_out_states": (1 + self.measures) * self.held_out} if runs_model else {}
         return {**waiting, "runtime": VERIFYING_RUNTIME_BYTES, **_larger(*moments), **held_out}
 

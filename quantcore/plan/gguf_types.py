@@ -13,7 +13,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, QuantizationConfig
 from quantcore.errors import ConfigError
 from quantcore.export import holds_codes
-from quantcore.export.gguf.tensor_names import Places
+from quantcore.export.gguf.tensor_names import ARCHITECTURES, Places, has_own_layout
 from quantcore.plan.gguf_mixes import type_in_mix
 
 SEARCHED_BELOW_BITS = 5
@@ -56,6 +56,14 @@ def _in_mix(
     mix: str, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], *, is_tied: bool
 ) -> dict[str, str]:
     """Return the types of a mix by the layers' names: of the embedding, and of those that have not the usual type."""
+    if not has_own_layout(model_config):
+        raise ConfigError(
+            f"The named mixes of GGUF types are known for models of the types {', '.join(sorted(ARCHITECTURES))}, but"
+            f" not for '{model_config.get('model_type')}'.",
+            code="incompatible_export",
+            hint=f"Give one type for all layers, such as gguf_{MIXES[mix].lower()}.",
+            field="/config/preset",
+        )
     places, types = Places(model_config), {}
     for name, tensor in tensors.items():
         place, module = places.find(name), name.removesuffix(".weight")

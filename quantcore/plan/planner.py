@@ -5,8 +5,9 @@ A job that cannot work is rejected here, before anything else happens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from quantcore.export import (
     holds_codes,
     layouts_of,
 )
+from quantcore.export.gguf.tensor_names import has_own_layout
 from quantcore.export.unread import unread
 from quantcore.plan.decisions import KeptTensor, decide, kept_layers, warn_of_layers_beside
 from quantcore.plan.footprint import Footprint
@@ -209,6 +211,11 @@ def make_plan(
     float_bytes = sum(tensor.num_bytes for tensor in tensors.values())
     before = float_bytes if stored_bytes is None else stored_bytes
     warnings += warn_of_growth(layers, tensors, sizes, before)
+    footprint = Footprint.of(
+        config, layers, tensors, blocks, calibration, evaluation or Evaluation(), needs_calibration=needs_calibration,
+        num_schemes=num_schemes, is_read=any(unread(name, layers) is None for name in exports),
+        predicts_tokens=ModelConfig(model_config).predicts_tokens,
+    )  # fmt: skip
     return Plan(
         model_type=str(model_config["model_type"]),
         blocks=blocks,
@@ -224,15 +231,18 @@ def make_plan(
         size_after_bytes=sizes[_main(exports)],
         layouts=layouts,
         executor=FILE_TO_FILE if file2file else STREAMED,
-        footprint=Footprint.of(
-            config, layers, tensors, blocks, calibration, evaluation or Evaluation(),
-            needs_calibration=needs_calibration, num_schemes=num_schemes,
-            is_read=any(unread(name, layers) is None for name in exports),
-            predicts_tokens=ModelConfig(model_config).predicts_tokens,
-        ),
+        footprint=replace(footprint, laid_out=_laid_out(exports, tensors, model_config)),
         experts=_expected_tokens(model_config, calibration) if needs_calibration else None,
         warnings=warnings,
     )  # fmt: skip
+
+
+def _laid_out(exports: Sequence[str], tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> int:
+    """Return the bytes in float32 of the largest tensor that llama.cpp's converter lays out; 0 if it lays out none."""
+    if "gguf" not in exports or has_own_layout(model_config):
+        return 0
+    shapes = (tensor.shape if tensor.stack is None else tensor.stack.shape for tensor in tensors.values())
+    return 4 * max(map(math.prod, shapes))
 
 
 def _expected_tokens(model_config: Mapping[str, Any], calibration: CalibrationConfig) -> dict[str, int] | None:

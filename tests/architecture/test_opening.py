@@ -21,6 +21,7 @@ OURS = {("", "read_bytes"), ("", "read_text")}
 GUARD = "quantcore.sandbox.opening"
 ALLOWED = {
     "the guard itself": {GUARD: 5},
+    "llama.cpp's converter, downloaded with a pinned hash": {"quantcore.export.gguf.converter": 3},
     "libraries read a checked copy or an open file": {
         "quantcore.engine.data.tokenizer": 1,
         "quantcore.engine.verification.consumer": 1,
@@ -34,6 +35,8 @@ ALLOWED = {
         "quantcore.checkpoint.side_files": 1,
         "quantcore.tensors.sink": 1,
         "quantcore.engine.containers.gguf": 1,
+        "quantcore.engine.containers.llama_cpp.driver": 4,  # and its job
+        "quantcore.engine.containers.llama_cpp.sink": 1,
         "quantcore.engine.verification.gate_inputs": 1,
         "quantcore.engine.blockwise.savepoint": 5,
         "quantcore.engine.blockwise.distillation": 1,

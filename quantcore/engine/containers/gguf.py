@@ -18,6 +18,8 @@ import torch
 from quantcore.checkpoint.folder import find_gguf, model_name
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.config.layer_plan import LayerPlan
+from quantcore.engine.containers.llama_cpp.rows import MappedSource
+from quantcore.engine.containers.llama_cpp.sink import ConvertedSink
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.model.skeleton import clean_config
 from quantcore.export.gguf.gguf_tokenizer import describe_tokenizer
@@ -30,9 +32,9 @@ from quantcore.export.gguf.metadata import (
     rope_tensors,
     warn_of_window,
 )
-from quantcore.export.gguf.tensor_names import FILE_NAME, Place, Places, stored_part
-from quantcore.tensors.sink import OpenFiles, open_for_writing, write_at
-from quantcore.tensors.source import TORCH_DTYPES, Rows, Source, interleaved
+from quantcore.export.gguf.tensor_names import FILE_NAME, Place, Places, has_own_layout, stored_part
+from quantcore.tensors.sink import OpenFiles, TensorSink, open_for_writing, write_at
+from quantcore.tensors.source import TORCH_DTYPES, Rows, Source, TensorSource, interleaved
 
 ALIGNMENT = 32  # of every tensor, GGUF's default
 EMBEDDING = "model.embed_tokens.weight"
@@ -41,17 +43,26 @@ _TYPES = re.compile(r"[-.](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 
 def sink(
     folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
-    model_dir: Path, *, mix: str | None = None, creates: bool = True,
-) -> GgufSink:  # fmt: skip
+    model_dir: Path, *, tensors: Mapping[str, TensorHeader], mix: str | None = None, creates: bool = True,
+) -> TensorSink:  # fmt: skip
     """See ``ContainerFile``."""
-    return GgufSink(folder, layouts, model_config, model_dir, mix=mix, creates=creates)
+    if has_own_layout(model_config):
+        return GgufSink(folder, layouts, model_config, model_dir, mix=mix, creates=creates)
+    name = _model_name(model_config, model_dir)
+    return ConvertedSink(
+        folder / _file_name(name, mix), layouts, tensors, model_config, model_dir, name=_without_types(name),
+        file_type=_file_type(layouts, mix), creates=creates,
+    )  # fmt: skip
 
 
 def source(
     folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
     floats: Mapping[str, TensorHeader],
-) -> GgufSource:  # fmt: skip
+) -> TensorSource:  # fmt: skip
     """See ``ContainerFile``."""
+    if not has_own_layout(model_config):
+        gguf_file = find_gguf(folder) or folder / FILE_NAME
+        return MappedSource(folder, gguf_file, read_gguf_header(gguf_file).tensors, layouts)
     return GgufSource(folder, layouts, model_config, floats)
 
 
@@ -76,7 +87,7 @@ class GgufSink(OpenFiles):
         self.warnings = tokenizer.warnings + warn_of_window(config)
         computed = rope_tensors(config)
         about, name = _general(model_dir), _model_name(model_config, model_dir)
-        file = folder / (FILE_NAME if mix is None else f"{_in_file_name(name)}-{mix}.gguf")
+        file = folder / _file_name(name, mix)
         writer = _writer(_header_of(file), Places(model_config).architecture.name)
         add_model(writer, config, about.pop("general.name", None) or _without_types(name), _file_type(layouts, mix))
         add_general(writer, about)
@@ -215,6 +226,10 @@ def _model_name(model_config: Mapping[str, Any], model_dir: Path) -> str:
 def _without_types(name: str) -> str:
     """Return a model's name; without the types if it is that of a GGUF file."""
     return _TYPES.sub("", name.removesuffix(".gguf")) if name.endswith(".gguf") else name
+
+
+def _file_name(model: str, mix: str | None) -> str:
+    return FILE_NAME if mix is None else f"{_in_file_name(model)}-{mix}.gguf"
 
 
 def _in_file_name(name: str) -> str:

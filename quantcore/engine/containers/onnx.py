@@ -22,7 +22,7 @@ ALIGNMENT = 4096  # a page: ONNX Runtime maps tensors that start at a page
 
 def sink(
     folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
-    model_dir: Path, *, mix: str | None = None, creates: bool = True,
+    model_dir: Path, *, tensors: Mapping[str, TensorHeader], mix: str | None = None, creates: bool = True,
 ) -> OnnxSink:  # fmt: skip
     """See ``ContainerFile``."""
     return OnnxSink(folder, layouts, layers, model_config, creates=creates)

@@ -29,6 +29,7 @@ from quantcore.engine.pipeline.reproduce import script
 from quantcore.engine.verification.fresh_process import Proved
 from quantcore.engine.verification.gate_inputs import Outcome
 from quantcore.engine.verification.verify import Proof
+from quantcore.export.gguf.tensor_names import has_own_layout
 from quantcore.export.loading import LoadedModel, known_refusals, load_lines, program_lines
 from quantcore.plan.planner import Plan, export_dir
 from quantcore.report.card import model_card
@@ -285,7 +286,9 @@ def _export(plan: Plan, folder: Path, name: str, proof: Proof, model: LoadedMode
     return ExportSummary(
         path=path,
         bytes=sum(layout.num_bytes for layout in plan.layouts[name].values()),
-        load=load_lines(programs, model_path),
+        load=load_lines(
+            programs, model_path, is_ours=name != "gguf" or has_own_layout({"model_type": model.model_type})
+        ),
         programs=programs,
         refusals=refusals,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -74,9 +74,7 @@ class ResultWriter:
                 if sink is None:
                     continue
                 self.sinks[export] = stack.enter_context(closing(sink))
-                for message in (*sink.warnings, *warn_of_one_file(export, task)):
-                    self.warnings.append(Warned(export, message))
-                    self.emit(self.warnings[-1])
+                self._warn(export, (*sink.warnings, *warn_of_one_file(export, task)))
             if saved is not None:
                 self.restore(saved)
             yield
@@ -189,7 +187,9 @@ class ResultWriter:
             missing = self.ranks.gather(self._missing(export))
             if (sink := self.sinks.get(export)) is not None:
                 sink.missing.intersection_update(*(names for names in missing if names is not None))
+                known = len(sink.warnings)
                 sink.finish()
+                self._warn(export, sink.warnings[known:])
         for other in self.ranks.gather(self.expected.digests)[1:]:
             self.expected.take(other)
         self.done.sort(key=self._order)
@@ -226,6 +226,11 @@ class ResultWriter:
         self.warnings = [event for data in notes["warnings"] if isinstance(event := parse(data), Warned)]
         if self.ranks.is_first:
             self.expected.take(notes["expected"])
+
+    def _warn(self, export: str, messages: Iterable[str]) -> None:
+        for message in messages:
+            self.warnings.append(Warned(export, message))
+            self.emit(self.warnings[-1])
 
     def _missing(self, export: str) -> set[str] | None:
         """Return the names that this rank has not written; None if it does not write this format."""
@@ -265,7 +270,7 @@ def open_sink(export: str, context: RunContext, *, creates: bool) -> TensorSink 
         types, model_config = task.config.gguf, plan.result_config(headers.config)
         mix = None if types is None else types.mix
         given = (target, layouts, plan.layers, model_config, task.model_folder)
-        return file_of(exporter).sink(*given, mix=mix, creates=creates)
+        return file_of(exporter).sink(*given, tensors=headers.tensors, mix=mix, creates=creates)
     tensors, size = {} if holds_codes(export) else headers.tensors, parse_size(task.max_shard_size)
     if not ranks.is_first:
         ranks.wait()

@@ -27,9 +27,10 @@ from quantcore.config.quantization import (
 from quantcore.config.spec import SUPER_BLOCK
 from quantcore.export.exporter import EXPORTERS, Container, Exporter, Tensors, refuse_activations, refuse_everywhere
 from quantcore.export.gguf.blocks import BLOCK, BLOCK_TYPES
+from quantcore.export.gguf.converter import check_converter
 from quantcore.export.gguf.k_blocks import K_TYPES
 from quantcore.export.gguf.low_bit_blocks import LOW_BIT_TYPES
-from quantcore.export.gguf.tensor_names import FILE_NAME, Places
+from quantcore.export.gguf.tensor_names import COMPUTED, FILE_NAME, Places, has_own_layout
 from quantcore.export.importer import StoredFiles, StoredLayer
 from quantcore.export.readers import Readers
 
@@ -136,10 +137,15 @@ class GgufExporter:
         return f"from llama_cpp import Llama\nllm = Llama({file!r})"
 
     def float_layout(self, name: str, tensor: TensorHeader, model_config: Mapping[str, Any]) -> TensorLayout | None:
-        return Places(model_config).layout(name, tensor)
+        if has_own_layout(model_config):
+            return Places(model_config).layout(name, tensor)
+        return None if name.endswith(COMPUTED) else TensorLayout(tensor.dtype, tensor.shape)
 
     def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
-        Places(model_config).check(model_config, layouts)
+        if has_own_layout(model_config):
+            Places(model_config).check(model_config, layouts)
+        else:
+            check_converter(model_config)
 
 
 def _fitted(layer: LayerPlan) -> LayerPlan:

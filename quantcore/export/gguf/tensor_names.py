@@ -17,7 +17,7 @@ FILE_NAME = "model.gguf"
 _BLOCK = re.compile(r"^model\.layers\.(?P<index>\d+)\.(?P<module>.+)\.(?P<kind>weight|bias)$")
 _STORED_BLOCK = re.compile(r"^blk\.(?P<index>\d+)\.(?P<module>\w+)\.(?P<kind>weight|bias)$")
 _EXPERT = re.compile(r"^(?P<stack>.+\.experts)\.(?P<index>\d+)\.(?P<projection>\w+)$")
-_COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias")  # old checkpoints store them; they are computed anyway
+COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias")  # old checkpoints store them; they are computed anyway
 
 _OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _ATTENTION = {
@@ -101,6 +101,11 @@ LARGEST_GEMMAS = (("gemma2", 46), ("gemma3_text", 62))
 ROPE_TYPES = ("default", "linear", "yarn", "llama3", "longrope")
 
 
+def has_own_layout(model_config: Mapping[str, Any]) -> bool:
+    """Return True if names and order of the tensors are known here; else llama.cpp's converter is asked."""
+    return model_config.get("model_type") in ARCHITECTURES
+
+
 @dataclass(frozen=True)
 class Place:
     """The place of a checkpoint's tensor in the file: the tensor ``name`` there, or expert number ``index`` of it.
@@ -165,7 +170,7 @@ class Places:
 
         Returns None for a tensor that the consumer computes itself.
         """
-        if name.endswith(_COMPUTED):
+        if name.endswith(COMPUTED):
             return None
         place = self.find(name)
         is_router = place is not None and place.name.endswith("ffn_gate_inp.weight")

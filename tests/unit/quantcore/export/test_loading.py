@@ -241,6 +241,12 @@ def lines_for(layers, refusals, *, export="compressed_tensors", is_read=False, m
     return program_lines(export, layers, "out", model, is_read_by_transformers=is_read, refusals=refusals)
 
 
+def test_no_line_of_ours_is_given_for_a_file_that_we_do_not_read():
+    assert "quantcore" in load_lines({}, "./out")
+    assert load_lines({}, "./out", is_ours=False).startswith("#")
+    assert "Llama(" in load_lines({"llama.cpp": "llm = Llama('./out')"}, "./out", is_ours=False)
+
+
 @pytest.mark.parametrize("folder", ["it's", 'a "model"', 'it\'s "so"', r"C:\new\table", "\n"])
 @pytest.mark.parametrize("export", [*EXPORTERS])
 def test_a_path_with_quotes_or_backslashes_stays_a_path(export, folder):

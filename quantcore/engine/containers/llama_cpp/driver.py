@@ -1,0 +1,343 @@
+"""Runs llama.cpp's converter on a quantized checkpoint, and replaces the rows of its tensors by our blocks.
+
+A program of its own, ``python -m quantcore.engine.containers.llama_cpp.driver JOB.json``, with the converter's folders
+first on its path. The converter gets the dequantized tensors in float32, each when it is needed, under the checkpoint's
+names. What it makes of them is compared row by row, byte for byte, with the rows that went in: whatever it renamed,
+permuted, merged, split or stacked is found again, without a table for each architecture. Rows of a tensor that it
+computed (a norm stored as 1 + w) are found nowhere, and the tensor stays as the converter made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import conversion
+import gguf
+import numpy as np
+import torch
+from conversion.base import LazyTorchTensor, ModelBase, ModelType, get_model_architecture
+from gguf.lazy import LazyChunkedTensor, LazyNumpyTensor  # type: ignore[attr-defined]  # newer than the package
+from gguf.quants import dequantize
+
+from quantcore.checkpoint.headers import read_tensor_headers
+from quantcore.checkpoint.layout import GGUF_BLOCKS
+from quantcore.engine.containers.llama_cpp.rows import MAP, Placed, RowMap
+from quantcore.tensors.source import Source
+
+ALIGNMENT = 32  # of every tensor, GGUF's default
+F32 = gguf.GGMLQuantizationType.F32
+_quantize = gguf.quants.quantize
+
+
+@dataclass
+class Part:
+    """A tensor of ours whose rows may have become rows of the converter's: its bytes, and the floats that they mean."""
+
+    name: str
+    kind: str
+    stored: torch.Tensor
+    values: np.ndarray[Any, Any]
+    keys: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.values = _rows(self.values)
+        self.keys = _keys(self.values)
+
+    @property
+    def rows(self) -> np.ndarray[Any, Any]:
+        """The stored bytes of each row."""
+        stored = self.stored.contiguous().view(torch.uint8).numpy()
+        return stored.reshape(len(self.keys), -1)
+
+
+def _rows(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the rows along the last axis; a vector is one row."""
+    return values.reshape(-1, values.shape[-1]) if values.ndim > 1 else values.reshape(1, -1)
+
+
+def _keys(rows: np.ndarray[Any, Any]) -> list[bytes]:
+    """Return what tells rows apart. Two that were confused would be found when the codes are read back."""
+    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in np.ascontiguousarray(rows)]
+
+
+class Checkpoint:
+    """The staged tensors as the float checkpoint's, each read and dequantized when the converter asks for it.
+
+    ``parts`` are those of the tensors that were read, by the tensor's name.
+    """
+
+    def __init__(self, folder: Path, stacks: dict[str, Any]) -> None:
+        self.source = Source(folder, read_tensor_headers(folder) if folder.is_dir() else {})
+        self._stacks = stacks
+        self.parts: dict[str, list[Part]] = {}
+
+    def lazily(self, name: str) -> torch.Tensor:
+        """Return the tensor ``name`` of the float checkpoint, not read yet."""
+        shape = tuple(self._stacks[name]["shape"])
+        meta = LazyTorchTensor.meta_with_dtype_and_shape(torch.float32, shape)
+        tensor: torch.Tensor = LazyTorchTensor(meta=meta, args=(name,), func=self.read)
+        return tensor
+
+    def read(self, name: str) -> torch.Tensor:
+        stack = self._stacks[name]
+        parts = self.parts[name] = [self._part(part) for part in stack["parts"]]
+        if not stack["stacked"]:
+            return torch.from_numpy(parts[0].values.copy()).view(stack["shape"])
+        whole = torch.empty(math.prod(stack["shape"]), dtype=torch.float32)
+        for part, place in zip(parts, stack["parts"].values(), strict=True):
+            _put(whole, torch.from_numpy(part.values), **place)
+        return whole.view(stack["shape"])
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Free the parts of tensors."""
+        for name in names:
+            self.parts.pop(name, None)
+
+    def _part(self, name: str) -> Part:
+        stored, kind = self.source.read(name), self.source.tensors[name].dtype
+        if kind in GGUF_BLOCKS:
+            rows = stored.numpy().reshape(-1, stored.shape[-1])
+            values = dequantize(rows, gguf.GGMLQuantizationType[kind]).astype(np.float32)
+        else:
+            values = stored.float().numpy()
+        return Part(name, kind, stored, values)
+
+
+def _put(
+    whole: torch.Tensor, matrix_OI: torch.Tensor, begin: int, num_rows: int, first: int, *, transposed: bool
+) -> None:
+    """Put a matrix into the flat tensor ``whole``, or its transpose into one [I, ``num_rows``] there."""
+    if not transposed:
+        whole[begin : begin + matrix_OI.numel()] = matrix_OI.flatten()
+        return
+    columns = matrix_OI.shape[1]
+    target = whole[begin : begin + columns * num_rows].view(columns, num_rows)
+    target[:, first : first + len(matrix_OI)] = matrix_OI.T
+
+
+@dataclass
+class Planned:
+    """A tensor as the converter wants it: its values when they are asked for, and the type that it would give it."""
+
+    name: str
+    data: Any
+    kind: gguf.GGMLQuantizationType
+    sources: set[str]
+    """The checkpoint's tensors that it is made from."""
+
+
+def _sources(data: Any, read: Any) -> set[str]:
+    """Return the names that ``read`` will be called with to compute lazy ``data``."""
+    if isinstance(data, list | tuple):
+        return set().union(*(_sources(each, read) for each in data))
+    if not isinstance(data, gguf.LazyBase):
+        return set()
+    return set(data._args) if data._func == read else _sources(list(data._args), read)
+
+
+def convert(job: dict[str, Any]) -> dict[str, Any]:
+    """Write the GGUF file of the job and the map of its rows; with no ``out``, only see if the converter can.
+
+    Returns ``left_out``, the checkpoint's tensors that the converter does not take; of a file also ``computed``, its
+    tensors that hold other values than the checkpoint, and ``widened``, quantized weights that llama.cpp wants in
+    floats.
+    """
+    checkpoint = Checkpoint(Path(job["staged"]), job["stacks"])
+    model, taken = _model(job, checkpoint)
+    planned = _planned(model, checkpoint)
+    shapes = {each.name: tuple(int(size) for size in each.data.shape) for each in planned}
+    result: dict[str, Any] = {"left_out": sorted(set(job["stacks"]) - taken)}
+    if job["out"] is None:
+        _metadata(model, planned, shapes)
+        return result
+    return result | _write(model, planned, shapes, checkpoint, job)
+
+
+def _model(job: dict[str, Any], checkpoint: Checkpoint) -> tuple[Any, set[str]]:
+    """Return the converter's model of the job's folder, and the names of the tensors that it takes."""
+    taken: set[str] = set()
+
+    def index_tensors(self: Any, remote_hf_model_id: str | None = None) -> dict[str, Any]:
+        found = {}
+        for name in job["stacks"]:
+            item = self.filter_tensors((name, lambda name=name: checkpoint.lazily(name)))
+            if item is not None:
+                found[item[0]] = item[1]
+                taken.add(name)
+        return found
+
+    ModelBase.index_tensors = index_tensors
+    folder = Path(job["model"])
+    hparams = ModelBase.load_hparams(folder, False)
+    architecture = get_model_architecture(hparams, ModelType.TEXT)
+    kind = conversion.get_model_class(architecture)
+    file_type = gguf.LlamaFileType.MOSTLY_BF16  # then float32 is what llama.cpp needs, not what the model has
+    return kind(folder, file_type, folder / "unused.gguf", hparams=hparams, model_name=job["name"]), taken
+
+
+def _planned(model: Any, checkpoint: Checkpoint) -> list[Planned]:
+    """Return every tensor that the converter would write, in its order, none of them read."""
+    planned: list[Planned] = []
+    gguf.quants.quantize = lambda data, qtype: data
+    LazyChunkedTensor.quantize = lambda self, qtype: self
+
+    def add_tensor(name: str, data: Any, raw_shape: Any = None, raw_dtype: Any = None, **_: Any) -> None:
+        if raw_dtype is None and np.dtype(data.dtype).kind != "f":
+            raise NotImplementedError(f"{name} is a tensor of {data.dtype}, which is not supported here")
+        planned.append(Planned(name, data, F32 if raw_dtype is None else raw_dtype, _sources(data, checkpoint.read)))
+
+    model.gguf_writer.add_tensor = add_tensor
+    model.prepare_tensors()
+    return planned
+
+
+def _metadata(model: Any, planned: Sequence[Planned], shapes: dict[str, tuple[int, ...]]) -> None:
+    """Let the converter set the metadata and the tokenizer; it counts the parameters of the tensors that it knows."""
+    writer = model.gguf_writer
+    for each in planned:
+        dtype = np.dtype("float32")
+        writer.add_tensor_info(each.name, shapes[each.name], dtype, math.prod(shapes[each.name]) * 4)
+    model.prepare_metadata(vocab_only=False)
+
+
+def _write(
+    model: Any, planned: Sequence[Planned], shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint,
+    job: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    _metadata(model, planned, shapes)
+    writer, out = model.gguf_writer, Path(job["out"])
+    if "file_type_number" in job:
+        writer.kv_data[0]["general.file_type"] = gguf.GGUFValue(job["file_type_number"], gguf.GGUFValueType.UINT32)
+    start = _header_bytes(writer, out)
+    laid_out = LayOut(checkpoint, gguf.GGMLQuantizationType[job["floats"]])
+    rows = {}
+    with out.open("r+b") as file:
+        file.truncate(start)
+        file.seek(start)
+        last_use = {source: number for number, each in enumerate(planned) for source in each.sources}
+        for number, each in enumerate(planned):
+            kind, data = laid_out.stored(each)
+            checkpoint.forget(source for source in [*checkpoint.parts] if last_use.get(source, number) == number)
+            file.write(data)
+            file.write(b"\0" * (-len(data) % ALIGNMENT))
+            rows[each.name] = (kind, len(data))
+        file.flush()
+        _finish_header(writer, rows, out)
+        os.fsync(file.fileno())
+    parts = [part for stack in job["stacks"].values() for part in stack["parts"]]
+    widened = laid_out.placed.save(out.with_name(MAP), parts, checkpoint.source)
+    return {"computed": laid_out.computed, "widened": widened}
+
+
+def _values(planned: Planned) -> np.ndarray[Any, Any]:
+    data = planned.data
+    if isinstance(data, LazyChunkedTensor):
+        return np.concatenate([np.asarray(load()).reshape(-1) for load in data._chunks]).reshape(data.shape)
+    values: np.ndarray[Any, Any] = LazyNumpyTensor.to_eager(data)
+    return values
+
+
+class LayOut:
+    """Decides what is stored of each tensor of the converter, and notes where the rows of ours went.
+
+    ``floats`` is the type of matrices that hold neither codes nor rows of ours; ``computed`` are their names.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, floats: gguf.GGMLQuantizationType) -> None:
+        self._checkpoint = checkpoint
+        self._floats = floats
+        self.placed = RowMap()
+        self.computed: list[str] = []
+
+    def stored(self, planned: Planned) -> tuple[gguf.GGMLQuantizationType, bytes]:
+        """Return the type and the bytes of a tensor."""
+        held = self._checkpoint.parts
+        before = set(held)
+        values = np.ascontiguousarray(_values(planned), dtype=np.float32)
+        planned.data = None  # the converter's own copies go with it
+        sources = planned.sources | (held.keys() - before)
+        parts = [part for source in sources for part in held[source]]
+        rows = _rows(values)
+        keys = _keys(rows)
+        origin = {key: (part, row) for part in parts for row, key in enumerate(part.keys)}
+        wants_floats = planned.kind is F32
+        if not all(key in origin for key in keys):
+            self.computed.append(planned.name)
+            return _plain(values, F32 if wants_floats else self._floats)
+        kinds = {origin[key][0].kind for key in keys}
+        kind = kinds.pop()
+        if kinds or (kind in GGUF_BLOCKS and wants_floats):
+            return _plain(values, F32)
+        self._place(planned.name, keys, parts)
+        if kind not in GGUF_BLOCKS:
+            return _plain(values, F32 if wants_floats else gguf.GGMLQuantizationType[kind])
+        tables = {part.name: part.rows for part in parts}
+        data = np.stack([tables[part.name][row] for part, row in map(origin.__getitem__, keys)])
+        found = gguf.GGMLQuantizationType[kind]
+        if not np.array_equal(dequantize(data, found).astype(np.float32), rows, equal_nan=True):
+            raise RuntimeError(f"{planned.name}: the rows that were put in mean other values than the converter's")
+        return found, data.tobytes()
+
+    def _place(self, name: str, keys: Sequence[bytes], parts: Sequence[Part]) -> None:
+        file_rows: dict[bytes, int] = {}
+        for number, key in enumerate(keys):
+            file_rows.setdefault(key, number)
+        for part in parts:
+            self.placed.add(part.name, Placed(name, [file_rows.get(key, -1) for key in part.keys]))
+
+
+def _plain(values: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> tuple[gguf.GGMLQuantizationType, bytes]:
+    try:
+        return kind, _quantize(values, kind).tobytes()
+    except gguf.QuantError:
+        return gguf.GGMLQuantizationType.F16, _quantize(values, gguf.GGMLQuantizationType.F16).tobytes()
+
+
+def _header_bytes(writer: Any, out: Path) -> int:
+    """Write the header with the tensors as they are known so far; return the place of the first tensor's data."""
+    writer.write_header_to_file(path=out)
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    size = out.stat().st_size
+    return size + -size % ALIGNMENT
+
+
+def _finish_header(writer: Any, rows: dict[str, tuple[gguf.GGMLQuantizationType, int]], out: Path) -> None:
+    """Write the types and sizes of the tensors into the header, which keeps its length."""
+    header = out.with_suffix(".header")
+    for name, (kind, num_bytes) in rows.items():
+        info = writer.tensors[0][name]
+        info.dtype, info.nbytes = kind, num_bytes
+    writer.fout, writer.state = None, gguf.WriterState.NO_FILE
+    _header_bytes(writer, header)
+    with out.open("r+b") as file:
+        file.write(header.read_bytes())
+    header.unlink()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the job in the given file, and write its result beside it."""
+    job_file = Path(arguments[0])
+    job = json.loads(job_file.read_text(encoding="utf-8"))
+    try:
+        with torch.inference_mode():
+            result = convert(job)
+    except (Exception, SystemExit) as error:  # the converter raises anything
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        result = {"error": f"{type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"}
+    job_file.with_suffix(".result").write_text(json.dumps(result), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

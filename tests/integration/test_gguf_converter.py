@@ -1,0 +1,108 @@
+"""GGUF files that llama.cpp's own converter lays out (``make test`` installs it), with tiny models.
+
+``tests/consumers/test_llamacpp_converter.py`` lets llama.cpp compute with such files.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from quantcore.config import presets
+from quantcore.errors import ConfigError, ModelError, ProofError
+from quantcore.export.gguf import converter, tensor_names
+from tests.support.gguf import run
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.tokenizers import saved, sentencepiece
+
+ROWS = "model.rows.safetensors"
+
+
+def model_with_tokenizer(folder, **settings):
+    model = tiny_model(folder, vocab_size=300, **settings)
+    saved(model, sentencepiece(added=()), bos_token="<s>", eos_token="</s>")
+    return model
+
+
+@pytest.fixture
+def arcee(tmp_path):
+    """Its queries and keys are permuted, and its tables are in no module of ours."""
+    return model_with_tokenizer(tmp_path / "model", model_type="arcee", tie_word_embeddings=False)
+
+
+def tensors_of(folder):
+    [file] = folder.glob("*.gguf")
+    return {tensor.name: tensor for tensor in GGUFReader(file).tensors}
+
+
+def test_a_model_of_another_architecture(tmp_path, arcee, proof_in_this_process):
+    config = replace(presets.resolve("gguf_q4_1"), exclude=("*.v_proj",))
+    report = run(arcee, tmp_path / "out", config)
+    written = tensors_of(tmp_path / "out")
+    assert {written[f"blk.0.{name}.weight"].tensor_type.name for name in ("attn_q", "ffn_up", "ffn_down")} == {"Q4_1"}
+    assert written["blk.0.attn_v.weight"].tensor_type.name == "BF16"
+    assert written["blk.0.attn_norm.weight"].tensor_type.name == "F32"
+    assert report["warnings"] == [] and not (tmp_path / "out/.staged").exists()
+    assert "quantcore" not in report["summary"]["exports"]["gguf"]["load"]
+    assert (tmp_path / "out" / ROWS).exists()
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_the_files_of_both_ways_are_equal(tmp_path, monkeypatch, proof_in_this_process, name):
+    """What we lay out ourselves is the oracle: permuted heads, stacked experts, types, every byte of every tensor."""
+    settings = MIXTURES.get(name, {}) | {"tie_word_embeddings": False}
+    model = model_with_tokenizer(tmp_path / "model", model_type=name, **settings)
+    config = replace(presets.resolve("gguf_q4_0"), exclude=("*.v_proj",))
+    run(model, tmp_path / "own", config)
+    monkeypatch.delitem(tensor_names.ARCHITECTURES, name)
+    run(model, tmp_path / "converted", config)
+    own, converted = tensors_of(tmp_path / "own"), tensors_of(tmp_path / "converted")
+    assert own.keys() == converted.keys()
+    for tensor in own.values():
+        assert tensor.tensor_type == converted[tensor.name].tensor_type, tensor.name
+        assert np.array_equal(tensor.data, converted[tensor.name].data), tensor.name
+
+
+def test_the_proof_sees_two_rows_in_each_others_place(tmp_path, arcee, monkeypatch, proof_in_this_process):
+    def swap(task, folder, expected, emit):
+        tensor = tensors_of(folder)["blk.1.attn_q.weight"]
+        size = tensor.data.shape[-1]
+        with (folder / "model.gguf").open("r+b") as file:
+            file.seek(int(tensor.data_offset))
+            rows = file.read(2 * size)
+            file.seek(int(tensor.data_offset))
+            file.write(rows[size:] + rows[:size])
+        return proof_in_this_process(task, folder, expected, emit)
+
+    monkeypatch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", swap)
+    with pytest.raises(ProofError, match=r"model\.layers\.1\.self_attn\.q_proj\.weight"):
+        run(arcee, tmp_path / "out", presets.resolve("gguf_q4_1"))
+
+
+def test_without_the_converter_nothing_is_begun(tmp_path, arcee, monkeypatch):
+    monkeypatch.setattr(converter, "FOLDER", tmp_path / "nowhere")
+    with pytest.raises(ModelError, match="of type 'arcee'") as refusal:
+        run(arcee, tmp_path / "out", presets.resolve("gguf_q8_0"))
+    assert refusal.value.code == "converter_not_installed" and "install-converter" in str(refusal.value.hint)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_architecture_that_llama_cpp_does_not_convert(tmp_path):
+    model = model_with_tokenizer(tmp_path / "model", model_type="helium")
+    with pytest.raises(ConfigError, match="does not know the architecture 'HeliumForCausalLM'") as refusal:
+        run(model, tmp_path / "out", presets.resolve("gguf_q8_0"))
+    assert refusal.value.code == "incompatible_export"
+
+
+def test_a_tokenizer_that_it_does_not_know_is_refused_before_any_layer(tmp_path):
+    model = tiny_model(tmp_path / "model", model_type="olmo2", tie_word_embeddings=False)
+    with pytest.raises(ModelError, match="BPE pre-tokenizer was not recognized") as refusal:
+        run(model, tmp_path / "out", presets.resolve("gguf_q8_0"))
+    assert refusal.value.code == "unsupported_architecture"
+
+
+def test_a_named_mix_is_refused_for_it(tmp_path, arcee):
+    with pytest.raises(ConfigError, match="not for 'arcee'") as refusal:
+        run(arcee, tmp_path / "out", presets.resolve("Q4_K_M"))
+    assert refusal.value.code == "incompatible_export"
