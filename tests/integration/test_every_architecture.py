@@ -16,11 +16,11 @@ from quantcore.errors import ModelError
 
 CLASSES = sorted(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING)
 REFUSED = {
-    "cpmant", "hrm_text", "inkling2_text", "musicgen", "musicgen_melody", "prophetnet", "rwkv",
+    "hrm_text", "inkling2_text", "musicgen", "musicgen_melody", "prophetnet", "rwkv",
     "xlm", "zamba", "zamba2",
 }  # fmt: skip
 NO_TWIN = {
-    "blt", "cohere_compass_text", "dbrx", "deepseek_v2", "dots1", "dots3_note", "dots3_note_text", "emu3", "falcon_h1",
+    "blt", "cohere_compass_text", "cpmant", "dbrx", "deepseek_v2", "dots1", "dots3_note", "dots3_note_text", "emu3", "falcon_h1",
     "gemma3n", "gemma4_assistant", "gemma4_unified_assistant", "glm4_moe", "hunyuan_v1_dense", "hunyuan_v1_moe",
     "lfm2_moe", "ministral", "nemotron", "qwen4_exp", "qwen4_exp_text",
     "reformer", "xmod",
