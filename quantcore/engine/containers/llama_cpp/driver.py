@@ -180,6 +180,8 @@ def _model(job: dict[str, Any], checkpoint: Checkpoint) -> tuple[Any, set[str]]:
     hparams = ModelBase.load_hparams(folder, False)
     architecture = get_model_architecture(hparams, ModelType.TEXT)
     kind = conversion.get_model_class(architecture)
+    if kind.supports_mtp_export and not any(part in name for name in job["stacks"] for part in ("mtp", "nextn")):
+        kind.no_mtp = True  # the checkpoint has no draft layers, whatever the default of its class says
     file_type = gguf.LlamaFileType.MOSTLY_BF16  # then float32 is what llama.cpp needs, not what the model has
     return kind(folder, file_type, folder / "unused.gguf", hparams=hparams, model_name=job["name"]), taken
 
