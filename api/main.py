@@ -26,6 +26,7 @@ from api import (
     lineage,
     members,
     projects,
+    registry,
     retention,
     shares,
     signin,
@@ -120,16 +121,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(signin.router, prefix="/v1")
     app.include_router(shares.open_router, prefix="/v1")
     app.include_router(metrics.router, **guarded)
-    work = (
-        *jobs.routers,
-        shares.router,
-        *chats.routers,
-        sweeps.router,
-        *datasets.routers,
-        catalog.router,
-        lineage.router,
-    )
-    for router in (*work, *accounts, workers.router):
+    work = *jobs.routers, shares.router, *chats.routers, sweeps.router, *datasets.routers
+    model_routers = catalog.router, lineage.router, *registry.routers
+    for router in (*work, *model_routers, *accounts, workers.router):
         app.include_router(router, prefix="/v1", **guarded)
     app.include_router(docs.router)
     dashboard.install(app)

@@ -9,6 +9,7 @@ import api.store.tables.accounts
 import api.store.tables.chats
 import api.store.tables.node_slots
 import api.store.tables.publications
+import api.store.tables.registry
 import api.store.tables.shares  # noqa: F401  their tables are part of the metadata
 from api.store.tables.jobs import Base
 from quantcore.config.time_limits import DATABASE_CONNECT_S, DATABASE_MIGRATION_S

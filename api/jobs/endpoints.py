@@ -30,7 +30,7 @@ from api.jobs.schemas import (
     JobQuery,
     SummaryOut,
 )
-from api.store.accounts import audit
+from api.store.accounts import audit, registry
 from api.store.accounts.audit import Caller
 from api.store.engine import Sessions, reading
 from api.store.queue import jobs, listing
@@ -127,11 +127,18 @@ def edit_job(
 
 @router.delete("/{job_id}", status_code=204, responses=may(404, 409))
 def delete_job(job_id: JobId, caller: Writer, context: ContextDep) -> None:
-    """Delete a job that has ended, with its events, its log and the files of its artifact."""
+    """Delete a job that has ended, with its events, its log and the files of its artifact.
+
+    A result that is a version in the model registry must be removed there first.
+    """
     with context.sessions.begin() as session:
         job = jobs.lock_own(session, caller.project_id, job_id)
         if job is None:
             raise no_such_job()
+        if versions := registry.names_of(session, job_id):
+            detail = f"The job's result is in the model registry: {', '.join(versions)}."
+            hint = f"Remove it there first: `bitfoundry registry remove {versions[0]}`."
+            raise Problem(409, "job_in_registry", detail, hint=hint)
         jobs.delete(session, job)
         audit.note(session, caller, "job.delete", job_id)
     remove_artifacts(context.settings, [job_id])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
 from api.store.accounts import webhooks
 from api.store.accounts.webhooks import Message
@@ -24,6 +25,12 @@ _SCHEMA = "http://adaptivecards.io/schemas/adaptive-card.json"
 _IN_ARTIFACT = re.compile(r"/(job_[0-9a-f]{32})/[0-9a-f]{64}(/|$)")
 _STATES = {"job.retry_wait": "waiting to retry", webhooks.PUBLISH_FAILED: "could not be published"}
 _MARKS = {"job.succeeded": "✓ ", "job.failed": "✕ ", webhooks.PUBLISHED: "✓ ", webhooks.PUBLISH_FAILED: "✕ "}
+_MODEL_STATES = {
+    webhooks.VERSION_ADDED: "new version",
+    webhooks.ALIAS_REQUESTED: "approval requested",
+    webhooks.ALIAS_MOVED: "moved",
+    webhooks.ALIAS_REFUSED: "refused",
+}
 
 
 def body_of(message: Message, public_url: str | None) -> bytes:
@@ -37,11 +44,12 @@ def body_of(message: Message, public_url: str | None) -> bytes:
 
 @dataclass(frozen=True)
 class _Text:
-    """The text of a message for people: a title, lines of (label, text), and a link to the run."""
+    """The text of a message for people: a title, lines of (label, text), and a link to the run or the registry."""
 
     title: str
     lines: tuple[tuple[str, str], ...]
     link: str | None
+    link_title: str = "Open the run"
 
 
 def _json(message: Message, _: str | None) -> dict[str, Any]:
@@ -54,7 +62,7 @@ def _slack(message: Message, public_url: str | None) -> dict[str, Any]:
     lines = (text.title, *(f"{label}: {line}" for label, line in text.lines))
     blocks = [_slack_section("plain_text", _slack_escape(line), emoji=False) for line in lines]
     if text.link:
-        blocks.append(_slack_section("mrkdwn", f"<{_slack_escape(text.link)}|Open the run>"))
+        blocks.append(_slack_section("mrkdwn", f"<{_slack_escape(text.link)}|{text.link_title}>"))
     return {"text": _slack_escape(text.title), "blocks": blocks, "unfurl_links": False, "unfurl_media": False}
 
 
@@ -79,7 +87,7 @@ def _teams(message: Message, public_url: str | None) -> dict[str, Any]:
         ],
     }
     if text.link:
-        card["actions"] = [{"type": "Action.OpenUrl", "title": "Open the run", "url": text.link}]
+        card["actions"] = [{"type": "Action.OpenUrl", "title": text.link_title, "url": text.link}]
     return {"type": "message", "attachments": [{"contentType": _CARD, "contentUrl": None, "content": card}]}
 
 
@@ -91,6 +99,8 @@ def _text_of(message: Message, public_url: str | None) -> _Text:
     data, event_type = message.data, message.event_type
     if event_type == webhooks.TEST:
         return _Text("Test message from Bitfoundry", (), None)
+    if event_type in _MODEL_STATES:
+        return _text_of_model(message, public_url)
     error: dict[str, Any] = data.get("error") or {}
     model = _model_text(data.get("model") or "")  # messages that wait since before an upgrade have none
     verdict = ": ".join(str(data[name]) for name in ("verdict", "verdict_reason") if data.get(name))
@@ -106,6 +116,21 @@ def _text_of(message: Message, public_url: str | None) -> _Text:
         title=_shortened(f"{_MARKS.get(event_type, '')}{data.get('name') or model or data['id']}: {state}"),
         lines=tuple((label, _shortened(text)) for label, text in lines.items() if text),
         link=f"{public_url}/ui/jobs/{data['id']}" if public_url else None,
+    )
+
+
+def _text_of_model(message: Message, public_url: str | None) -> _Text:
+    """Return the text of an event of the registry: what moves from which version to which, why, and who did it."""
+    data = message.data
+    alias, version, before = data.get("alias"), data["version"], data.get("from_version")
+    name = f"{data['model']}@{alias or version}"
+    moves = f"{before or 'none'} → {version or 'none'}" if alias else ""
+    lines = {"Version": moves, "Reason": data.get("reason"), "Comment": data.get("comment"), "By": data.get("by")}
+    return _Text(
+        title=_shortened(f"{name}: {_MODEL_STATES[message.event_type]}"),
+        lines=tuple((label, _shortened(text)) for label, text in lines.items() if text),
+        link=f"{public_url}/ui/registry?name={quote(data['model'])}" if public_url else None,
+        link_title="Open the registry",
     )
 
 

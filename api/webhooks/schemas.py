@@ -22,6 +22,10 @@ EventType = Literal[
     "job.cancelled",
     "job.published",
     "job.publish_failed",
+    "model.version_added",
+    "model.alias_requested",
+    "model.alias_moved",
+    "model.alias_refused",
 ]
 Url = Annotated[Printable, Field(min_length=1, max_length=2000)]
 EventTypes = Annotated[list[EventType], Field(min_length=1, max_length=16)]

@@ -80,7 +80,7 @@ def test_the_page_about_webhooks(server: Server, receiver: Receiver, tmp_path: P
     assert check(message.headers, message.body, secret)
     assert not check(message.headers, message.body + b" ", secret)
     assert not check(message.headers | {"webhook-timestamp": "1700000000"}, message.body, secret)
-    assert set(re.findall(r"`(job\.\w+)`", WEBHOOKS)) == set(webhooks.EVENT_TYPES)
+    assert set(re.findall(r"`((?:job|model)\.\w+)`", WEBHOOKS)) == set(webhooks.EVENT_TYPES)
     delays = re.search(r"tried again after (.*?), each", WEBHOOKS)
     assert delays
     units = {"s": 1, "min": 60, "h": 3600}

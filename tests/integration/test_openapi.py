@@ -44,6 +44,8 @@ KEY = "/v1/keys/{key_id}"
 MEMBER = "/v1/members/{member_id}"
 WORKER = "/v1/workers/{worker_id}"
 WEBHOOK = "/v1/webhooks/{webhook_id}"
+REGISTERED = "/v1/registry/models/{name}"
+REQUEST = "/v1/registry/requests/{request_id}"
 
 
 def test_the_routes_are_these(document: dict[str, Any]) -> None:
@@ -61,6 +63,13 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         "GET /v1/shared/{token}", "GET /v1/shared/{token}/report.json",
         f"POST {JOB}/chat", f"GET {JOB}/chat", f"GET {CHAT}", f"DELETE {CHAT}", f"POST {CHAT}/turns",
         f"GET {CHAT}/stream",
+        "GET /v1/registry/protected-aliases", "PUT /v1/registry/protected-aliases",
+        "GET /v1/registry/models", f"GET {REGISTERED}", f"DELETE {REGISTERED}",
+        f"GET {REGISTERED}/versions", f"POST {REGISTERED}/versions",
+        f"GET {REGISTERED}/versions/{{version}}", f"DELETE {REGISTERED}/versions/{{version}}",
+        f"PUT {REGISTERED}/aliases/{{alias}}", f"DELETE {REGISTERED}/aliases/{{alias}}",
+        f"POST {REGISTERED}/requests", "GET /v1/registry/requests", f"GET {REQUEST}",
+        *(f"POST {REQUEST}/{decision}" for decision in ("approve", "refuse", "withdraw")),
         "POST /v1/sweeps", "GET /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
         "POST /v1/datasets", "GET /v1/datasets", f"GET {DATASET}", f"DELETE {DATASET}",
         f"GET {DATASET}/preview", f"GET {DATASET}/statistics",
@@ -160,7 +169,7 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
         "PublishTo",
         "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate", "HubTokenPut", "WebhookCreate", "WebhookPatch",
         "MemberCreate", "MemberPatch", "SignInCreate", "PolicyIn", "ChatCreate", "ChatPrompt",
-        "ShareCreate",
+        "ShareCreate", "VersionCreate", "AliasPut", "AliasRequestCreate", "Decision", "ProtectedAliases",
     }  # fmt: skip
     for name, kind in FILES.items():
         assert set(operations(document)[name]["requestBody"]["content"]) == {kind}

@@ -27,6 +27,9 @@ PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetenso
     "webhook_id": "whk_" + "0" * 32,
     "delivery_id": "msg_" + "0" * 32,
     "share_id": "shr_" + "0" * 32,
+    "version": "1",
+    "alias": "candidate",
+    "request_id": "rqs_" + "0" * 32,
     "token": "0" * 43,
 }
 

@@ -43,7 +43,8 @@ from worker.supervisor import Supervisor
 TABLES = (
     "outbox, event, log_line, attempt, seat, publication, chat_turn, chat, artifact, job, sweep, worker, "
     "idempotency_key, upload_part, upload, dataset, api_key, sign_in, audit_entry, hub_token, webhook, "
-    "webhook_delivery, retention_policy, integrity_finding, share, member, publish_target"
+    "webhook_delivery, retention_policy, integrity_finding, share, member, publish_target, "
+    "alias_request, registry_alias, registry_version, registered_model"
 )
 
 # Few rows are deleted sooner than all these tables are truncated. As a replica without triggers: they guard the audit.
@@ -62,7 +63,7 @@ def sessions(postgres_url: str) -> Iterator[Sessions]:
         session.execute(text(EMPTY))
         session.execute(delete(Project).where(Project.id != projects.DEFAULT))
         limits = (*projects.QUOTAS, "requests_per_minute")
-        session.execute(update(Project).values(dict.fromkeys(limits)))
+        session.execute(update(Project).values(dict.fromkeys(limits) | {"protected_aliases": ["production"]}))
     yield sessions
     dispose(sessions)
 

@@ -23,7 +23,13 @@ from api.store.tables.jobs import Job
 from api.store.vault import Vault
 
 PUBLISHED, PUBLISH_FAILED = "job.published", "job.publish_failed"
-EVENT_TYPES = (*(f"job.{state}" for state in State), PUBLISHED, PUBLISH_FAILED)
+VERSION_ADDED = "model.version_added"
+ALIAS_REQUESTED, ALIAS_MOVED, ALIAS_REFUSED = "model.alias_requested", "model.alias_moved", "model.alias_refused"
+EVENT_TYPES = (
+    *(f"job.{state}" for state in State),
+    *(PUBLISHED, PUBLISH_FAILED),
+    *(VERSION_ADDED, ALIAS_REQUESTED, ALIAS_MOVED, ALIAS_REFUSED),
+)
 TEST = "webhook.test"  # what the test button sends, whatever the webhook subscribes to
 PENDING, DELIVERED, FAILED = "pending", "delivered", "failed"
 
@@ -102,18 +108,24 @@ def disable(session: Session, webhook: Webhook, reason: str) -> None:
     session.refresh(webhook)
 
 
-def queue(session: Session, job: Job, event_type: str, data: dict[str, Any]) -> None:
-    """Queue a delivery for each webhook of the job's project that subscribes to the event.
+def queue(session: Session, project_id: str, event_type: str, data: dict[str, Any]) -> None:
+    """Queue a delivery for each webhook of the project that subscribes to the event.
 
     It is part of the caller's transaction, which is the outbox.
     """
     wanted = select(Webhook.id).where(
-        Webhook.project_id == job.project_id,
+        Webhook.project_id == project_id,
         Webhook.disabled_at.is_(None),
         Webhook.event_types.contains([event_type]),
     )
     with session.no_autoflush:  # the caller may be in the middle of changing the job
         ids = session.scalars(wanted).all()
+    for webhook_id in ids:
+        queue_one(session, webhook_id, event_type, data)
+
+
+def queue_about(session: Session, job: Job, event_type: str, data: dict[str, Any]) -> None:
+    """Queue an event of a job, as ``queue`` does."""
     about_job = {
         "id": job.id,
         "project_id": job.project_id,
@@ -121,8 +133,7 @@ def queue(session: Session, job: Job, event_type: str, data: dict[str, Any]) -> 
         "labels": job.labels,
         "model": job.model.get("id") or job.model["path"],
     }
-    for webhook_id in ids:
-        queue_one(session, webhook_id, event_type, about_job | data)
+    queue(session, job.project_id, event_type, about_job | data)
 
 
 def queue_one(session: Session, webhook_id: str, event_type: str, data: dict[str, Any]) -> WebhookDelivery:

@@ -40,7 +40,7 @@ def announce(session: Session, job: Job, state: State, **more: Any) -> None:
     """
     data = {"state": state, **more}
     add(session, job, NewEvent("state_changed", data))
-    webhooks.queue(session, job, f"job.{state}", data)
+    webhooks.queue_about(session, job, f"job.{state}", data)
 
 
 def read(session: Session, job_id: str, *, after: int, limit: int, kinds: Collection[str] = ()) -> Sequence[Event]:

@@ -156,7 +156,7 @@ def move(session: Session, job: Job, publication: Publication, state: Publicatio
     data = {"publication_id": publication.id, "state": state, "attempt": publication.attempt, **more}
     events.add(session, job, NewEvent("publication_changed", data))
     if state == PublicationState.PUBLISHED:
-        webhooks.queue(session, job, webhooks.PUBLISHED, data)
+        webhooks.queue_about(session, job, webhooks.PUBLISHED, data)
     elif state == PublicationState.FAILED:
-        webhooks.queue(session, job, webhooks.PUBLISH_FAILED, data)
+        webhooks.queue_about(session, job, webhooks.PUBLISH_FAILED, data)
     session.flush()

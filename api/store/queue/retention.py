@@ -1,7 +1,7 @@
 """Data retention: deletes jobs some time after their end, or only their event logs and log lines.
 
 The operator sets days for all projects; a project may keep less by a policy of its own. Nobody's days apply to a job
-that is pinned, or whose artifact is still to be published.
+that is pinned, that is a version in the model registry, or whose artifact is still to be published.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from api.store.states import FINAL, State
 from api.store.tables.accounts import RetentionPolicy
 from api.store.tables.jobs import Artifact, Event, Job, LogLine
 from api.store.tables.publications import OPEN, Publication
+from api.store.tables.registry import RegistryVersion
 
 BATCH = 100
 
@@ -30,7 +31,7 @@ class Keep:
     """A retention policy: a job stays as long as one of the two limits keeps it. With neither all jobs stay.
 
     ``last``: the number of the newest jobs that succeeded, and of the newest that did not; ``days`` after their end.
-    Pinned ones are not counted.
+    Pinned ones and versions of the registry are not counted.
     """
 
     last: int | None = None
@@ -143,11 +144,14 @@ def find_artifacts_of_ended(session: Session, job_ids: Collection[str]) -> dict[
 def _purge(session: Session, caller: Caller | None, which: ColumnElement[bool], **why: Any) -> Collection[str]:
     """Delete jobs that ``which`` selects and that may go. Returns their ids. ``caller`` None: the service itself."""
     wanted = select(Job).where(*_may_go(), which).limit(BATCH).with_for_update(skip_locked=True)
-    jobs = session.scalars(wanted.execution_options(populate_existing=True)).all()
-    for job in jobs:
-        audit.note(session, caller or Caller(job.project_id, None, frozenset()), "job.purge", job.id, **why)
-        session.execute(delete(Job).where(Job.id == job.id))
-    return {job.id for job in jobs}
+    gone = set()
+    for job in session.scalars(wanted.execution_options(populate_existing=True)).all():
+        may_still = session.scalar(select(Job.id).where(Job.id == job.id, *_may_go()))
+        if may_still is not None:  # it was registered or published before its row was locked
+            audit.note(session, caller or Caller(job.project_id, None, frozenset()), "job.purge", job.id, **why)
+            session.execute(delete(Job).where(Job.id == job.id))
+            gone.add(job.id)
+    return gone
 
 
 def _among(job_ids: Collection[str]) -> ColumnElement[bool]:
@@ -157,7 +161,8 @@ def _among(job_ids: Collection[str]) -> ColumnElement[bool]:
 
 def _may_go() -> tuple[ColumnElement[bool], ...]:
     leaving = exists().where(Publication.job_id == Job.id, Publication.state.in_(OPEN))
-    return Job.state.in_(FINAL), not_(Job.pinned), not_(leaving)
+    registered = exists().where(RegistryVersion.job_id == Job.id)
+    return Job.state.in_(FINAL), not_(Job.pinned), not_(leaving), not_(registered)
 
 
 def _ended_before(days: float) -> ColumnElement[bool]:

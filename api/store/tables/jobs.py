@@ -88,6 +88,7 @@ class Project(Base):
     max_uploads: Mapped[int | None]
     max_streams: Mapped[int | None]
     max_webhooks: Mapped[int | None]
+    protected_aliases: Mapped[list[str]] = mapped_column(server_default="{production}")  # of the registry
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
     __table_args__ = (

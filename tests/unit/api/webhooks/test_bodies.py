@@ -133,3 +133,15 @@ def test_what_waits_since_before_an_upgrade_is_sent_too() -> None:
     old = {"id": JOB, "name": None, "labels": {}, "state": "queued"}
     message = Message("msg_1", "whk_1", "prj_1", "https://x/", "teams", b"", "job.queued", AT, old)
     assert lines_of(card_of(json.loads(body_of(message, None)))) == [f"{JOB}: queued"]
+
+
+def test_an_event_of_the_registry_says_what_moves_and_why() -> None:
+    moved = {"model": "support-bot", "alias": "production", "from_version": 2, "version": 3, "by": "Ada"}
+    content = sent("slack", "model.alias_requested", reason="<!channel> better", **moved)
+    assert [block["text"]["text"] for block in content["blocks"]] == [
+        "support-bot@production: approval requested", "Version: 2 → 3", "Reason: &lt;!channel&gt; better",
+        "By: Ada", f"<{URL}/ui/registry?name=support-bot|Open the registry>",
+    ]  # fmt: skip
+    added = card_of(sent("teams", "model.version_added", model="support-bot", version=3, by=None))
+    assert lines_of(added) == ["support-bot@3: new version"]
+    assert added["actions"][0]["title"] == "Open the registry"
