@@ -17,6 +17,7 @@ from bitfoundry.client.chats import Chats
 from bitfoundry.client.connection import Connection
 from bitfoundry.client.datasets import Datasets
 from bitfoundry.client.on_asyncio import AsyncTransport, Twin, asked, run, streamed
+from bitfoundry.client.registry import Registry
 from bitfoundry.client.retention import Retention
 from bitfoundry.client.service import Client
 from bitfoundry.client.shares import Shares
@@ -81,6 +82,28 @@ class AsyncDatasets(Twin[Datasets]):
     preview = asked(Datasets.preview)
     statistics = asked(Datasets.statistics)
     delete = asked(Datasets.delete)
+
+
+class AsyncRegistry(Twin[Registry]):
+    """Calls for the model registry."""
+
+    models = streamed(Registry.models)
+    model = asked(Registry.model)
+    versions = streamed(Registry.versions)
+    version = asked(Registry.version)
+    find_version = asked(Registry.find_version)
+    add = asked(Registry.add)
+    move_alias = asked(Registry.move_alias)
+    remove_alias = asked(Registry.remove_alias)
+    remove_version = asked(Registry.remove_version)
+    remove_model = asked(Registry.remove_model)
+    request = asked(Registry.request)
+    requests = streamed(Registry.requests)
+    approve = asked(Registry.approve)
+    refuse = asked(Registry.refuse)
+    withdraw = asked(Registry.withdraw)
+    protected_aliases = asked(Registry.protected_aliases)
+    protect = asked(Registry.protect)
 
 
 class AsyncRetention(Twin[Retention]):
@@ -157,6 +180,7 @@ class AsyncClient(Twin[Client]):
         self.chats = AsyncChats(self._original.chats)
         self.webhooks = AsyncWebhooks(self._original.webhooks)
         self.datasets = AsyncDatasets(self._original.datasets)
+        self.registry = AsyncRegistry(self._original.registry)
         self.retention = AsyncRetention(self._original.retention)
         self.shares = AsyncShares(self._original.shares)
 

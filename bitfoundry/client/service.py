@@ -38,6 +38,7 @@ from bitfoundry.client.filters import JobFilter, query_of
 from bitfoundry.client.follow import follow
 from bitfoundry.client.model_answers import BriefSweep, ModelFolders, ModelResults, UsedModel
 from bitfoundry.client.named import the_one
+from bitfoundry.client.registry import Registry
 from bitfoundry.client.retention import Retention
 from bitfoundry.client.shares import Shares
 from bitfoundry.client.transport import Transport
@@ -77,6 +78,7 @@ class Client:
         self._service = service
         self.account = Account(service)
         self.chats = Chats(service)
+        self.registry = Registry(service)
         self.retention = Retention(service)
         self.shares = Shares(service)
         self.webhooks = Webhooks(service)
@@ -134,10 +136,13 @@ class Client:
     def find(self, job: str) -> Job:
         """Return the job with this id, the only one whose id starts so or that has this name, or the `last` one.
 
-        Raises BitfoundryError `job_not_found` or `job_not_unique`, which names the candidates.
+        A version of the model registry, such as `support-bot@production`, is the job whose result it is. Raises
+        BitfoundryError `job_not_found` or `job_not_unique`, which names the candidates.
         """
         if JOB_ID.fullmatch(job):
             return self.get(job)
+        if version := self.registry.find_version(job):
+            return self.get(version.job_id)
         if job == "last":
             found = [*islice(self.list(page_size=1), 1)]
         else:

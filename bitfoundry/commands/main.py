@@ -26,6 +26,7 @@ from bitfoundry.commands import jobs as job_commands
 from bitfoundry.commands import members as member_commands
 from bitfoundry.commands import models as model_commands
 from bitfoundry.commands import publish as publish_commands
+from bitfoundry.commands import registry as registry_commands
 from bitfoundry.commands import retention as retention_commands
 from bitfoundry.commands import shares as share_commands
 from bitfoundry.commands import webhooks as webhook_commands
@@ -280,6 +281,7 @@ app.command()(fsck.fsck)
 groups = account_commands.GROUPS | {
     "datasets": ("Uploaded calibration data.", dataset_commands.COMMANDS),
     "members": ("Members of the project: the people who use it, with their roles.", member_commands.COMMANDS),
+    "registry": ("Model registry: versions, aliases, and who approves them.", registry_commands.COMMANDS),
     "retention": ("Data retention: which finished jobs are kept.", retention_commands.COMMANDS),
     "webhooks": ("Webhooks: notify a URL of events.", webhook_commands.COMMANDS),
 }

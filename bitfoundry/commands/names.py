@@ -12,6 +12,7 @@ LISTS: dict[str, tuple[str, Callable[[Client], Iterable[Any]]]] = {
     "key_id": ("keys", lambda client: client.account.keys()),
     "member_id": ("members", lambda client: client.account.members()),
     "project_id": ("projects", lambda client: client.account.projects()),
+    "request_id": ("requests", lambda client: client.registry.requests(state="pending")),
     "webhook_id": ("webhooks", lambda client: client.webhooks.list()),
     "worker_id": ("workers", lambda client: client.account.workers()),
 }
@@ -37,7 +38,8 @@ def find_id(client: Client, argument: str, text: str) -> str:
     else:
         found = [row for row in rows if row.id == text] or [row for row in rows if text and _is_called(row, text)]
     if not found:
-        hint = f"`bitfoundry {group} list` shows ids and names."
+        shown_by = "registry requests" if argument == "request_id" else f"{group} list"
+        hint = f"`bitfoundry {shown_by}` shows ids and names."
         raise BitfoundryError(f"None of the {group} is '{text}'.", code="not_found", hint=hint)
     if len(found) > 1:
         shown = ", ".join(f"{row.id} ({getattr(row, 'name', None) or 'no name'})" for row in found[:5])

@@ -26,7 +26,9 @@ Url = Annotated[
 ]
 Key = Annotated[str | None, typer.Option(envvar="BITFOUNDRY_API_KEY", help="API key. [default: the local service's]")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-JobId = Annotated[str, typer.Argument(help="Job: its id or the start of it, its name, or `last` for the newest.")]
+JobId = Annotated[
+    str, typer.Argument(help="Job: its id or the start of it, its name, `last` for the newest, or a MODEL@ALIAS.")
+]
 ResultName = Annotated[
     str, typer.Argument(help="Job or local run: its id or the start of it, its name, its folder, or `last`.")
 ]

@@ -1,6 +1,6 @@
 """The commands `push` (publishes an artifact) and `pull` (downloads a model or an artifact)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,10 +9,13 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from bitfoundry.client.answers import ArtifactFile, Job
+from bitfoundry.client.registry import REFERENCE, ModelVersion
 from bitfoundry.client.service import JOB_ID, Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, Home, Key, ResultName, Url, connect, connect_if_any, read_config
 from bitfoundry.errors import BitfoundryError
+
+MANIFEST = "MANIFEST.json"
 
 Repo = Annotated[str | None, typer.Option(help="Repository on the Hub: org/name. It is created if it does not exist.")]
 WriteToken = Annotated[
@@ -132,7 +135,11 @@ def _find(name: str, url: str | None, api_key: str | None, home: Path | None) ->
 
 def pull(
     source: Annotated[
-        str, typer.Argument(help="Model on the Hub (org/name), or job: its id or the start of it, its name, or `last`.")
+        str,
+        typer.Argument(
+            help="Model on the Hub (org/name); version in the model registry (support-bot@production);"
+            " or job: its id or the start of it, its name, or `last`."
+        ),
     ],
     output_dir: Annotated[
         Path, typer.Option("-o", "--output", "--output_dir", "--output-dir", help="Folder for the files.")
@@ -145,9 +152,12 @@ def pull(
 ) -> None:
     """Download a model from the Hub or a job's artifact, and verify every file. Run it again to resume.
 
+    Of a version in the model registry the SHA-256 is verified, too, and the folder holds no other files.
+
     A private or gated model needs your own token on this machine: HF_TOKEN, or `hf auth login`.
     """
-    job_id = _job_called(source, url, api_key, home)
+    version = _version_called(source, url, api_key, home)
+    job_id = version.job_id if version else _job_called(source, url, api_key, home)
     if job_id is None:
         from quantcore.cli import main as engine
 
@@ -157,6 +167,8 @@ def pull(
         raise BitfoundryError("A job's artifact has no revisions", hint="Remove --revision.")
     with connect(url, api_key, home) as client, _bar() as bar:
         files = client.artifacts(job_id)
+        if version is not None:
+            _check_version(version, files, output_dir)
         task = bar.add_task("download", total=sum(file.bytes for file in files))
 
         def count(file: ArtifactFile, num_bytes: int) -> None:
@@ -165,12 +177,46 @@ def pull(
         folder = client.download(job_id, output_dir, on_bytes=count)
         bar.update(task, completed=sum(file.bytes for file in files))
     if as_json:
-        terminal.print_json({"folder": str(folder.absolute()), "num_files": len(files)})
+        names = ("model", "version", "job_id", "sha256")
+        of_version = {name: getattr(version, name) for name in names} if version else {}
+        terminal.print_json({"folder": str(folder.absolute()), "num_files": len(files)} | of_version)
     else:
-        terminal.out.print(f"Downloaded and verified: {len(files)} files in {folder}", soft_wrap=True)
+        what = f"{version.model}@{version.version}, " if version else ""
+        terminal.out.print(f"Downloaded and verified: {what}{len(files)} files in {folder}", soft_wrap=True)
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (push, pull)
+
+
+def _version_called(name: str, url: str | None, api_key: str | None, home: Path | None) -> ModelVersion | None:
+    """Return the version in the registry of the service that ``name`` means, if it means one."""
+    client = connect_if_any(url, api_key, home) if REFERENCE.fullmatch(name) else None
+    with client or nullcontext():
+        return client.registry.find_version(name) if client else None
+
+
+def _check_version(version: ModelVersion, files: Sequence[ArtifactFile], folder: Path) -> None:
+    """Check that ``files`` are those of the version, and that the folder holds nothing else. Raises BitfoundryError.
+
+    The download then checks the content of each file.
+    """
+    sha256 = next((file.sha256 for file in files if file.path == MANIFEST), "missing")
+    if sha256 != version.sha256:
+        raise BitfoundryError(
+            f"The files are not those of {version.model}@{version.version}: their manifest has the SHA-256 {sha256},"
+            f" and the version {version.sha256}.",
+            code="artifact_changed",
+            hint="Tell the operator: `bitfoundry fsck` finds damaged files.",
+        )
+    known = {file.path for file in files}
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    others = [name for name in found if name.removesuffix(".partial") not in known]
+    if others:
+        raise BitfoundryError(
+            f"{folder} holds {others[0]}, which is not a file of {version.model}@{version.version}.",
+            code="folder_not_empty",
+            hint="Choose an empty folder, so that two versions never mix.",
+        )
 
 
 def read_target(text: str | None, hub_token: str | None) -> dict[str, Any] | None:

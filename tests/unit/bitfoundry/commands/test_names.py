@@ -60,15 +60,16 @@ def test_what_is_none_or_several_is_refused(text: str, code: str, part: str) -> 
 
 
 def test_every_group_with_ids_is_in_the_list() -> None:
-    from bitfoundry.commands import account, datasets, members, webhooks
+    from bitfoundry.commands import account, datasets, members, registry, webhooks
 
     arguments = {
         name
         for commands in (
-            *(group for _, group in account.GROUPS.values()), datasets.COMMANDS, members.COMMANDS, webhooks.COMMANDS
+            *(group for _, group in account.GROUPS.values()), datasets.COMMANDS, members.COMMANDS, webhooks.COMMANDS,
+            registry.COMMANDS,
         )
         for command in commands.values()
         for name in command.__annotations__
         if name.endswith("_id")
     }  # fmt: skip
-    assert arguments - {"object_id", "delivery_id"} == {*LISTS}
+    assert arguments - {"object_id", "delivery_id", "job_id"} == {*LISTS}
