@@ -156,6 +156,8 @@ FORMS = {
     r"^([0-9a-f]{40})?$": "a commit: 40 hex digits",
     r"^[0-9]{1,18}$": "a number of at most 18 digits",
     r"^G[0-9]+$": "the id of a gate, such as G1",
+    r"^[a-z0-9][a-z0-9._-]{0,62}$": "a name of lower-case letters, digits, '.', '_' and '-', such as support-bot",
+    r"^([1-9][0-9]{0,8}|[a-z][a-z0-9-]{0,62})$": "the number of a version or an alias, such as 3 or production",
     r"\S": "text that is not blank",
     r"^[ -~]+$": "printable ASCII characters",
     r"^[a-z][a-z0-9-]{0,62}$": "a name: a lower-case letter, then at most 62 lower-case letters, digits and dashes",
