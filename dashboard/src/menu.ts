@@ -20,6 +20,7 @@ const MAIN: MenuEntry[] = [
   { to: "/", text: "Runs" },
   { to: "/compare", text: "Compare" },
   { to: "/datasets", text: "Data" },
+  { to: "/registry", text: "Registry" },
 ];
 
 const SECTIONS: Section[] = [

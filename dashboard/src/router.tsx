@@ -12,6 +12,7 @@ import {
   readModels,
   readNewJob,
   readQueue,
+  readRegistry,
   readRun,
   readRuns,
   stringifySearch,
@@ -66,6 +67,12 @@ const pages = [
     path: "/datasets",
     component: lazy(() => import("./pages/datasets")),
     validateSearch: readDatasets,
+  }),
+  createRoute({
+    getParentRoute,
+    path: "/registry",
+    component: lazy(() => import("./pages/registry/registry")),
+    validateSearch: readRegistry,
   }),
   createRoute({
     getParentRoute,

@@ -47,6 +47,7 @@ export const readNewJob = reader([
   ...(["effort", "algorithms", "num_windows", "runtime", "device", "gate", "more_bits"] as const),
 ]);
 export const readModels = reader(["model", "cursor"]);
+export const readRegistry = reader(["name", "cursor"]);
 export const readDatasets = reader(["cursor"]);
 export const readQueue = reader(["cursor"]);
 export const readAudit = reader(["action", "object_id", "cursor"]);

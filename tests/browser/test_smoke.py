@@ -22,6 +22,7 @@ PAGES = {
     "/models": "Models",
     "/compare": "Compare",
     "/datasets": "Datasets",
+    "/registry": "Registry",
     "/workers": "Workers",
     "/keys": "API keys",
     "/webhooks": "Webhooks",

@@ -19,16 +19,11 @@ import {
 } from "../ui/basics";
 
 const EVENTS = [
-  "queued",
-  "running",
-  "retry_wait",
-  "cancelling",
-  "pausing",
-  "paused",
-  "succeeded",
-  "failed",
-  "cancelled",
-].map((state) => `job.${state}`);
+  ...["queued", "running", "retry_wait", "cancelling", "pausing", "paused", "succeeded", "failed", "cancelled"].map(
+    (state) => `job.${state}`,
+  ),
+  ...["version_added", "alias_requested", "alias_moved", "alias_refused"].map((event) => `model.${event}`),
+];
 
 type Format = Webhook["format"];
 
@@ -72,7 +67,7 @@ export default function Webhooks() {
       {query.data?.data.length === 0 && (
         <Empty>
           No webhooks yet. A webhook sends a message to a program, a Slack channel or a Teams channel when a job changes
-          state.
+          state, or a model of the registry moves.
         </Empty>
       )}
       {query.data && query.data.data.length > 0 && (

@@ -6,6 +6,7 @@ import { Link } from "../../link";
 import { useSession } from "../../sign-in";
 import { Confirm, Failure } from "../../ui/basics";
 import { ACTIONS, type Action } from "../../ui/states";
+import { AddToRegistry } from "../registry/add";
 import { ShareButton } from "./share";
 
 const TEXTS: Record<Action, string> = {
@@ -59,6 +60,7 @@ export function RunActions({ job, onChange }: { job: Job; onChange: () => void }
       <Link className="button" to="/compare" search={{ job: [job.id] }}>
         Compare
       </Link>
+      {job.state === "succeeded" && <AddToRegistry job={job} />}
       {job.state === "succeeded" && <ShareButton job={job} />}
       {buttons(actions.filter((action) => action === "delete"))}
       {error && <Failure error={error} />}

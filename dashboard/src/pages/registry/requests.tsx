@@ -1,0 +1,164 @@
+import { type FormEvent, useState } from "react";
+import { get, post } from "../../api/client";
+import { type Query, useQuery } from "../../api/query";
+import type { AliasRequest, AliasRequestPage } from "../../api/types";
+import { capitalize } from "../../format";
+import { Link } from "../../link";
+import { useSession } from "../../sign-in";
+import { announce } from "../../ui/announcer";
+import { ActionsHead, Dialog, Failure, Field, scrollable, Time } from "../../ui/basics";
+import { actorText, allowedFor, changeText } from "./rules";
+
+const EVERY_MS = 10_000;
+const DONE = { approve: "approved", refuse: "refused", withdraw: "withdrawn" } as const;
+
+type Decision = keyof typeof DONE;
+
+/** The pending requests of a model, or of all models. */
+export function useRequests(model?: string): Query<AliasRequestPage> {
+  const params = { state: "pending", model, limit: 100 };
+  return useQuery(
+    `alias requests ${JSON.stringify(params)}`,
+    (signal) => get<AliasRequestPage>("/v1/registry/requests", params, signal),
+    { everyMs: EVERY_MS },
+  );
+}
+
+/** Pending requests, to be decided. Nothing while there is none. */
+export function Requests({ query, onMoved }: { query: Query<AliasRequestPage>; onMoved: () => void }) {
+  const [asking, setAsking] = useState<{ request: AliasRequest; decision: Decision }>();
+  if (query.error && !query.data) return <Failure error={query.error} retry={query.reload} />;
+  if (!query.data?.data.length) return null;
+  return (
+    <section className="card" aria-label="Pending requests">
+      <h2>Pending requests</h2>
+      <div className="table" ref={scrollable}>
+        <table>
+          <thead>
+            <tr>
+              <th>Alias</th>
+              <th>Change</th>
+              <th>Reason</th>
+              <th>Requested by</th>
+              <ActionsHead />
+            </tr>
+          </thead>
+          <tbody>
+            {query.data.data.map((request) => (
+              <tr key={request.id}>
+                <td>
+                  <Link to="/registry" search={{ name: request.model }}>
+                    {request.model}@{request.alias}
+                  </Link>
+                </td>
+                <td className="nowrap">{changeText(request)}</td>
+                <td className="wide wrap">{request.reason}</td>
+                <td>
+                  {actorText(request.asked_by)}
+                  <div className="sub">
+                    <Time at={request.created_at} />
+                  </div>
+                </td>
+                <td>
+                  <Buttons request={request} onChoose={(decision) => setAsking({ request, decision })} />
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {asking && (
+        <DecisionDialog
+          {...asking}
+          onClose={() => setAsking(undefined)}
+          onDone={() => {
+            setAsking(undefined);
+            query.reload();
+            onMoved();
+          }}
+        />
+      )}
+    </section>
+  );
+}
+
+function Buttons({ request, onChoose }: { request: AliasRequest; onChoose: (decision: Decision) => void }) {
+  const allowed = allowedFor(request, useSession().key);
+  const about = `${request.model}@${request.alias}`;
+  const shown: Decision[] = [
+    ...(allowed.decide ? (["approve", "refuse"] as const) : []),
+    ...(allowed.withdraw ? (["withdraw"] as const) : []),
+  ];
+  return (
+    <div className="row">
+      {shown.map((decision) => (
+        <button
+          type="button"
+          key={decision}
+          className={decision === "approve" ? "small primary" : "small"}
+          aria-label={`${capitalize(decision)} ${about}`}
+          onClick={() => onChoose(decision)}
+        >
+          {capitalize(decision)}
+        </button>
+      ))}
+      {allowed.why && <span className="sub">{allowed.why}</span>}
+    </div>
+  );
+}
+
+function DecisionDialog({
+  request,
+  decision,
+  onClose,
+  onDone,
+}: {
+  request: AliasRequest;
+  decision: Decision;
+  onClose: () => void;
+  onDone: () => void;
+}) {
+  const [comment, setComment] = useState("");
+  const [error, setError] = useState<Error>();
+  const decide = async (event: FormEvent) => {
+    event.preventDefault();
+    setError(undefined);
+    try {
+      await post(`/v1/registry/requests/${request.id}/${decision}`, { comment: comment || null });
+      announce(`The request is ${DONE[decision]}.`);
+      onDone();
+    } catch (caught) {
+      setError(caught as Error);
+    }
+  };
+  const moves = decision === "approve" ? "The alias moves now." : "The alias stays as it is.";
+  return (
+    <Dialog title={`${capitalize(decision)} this request?`} onClose={onClose}>
+      <p>
+        <strong>
+          {request.model}@{request.alias}
+        </strong>
+        : {changeText(request)}. {moves}
+      </p>
+      <p className="sub">
+        {actorText(request.asked_by)}: {request.reason}
+      </p>
+      <form onSubmit={decide}>
+        <Field label="Comment" hint="Optional. It is shown with the request and in the audit log.">
+          {(props) => (
+            <input {...props} maxLength={200} value={comment} onChange={(event) => setComment(event.target.value)} />
+          )}
+        </Field>
+        {error && <Failure error={error} />}
+        <div className="actions">
+          <button type="button" onClick={onClose}>
+            Go back
+          </button>
+          <button type="submit" className={decision === "approve" ? "primary" : "danger"}>
+            {capitalize(decision)}
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}

@@ -1,0 +1,87 @@
+"""The registry: a result becomes a version, one member asks for production, and another one approves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from bitfoundry.client.service import Client
+from bitfoundry.local.stack import LocalStack
+
+JOB_LIMIT_S = 180
+TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture
+def sign_in(browser: Browser, stack: LocalStack, client: Client) -> Iterator[Callable[[str], Page]]:
+    """``sign_in("Ada")``: a page of a new member with the role admin."""
+    contexts = []
+
+    def open_page(name: str) -> Page:
+        key = client.account.add_member(name, "admin").first_key
+        assert key
+        context = browser.new_context(base_url=stack.url, viewport={"width": 1280, "height": 900})
+        contexts.append(context)
+        page = context.new_page()
+        page.goto(f"/ui/#key={key.key}")
+        page.get_by_role("heading", name="Runs").wait_for()
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def test_a_version_goes_into_production(
+    sign_in: Callable[[str], Page], stack: LocalStack, client: Client, check_accessible: Callable[[Page], None]
+) -> None:
+    job = client.submit(stack.home.parent / "model", config="fp8", name="nightly", evaluation={"num_windows": 1})
+    assert client.wait(job.id, timeout_s=JOB_LIMIT_S).state == "succeeded"
+    ada, grace = sign_in("Ada"), sign_in("Grace")
+
+    ada.goto(f"/ui/jobs/{job.id}")
+    ada.get_by_role("button", name="Add to registry").click()
+    expect(ada.get_by_label("Model", exact=True)).to_have_value("model")
+    ada.get_by_label("Model", exact=True).fill("support-bot")
+    ada.keyboard.press("Enter")
+    expect(ada.get_by_role("heading", name="support-bot")).to_be_visible()
+    row = ada.get_by_role("row").filter(has_text="nightly")
+    expect(row).to_contain_text("Ada")
+    row.get_by_role("button", name="Set alias of version 1").press("Enter")
+    ada.get_by_label("Alias", exact=True).fill("candidate")
+    ada.keyboard.press("Enter")
+    expect(row).to_contain_text("candidate")
+    row.get_by_role("button", name="Set alias of version 1").press("Enter")
+    ada.get_by_label("Alias", exact=True).fill("production")
+    ada.get_by_label("Reason", exact=True).fill("It answers the new questions.")
+    ada.keyboard.press("Enter")
+    pending = ada.get_by_role("region", name="Pending requests")
+    expect(pending).to_contain_text("new → version 1")
+    expect(pending).to_contain_text("Another admin decides it.")
+    expect(pending.get_by_role("button", name="Withdraw support-bot@production")).to_be_visible()
+    expect(pending.get_by_role("button", name="Approve")).to_have_count(0)
+    check_accessible(ada)
+
+    grace.get_by_role("link", name="Registry").click()
+    grace.get_by_role("button", name="Approve support-bot@production").press("Enter")
+    check_accessible(grace)
+    grace.get_by_label("Comment", exact=True).fill("Tried it.")
+    grace.keyboard.press("Enter")
+    expect(grace.get_by_role("region", name="Pending requests")).to_have_count(0)
+    expect(grace.get_by_role("row").filter(has_text="support-bot")).to_contain_text("production: 1 protected")
+    assert client.registry.version("support-bot@production").job_id == job.id
+    [request] = client.registry.requests()
+    assert (request.state, request.comment) == ("approved", "Tried it.")
+    check_accessible(grace)
+    for page, path in ((grace, "/ui/registry"), (ada, "/ui/registry?name=support-bot")):
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.goto(path)
+        expect(page.get_by_role("row").filter(has_text="production")).to_be_visible()
+        assert page.evaluate(TOO_WIDE) <= 0, path
+
+    grace.goto(f"/ui/jobs/{job.id}")
+    grace.get_by_role("button", name="Delete").click()
+    grace.get_by_role("dialog").get_by_role("button", name="Delete run").click()
+    expect(grace.get_by_role("alert")).to_contain_text("support-bot@1")
