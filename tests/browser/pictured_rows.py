@@ -20,6 +20,7 @@ from api.store.tables.accounts import AuditEntry, HubToken, SignIn, Webhook
 from api.store.tables.chats import Chat, ChatTurn
 from api.store.tables.jobs import ApiKey, Artifact, Attempt, Base, Dataset, Event, Job, LogLine, Member, Project, Worker
 from api.store.tables.publications import Publication
+from api.store.tables.registry import AliasRequest, RegisteredModel, RegistryAlias, RegistryVersion
 from api.store.tables.shares import Share
 from quantcore.config import presets
 from quantcore.config.job_spec import JobSpec
@@ -290,6 +291,7 @@ def _around() -> Iterable[Base]:
         )  # fmt: skip
     yield from _data()
     yield from _webhooks()
+    yield from _registry()
     yield Publication(
         id=id_of("pub", "w4a16"), job_id=W4A16, project_id=PROJECT, target={"repo_id": "acme/SmolLM2-135M-w4a16"},
         state="published", attempt=1, revision="7c1d5a0e" * 5, url="https://huggingface.co/acme/SmolLM2-135M-w4a16",
@@ -314,6 +316,27 @@ def _around() -> Iterable[Base]:
             id=1000 + number, at=_ago(1900 - 235 * number), project_id=PROJECT, key_id=key_id, action=action,
             object_id=object_id, detail=detail,
         )  # fmt: skip
+
+
+def _registry() -> Iterable[Base]:
+    """Yield a model with a request that is pending, and another one with its first version."""
+    bot, search = id_of("mdl", "support-bot"), id_of("mdl", "search")
+    versions = ((bot, 1, FP8, 5700), (bot, 2, INT8, 2900), (bot, 3, W4A16, 150), (search, 1, AGAIN, 40))
+    for model_id, name, latest in ((bot, "support-bot", 3), (search, "search-reranker", 1)):
+        yield RegisteredModel(
+            id=model_id, project_id=PROJECT, name=name, last_version=latest, created_at=_ago(5700)
+        )  # fmt: skip
+    for model_id, version, job_id, minutes in versions:
+        yield RegistryVersion(
+            model_id=model_id, version=version, job_id=job_id, key_id=KEY, created_at=_ago(minutes)
+        )  # fmt: skip
+    for alias, version in (("candidate", 3), ("production", 2)):
+        yield RegistryAlias(model_id=bot, alias=alias, version=version, moved_at=_ago(140))
+    yield AliasRequest(
+        id=id_of("rqs", "w4a16"), model_id=bot, alias="production", from_version=2, to_version=3, state="pending",
+        reason="A third smaller, and it answers the new support questions.", asked_by="3c4d5e6f1a2b",
+        created_at=_ago(120),
+    )  # fmt: skip
 
 
 def _data() -> Iterable[Dataset]:

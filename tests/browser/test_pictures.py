@@ -93,6 +93,8 @@ PAGES = (
     Shown("compare", f"compare?job={'&job='.join((rows.FP8, rows.INT8, rows.W4A16, rows.MXFP4))}", "Sample outputs"),
     Shown("compare-empty", "compare", "Choose runs here"),
     Shown("datasets", "datasets", "support-chats.jsonl"),
+    Shown("registry", "registry", "search-reranker"),
+    Shown("registry-model", "registry?name=support-bot", "bitfoundry pull support-bot@"),
     Shown("new-job", NEW_JOB, "Device fit", act=choose_device),
     Shown("new-job-all", NEW_JOB, "Device fit", act=open_all_settings),
     # hidden: when the key was last used that the browser is signed in with

@@ -6,7 +6,7 @@ import { capitalize } from "../../format";
 import { Link } from "../../link";
 import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
-import { ActionsHead, Dialog, Failure, Field, scrollable, Time } from "../../ui/basics";
+import { Dialog, Failure, Field, Time } from "../../ui/basics";
 import { actorText, allowedFor, changeText } from "./rules";
 
 const EVERY_MS = 10_000;
@@ -32,41 +32,23 @@ export function Requests({ query, onMoved }: { query: Query<AliasRequestPage>; o
   return (
     <section className="card" aria-label="Pending requests">
       <h2>Pending requests</h2>
-      <div className="table" ref={scrollable}>
-        <table>
-          <thead>
-            <tr>
-              <th>Alias</th>
-              <th>Change</th>
-              <th>Reason</th>
-              <th>Requested by</th>
-              <ActionsHead />
-            </tr>
-          </thead>
-          <tbody>
-            {query.data.data.map((request) => (
-              <tr key={request.id}>
-                <td>
-                  <Link to="/registry" search={{ name: request.model }}>
-                    {request.model}@{request.alias}
-                  </Link>
-                </td>
-                <td className="nowrap">{changeText(request)}</td>
-                <td className="wide wrap">{request.reason}</td>
-                <td>
-                  {actorText(request.asked_by)}
-                  <div className="sub">
-                    <Time at={request.created_at} />
-                  </div>
-                </td>
-                <td>
-                  <Buttons request={request} onChoose={(decision) => setAsking({ request, decision })} />
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <ul className="requests">
+        {query.data.data.map((request) => (
+          <li key={request.id} className="row spread">
+            <div>
+              <Link to="/registry" search={{ name: request.model }}>
+                {request.model}@{request.alias}
+              </Link>{" "}
+              {changeText(request)}
+              <div className="wrap">{request.reason}</div>
+              <div className="sub">
+                {actorText(request.asked_by)}, <Time at={request.created_at} />
+              </div>
+            </div>
+            <Buttons request={request} onChoose={(decision) => setAsking({ request, decision })} />
+          </li>
+        ))}
+      </ul>
       {asking && (
         <DecisionDialog
           {...asking}
