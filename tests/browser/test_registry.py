@@ -34,6 +34,7 @@ def sign_in(browser: Browser, stack: LocalStack, client: Client) -> Iterator[Cal
         context.close()
 
 
+@pytest.mark.slow
 def test_a_version_goes_into_production(
     sign_in: Callable[[str], Page], stack: LocalStack, client: Client, check_accessible: Callable[[Page], None]
 ) -> None:

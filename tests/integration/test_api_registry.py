@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
@@ -14,7 +15,7 @@ from api.jobs.retention_task import RetentionTask
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.queue import leases
-from tests.support.api import JOB, bearer
+from tests.support.api import JOB, bearer, walk
 
 MODELS = "/v1/registry/models"
 REQUESTS = "/v1/registry/requests"
@@ -291,18 +292,18 @@ def test_another_project_sees_nothing(
     other = bearer(create_key(sessions, "other", project_id=project))
     for path in (MODELS, REQUESTS):
         assert client.get(path, headers=other).json()["data"] == []
-    for method, path in (
-        ("GET", BOT), ("DELETE", BOT), ("GET", f"{BOT}/versions"), ("GET", f"{BOT}/versions/candidate"),
-        ("DELETE", f"{BOT}/versions/2"), ("DELETE", f"{BOT}/aliases/candidate"),
-    ):  # fmt: skip
-        assert code(client.request(method, path, headers=other)) == (404, "model_not_registered"), path
-    moved = client.put(f"{BOT}/aliases/candidate", json={"version": 2}, headers=other)
-    assert code(moved) == (404, "model_not_registered")
-    stolen = client.post(f"{BOT}/versions", json={"job_id": bot[0]}, headers=other)
-    assert code(stolen) == (404, "job_not_found")
-    assert code(client.get(f"{REQUESTS}/{request['id']}", headers=other)) == (404, "request_not_found")
-    for how in ("approve", "refuse", "withdraw"):
-        assert code(decide(client, request, how, other)) == (404, "request_not_found")
+    bodies = {
+        f"{MODELS}/{{name}}/versions": {"job_id": bot[0]}, f"{MODELS}/{{name}}/aliases/{{alias}}": {"version": 2},
+        f"{MODELS}/{{name}}/requests": {"alias": "production", "version": 1, "reason": "x"},
+    }  # fmt: skip
+    things = {"name": "support-bot", "version": "2", "alias": "candidate", "request_id": request["id"]}
+    assert isinstance(client.app, FastAPI)
+    routes = [(method, path) for method, path in walk(client.app) if path.startswith("/v1/registry/") and "{" in path]
+    assert len(routes) == 13
+    for method, path in routes:
+        answer = client.request(method, path.format(**things), json=bodies.get(path), headers=other)
+        codes = ("model_not_registered", "job_not_found", "request_not_found")
+        assert answer.status_code == 404 and answer.json()["code"] in codes, (method, path, answer.text)
     client.put("/v1/registry/protected-aliases", json={"aliases": []}, headers=other)
     assert client.get("/v1/registry/protected-aliases").json() == {"aliases": ["production"]}
     assert aliases(client) == {"candidate": 1}
@@ -339,6 +340,26 @@ def test_a_version_keeps_its_job(
     assert (settings.artifacts_dir / kept).is_dir()
     assert client.delete(f"{BOT}/versions/1").status_code == 204
     assert client.delete(f"/v1/jobs/{kept}").status_code == 204
+
+
+def test_every_change_leaves_an_entry(client: TestClient, bot: list[str], people: dict[str, Headers]) -> None:
+    client.put("/v1/registry/protected-aliases", json={"aliases": ["production"]})
+    for how, who in (("withdraw", "Edith"), ("refuse", "Ada"), ("approve", "Ada")):
+        decide(client, ask(client, 1, headers=people["Edith"]), how, people[who])
+    client.put(f"{BOT}/aliases/candidate", json={"version": 1})
+    client.delete(f"{BOT}/aliases/candidate")
+    client.delete(f"{BOT}/versions/2")
+    decide(client, ask(client, None, headers=people["Edith"]), "approve", people["Ada"])
+    client.delete(BOT)
+    entries = client.get("/v1/audit", params={"limit": 100}).json()["data"][::-1]
+    found = [(entry["action"].removeprefix("registry."), entry["object_id"].partition("@")[2]) for entry in entries
+             if entry["action"].startswith("registry.")]  # fmt: skip
+    asked = ("request", "production")
+    approved = [asked, ("approve", "production"), ("move_alias", "production")]
+    assert found == [
+        ("add", "1"), ("add", "2"), ("protect", ""), asked, ("withdraw", "production"), asked, ("refuse", "production"),
+        *approved, ("move_alias", "candidate"), ("move_alias", "candidate"), ("remove", "2"), *approved, ("remove", ""),
+    ]  # fmt: skip
 
 
 def test_webhooks_tell_what_happened(
