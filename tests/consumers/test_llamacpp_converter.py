@@ -20,13 +20,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 VOCAB_SIZE = 49152  # of SmolLM2
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
 MODELS = {
+    "apertus": {},
     "arcee": {},
+    "bloom": {},
     "exaone4": {},
+    "gpt_oss": {},
     "granite": {},
+    "granitemoe": {},
     "hunyuan_v1_dense": {},
     "olmo2": {},
+    "olmo3": {},
+    "qwen2_moe": {},
+    "qwen3_5_text": {},
     "seed_oss": {},
     "smollm3": {},
+    "stablelm": {},
     "starcoder2": {},
 }
 

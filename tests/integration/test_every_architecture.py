@@ -20,7 +20,8 @@ REFUSED = {
     "xlm", "zamba", "zamba2",
 }  # fmt: skip
 NO_TWIN = {
-    "blt", "cohere_compass_text", "cpmant", "dbrx", "deepseek_v2", "dots1", "dots3_note", "dots3_note_text", "emu3", "falcon_h1",
+    "blt", "cohere_compass_text", "cpmant", "dbrx", "deepseek_v2", "dots1", "dots3_note", "dots3_note_text", "emu3",
+    "falcon_h1",
     "gemma3n", "gemma4_assistant", "gemma4_unified_assistant", "glm4_moe", "hunyuan_v1_dense", "hunyuan_v1_moe",
     "lfm2_moe", "ministral", "nemotron", "qwen4_exp", "qwen4_exp_text",
     "reformer", "xmod",

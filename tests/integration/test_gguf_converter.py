@@ -3,6 +3,11 @@
 ``tests/consumers/test_llamacpp_converter.py`` lets llama.cpp compute with such files.
 """
 
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +15,8 @@ import pytest
 from gguf import GGUFReader
 
 from quantcore.config import presets
-from quantcore.errors import ConfigError, ModelError, ProofError
+from quantcore.engine.containers.llama_cpp.sink import MODULE
+from quantcore.errors import ConfigError, ModelError, ProofError, QuantError
 from quantcore.export.gguf import converter, tensor_names
 from tests.support.gguf import run
 from tests.support.models import MIXTURES, tiny_model
@@ -100,6 +106,36 @@ def test_a_tokenizer_that_it_does_not_know_is_refused_before_any_layer(tmp_path)
     with pytest.raises(ModelError, match="BPE pre-tokenizer was not recognized") as refusal:
         run(model, tmp_path / "out", presets.resolve("gguf_q8_0"))
     assert refusal.value.code == "unsupported_architecture"
+
+
+EVIL = """
+from pathlib import Path
+Path(__file__).with_name("{canary}").touch()
+Path("{path}").touch()
+from transformers import PreTrainedTokenizerFast as Evil
+"""
+
+
+def test_no_code_of_a_model_runs_in_the_converter(tmp_path):
+    """Some of its classes load the tokenizer with ``trust_remote_code``."""
+    model, canary = model_with_tokenizer(tmp_path / "model", model_type="hunyuan_v1_dense"), tmp_path / "canary"
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": [None, "evil.Evil"]}}
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    (model / "evil.py").write_text(EVIL.format(canary="canary", path=canary))
+    loading = f"AutoTokenizer.from_pretrained({str(model)!r}, trust_remote_code=True)"
+    code = f"from transformers import AutoTokenizer\nimport {MODULE} as driver\n"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*converter.paths(), *sys.path]))}
+    environment |= {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    python = [sys.executable, "-c"]
+    subprocess.run([*python, f"{code}driver.refuse_foreign_code()\n{loading}"], env=environment, check=False)
+    assert not canary.exists()
+    subprocess.run([*python, code + loading], env=environment, check=False)
+    assert canary.exists()  # the check can fail
+    canary.unlink()
+    with suppress(QuantError):  # the tokenizer is loaded by its usual name, or refused
+        run(model, tmp_path / "out", presets.resolve("gguf_q8_0"))
+    assert not canary.exists()
 
 
 def test_a_named_mix_is_refused_for_it(tmp_path, arcee):

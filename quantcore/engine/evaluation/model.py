@@ -134,9 +134,11 @@ class EvaluatedModel:
             with computing_together():
                 yield load_model(self.stored, self.ranks).model
             return
-        with self.streamed.whole() as model:  # experts have modules of their own inside only
-            with quantized_activations(self._modules(self.layers), self.activations, model):
-                yield model
+        with (
+            self.streamed.whole() as model,  # in it experts have modules of their own
+            quantized_activations(self._modules(self.layers), self.activations, model),
+        ):
+            yield model
 
     @contextmanager
     def _quantized(self, index: int | None, clipping: Clipping | None = None) -> Iterator[None]:

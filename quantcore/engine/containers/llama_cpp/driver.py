@@ -24,6 +24,7 @@ import conversion
 import gguf
 import numpy as np
 import torch
+import transformers
 from conversion.base import LazyTorchTensor, ModelBase, ModelType, get_model_architecture
 from gguf.lazy import LazyChunkedTensor, LazyNumpyTensor  # type: ignore[attr-defined]  # newer than the package
 from gguf.quants import dequantize
@@ -36,6 +37,17 @@ from quantcore.tensors.source import Source
 ALIGNMENT = 32  # of every tensor, GGUF's default
 F32 = gguf.GGMLQuantizationType.F32
 _quantize = gguf.quants.quantize
+
+
+def refuse_foreign_code() -> None:
+    """Keep the converter, which asks for it, from running Python code that comes with a model."""
+    for kind in (transformers.AutoConfig, transformers.AutoTokenizer, transformers.AutoProcessor):
+        load = kind.from_pretrained
+
+        def without_code(*arguments: Any, load: Any = load, **options: Any) -> Any:
+            return load(*arguments, **options | {"trust_remote_code": False, "local_files_only": True})
+
+        setattr(kind, "from_pretrained", without_code)  # noqa: B010
 
 
 @dataclass
@@ -331,6 +343,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the job in the given file, and write its result beside it."""
     job_file = Path(arguments[0])
     job = json.loads(job_file.read_text(encoding="utf-8"))
+    refuse_foreign_code()
     try:
         with torch.inference_mode():
             result = convert(job)

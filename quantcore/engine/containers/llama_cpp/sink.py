@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.artifact import STAGED
+from quantcore.checkpoint.artifact import STAGED, write_json
+from quantcore.checkpoint.headers import read_json
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.checkpoint.private_copies import tokenizer_files
 from quantcore.engine.data.tokenizer import load_tokenizer
@@ -65,6 +66,7 @@ class ConvertedSink(Sink):
         with tempfile.TemporaryDirectory(prefix="bitfoundry-gguf-") as scratch, tokenizer_files(model_dir) as files:
             if not (files.folder / "tokenizer.json").exists():  # that of a GGUF input, or of another library
                 load_tokenizer(model_dir).save_pretrained(files.folder)
+            _drop_code(files.folder / "tokenizer_config.json")
             config, _ = harmless_config(model_config)
             (files.folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
             job_file = Path(scratch) / "job.json"
@@ -72,7 +74,7 @@ class ConvertedSink(Sink):
             job_file.write_text(json.dumps(job), encoding="utf-8")
             path = os.pathsep.join(map(str, [*converter.paths(), Path(__file__).parents[4]]))
             command = [sys.executable, "-m", MODULE, str(job_file)]
-            environment = os.environ | {"PYTHONPATH": path}
+            environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             answer = job_file.with_suffix(".result")
             result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
@@ -85,6 +87,14 @@ class ConvertedSink(Sink):
                 " refused, too.",
             )
         return result
+
+
+def _drop_code(file: Path) -> None:
+    """Remove the names of a model's own classes: the converter would let Transformers run their code."""
+    if file.exists():
+        settings = read_json(file, "no_tokenizer")
+        settings.pop("auto_map", None)
+        write_json(file, settings)
 
 
 def _stacks(layouts: Mapping[str, TensorLayout], tensors: Mapping[str, TensorHeader]) -> dict[str, Any]:
