@@ -212,7 +212,7 @@ def test_a_phone(phone: Page, finished: list[Job], check_accessible: Callable[[P
     check_fits()
     page.get_by_role("button", name="Start job").tap()
     expect(page.locator("main .state").first).to_have_text("✓ Succeeded", timeout=JOB_LIMIT_MS)
-    expect(page.get_by_role("group", name="Relative weight error of")).to_be_visible()
+    expect(page.get_by_role("group", name="Relative output error of")).to_be_visible()
     page.get_by_label("View", exact=True).select_option(label="Heatmap: block by module")
     expect(page.get_by_role("img", name="by module type and block")).to_be_visible()
     check_fits()

@@ -238,7 +238,7 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     page.get_by_label("Windows").fill("3")
     page.get_by_label("Evaluation Sequence length").fill("8")
     plan = page.get_by_role("region", name="Plan")
-    expect(plan.get_by_text("/evaluation/seq_len")).to_be_visible()
+    expect(plan.get_by_text("/evaluation/seq_len is not valid")).to_be_visible()
     expect(page.get_by_label("Evaluation Sequence length")).to_have_attribute("aria-invalid", "true")
     page.get_by_label("Evaluation Sequence length").fill("64")
     page.get_by_label("Stride").fill("32")

@@ -67,7 +67,7 @@ def test_a_run_is_started_watched_and_proven(
 
     expect(page.get_by_text("Each export was read back from disk")).to_be_visible()
     expect(page.get_by_role("cell", name="✓ compressed_tensors")).to_be_visible()
-    chart = page.get_by_role("group", name="Relative weight error of")
+    chart = page.get_by_role("group", name="Relative output error of")
     expect(chart).to_be_visible()
     expect(page.locator(".chart .legend button")).to_have_count(7)
     chart.focus()

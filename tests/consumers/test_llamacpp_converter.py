@@ -31,7 +31,6 @@ MODELS = {
     "olmo2": {},
     "olmo3": {},
     "qwen2_moe": {},
-    "qwen3_5_text": {},
     "seed_oss": {},
     "smollm3": {},
     "stablelm": {},
