@@ -16,7 +16,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from quantcore.engine.containers.llama_cpp.rows import MAP, Placed, RowMap
 from quantcore.tensors.source import Source
 
 ALIGNMENT = 32  # of every tensor, GGUF's default
+CHECKED_ROWS = 4096  # at a time
 F32 = gguf.GGMLQuantizationType.F32
 _quantize = gguf.quants.quantize
 
@@ -50,25 +51,17 @@ def refuse_foreign_code() -> None:
         setattr(kind, "from_pretrained", without_code)  # noqa: B010
 
 
-@dataclass
+@dataclass(frozen=True)
 class Part:
-    """A tensor of ours whose rows may have become rows of the converter's: its bytes, and the floats that they mean."""
+    """A tensor of ours whose rows may have become rows of the converter's.
+
+    ``keys`` tell its rows apart by their values. ``codes`` are the bytes of each row, None for a tensor of floats.
+    """
 
     name: str
     kind: str
-    stored: torch.Tensor
-    values: np.ndarray[Any, Any]
-    keys: list[bytes] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.values = _rows(self.values)
-        self.keys = _keys(self.values)
-
-    @property
-    def rows(self) -> np.ndarray[Any, Any]:
-        """The stored bytes of each row."""
-        stored = self.stored.contiguous().view(torch.uint8).numpy()
-        return stored.reshape(len(self.keys), -1)
+    keys: list[bytes]
+    codes: np.ndarray[Any, Any] | None
 
 
 def _rows(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -101,12 +94,14 @@ class Checkpoint:
 
     def read(self, name: str) -> torch.Tensor:
         stack = self._stacks[name]
-        parts = self.parts[name] = [self._part(part) for part in stack["parts"]]
-        if not stack["stacked"]:
-            return torch.from_numpy(parts[0].values.copy()).view(stack["shape"])
-        whole = torch.empty(math.prod(stack["shape"]), dtype=torch.float32)
-        for part, place in zip(parts, stack["parts"].values(), strict=True):
-            _put(whole, torch.from_numpy(part.values), **place)
+        parts = self.parts[name] = []
+        whole = torch.empty(math.prod(stack["shape"]) if stack["stacked"] else 0, dtype=torch.float32)
+        for part_name, place in stack["parts"].items():
+            part, values = self._part(part_name)
+            parts.append(part)
+            if not stack["stacked"]:
+                return torch.from_numpy(values).view(stack["shape"])
+            _put(whole, torch.from_numpy(values), **place)
         return whole.view(stack["shape"])
 
     def forget(self, names: Iterable[str]) -> None:
@@ -114,14 +109,15 @@ class Checkpoint:
         for name in names:
             self.parts.pop(name, None)
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> tuple[Part, np.ndarray[Any, Any]]:
+        """Return a part, and the float32 values that it means."""
         stored, kind = self.source.read(name), self.source.tensors[name].dtype
-        if kind in GGUF_BLOCKS:
-            rows = stored.numpy().reshape(-1, stored.shape[-1])
-            values = dequantize(rows, gguf.GGMLQuantizationType[kind]).astype(np.float32)
-        else:
+        if kind not in GGUF_BLOCKS:
             values = stored.float().numpy()
-        return Part(name, kind, stored, values)
+            return Part(name, kind, _keys(_rows(values)), None), values
+        codes = stored.numpy().reshape(-1, stored.shape[-1])
+        values = dequantize(codes, gguf.GGMLQuantizationType[kind])
+        return Part(name, kind, _keys(_rows(values)), codes), values
 
 
 def _put(
@@ -241,9 +237,10 @@ def _write(
         for number, each in enumerate(planned):
             kind, data = laid_out.stored(each)
             checkpoint.forget(source for source in [*checkpoint.parts] if last_use.get(source, number) == number)
-            file.write(data)
-            file.write(b"\0" * (-len(data) % ALIGNMENT))
-            rows[each.name] = (kind, len(data))
+            file.write(np.ascontiguousarray(data).data)
+            file.write(b"\0" * (-data.nbytes % ALIGNMENT))
+            rows[each.name] = (kind, data.nbytes)
+            del data
         file.flush()
         _finish_header(writer, rows, out)
         os.fsync(file.fileno())
@@ -272,8 +269,8 @@ class LayOut:
         self.placed = RowMap()
         self.computed: list[str] = []
 
-    def stored(self, planned: Planned) -> tuple[gguf.GGMLQuantizationType, bytes]:
-        """Return the type and the bytes of a tensor."""
+    def stored(self, planned: Planned) -> tuple[gguf.GGMLQuantizationType, np.ndarray[Any, Any]]:
+        """Return the type of a tensor, and what is written of it."""
         held = self._checkpoint.parts
         before = set(held)
         values = np.ascontiguousarray(_values(planned), dtype=np.float32)
@@ -294,12 +291,18 @@ class LayOut:
         self._place(planned.name, keys, parts)
         if kind not in GGUF_BLOCKS:
             return _plain(values, F32 if wants_floats else gguf.GGMLQuantizationType[kind])
-        tables = {part.name: part.rows for part in parts}
-        data = np.stack([tables[part.name][row] for part, row in map(origin.__getitem__, keys)])
         found = gguf.GGMLQuantizationType[kind]
-        if not np.array_equal(dequantize(data, found).astype(np.float32), rows, equal_nan=True):
-            raise RuntimeError(f"{planned.name}: the rows that were put in mean other values than the converter's")
-        return found, data.tobytes()
+        width, num_bytes = GGUF_BLOCKS[kind]
+        codes = np.empty((len(keys), rows.shape[1] // width * num_bytes), np.uint8)
+        for number, key in enumerate(keys):
+            part, row = origin[key]
+            assert part.codes is not None
+            codes[number] = part.codes[row]
+        for start in range(0, len(keys), CHECKED_ROWS):
+            some = slice(start, start + CHECKED_ROWS)
+            if not np.array_equal(dequantize(codes[some], found), rows[some], equal_nan=True):
+                raise RuntimeError(f"{planned.name}: the rows that were put in mean other values than the converter's")
+        return found, codes
 
     def _place(self, name: str, keys: Sequence[bytes], parts: Sequence[Part]) -> None:
         file_rows: dict[bytes, int] = {}
@@ -309,11 +312,13 @@ class LayOut:
             self.placed.add(part.name, Placed(name, [file_rows.get(key, -1) for key in part.keys]))
 
 
-def _plain(values: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> tuple[gguf.GGMLQuantizationType, bytes]:
+def _plain(
+    values: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType
+) -> tuple[gguf.GGMLQuantizationType, np.ndarray[Any, Any]]:
     try:
-        return kind, _quantize(values, kind).tobytes()
+        return kind, _quantize(values, kind)
     except gguf.QuantError:
-        return gguf.GGMLQuantizationType.F16, _quantize(values, gguf.GGMLQuantizationType.F16).tobytes()
+        return gguf.GGMLQuantizationType.F16, _quantize(values, gguf.GGMLQuantizationType.F16)
 
 
 def _header_bytes(writer: Any, out: Path) -> int:
