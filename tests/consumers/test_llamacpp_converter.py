@@ -19,10 +19,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 VOCAB_SIZE = 49152  # of SmolLM2
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
+HYBRID = {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
 MODELS = {
     "apertus": {},
     "arcee": {},
     "bloom": {},
+    "cohere2": {"rotary_pct": 1.0, "tie_word_embeddings": True},
     "exaone4": {},
     "gpt_oss": {},
     "granite": {},
@@ -31,8 +33,10 @@ MODELS = {
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "olmo2": {},
     "olmo3": {},
+    "olmoe": {"num_key_value_heads": 4},
     "qwen2_moe": {},
-    "qwen3_5_text": {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "head_dim": 256},
+    "qwen3_5_text": {**HYBRID, "head_dim": 256},
+    "qwen3_next": {**HYBRID, "head_dim": 64},
     "seed_oss": {},
     "smollm3": {},
     "stablelm": {},
