@@ -445,7 +445,15 @@ def test_the_menu_and_the_palette_lead_to_every_page(
 ) -> None:
     page = signed_in
     menu = page.get_by_role("navigation", name="Main")
-    assert menu.get_by_role("link").all_inner_texts() == ["Models", "Runs", "Compare", "Data", "Registry", "Settings", "Operations"]
+    assert menu.get_by_role("link").all_inner_texts() == [
+        "Models",
+        "Runs",
+        "Compare",
+        "Data",
+        "Registry",
+        "Settings",
+        "Operations",
+    ]
     settings = ["API keys", "Webhooks", "Members", "Audit log", "Project"]
     for section, pages in (("Settings", settings), ("Operations", ["Workers"])):
         menu.get_by_role("link", name=section).click()
