@@ -12,10 +12,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import check_vllm  # noqa: F401  (it sets what vLLM reads from the environment)
-import vision  # before Transformers, which looks for torchvision
+import vision  # before Transformers and vLLM, which look for torchvision
 
 # isort: split
+import check_vllm  # noqa: F401  (it sets what vLLM reads from the environment)
 import torch
 import transformers
 
