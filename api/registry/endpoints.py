@@ -259,7 +259,7 @@ def lock_model(session: Session, caller: Caller, name: str) -> RegisteredModel:
 
 
 def check_unused(name: str, users: Collection[str]) -> None:
-    """Check that nothing refers to what shall be removed. Raises Problem 409."""
+    """Check that nothing refers to what is to be removed. Raises Problem 409."""
     if users:
         raise Problem(
             409,

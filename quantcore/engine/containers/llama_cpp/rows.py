@@ -7,8 +7,9 @@ are not in order, and the tensors that the file has in another form. llama.cpp d
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,8 @@ class MappedSource:
     def __init__(
         self, folder: Path, gguf_file: Path, stored: Mapping[str, TensorHeader], layouts: Mapping[str, TensorLayout]
     ) -> None:
+        self._folder = folder
         self._stored = stored
-        self._gguf = Source(folder, dict(stored))
         beside = read_safetensors_header(folder / MAP)
         self._beside = Source(folder, beside)
         self._places = json.loads(self._beside.read(PLACES).numpy().tobytes())
@@ -113,9 +114,7 @@ class MappedSource:
         if name not in self._places:
             return self._beside.read(name)
         if isinstance(self._places[name][-1], int):
-            tensor, first = self._places[name]
-            num_rows = _num_rows(header)
-            rows = self._matrix(tensor)[first : first + num_rows]
+            rows = self._matrix(*self._places[name], num_rows=math.prod(header.shape[:-1]))
         else:
             matrices = [self._matrix(tensor) for tensor in self._places[name]]
             rows = torch.stack([matrices[number][row] for number, row in self._beside.read(f"rows/{name}").tolist()])
@@ -125,11 +124,14 @@ class MappedSource:
         """Return a function that reads rows of the tensor called ``name``, which is read whole, once."""
         return rows_of(self.read(name))
 
-    def _matrix(self, tensor: str) -> torch.Tensor:
-        """Return a tensor of the GGUF file as rows; a vector is one."""
-        found = self._gguf.read(tensor)
-        return found.reshape(-1, found.shape[-1]) if found.dim() > 1 else found.reshape(1, -1)
+    def _matrix(self, tensor: str, first: int = 0, *, num_rows: int | None = None) -> torch.Tensor:
+        """Return rows of a tensor of the GGUF file from ``first`` on, by default all; a vector is one row.
 
-
-def _num_rows(header: TensorHeader) -> int:
-    return 1 if len(header.shape) < 2 else int(torch.Size(header.shape[:-1]).numel())
+        Only their bytes are read: of a stack those of one expert.
+        """
+        header = self._stored[tensor]
+        total = math.prod(header.shape[:-1])
+        row_bytes, count = (header.end - header.begin) // total, total if num_rows is None else num_rows
+        begin = header.begin + first * row_bytes
+        part = replace(header, shape=(count, header.shape[-1]), begin=begin, end=begin + count * row_bytes)
+        return Source(self._folder, {tensor: part}).read(tensor)
