@@ -80,11 +80,11 @@ converter: $(STAMP)
 	@$(BIN)/bitfoundry install-converter
 
 test: $(UI) converter  ## the tests, with real PostgreSQL and Valkey (eight minutes on two cores)
-	@$(NPM) test
+	@$(NPM) --silent test
 	@$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: $(UI) converter consumers  ## all the tests, the slow ones and vLLM included
-	@$(NPM) test
+	@$(NPM) --silent test
 	@$(PYTEST) $(ARGS)
 
 lint: $(STAMP) $(NODE_STAMP)  ## check the Python code (ruff, mypy) and the dashboard (Biome, TypeScript)
