@@ -25,6 +25,7 @@ ANSWERS = {
         "FailureOut": "JobError",
         "ArtifactOut": "ArtifactRef",
         "PhaseOut": "Phase",
+        "AllocationOut": "Allocation",
         "PublicationOut": "Publication",
         "Answer": "ChatAnswer",
         "TurnOut": "ChatTurn",

@@ -309,6 +309,19 @@ class PhaseOut(BaseModel):
     unit: str | None
 
 
+class AllocationOut(BaseModel):
+    """Where a scheduler runs the present attempt, or why it waits, in the scheduler's words. ``id`` is its own number.
+
+    ``AWAY``: the scheduler does not answer.
+    """
+
+    launcher: str
+    id: str
+    state: str
+    reason: str
+    nodes: str
+
+
 class SubmitterOut(BaseModel):
     """The key that a job was submitted with."""
 
@@ -339,6 +352,7 @@ class JobStatus(BaseModel):
     state_times: dict[State, datetime]
     waiting_reason: str | None
     queue_position: int | None
+    allocation: AllocationOut | None
     phase: str | None
     progress: Annotated[dict[str, Any], SchemaOf(ProgressOut)] | None
     eta_s: float | None
@@ -370,7 +384,8 @@ class JobOut(JobOptions, JobStatus):
     """A job as clients see it: the request, with every default filled in, and the job's state.
 
     ``submitted_by`` is null for a job that was submitted on the machine itself. ``state_times``: the last time at which
-    it entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there while it waits. ``eta_s``:
+    it entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there while it waits.
+    ``allocation`` is None for an attempt on a worker's own machine. ``eta_s``:
     about the seconds left of the whole job, by earlier jobs of its project that did the same kind of work; null without
     such a job. ``progress.eta_s`` is of the phase alone. ``error`` has a stable ``code``, a ``hint``, and says in
     ``retryable`` whether a retry can help; until ``progress_kept_until`` that continues after the last saved block.

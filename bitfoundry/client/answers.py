@@ -61,6 +61,19 @@ class Phase(Answer):
     unit: str | None = None
 
 
+class Allocation(Answer):
+    """Where a scheduler runs the present attempt, or why it waits, in the scheduler's words. `id` is its own number.
+
+    `AWAY`: the scheduler does not answer.
+    """
+
+    launcher: str
+    id: str
+    state: str
+    reason: str
+    nodes: str
+
+
 class Publication(PublicationBase):
     """The newest publication of a job's artifact.
 
@@ -225,7 +238,8 @@ class Job(JobBase):
     """A job as clients see it: the request, with every default filled in, and the job's state.
 
     `submitted_by` is None for a job that was submitted on the machine itself. `state_times`: the last time at which
-    it entered each state. `waiting_reason` and `queue_position` (1 is next) are there while it waits. `eta_s`:
+    it entered each state. `waiting_reason` and `queue_position` (1 is next) are there while it waits.
+    `allocation` is None for an attempt on a worker's own machine. `eta_s`:
     about the seconds left of the whole job, by earlier jobs of its project that did the same kind of work; None without
     such a job. `progress.eta_s` is of the phase alone. `error` has a stable `code`, a `hint`, and says in
     `retryable` whether a retry can help; until `progress_kept_until` that continues after the last saved block.
@@ -244,6 +258,7 @@ class Job(JobBase):
     state_times: dict[str, str] = Field(default={})
     waiting_reason: str | None = None
     queue_position: int | None = None
+    allocation: Allocation | None = None
     phase: str | None = None
     progress: Progress | None = None
     eta_s: float | None = None

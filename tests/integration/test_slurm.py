@@ -38,9 +38,17 @@ REAL_ENGINE = {"engine_command": "{python} {launcher} -m quantcore run", "confin
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def whole_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
         yield cluster
+
+
+@pytest.fixture
+def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, without the jobs of other tests."""
+    yield whole_cluster
+    whole_cluster.ask("scancel", "--user=root")
+    wait_until(lambda: not whole_cluster.jobs(), note=whole_cluster.jobs)
 
 
 @pytest.fixture
@@ -132,7 +140,8 @@ def test_a_job_waits_in_the_queue_of_the_cluster(
     """It says why, in Slurm's words; the time does not count as its own; a cancel takes it out."""
     filler = cluster.occupy(600)
     start_here()
-    waits, goes = submit(make_model(), max_runtime_s=2), submit(make_model(), max_runtime_s=2)
+    model = make_model()
+    waits = submit(model, max_runtime_s=2)
     wait_until(
         lambda: (get_job(waits).allocation or {}).get("reason") == "Resources", note=lambda: get_job(waits).allocation
     )
@@ -141,6 +150,7 @@ def test_a_job_waits_in_the_queue_of_the_cluster(
     with sessions.begin() as session:
         control.cancel(session, waits)
     wait_for(waits, "cancelled")
+    goes = submit(model)
     wait_until(lambda: (get_job(goes).allocation or {}).get("state") == "PENDING")
     cluster.ask("scancel", filler)
     wait_for(goes, "succeeded")
