@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,7 @@ from urllib.parse import urlsplit
 from api.settings import Settings
 from api.store.queue.leases import Failure, Lease
 from worker.engine import Stop, engine_environment
-from worker.launchers import End, Launcher, LauncherAway, Request, Status
+from worker.launchers import LAUNCHERS, End, Launcher, LauncherAway, Request, Status
 from worker.memory_watch import limit_of
 from worker.on_node import LAUNCH, TASK, TOKEN, end_of, events_of, log_of
 from worker.shared_files import STATE, Tail, write_whole
@@ -200,15 +201,11 @@ class Allocation:
         return mine[0] if mine else None
 
     def _request(self) -> Request:
-        settings, lease = self._settings, self._launch.lease
-        return Request(
-            name=self._launch.said["name"],
-            folder=self._launch.folder,
-            argv=(sys.executable, "-m", "worker.on_node", str(self._launch.folder)),
-            nodes=lease.nodes,
-            memory_bytes=limit_of(settings, lease.needs_memory_bytes) + OVERHEAD_BYTES,
-            cpus=settings.engine_threads,
-            environment=engine_environment(settings, with_hub=self._launch.said["with_hub"]),
+        said = self._launch.said
+        environment = engine_environment(self._settings, with_hub=said["with_hub"])
+        lease = self._launch.lease
+        return _request(
+            self._settings, said["name"], self._launch.folder, lease.nodes, lease.needs_memory_bytes, environment
         )
 
     def _conclude(self, status: Status) -> bool:
@@ -295,6 +292,32 @@ def end(launcher: Launcher, folder: Path) -> bool:
     for number in found:
         launcher.cancel(number)
     return all(launcher.status(number).end is not None for number in found)
+
+
+def preview(name: str, *, nodes: int, planned_bytes: int | None) -> str:
+    """Return what a launcher would ask its scheduler for, with the settings in the environment.
+
+    Raises ConfigError ``unknown_launcher`` and ``invalid_settings``.
+    """
+    launcher = LAUNCHERS.get(name)
+    known = {"database_url": "postgresql://", "broker_url": "redis://", "launcher": name}
+    settings = Settings(**known, data_dir=Path(os.environ.get("BITFOUNDRY_DATA_DIR", "/DATA_DIR")))  # type: ignore[arg-type]
+    request = _request(settings, "bitfoundry-JOB", settings.work_dir / "JOB.launch", nodes, planned_bytes, {})
+    return launcher.preview(settings, request)
+
+
+def _request(
+    settings: Settings, name: str, folder: Path, nodes: int, planned_bytes: int | None, environment: Mapping[str, str]
+) -> Request:
+    return Request(
+        name=name,
+        folder=folder,
+        argv=(sys.executable, "-m", "worker.on_node", str(folder)),
+        nodes=nodes,
+        memory_bytes=limit_of(settings, planned_bytes) + OVERHEAD_BYTES,
+        cpus=settings.engine_threads,
+        environment=environment,
+    )
 
 
 def _without_secrets(url: str) -> str:

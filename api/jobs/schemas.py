@@ -24,7 +24,7 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from api.jobs import examples
 from api.jobs.schema_of import SchemaOf
-from api.jobs.stored_types import FailureOut, ProgressOut
+from api.jobs.stored_types import AllocationOut, FailureOut, ProgressOut
 from api.store.queue.listing import JobFilter, Order
 from api.store.queue.waiting import Waiting
 from api.store.states import State
@@ -309,19 +309,6 @@ class PhaseOut(BaseModel):
     unit: str | None
 
 
-class AllocationOut(BaseModel):
-    """Where a scheduler runs the present attempt, or why it waits, in the scheduler's words. ``id`` is its own number.
-
-    ``AWAY``: the scheduler does not answer.
-    """
-
-    launcher: str
-    id: str
-    state: str
-    reason: str
-    nodes: str
-
-
 class SubmitterOut(BaseModel):
     """The key that a job was submitted with."""
 
@@ -385,12 +372,11 @@ class JobOut(JobOptions, JobStatus):
 
     ``submitted_by`` is null for a job that was submitted on the machine itself. ``state_times``: the last time at which
     it entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there while it waits.
-    ``allocation`` is None for an attempt on a worker's own machine. ``eta_s``:
-    about the seconds left of the whole job, by earlier jobs of its project that did the same kind of work; null without
-    such a job. ``progress.eta_s`` is of the phase alone. ``error`` has a stable ``code``, a ``hint``, and says in
-    ``retryable`` whether a retry can help; until ``progress_kept_until`` that continues after the last saved block.
-    ``publish`` is the target from the start; ``publication``, None if there was
-    none, is the state of that or of a later ``POST .../publish``.
+    ``allocation`` is None for an attempt on a worker's own machine. ``eta_s``: about the seconds left of the whole job,
+    by earlier jobs of its project that did the same kind of work; null without such a job. ``progress.eta_s`` is of the
+    phase alone. ``error`` has a stable ``code``, a ``hint``, and says in ``retryable`` whether a retry can help; until
+    ``progress_kept_until`` that continues after the last saved block. ``publish`` is the target from the start;
+    ``publication``, None if there was none, is the state of that or of a later ``POST .../publish``.
     """
 
     model_config = ConfigDict(

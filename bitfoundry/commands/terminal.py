@@ -23,9 +23,9 @@ from bitfoundry.client.answers import (
     LogLine,
     MixSummary,
     Publication,
-    Recipe,
     Summary,
 )
+from bitfoundry.client.model_answers import Recipe
 from bitfoundry.commands.verdicts import verdict_rows, verdict_text
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.

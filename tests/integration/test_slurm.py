@@ -198,7 +198,7 @@ def test_a_job_that_is_cancelled_without_a_worker_ends_with_the_next(
     wait_for: WaitFor, cluster: Cluster,
 ) -> None:  # fmt: skip
     worker = start_worker()
-    job_id = submit(make_model(mode="sleep"))
+    job_id = submit(make_model(mode="slow"))
     wait_until(lambda: cluster.jobs("RUNNING"))
     worker.drain()
     with sessions.begin() as session:
@@ -260,7 +260,7 @@ def test_the_schedulers_time_limit_is_no_end(
 ) -> None:  # fmt: skip
     """The job is submitted again; unless it has saved nothing since: then it says what to do."""
     start_here()
-    job_id = submit(make_model(mode="sleep"))
+    job_id = submit(make_model(mode="slow"))
     ended: set[str] = set()
     while get_job(job_id).state == "running" or not ended:
         for number, *_ in cluster.jobs("RUNNING"):

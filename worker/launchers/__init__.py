@@ -7,7 +7,7 @@ files on the disk that the worker and the nodes share (``worker.allocation``, ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -66,9 +66,16 @@ class Status:
 
 
 class Launcher(Protocol):
-    """A scheduler. All methods raise LauncherAway when it does not answer."""
+    """A scheduler. Its methods raise LauncherAway when it does not answer."""
 
     name: str
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigError ``invalid_settings`` for what can be seen at once."""
+
+    @staticmethod
+    def preview(settings: Settings, request: Request) -> str:
+        """Return what ``submit`` would ask for, as text. Raises ConfigError ``invalid_settings``."""
 
     def submit(self, request: Request) -> str:
         """Ask for an allocation and return its id. Raises ConfigError ``launcher_refused`` if it can never be given."""
@@ -83,7 +90,7 @@ class Launcher(Protocol):
         """Ask for its end: SIGTERM, and SIGKILL after the scheduler's grace time. One that has ended stays as it is."""
 
 
-LAUNCHERS: Registry[Callable[[Settings], Launcher]] = Registry("launcher", "worker.launchers", GROUP)
+LAUNCHERS: Registry[type[Launcher]] = Registry("launcher", "worker.launchers", GROUP)
 
 
 def find_launcher(settings: Settings) -> Launcher | None:

@@ -63,6 +63,11 @@ class Slurm:
                 hint="Start this worker where jobs can be submitted, or unset BITFOUNDRY_LAUNCHER.",
             )
 
+    @staticmethod
+    def preview(settings: Settings, request: Request) -> str:
+        script = script_of(read_template(settings.launcher_template), request)
+        return f"{shlex.join([*command_of(request), 'slurm.sh'])}\n\n{script}"
+
     def submit(self, request: Request) -> str:
         script = request.folder / "slurm.sh"
         script.write_text(script_of(self._template, request))
