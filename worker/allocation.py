@@ -24,7 +24,7 @@ from api.store.queue.leases import Failure, Lease
 from worker.engine import Stop, engine_environment
 from worker.launchers import LAUNCHERS, End, Launcher, LauncherAway, Request, Status
 from worker.memory_watch import limit_of
-from worker.on_node import LAUNCH, TASK, TOKEN, end_of, events_of, log_of
+from worker.on_node import LAUNCH, START, TASK, TOKEN, end_of, events_of, log_of
 from worker.shared_files import STATE, Tail, write_whole
 
 READ_S = 1.0
@@ -75,7 +75,7 @@ class Launch:
         write_whole(self.folder / TASK, json.dumps(task))
         if token is not None:
             write_whole(self.folder / TOKEN, token)
-        write_whole(self.folder / STATE, json.dumps({"id": None, "read": {}, "progress": None}))
+        write_whole(self.folder / STATE, json.dumps({"id": None, "read": {}, "progress": None, "num_starts": 0}))
 
 
 def launch_of(
@@ -113,6 +113,7 @@ class Allocation:
         state = json.loads((launch.folder / STATE).read_text())
         self._id: str | None = state["id"]
         self._progress: str | None = state["progress"]
+        self._num_starts: int = state["num_starts"]
         self._read = state["read"]
         self._events = self._tails(events_of)
         self._logs = [*self._tails(log_of), self._tail(f"{launcher.name}.log")]
@@ -183,6 +184,7 @@ class Allocation:
             if self._id is None:
                 if self.stopped_by is not None:
                     return Status("CANCELLED", end=End.CANCELLED)
+                self._num_starts += 1
                 self._id = self._find() or self._launcher.submit(self._request())
                 self._write_state()
             if self.stopped_by is not None and not self._is_cancelled:
@@ -202,7 +204,7 @@ class Allocation:
 
     def _request(self) -> Request:
         said = self._launch.said
-        environment = engine_environment(self._settings, with_hub=said["with_hub"])
+        environment = engine_environment(self._settings, with_hub=said["with_hub"]) | {START: str(self._num_starts)}
         lease = self._launch.lease
         return _request(
             self._settings, said["name"], self._launch.folder, lease.nodes, lease.needs_memory_bytes, environment
@@ -276,7 +278,7 @@ class Allocation:
 
     def _write_state(self) -> None:
         read = {tail.path.name: tail.position for tail in (*self._events, *self._logs)}
-        state = {"id": self._id, "read": read, "progress": self._progress}
+        state = {"id": self._id, "read": read, "progress": self._progress, "num_starts": self._num_starts}
         write_whole(self._launch.folder / STATE, json.dumps(state))
 
 

@@ -34,6 +34,8 @@ TASK = "task.json"
 TOKEN = "token"
 LOOK_S = 0.5
 MEET_S = 300
+START = "BITFOUNDRY_START"
+"""Variable with the number of the submission."""
 RANKS = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 """Variables with the number of a node, as schedulers set them."""
 
@@ -117,11 +119,10 @@ def _meet(folder: Path, rank: int, count: int) -> Node | None:
     """
     if count == 1:
         return None
-    run = ".".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
+    run = ".".join(os.environ.get(name, "0") for name in (START, "SLURM_RESTART_COUNT"))
     file = folder / f"meet.{run}.json"
     if rank == 0:
-        host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        address = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or host
+        address = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or socket.gethostbyname(socket.gethostname())
         write_whole(file, json.dumps({"host": address, "port": find_free_port(address)}))
     deadline = time.monotonic() + MEET_S
     while not file.exists():

@@ -77,7 +77,7 @@ def plan(arguments: list[str]) -> int | None:
         "--on",
         metavar="LAUNCHER",
         help="also show what a worker with BITFOUNDRY_LAUNCHER=LAUNCHER and the environment of this command would ask"
-        " its scheduler for: slurm",
+        " its scheduler for: slurm, kubernetes",
     )
     _add_job(flags)
     options, flag_names = _parse(flags, arguments)
