@@ -157,9 +157,8 @@ class Cluster:
         for name, (pod, process) in list(self._pods.items()):
             job = self._jobs[_job_of(pod)]
             is_pending = process is None and pod["status"]["phase"] == "Pending"
-            if process is None and job["metadata"].get("deletionTimestamp"):
-                del self._pods[name]
-            elif is_pending and job["status"].get("conditions"):
+            is_deleted = process is None and job["metadata"].get("deletionTimestamp")
+            if is_deleted or (is_pending and job["status"].get("conditions")):
                 del self._pods[name]
             elif is_pending:
                 self._start_if_room(name, pod)
