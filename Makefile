@@ -83,7 +83,12 @@ test: $(UI) converter  ## the tests, with real PostgreSQL and Valkey (eight minu
 	@$(NPM) --silent test
 	@$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: $(UI) converter consumers  ## all the tests, the slow ones and vLLM included
+.PHONY: slurm-for-tests
+slurm-for-tests:
+	@{ command -v slurmctld && command -v slurmd && command -v munged; } >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; } \
+	  || { echo "the tests of the Slurm launcher need Debian's slurm-wlm and munge: run make slurm-for-tests as root" >&2; exit 1; }
+
+test-all: $(UI) converter consumers slurm-for-tests  ## all the tests, the slow ones and vLLM included
 	@$(NPM) --silent test
 	@$(PYTEST) $(ARGS)
 

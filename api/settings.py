@@ -153,6 +153,11 @@ class Settings(BaseSettings):
     trace_file: Path | None = None
 
     slots: PositiveInt = 1
+    # What gives an engine its nodes: "local", this machine, or a scheduler ("slurm"), which then runs at most as many
+    # jobs of this worker as it has slots. Its batch script; and the seconds between two questions to it.
+    launcher: str = "local"
+    launcher_template: Annotated[Path, AfterValidator(Path.resolve)] | None = None
+    launcher_poll_s: PositiveFloat = 5
     memory_bytes: PositiveInt = Field(default_factory=host_memory_bytes)
     # An attempt may take so many times its planned memory, and 1 GiB more, before it is ended.
     memory_margin: Annotated[float, Field(ge=1)] = 1.5

@@ -29,7 +29,7 @@ from quantcore.errors import QuantError
 from worker.engine import Child, EventLost, Stop, StopSwitch, engine_environment
 from worker.hub_token import find_hub_token
 from worker.lease import HeldLease
-from worker.memory_watch import MemoryLimit, MemoryWatch
+from worker.memory_watch import MemoryLimit
 from worker.redaction import Redactor
 from worker.workspace import chat_folder
 
@@ -96,8 +96,7 @@ class Conversation:
     def _execute(self) -> None:
         try:
             child = self._start()
-            with MemoryWatch(child.pid, child.limit, lambda: child.kill(Stop.NO_MEMORY)):
-                self._talk(child)
+            self._talk(child)
             self._conclude(child)
         except QuantError as error:
             self._end(EndReason.FAILED, {"code": error.code, "message": error.message, "hint": error.hint})

@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from api import confinement
 from api.settings import Settings
+from api.store.queue.leases import Failure
 from quantcore.errors import QuantError
-from worker.launcher import Node, engine_argv
-from worker.memory_watch import MemoryLimit
+from worker.memory_watch import MemoryLimit, MemoryWatch
 from worker.pace import Pace
+from worker.torchrun import Node, engine_argv
 
 PARENT_WATCH = Path(__file__).with_name("parent_watch.py")
 MAX_LINE_BYTES = 4 << 20
@@ -59,7 +60,17 @@ NETWORK_PREFIXES = ("NCCL_", "RCCL_", "GLOO_")  # the network between the proces
 KEPT_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "PYTORCH_", *NETWORK_PREFIXES)
 
 
-AnyChild = TypeVar("AnyChild", bound="Child")
+class Running(Protocol):
+    """What ``StopSwitch`` ends: a child process, or an engine on other nodes."""
+
+    def stop(self, reason: Stop) -> None: ...
+
+    def kill(self, reason: Stop) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+AnyRunning = TypeVar("AnyRunning", bound=Running)
 
 
 class EventLost(QuantError):
@@ -127,6 +138,11 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def failure(self) -> Failure | None:
+        """The reason for its end that the process itself could not report."""
+        return self.limit.failure() if self.limit.is_exceeded else None
+
     def tell(self, text: str) -> None:
         """Write to the standard input of a child that ``listens``. One that has ended hears nothing."""
         assert self._process.stdin is not None
@@ -137,10 +153,12 @@ class Child:
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the events that the engine prints, until it ends, at the pace of ``Pace``. Skips other output.
 
-        Raises EventLost for an event that cannot be read: none is dropped in silence.
+        Meanwhile the process is ended if it exceeds the limit of its memory. Raises EventLost for an event that cannot
+        be read: none is dropped in silence.
         """
         assert self._process.stdout is not None
-        with self._process.stdout as stream:
+        watch = MemoryWatch(self.pid, self.limit, lambda: self.kill(Stop.NO_MEMORY))
+        with watch, self._process.stdout as stream:
             pace, is_rest = Pace(), False  # of a line that was too long
             while line := stream.readline(MAX_LINE_BYTES):
                 pace.keep(line)
@@ -211,10 +229,10 @@ class StopSwitch:
 
     def __init__(self) -> None:
         self.reason: Stop | None = None
-        self.child: Child | None = None
+        self.child: Running | None = None
         self._lock = threading.Lock()
 
-    def start(self, start: Callable[[], AnyChild]) -> AnyChild:
+    def start(self, start: Callable[[], AnyRunning]) -> AnyRunning:
         """Start the child with the function ``start``, and return it."""
         with self._lock:
             self.child = child = start()

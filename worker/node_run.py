@@ -21,11 +21,11 @@ from api.store.tables.node_slots import NodeSlotState
 from worker.engine import Engine, EventLost, Stop, StopSwitch
 from worker.joblog import JobLog
 from worker.journal import crash, failure_of
-from worker.launcher import Node
 from worker.lease import HeldLease
-from worker.memory_watch import MemoryLimit, MemoryWatch
+from worker.memory_watch import MemoryLimit
 from worker.nodes import LOOK_S
 from worker.redaction import Redactor
+from worker.torchrun import Node
 from worker.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -130,12 +130,10 @@ class NodeRun:
         ))  # fmt: skip
         self._log.follow(engine.log_lines())
         failure: Failure | None = None
-        watch = MemoryWatch(engine.pid, engine.limit, lambda: engine.kill(Stop.NO_MEMORY))
         try:
-            with watch:
-                for line in engine.lines():
-                    if line["kind"] == "failed" and failure is None:
-                        failure = failure_of(self._redactor.clean_all(line))
+            for line in engine.lines():
+                if line["kind"] == "failed" and failure is None:
+                    failure = failure_of(self._redactor.clean_all(line))
         except EventLost as error:
             failure = failure or Failure(error.code, error.message, error.hint)
             engine.kill(Stop.LEASE_LOST)  # its work has no owner any more
@@ -149,8 +147,8 @@ class NodeRun:
             self._leave(NodeSlotState.DONE)
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
-        elif engine.limit.is_exceeded:
-            self._leave(NodeSlotState.FAILED, engine.limit.failure())
+        elif engine.failure is not None:
+            self._leave(NodeSlotState.FAILED, engine.failure)
         elif engine.stopped_by is not None:
             self._leave(NodeSlotState.LEFT)
         else:

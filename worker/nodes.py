@@ -19,8 +19,8 @@ from api.store.queue.leases import MAX_LOST, Failure, Lease
 from api.store.tables.node_slots import NodeSlot, NodeSlotState
 from quantcore.errors import ConfigError
 from worker.journal import CRASHED
-from worker.launcher import Node
 from worker.lease import HeldLease
+from worker.torchrun import Node
 
 LOOK_S = 0.5
 NODE_LOST = Failure(

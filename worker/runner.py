@@ -17,16 +17,18 @@ from api.store.queue import jobs, leases, node_slots
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from quantcore.config.quantization import is_dataset_id
 from quantcore.errors import CalibrationError, QuantError
+from worker.allocation import Allocation, launch_of
 from worker.disk_watch import DiskWatch
 from worker.engine import Engine, Stop, StopSwitch
 from worker.hub_token import find_hub_token
 from worker.joblog import JobLog
 from worker.journal import Journal, crash
-from worker.launcher import Node
+from worker.launchers import Launcher, Status
 from worker.lease import HeldLease
-from worker.memory_watch import MemoryLimit, MemoryWatch
+from worker.memory_watch import MemoryLimit
 from worker.nodes import NODE_LOST, Nodes, NodesMissing
 from worker.redaction import Redactor
+from worker.torchrun import Node
 from worker.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -63,8 +65,12 @@ REJECTED = "gate_failed"
 class Run:
     """An attempt at a job. ``stop`` may be called from any thread, at any time."""
 
-    def __init__(self, lease: Lease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
+    def __init__(
+        self, lease: Lease, sessions: Sessions, settings: Settings, *, claimed_at: float, launcher: Launcher | None
+    ) -> None:
+        """Prepare the attempt. Its engine runs on this machine, or where the ``launcher`` finds room for it."""
         self.lease = lease
+        self._launcher = launcher
         self._settings = settings
         self._sessions = sessions
         self._workspace = Workspace(settings, lease)
@@ -73,16 +79,17 @@ class Run:
             sessions,
             settings,
             claimed_at=claimed_at,
-            renew=node_slots.renew_leader if lease.nodes > 1 else leases.renew,
+            renew=node_slots.renew_leader if lease.nodes > 1 and launcher is None else leases.renew,
             on_order=lambda order: self.stop(_STOPS[order]),
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
-        self._nodes = Nodes(lease, self._held, settings)
+        self._nodes = Nodes(lease if launcher is None else replace(lease, nodes=1), self._held, settings)
         self._redactor = Redactor.of_worker(settings)
         self._hub_token: str | None = None
         self._log = JobLog(self._held, self._redactor)
         self._switch = StopSwitch()
         self._may_go_on = False
+        self._is_left_alone = False
         self._name = f"{lease.job_id}.{lease.fence}"
 
     def execute(self) -> None:
@@ -98,7 +105,8 @@ class Run:
         finally:
             json_log.job_id.set(None)
             self._log.stop()
-            self._workspace.remove(may_go_on=self._may_go_on)
+            if not self._is_left_alone:
+                self._workspace.remove(may_go_on=self._may_go_on)
 
     def stop(self, reason: Stop) -> None:
         """End the engine: with a grace time, or at once when the job is no longer ours."""
@@ -106,8 +114,7 @@ class Run:
 
     def _execute(self) -> None:
         try:
-            self._prepare()
-            engine = self._start_engine(self._nodes.wait_for_all(lambda: self._switch.reason is not None))
+            engine = self._start() if self._launcher is None else self._launch(self._launcher)
             journal = self._listen(engine)
             self._conclude(engine, journal)
         except NodesMissing:
@@ -122,12 +129,48 @@ class Run:
             number = error.errno if isinstance(error, OSError) else None
             self._fail(_DISK_FAULTS.get(number or 0, WORKER_ERROR))
 
+    def _start(self) -> Engine:
+        """Start the engine here, together with those of the other nodes."""
+        self._prepare()
+        self._workspace.write_task(self._task())
+        return self._start_engine(self._nodes.wait_for_all(lambda: self._switch.reason is not None))
+
+    def _launch(self, launcher: Launcher) -> Allocation:
+        """Start the engine elsewhere, or go on with the one that an earlier attempt has started."""
+        is_taken_over = self._workspace.take_over()
+        if not is_taken_over:
+            self._prepare()
+        launch = launch_of(
+            self._settings,
+            self.lease,
+            self._workspace.launch_dir,
+            self._workspace.folder,
+            with_hub=self._needs_hub,
+            traceparent=tracing.current(),
+        )
+        if is_taken_over:
+            self._held.write(leases.record, happened=[], columns={"lost_count": 0})  # the worker was lost, not the job
+        else:
+            launch.write(self._task(), self._hub_token)
+        return self._switch.start(lambda: Allocation(self._settings, launcher, launch, self._note_status))
+
+    def _note_status(self, status: Status, allocation: str) -> None:
+        """Show where the engine runs, or why it waits."""
+        told = {
+            "launcher": self._settings.launcher, "id": allocation, "state": status.word, "reason": status.reason,
+            "nodes": status.nodes,
+        }  # fmt: skip
+        told = {name: self._redactor.clean(text) for name, text in told.items()}
+        self._log.add(
+            f"worker: {told['launcher']} job {allocation}: {status.word} {status.reason or status.nodes}", "info"
+        )
+        self._held.write(leases.note_allocation, told=told, is_running=status.is_running)
+
     def _prepare(self) -> None:
         self._workspace.create()
         if self._needs_hub:
             name = self.lease.model.get("hub_token")
             self._hub_token = find_hub_token(self._settings, self.lease, name, self._redactor)
-        self._workspace.write_task(self._task())
 
     def _task(self) -> dict[str, Any]:
         """Return the engine's task: the job's spec, with the folders and files of this machine."""
@@ -204,16 +247,13 @@ class Run:
         )
         return self._switch.start(start)
 
-    def _listen(self, engine: Engine) -> Journal:
+    def _listen(self, engine: Engine | Allocation) -> Journal:
         """Write the engine's events until it ends."""
         journal = Journal(self._held, self._redactor)
         self._log.follow(engine.log_lines())
         phases = tracing.Phases()
         try:
-            with (
-                DiskWatch(self._settings, lambda: engine.kill(Stop.NO_ROOM)),
-                MemoryWatch(engine.pid, engine.limit, lambda: engine.kill(Stop.NO_MEMORY)),
-            ):
+            with DiskWatch(self._settings, lambda: engine.kill(Stop.NO_ROOM)):
                 for line in engine.lines():
                     if line["kind"] == "phase_started":
                         name = self._redactor.clean(str(line.get("phase")))
@@ -221,19 +261,23 @@ class Run:
                         self._log.add(f"worker: phase {name} began", "info")
                     journal.note(line)
             journal.close()
-        except BaseException:
-            engine.kill(Stop.LEASE_LOST)  # its work has no owner any more
+        except BaseException as error:
+            # its work has no owner any more; of an engine elsewhere only a lost lease takes the owner away
+            engine.kill(Stop.LEASE_LOST if isinstance(error, LeaseLost) else Stop.CANCELLED)
+            self._is_left_alone = isinstance(engine, Allocation) and isinstance(error, LeaseLost)
             engine.wait()
             raise
         finally:
             phases.leave()
         return journal
 
-    def _conclude(self, engine: Engine, journal: Journal) -> None:
+    def _conclude(self, engine: Engine | Allocation, journal: Journal) -> None:
         status = engine.wait()
-        self._log.add(f"worker: the engine ended with status {status}", "info")
+        self._is_left_alone = isinstance(engine, Allocation) and engine.is_left_alone
+        how = "goes on without this worker" if self._is_left_alone else f"ended with status {status}"
+        self._log.add(f"worker: the engine {how}", "info")
         self._log.close()
-        if status == 0:  # whole and proven: kept even if a cancel came in the last moment
+        if status == 0 and not self._is_left_alone:  # whole and proven: kept even if a cancel came in the last moment
             self._nodes.wait_for_ends()
             self._publish(journal)
         elif engine.stopped_by in (Stop.CANCELLED, Stop.PAUSED, Stop.DRAINED):
@@ -242,10 +286,10 @@ class Run:
             self._fail(OUT_OF_TIME)
         elif engine.stopped_by is Stop.NO_ROOM:
             self._fail(DISK_FULL)
-        elif engine.limit.is_exceeded:
-            self._fail(engine.limit.failure())
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
+        elif engine.failure is not None:
+            self._fail(engine.failure)
         else:
             reported = NODE_LOST if engine.stopped_by else journal.failure or crash(status, self._log.tail)
             failure = self._nodes.explain(reported)

@@ -13,9 +13,11 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from sqlalchemy import select
@@ -28,12 +30,13 @@ from api.store.engine import Sessions, connect, dispose, reason_of
 from api.store.queue import chat_leases, leases, node_slots, publication_leases, workers
 from api.store.queue.maintenance import Maintenance
 from api.store.queue.outbox import Send
-from api.store.states import FINAL, HELD
+from api.store.states import CLAIMABLE, FINAL, HELD
 from api.store.tables.jobs import Job
-from worker import cgroup, workspace
+from worker import allocation, cgroup, workspace
 from worker.chatting import Conversation
 from worker.devices import find_devices
 from worker.engine import Stop
+from worker.launchers import Launcher, LauncherAway, find_launcher
 from worker.node_run import NodeRun
 from worker.publisher import Publish
 from worker.runner import Run
@@ -53,8 +56,11 @@ class Supervisor:
         self._id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._draining = False
         self._blocked_reason: str | None = None
+        self._launcher = find_launcher(settings)
+        self._undertaker: threading.Thread | None = None
+        take = take_job if self._launcher is None else partial(take_job_for, self._launcher)
         self._slots = [
-            *(Slot(self._sessions, settings, f"{self._id}:{number}", take_job) for number in range(settings.slots)),
+            *(Slot(self._sessions, settings, f"{self._id}:{number}", take) for number in range(settings.slots)),
             Slot(self._sessions, settings, f"{self._id}:publisher", take_publication),
         ]
 
@@ -89,7 +95,16 @@ class Supervisor:
         """Do this worker's part of an upkeep round."""
         self._say_where_we_are(session)
         remove_stale_attempts(session, self._settings, has_room=self._blocked_reason is None)
+        if self._launcher is not None:
+            self._end_orphans(session, self._launcher)
         return 0
+
+    def _end_orphans(self, session: Session, launcher: Launcher) -> None:
+        """Cancel the allocations of jobs that ended while no worker held them. It may take long: in a thread."""
+        if self._undertaker is None or not self._undertaker.is_alive():
+            orphans = find_orphans(session, self._settings)
+            self._undertaker = threading.Thread(target=end_orphans, args=(launcher, orphans), daemon=True)
+            self._undertaker.start()
 
     def _say_where_we_are(self, session: Session) -> None:
         """Report this worker's state: clients see what their jobs wait for, and that may be a worker."""
@@ -109,6 +124,7 @@ class Supervisor:
                 num_slots=self._settings.slots,
                 memory_bytes=self._settings.memory_bytes,
                 devices=find_devices(),  # each time: their used memory changes
+                launcher=self._settings.launcher,
                 live_s=max(self._settings.lease_s, 3 * self._settings.poll_s),
                 blocked_reason=blocked_reason,
                 sandbox=confinement.describe(self._settings),
@@ -153,7 +169,25 @@ def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None
     if lease is None:
         return None
     logger.info("%s: attempt %d, fence %d", lease.job_id, lease.attempt, lease.fence)
-    return Run(lease, sessions, settings, claimed_at=claimed_at)
+    return Run(lease, sessions, settings, claimed_at=claimed_at, launcher=None)
+
+
+def take_job_for(launcher: Launcher, sessions: Sessions, settings: Settings, worker: str) -> Work | None:
+    """Claim a job whose engine the launcher starts elsewhere, on as many nodes as it needs; None if there is none.
+
+    No chat: its engine would wait in the scheduler's queue while a person waits for an answer.
+    """
+    if disk.look(settings).fault():
+        return None
+    claimed_at = time.monotonic()
+    with sessions.begin() as session:
+        lease = leases.claim(
+            session, worker=worker, lease_s=settings.lease_s, memory_bytes=settings.memory_bytes, brings_nodes=True
+        )
+    if lease is None:
+        return None
+    logger.info("%s: attempt %d, fence %d, by %s", lease.job_id, lease.attempt, lease.fence, launcher.name)
+    return Run(lease, sessions, settings, claimed_at=claimed_at, launcher=launcher)
 
 
 def take_publication(sessions: Sessions, settings: Settings, worker: str) -> Work | None:
@@ -250,7 +284,9 @@ def remove_stale_attempts(session: Session, settings: Settings, *, has_room: boo
     for folder, (chat_id, fence) in workspace.list_chats(settings).items():
         if not chat_leases.is_held(session, chat_id, fence):
             shutil.rmtree(folder, ignore_errors=True)
-    attempts = workspace.list_attempts(settings)  # listed before the query: a folder made later is not touched
+    launched = workspace.list_launches(settings)  # their engines outlive their workers
+    # listed before the query: a folder made later is not touched
+    attempts = {folder: who for folder, who in workspace.list_attempts(settings).items() if folder not in launched}
     between = workspace.list_between_attempts(settings)
     ids = {job_id for job_id, _ in attempts.values()} | set(between.values())
     if not ids:
@@ -265,6 +301,32 @@ def remove_stale_attempts(session: Session, settings: Settings, *, has_room: boo
     for folder, job_id in between.items():
         if job_id not in may_go_on:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_orphans(session: Session, settings: Settings) -> dict[Path, bool]:
+    """Return the attempts whose engine a scheduler may still run, though nobody will ask for them any more.
+
+    Folder of the attempt -> whether what it has saved is kept, for a retry.
+    """
+    launched = workspace.list_launches(settings)
+    jobs = {job.id: job for job in session.scalars(select(Job).where(Job.id.in_(set(launched.values()))))}
+    orphans = {}
+    for folder, job_id in launched.items():
+        job = jobs.get(job_id)
+        if job is None or job.state not in CLAIMABLE | HELD:
+            orphans[folder] = job is not None and (job.state not in FINAL or keeps_progress(job))
+    return orphans
+
+
+def end_orphans(launcher: Launcher, orphans: Mapping[Path, bool]) -> None:
+    """Cancel the allocations, and delete their folders when they have ended."""
+    for folder, may_go_on in orphans.items():
+        try:
+            if allocation.end(launcher, workspace.launch_dir(folder)):
+                workspace.remove_attempt(folder, may_go_on=may_go_on)
+                shutil.rmtree(workspace.launch_dir(folder), ignore_errors=True)
+        except LauncherAway as error:
+            logger.warning("cannot end what %s runs for %s: %s", launcher.name, folder.name, error)
 
 
 def keeps_progress(job: Job) -> bool:

@@ -6,6 +6,9 @@ hash, so a rename makes it visible whole, and a late worker can at worst add the
 The files from which the engine resumes are in ``resume`` in the attempt's folder. Between two attempts they are in
 ``work/<job>.resume``. The next attempt on this disk takes them with a rename, so that an engine of the previous
 attempt, if it still runs, loses its access.
+
+An engine on a scheduler's nodes has a second folder, ``work/<job>.<fence>.launch``, in which it cannot write. Such an
+engine outlives its worker: the next attempt goes on with both folders as they are.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ from api.store.queue.leases import Lease
 from api.store.queue.node_slots import NodeSlotLease
 from quantcore.checkpoint.artifact import sync
 from quantcore.errors import ProofError
+from worker.shared_files import STATE
 
-RESUME = "resume"
+RESUME, LAUNCH = "resume", "launch"
 
 
 class Workspace:
@@ -34,11 +38,27 @@ class Workspace:
     def __init__(self, settings: Settings, lease: Lease | NodeSlotLease) -> None:
         self._job_id = lease.job_id
         self._artifacts_dir = settings.artifacts_dir
-        self.folder = settings.work_dir / f"{lease.job_id}.{lease.fence}"
+        self._use(settings.work_dir / f"{lease.job_id}.{lease.fence}")
+        self._between = settings.work_dir / f"{lease.job_id}.{RESUME}"
+
+    def _use(self, folder: Path) -> None:
+        self.folder = folder
+        self.launch_dir = launch_dir(folder)
         self.task_file = self.folder / "task.json"
         self.output_dir = self.folder / "output"
         self.resume_dir = self.folder / RESUME
-        self._between = settings.work_dir / f"{lease.job_id}.{RESUME}"
+
+    def take_over(self) -> bool:
+        """Use the folders of an earlier attempt whose engine a scheduler may still run. Returns False if none is there.
+
+        They keep their names: the engine knows them.
+        """
+        launches = self._between.parent.glob(f"{self._job_id}.*.{LAUNCH}")
+        folders = [launch.with_name(launch.name.removesuffix(f".{LAUNCH}")) for launch in launches if _is_begun(launch)]
+        if not folders:
+            return False
+        self._use(max(folders, key=lambda folder: _fence_of(folder / RESUME)))
+        return True
 
     def create(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True)
@@ -91,6 +111,18 @@ class Workspace:
         if may_go_on:
             _keep(self.resume_dir, self._between)
         shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.launch_dir, ignore_errors=True)
+
+
+def launch_dir(folder: Path) -> Path:
+    """Return the folder of the launch that belongs to an attempt's folder."""
+    return folder.with_name(f"{folder.name}.{LAUNCH}")
+
+
+def list_launches(settings: Settings) -> dict[Path, str]:
+    """Return the folders on this disk of engines that a scheduler runs: folder of the attempt -> job id."""
+    names = {path: path.name.removesuffix(f".{LAUNCH}") for path in settings.work_dir.glob(f"job_*.{LAUNCH}")}
+    return {path.with_name(name): name.rpartition(".")[0] for path, name in names.items()}
 
 
 def list_attempts(settings: Settings) -> dict[Path, tuple[str, int]]:
@@ -139,6 +171,11 @@ def remove_attempt(folder: Path, *, may_go_on: bool) -> None:
             else:
                 path.unlink(missing_ok=True)
         folder.rmdir()
+
+
+def _is_begun(launch_dir: Path) -> bool:
+    """Return whether all files of a launch were written."""
+    return (launch_dir / STATE).exists()
 
 
 def _keep(resume_dir: Path, between: Path) -> None:

@@ -38,6 +38,7 @@ JOB: dict[str, Any] = {
     "state_times": {"queued": "2026-11-22T08:00:00Z", "running": "2026-11-22T08:00:02Z"},
     "waiting_reason": None,
     "queue_position": None,
+    "allocation": None,
     "phase": "quantize",
     "progress": {"phase": "quantize", "done": 12, "total": 30, "unit": "block", "eta_s": 40.5},
     "eta_s": 68.0,

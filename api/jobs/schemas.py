@@ -24,7 +24,7 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from api.jobs import examples
 from api.jobs.schema_of import SchemaOf
-from api.jobs.stored_types import FailureOut, ProgressOut
+from api.jobs.stored_types import AllocationOut, FailureOut, ProgressOut
 from api.store.queue.listing import JobFilter, Order
 from api.store.queue.waiting import Waiting
 from api.store.states import State
@@ -339,6 +339,7 @@ class JobStatus(BaseModel):
     state_times: dict[State, datetime]
     waiting_reason: str | None
     queue_position: int | None
+    allocation: AllocationOut | None
     phase: str | None
     progress: Annotated[dict[str, Any], SchemaOf(ProgressOut)] | None
     eta_s: float | None
@@ -370,12 +371,12 @@ class JobOut(JobOptions, JobStatus):
     """A job as clients see it: the request, with every default filled in, and the job's state.
 
     ``submitted_by`` is null for a job that was submitted on the machine itself. ``state_times``: the last time at which
-    it entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there while it waits. ``eta_s``:
-    about the seconds left of the whole job, by earlier jobs of its project that did the same kind of work; null without
-    such a job. ``progress.eta_s`` is of the phase alone. ``error`` has a stable ``code``, a ``hint``, and says in
-    ``retryable`` whether a retry can help; until ``progress_kept_until`` that continues after the last saved block.
-    ``publish`` is the target from the start; ``publication``, None if there was
-    none, is the state of that or of a later ``POST .../publish``.
+    it entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there while it waits.
+    ``allocation`` is None for an attempt on a worker's own machine. ``eta_s``: about the seconds left of the whole job,
+    by earlier jobs of its project that did the same kind of work; null without such a job. ``progress.eta_s`` is of the
+    phase alone. ``error`` has a stable ``code``, a ``hint``, and says in ``retryable`` whether a retry can help; until
+    ``progress_kept_until`` that continues after the last saved block. ``publish`` is the target from the start;
+    ``publication``, None if there was none, is the state of that or of a later ``POST .../publish``.
     """
 
     model_config = ConfigDict(

@@ -23,6 +23,19 @@ class ProgressOut(BaseModel):
     memory_bytes: int | None = None
 
 
+class AllocationOut(BaseModel):
+    """Where a scheduler runs the present attempt, or why it waits, in the scheduler's words. ``id`` is its own number.
+
+    ``AWAY``: the scheduler does not answer.
+    """
+
+    launcher: str
+    id: str
+    state: str
+    reason: str
+    nodes: str
+
+
 class FailureOut(BaseModel):
     """The error of a failed job: its reason, a remedy, and whether a retry can help.
 

@@ -41,6 +41,7 @@ class WorkerOut(BaseModel):
     `blocked_reason` holds; silent: no heartbeat came in time, so it counts no more until it comes back. `sandbox` is
     the protection of its engines: `landlock` and its version, `none` or `off`. `memory_limit` is what limits their
     memory: `cgroup` (the kernel) or `watched` (the worker). Both are `unknown` for workers of an older version.
+    `launcher` is what gives engines their nodes: `local`, or the name of a scheduler, as `slurm`.
     """
 
     model_config = ConfigDict(
@@ -53,6 +54,7 @@ class WorkerOut(BaseModel):
                     "num_slots": 1,
                     "memory_bytes": 549755813888,
                     "devices": [{"kind": "cuda", "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85520809984}],
+                    "launcher": "local",
                     "sandbox": "landlock 6",
                     "memory_limit": "cgroup",
                     "started_at": "2026-11-22T08:00:00Z",
@@ -71,6 +73,7 @@ class WorkerOut(BaseModel):
     num_slots: int
     memory_bytes: int
     devices: list[dict[str, Any]]
+    launcher: str
     sandbox: str
     memory_limit: Literal["cgroup", "watched", "unknown"]
     started_at: datetime

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitfoundry.client.answers import Job, Sweep
+from bitfoundry.client.answers import Job
+from bitfoundry.client.model_answers import Sweep
 from bitfoundry.client.service import Client
 
 if TYPE_CHECKING:

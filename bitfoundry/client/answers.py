@@ -61,6 +61,19 @@ class Phase(Answer):
     unit: str | None = None
 
 
+class Allocation(Answer):
+    """Where a scheduler runs the present attempt, or why it waits, in the scheduler's words. `id` is its own number.
+
+    `AWAY`: the scheduler does not answer.
+    """
+
+    launcher: str
+    id: str
+    state: str
+    reason: str
+    nodes: str
+
+
 class Publication(PublicationBase):
     """The newest publication of a job's artifact.
 
@@ -225,12 +238,12 @@ class Job(JobBase):
     """A job as clients see it: the request, with every default filled in, and the job's state.
 
     `submitted_by` is None for a job that was submitted on the machine itself. `state_times`: the last time at which
-    it entered each state. `waiting_reason` and `queue_position` (1 is next) are there while it waits. `eta_s`:
-    about the seconds left of the whole job, by earlier jobs of its project that did the same kind of work; None without
-    such a job. `progress.eta_s` is of the phase alone. `error` has a stable `code`, a `hint`, and says in
-    `retryable` whether a retry can help; until `progress_kept_until` that continues after the last saved block.
-    `publish` is the target from the start; `publication`, None if there was
-    none, is the state of that or of a later `POST .../publish`.
+    it entered each state. `waiting_reason` and `queue_position` (1 is next) are there while it waits.
+    `allocation` is None for an attempt on a worker's own machine. `eta_s`: about the seconds left of the whole job,
+    by earlier jobs of its project that did the same kind of work; None without such a job. `progress.eta_s` is of the
+    phase alone. `error` has a stable `code`, a `hint`, and says in `retryable` whether a retry can help; until
+    `progress_kept_until` that continues after the last saved block. `publish` is the target from the start;
+    `publication`, None if there was none, is the state of that or of a later `POST .../publish`.
     """
 
     id: str
@@ -244,6 +257,7 @@ class Job(JobBase):
     state_times: dict[str, str] = Field(default={})
     waiting_reason: str | None = None
     queue_position: int | None = None
+    allocation: Allocation | None = None
     phase: str | None = None
     progress: Progress | None = None
     eta_s: float | None = None
@@ -422,27 +436,3 @@ class Plan(Mapped):
     possible_chains: list[list[str]] | None = None
     publish: dict[str, Any] | None = None
     capacity: dict[str, Any] | None = None
-
-
-class Recipe(Answer):
-    """The recipe of a result: a `preset`, a `mix` of schemes, or a `goal`; with none of them a whole config.
-
-    `algorithms` is None with a goal: then the job chose them, and its report names them.
-    """
-
-    preset: str | None = None
-    mix: dict[str, Any] | None = None
-    goal: dict[str, Any] | None = None
-    algorithms: list[str] | None = None
-
-
-class Sweep(Answer):
-    """A sweep and its current jobs, in the order of its matrix."""
-
-    id: str
-    name: str | None = None
-    created_at: str
-    matrix: dict[str, list[Any]] = Field(default={})
-    total: int
-    by_state: dict[str, int] = Field(default={})
-    jobs: list[Job] = Field(default=[])

@@ -5,7 +5,19 @@ from typing import Any
 from pydantic import Field
 
 from bitfoundry.client.answer import Answer
-from bitfoundry.client.answers import Recipe
+from bitfoundry.client.answers import Job
+
+
+class Recipe(Answer):
+    """The recipe of a result: a `preset`, a `mix` of schemes, or a `goal`; with none of them a whole config.
+
+    `algorithms` is None with a goal: then the job chose them, and its report names them.
+    """
+
+    preset: str | None = None
+    mix: dict[str, Any] | None = None
+    goal: dict[str, Any] | None = None
+    algorithms: list[str] | None = None
 
 
 class BriefResult(Answer):
@@ -97,6 +109,18 @@ class BriefSweep(Answer):
     total: int
     by_state: dict[str, int] = Field(default={})
     best: BriefResult | None = None
+
+
+class Sweep(Answer):
+    """A sweep and its current jobs, in the order of its matrix."""
+
+    id: str
+    name: str | None = None
+    created_at: str
+    matrix: dict[str, list[Any]] = Field(default={})
+    total: int
+    by_state: dict[str, int] = Field(default={})
+    jobs: list[Job] = Field(default=[])
 
 
 class ModelFolder(Answer):

@@ -27,7 +27,6 @@ from bitfoundry.client.answers import (
     LogLine,
     Plan,
     Summary,
-    Sweep,
 )
 from bitfoundry.client.bodies import JobOptions, given, job_body, model_of
 from bitfoundry.client.chats import Chats
@@ -36,7 +35,7 @@ from bitfoundry.client.datasets import Datasets
 from bitfoundry.client.download import download, download_tar
 from bitfoundry.client.filters import JobFilter, query_of
 from bitfoundry.client.follow import follow
-from bitfoundry.client.model_answers import BriefSweep, ModelFolders, ModelResults, UsedModel
+from bitfoundry.client.model_answers import BriefSweep, ModelFolders, ModelResults, Sweep, UsedModel
 from bitfoundry.client.named import the_one
 from bitfoundry.client.registry import Registry
 from bitfoundry.client.retention import Retention

@@ -7,12 +7,12 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from bitfoundry.client.answers import Recipe
 from bitfoundry.client.model_answers import (
     BriefResult,
     ModelFolders,
     ModelResults,
     ParentResult,
+    Recipe,
     Result,
     UsedModel,
 )

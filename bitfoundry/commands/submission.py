@@ -73,6 +73,12 @@ def plan(arguments: list[str]) -> int | None:
         help="plan locally, without the service, for this hardware: 8x80GB. MODEL may then be a config.json;"
         " --nodes, --host_memory and --disk describe the hardware",
     )
+    flags.add_argument(
+        "--on",
+        metavar="LAUNCHER",
+        help="also show what a worker with BITFOUNDRY_LAUNCHER=LAUNCHER and the environment of this command would ask"
+        " its scheduler for: slurm, kubernetes",
+    )
     _add_job(flags)
     options, flag_names = _parse(flags, arguments)
     body = _request(flags, options, flag_names)
@@ -86,11 +92,24 @@ def plan(arguments: list[str]) -> int | None:
         raise
     with client:
         job_plan = client.plan(_model_of(options), **_with_datasets(client, body))
+    asked = _ask_of(options.on, body, job_plan) if options.on else None
     if options.json:
-        terminal.print_json(job_plan.model_dump(mode="json"))
+        more = {} if asked is None else {"on": {"launcher": options.on, "request": asked}}
+        terminal.print_json(job_plan.model_dump(mode="json") | more)
     else:
         _show_plan(job_plan)
+        if asked is not None:
+            terminal.out.print(f"\non {options.on}:\n{asked}", soft_wrap=True, markup=False, highlight=False)
     return None
+
+
+def _ask_of(launcher: str, body: dict[str, Any], job_plan: Plan) -> str:
+    from worker import allocation
+
+    try:
+        return allocation.preview(launcher, nodes=body.get("nodes", 1), planned_bytes=job_plan.peak_memory_bytes)
+    except QuantError as error:
+        raise BitfoundryError.of(error) from error
 
 
 def clone(arguments: list[str]) -> None:

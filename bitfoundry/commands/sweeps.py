@@ -11,8 +11,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from bitfoundry.client.answers import Job, Sweep
-from bitfoundry.client.model_answers import BriefSweep
+from bitfoundry.client.answers import Job
+from bitfoundry.client.model_answers import BriefSweep, Sweep
 from bitfoundry.commands import terminal
 from bitfoundry.commands.verdicts import verdict_text
 

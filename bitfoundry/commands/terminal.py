@@ -23,9 +23,9 @@ from bitfoundry.client.answers import (
     LogLine,
     MixSummary,
     Publication,
-    Recipe,
     Summary,
 )
+from bitfoundry.client.model_answers import Recipe
 from bitfoundry.commands.verdicts import verdict_rows, verdict_text
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
@@ -130,10 +130,21 @@ def progress_text(job: Job) -> str:
     if job.waiting_reason:
         return job.waiting_reason
     if job.is_final or progress is None or progress.phase != job.phase:
-        return "" if job.is_final else job.phase or ""
+        return "" if job.is_final else job.phase or allocation_text(job)
     left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
     of_job = "" if job.eta_s is None else f", about {max(job.eta_s, progress.eta_s or 0):.0f} s until the job ends"
     return f"{progress.phase}: {progress.unit} {progress.done} of {progress.total}{left}{of_job}"
+
+
+def allocation_text(job: Job) -> str:
+    """Return where a scheduler runs the job, or why it waits; "" for a job on a worker's own machine."""
+    where = job.allocation
+    if where is None:
+        return ""
+    if where.state == "AWAY":
+        return f"{where.launcher} does not answer"
+    place = f" ({where.reason})" if where.reason else f" on {where.nodes}" if where.nodes else ""
+    return f"{where.launcher} job {where.id}: {where.state}{place}"
 
 
 def _news(job: Job) -> str:
@@ -150,6 +161,7 @@ def job_details(job: Job) -> Table:
         ("config", scheme_of(job)),
         ("state", state_text(job.state)),
         ("phase", "" if job.is_final else progress_text(job)),
+        ("runs on", allocation_text(job)),
         ("labels", ", ".join(f"{name}={value}" for name, value in job.labels.items())),
         ("priority", "" if job.is_final else str(job.priority)),
         ("attempt", str(job.attempt) if job.attempt > 1 else ""),

@@ -1,6 +1,6 @@
 // What runs, models and recipes are called in text.
 import { type Job, modelOf, type Recipe, type Runtime } from "./api/types";
-import { shortId, shortName } from "./format";
+import { capitalize, shortId, shortName } from "./format";
 import { RUNTIME_TEXTS } from "./labels";
 
 const IN_ARTIFACT = /\/(job_[0-9a-f]{32})\/[0-9a-f]{64}(\/.*)?$/;
@@ -23,6 +23,13 @@ export const layersText = (layers: Record<string, number>) =>
   Object.entries(layers)
     .map(([scheme, number]) => `${number} ${scheme}`)
     .join(", ");
+
+/** Where a scheduler runs an attempt, or why it waits: "slurm job 12: PENDING (Resources)". */
+export function allocationText({ launcher, id, state, reason, nodes }: NonNullable<Job["allocation"]>): string {
+  const name = capitalize(launcher);
+  if (state === "AWAY") return `${name} does not answer`;
+  return `${name} job ${id}: ${state}${reason ? ` (${reason})` : nodes && ` on ${nodes}`}`;
+}
 
 export function recipeOf({ preset, mix, goal, config }: Job): Recipe {
   const algorithms = (config.algo_config as { name: string }[] | undefined)?.map(({ name }) => name) ?? [];

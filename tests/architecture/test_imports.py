@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "migrations": {"api.store", "quantcore.config"},
     "bitfoundry": {"quantcore"},
     "bitfoundry.client": set(),
+    "bitfoundry.commands.submission": {"worker.allocation", "quantcore"},
     "bitfoundry.local.backup": {"api.store.vault", "quantcore"},
     "bitfoundry.local.stack": {
         "api.store.migrate",

@@ -90,9 +90,17 @@ ALLOWED = {
         "api.http.dashboard": 1,
         "worker.node_run": 1,
         "worker.engine": 1,
+        "worker.allocation": 5,  # of a launch, where no engine can write
+        "worker.on_node": 7,
+        "worker.shared_files": 3,
     },
     "where an artifact goes": {"quantcore.hub.storage": 1, "quantcore.hub.local_folder": 6},
-    "the operator's settings": {"api.settings": 1, "api.tracing": 1},
+    "the operator's settings": {
+        "api.settings": 1,
+        "api.tracing": 1,
+        "worker.launchers.slurm": 1,
+        "worker.launchers.kubernetes": 2,
+    },
 }
 
 

@@ -21,6 +21,7 @@ KNOWN = {
         "integration/test_soak": 1,
         "support/crowd": 2,
         "support/service": 1,
+        "support/slurm": 1,
         "unit/bitfoundry/local/test_postgres": 1,
     },
     "what is sent or done slowly, that being the case in hand": {

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, DateTime, Select, cast, delete, func, select, update
+from sqlalchemy import ColumnElement, DateTime, Float, Select, case, cast, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from api.store.accounts import hub_tokens, projects
@@ -99,35 +99,43 @@ class Failure:
         return {name: value for name, value in asdict(self).items() if name != "max_failures" and value is not None}
 
 
-def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> Lease | None:
+def claim(
+    session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None, brings_nodes: bool = False
+) -> Lease | None:
     """Take the job of the highest priority that has waited longest, or return None.
 
     Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes``, or avoid the worker's
     host, are left to others. Jobs are passed over if their project already runs as many as it may, or if they need more
     workers than there are. If the next job needs several workers and not enough of them are idle, no later job is
-    taken: otherwise it would wait for ever.
+    taken: otherwise it would wait for ever. A worker that ``brings_nodes`` asks a scheduler for them.
     """
-    due = _due(worker, memory_bytes).order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True)
+    due = (
+        _due(worker, memory_bytes, brings_nodes=brings_nodes)
+        .order_by(*QUEUE_ORDER)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
     while (job := session.scalar(due)) is not None:
         if not projects.may_run(session, job.project_id):
             due = due.where(Job.project_id != job.project_id)
-        elif not placement.are_enough_ready(session, job):
+        elif not brings_nodes and not placement.are_enough_ready(session, job):
             due = due.where(Job.id != job.id)
         else:
             break
-    if job is None or not placement.are_enough_idle(session, job):
+    if job is None or not (brings_nodes or placement.are_enough_idle(session, job)):
         return None
     fence = session.execute(FENCE.next_value()).scalar_one()
     job.state = State.RUNNING
     job.attempt += 1
     job.fence, job.worker, job.lease_expires_at = fence, worker, from_now(lease_s)
     job.started_at = func.coalesce(job.started_at, func.clock_timestamp())
-    job.phase = job.progress = job.error = None
+    job.phase = job.progress = job.error = job.allocation = None
     job.phases = []
     session.add(Attempt(job_id=job.id, number=job.attempt, fence=fence, worker=worker))
     events.announce(session, job, State.RUNNING, attempt=job.attempt)
     session.flush()
-    placement.open_seats(session, job)
+    if not brings_nodes:
+        placement.open_seats(session, job)
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
     return Lease(
@@ -146,12 +154,13 @@ def is_any_due(session: Session, *, worker: str, waits_s: float, memory_bytes: i
     return False
 
 
-def _due(worker: str, memory_bytes: int | None) -> Select[Job]:
+def _due(worker: str, memory_bytes: int | None, *, brings_nodes: bool = False) -> Select[Job]:
     """Return the query for the jobs whose time has come, that may run there, and for which there are enough workers."""
     due = select(Job).where(
-        Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), placement.has_enough_workers(),
-        placement.may_run_on(host_of(worker)),
-    )  # fmt: skip
+        Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), placement.may_run_on(host_of(worker))
+    )
+    if not brings_nodes:
+        due = due.where(placement.has_enough_workers())
     if memory_bytes is not None:
         due = due.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
     return due
@@ -189,6 +198,23 @@ def record(session: Session, lease: Lease, *, happened: Sequence[NewEvent], colu
         elif event.kind == "progress":
             job.phases = phases.note_progress(job.phases, event.data)
     events.add(session, job, *happened)
+    return _ORDERS.get(job.state)
+
+
+def note_allocation(session: Session, lease: Lease, *, told: dict[str, str], is_running: bool) -> Order | None:
+    """Record what a scheduler says of the job's allocation. The time in its queue is no running time of the job.
+
+    Returns what the worker must do now.
+    """
+    job = _held(session, lease)
+    before = job.allocation or {"used_s": 0.0, "running_since": None}
+    used_s, since, now = before["used_s"], before["running_since"], _now(session)
+    if since is not None and not is_running:
+        used_s, since = used_s + (now - datetime.fromisoformat(since)).total_seconds(), None
+    elif since is None and is_running:
+        since = now.isoformat()
+    job.allocation = told | {"used_s": used_s, "running_since": since}
+    events.add(session, job, NewEvent("allocation", dict(told)))
     return _ORDERS.get(job.state)
 
 
@@ -357,8 +383,18 @@ def _entered(state: State) -> ColumnElement[Any]:
 
 
 def _running_s() -> ColumnElement[Any]:
-    """Return the seconds of the present attempt so far; 0 where a job from before ``state_times`` cannot tell."""
-    return func.coalesce(func.extract("epoch", func.clock_timestamp() - _entered(State.RUNNING)), 0)
+    """Return the seconds of the present attempt so far, without those in a scheduler's queue.
+
+    0 where a job from before ``state_times`` cannot tell.
+    """
+    running_since = cast(Job.allocation["running_since"].astext, DateTime(timezone=True))
+    on_nodes = cast(Job.allocation["used_s"].astext, Float) + func.coalesce(_seconds_since(running_since), 0)
+    here = _seconds_since(_entered(State.RUNNING))
+    return func.coalesce(case((Job.allocation.is_not(None), on_nodes), else_=here), 0)
+
+
+def _seconds_since(time: ColumnElement[Any]) -> ColumnElement[Any]:
+    return func.extract("epoch", func.clock_timestamp() - time)
 
 
 def _now(session: Session) -> datetime:

@@ -20,7 +20,7 @@ def has_enough_workers() -> ColumnElement[bool]:
 
 def are_enough_ready(session: Session, job: Job) -> bool:
     """Return True if as many workers may take ``job`` as it has nodes. They may be busy."""
-    return job.nodes == 1 or job.nodes <= len(that_may_take(job, workers.find_ready(session)))
+    return job.nodes == 1 or job.nodes <= len(that_may_join(job, workers.find_ready(session)))
 
 
 def are_enough_idle(session: Session, job: Job) -> bool:
@@ -32,7 +32,7 @@ def are_enough_idle(session: Session, job: Job) -> bool:
         return True
     # workers of other versions use this name of the lock
     session.execute(select(func.pg_advisory_xact_lock(func.hashtext("bitfoundry.gathering"))))
-    able = that_may_take(job, workers.find_ready(session))
+    able = that_may_join(job, workers.find_ready(session))
     return job.nodes <= num_idle(able, count_open_seats(session))
 
 
@@ -40,6 +40,11 @@ def that_may_take(job: Job, ready: Sequence[Ready]) -> list[Ready]:
     """Return the workers that have the memory which ``job`` needs, and are not on the host that it avoids."""
     needed = job.needs_memory_bytes or 0
     return [worker for worker in ready if worker.memory_bytes >= needed and worker.host != job.avoid_host]
+
+
+def that_may_join(job: Job, ready: Sequence[Ready]) -> list[Ready]:
+    """Return those of them that do a job together with other workers."""
+    return [worker for worker in that_may_take(job, ready) if not worker.brings_nodes]
 
 
 def may_run_on(host: str) -> ColumnElement[bool]:

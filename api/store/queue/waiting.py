@@ -100,15 +100,17 @@ class _Queue:
                 return needed
             others = any(worker.host != job.avoid_host for worker in self.ready)
             return f"{needed if others else 'no live worker'} on another host than {job.avoid_host}"
-        if job.nodes > len(able):
-            return f"needs {job.nodes} workers at once: {len(able)} available"
+        together = placement.that_may_join(job, self.ready)
+        works_alone = job.nodes == 1 or len(together) < len(able)
+        if not works_alone and job.nodes > len(together):
+            return f"needs {job.nodes} workers at once: {len(together)} available"
         if (limit := self.full_projects.get(job.project_id)) is not None:
             return f"the project has reached its limit of running jobs ({limit})"
         if position > 1:
             return f"{position - 1} {'job' if position == 2 else 'jobs'} ahead in the queue"
-        if job.nodes > 1:
-            num_idle = placement.num_idle(able, self.num_open_seats)
-            return f"needs {job.nodes} workers at once: {num_idle} of {len(able)} idle"
+        if not works_alone:
+            num_idle = placement.num_idle(together, self.num_open_seats)
+            return f"needs {job.nodes} workers at once: {num_idle} of {len(together)} idle"
         return "next in queue"
 
 

@@ -34,6 +34,7 @@ def beat(
     devices: list[dict[str, Any]],
     live_s: float,
     blocked_reason: str | None = None,
+    launcher: str = "local",
     sandbox: str = "unknown",
     memory_limit: str = "unknown",
 ) -> bool:
@@ -45,7 +46,10 @@ def beat(
     now = func.clock_timestamp()
     live_until = now + timedelta(seconds=live_s)
     state = {"live_until": live_until, "devices": devices, "blocked_reason": blocked_reason}
-    fixed = {"num_slots": num_slots, "memory_bytes": memory_bytes, "sandbox": sandbox, "memory_limit": memory_limit}
+    fixed = {
+        "num_slots": num_slots, "memory_bytes": memory_bytes, "launcher": launcher, "sandbox": sandbox,
+        "memory_limit": memory_limit,
+    }  # fmt: skip
     row = insert(Worker).values(id=worker_id, host=host, **fixed, **state)
     kept = row.on_conflict_do_update(index_elements=[Worker.id], set_=state | {"beat_at": now})
     return bool(session.scalar(kept.returning(Worker.drain_requested_at.is_not(None))))
@@ -77,16 +81,20 @@ def find_jobs(session: Session, worker_id: str) -> Sequence[Job]:
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker that may be given work; ``is_idle``: it has a free slot now."""
+    """A worker that may be given work; ``is_idle``: it has a free slot now.
+
+    One that ``brings_nodes`` gets the nodes of a job from a scheduler: it works alone.
+    """
 
     host: str
     memory_bytes: int
     is_idle: bool
+    brings_nodes: bool = False
 
 
 def count_ready() -> ColumnElement[int]:
-    """Return the number of workers that may be given work, as a part of a query."""
-    return select(func.count()).select_from(Worker).where(*_is_ready()).scalar_subquery()
+    """Return the number of workers that may be given a part of a job, as a part of a query."""
+    return select(func.count()).select_from(Worker).where(*_is_ready(), Worker.launcher == "local").scalar_subquery()
 
 
 def count_slots() -> ColumnElement[int]:
@@ -112,7 +120,7 @@ def count_draining(session: Session) -> int:
 
 
 @cache
-def _ready() -> Select[str, int, bool]:
+def _ready() -> Select[str, int, bool, bool]:
     """Return the query for the ready workers. Made once: every poll of a job that waits runs it."""
     jobs = select(func.count()).where(Job.state.in_(HELD), func.starts_with(Job.worker, Worker.id + ":"))
     seats = select(func.count()).where(
@@ -122,7 +130,8 @@ def _ready() -> Select[str, int, bool]:
     used: ColumnElement[int] = sum(
         (held.correlate(Worker).scalar_subquery() for held in (jobs, seats, chats)), start=literal(0)
     )
-    return select(Worker.host, Worker.memory_bytes, used < Worker.num_slots).where(*_is_ready())
+    brings_nodes = Worker.launcher != "local"
+    return select(Worker.host, Worker.memory_bytes, used < Worker.num_slots, brings_nodes).where(*_is_ready())
 
 
 def worker_of(slot: str) -> str:

@@ -267,6 +267,8 @@ class Job(Base):
     phase: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]
     phases: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")  # of the present attempt
+    # of the present attempt: launcher, id, state, reason and nodes as the scheduler names them; used_s, running_since
+    allocation: Mapped[dict[str, Any] | None]
     summary: Mapped[dict[str, Any] | None]
     error: Mapped[dict[str, Any] | None]
     artifact_id: Mapped[str | None] = mapped_column(ForeignKey("artifact.id", use_alter=True))
@@ -418,6 +420,8 @@ class Worker(Base):
     num_slots: Mapped[int]
     memory_bytes: Mapped[int] = mapped_column(BigInteger)
     devices: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")
+    launcher: Mapped[str] = mapped_column(server_default="local")
+    """What gives its engines their nodes: ``local``, or the name of a scheduler."""
     sandbox: Mapped[str] = mapped_column(server_default="unknown")
     """The kernel's protection of its engines (``confinement.describe``)."""
     memory_limit: Mapped[str] = mapped_column(server_default="unknown")

@@ -2,7 +2,7 @@ import { type Job, type Progress, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatEstimate, formatLoss, formatPercent } from "../format";
 import { OPERATOR } from "../labels";
 import { Link } from "../link";
-import { nameOf } from "../names";
+import { allocationText, nameOf } from "../names";
 import { Bar, Time } from "../ui/basics";
 import { StateLabel } from "../ui/states";
 import { toneOf } from "./run/verdict";
@@ -30,7 +30,7 @@ export function JobProgress({ job }: { job: Job }) {
       <div>
         <Bar done={shown?.done ?? 0} total={shown?.total ?? 1} label={`${nameOf(job)}: ${job.phase ?? "starting"}`} />
         <div className="sub" title={phaseLeft || undefined}>
-          {job.phase ?? "starting"}
+          {job.phase ?? (job.allocation ? allocationText(job.allocation) : "starting")}
           {shown && ` · ${formatProgress(shown)}`}
           {left && ` · ${left}`}
         </div>

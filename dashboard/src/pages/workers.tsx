@@ -55,6 +55,7 @@ export default function Workers() {
                     <strong>{worker.host}</strong>
                     <div className="sub nowrap">
                       {worker.id} · {plural(worker.num_slots, "slot")}
+                      {worker.launcher !== "local" && ` · engines run in ${worker.launcher}`}
                     </div>
                   </td>
                   <td>

@@ -11,8 +11,8 @@ import pytest
 from api.settings import Settings
 from tests.support.waiting import give_time, wait_until
 from worker.engine import Engine, EventLost, Stop, StopSwitch, engine_environment
-from worker.launcher import Node, engine_argv
 from worker.memory_watch import MemoryLimit
+from worker.torchrun import Node, engine_argv
 
 
 def make(tmp_path: Path, program: str, **options: float) -> Engine:

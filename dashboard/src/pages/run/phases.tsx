@@ -1,6 +1,7 @@
 import { useEffect, useState } from "react";
 import type { Job } from "../../api/types";
 import { capitalize, formatDuration } from "../../format";
+import { allocationText } from "../../names";
 import { Bar } from "../../ui/basics";
 import { FINAL_STATES } from "../../ui/states";
 import { jobLeftText } from "../job-progress";
@@ -38,6 +39,7 @@ export function Phases({ job, eventLog }: { job: Job; eventLog: EventLog }) {
           <strong>{capitalize(left)}</strong>
         </p>
       )}
+      {!isOver && job.phase && job.allocation && <p className="sub">{allocationText(job.allocation)}</p>}
       {!isOver && job.phase && present && <p className="sub">{remainingText(present, steps)}</p>}
       {continues && <p className="sub">{continues}</p>}
       {isOver && job.phases.length > 0 && <p className="sub">{formatDuration(total)} in all phases</p>}
@@ -60,6 +62,7 @@ function PhaseStep({ step: { name, state, seconds, rounds }, share }: { step: St
 function waitingText(job: Job): string {
   if (job.waiting_reason)
     return `Waiting: ${job.waiting_reason.replaceAll("_", " ")}${job.queue_position ? `, #${job.queue_position} in queue` : ""}.`;
+  if (job.allocation && !FINAL_STATES.has(job.state)) return `${allocationText(job.allocation)}.`;
   return FINAL_STATES.has(job.state) ? "The run ended before its first phase." : "Starting…";
 }
 

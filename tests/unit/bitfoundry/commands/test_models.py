@@ -2,13 +2,13 @@
 
 import pytest
 
-from bitfoundry.client.answers import Recipe
 from bitfoundry.client.model_answers import (
     BriefResult,
     ModelFolder,
     ModelFolders,
     ModelResults,
     ParentResult,
+    Recipe,
     Result,
     UsedModel,
 )

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from bitfoundry.client.answers import ArtifactRef, Dataset, Job, JobError, Progress, Sweep
-from bitfoundry.client.model_answers import BriefSweep
+from bitfoundry.client.answers import ArtifactRef, Dataset, Job, JobError, Progress
+from bitfoundry.client.model_answers import BriefSweep, Sweep
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import AUDIT_COLUMNS, KEY_COLUMNS, WORKER_COLUMNS
 from bitfoundry.commands.sweeps import sweep_table, sweeps_table

@@ -30,11 +30,11 @@ def engine_argv(settings: Settings, node: Node | None = None) -> list[str]:
     """Return the engine's command line without its last argument, the task file."""
     parts: list[str] = []
     for part in shlex.split(settings.engine_command):
-        parts += launcher(settings.engine_ranks, node) if part == "{launcher}" else [part]
+        parts += torchrun(settings.engine_ranks, node) if part == "{launcher}" else [part]
     return [part.replace("{python}", sys.executable) for part in parts]
 
 
-def launcher(num_ranks: int, node: Node | None) -> list[str]:
+def torchrun(num_ranks: int, node: Node | None) -> list[str]:
     """Return the arguments between ``python`` and the engine's module, for ``num_ranks`` processes on this machine.
 
     Nodes get fixed ranks: the first process must be the leader's, which writes the result.
