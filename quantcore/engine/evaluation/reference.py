@@ -1,8 +1,9 @@
 """References: what an original predicts, in a file, so that results are measured later, elsewhere, without it.
 
 A reference holds tokens (a text, and for a chat model its own answers) and the original's most likely predictions of
-each. The divergence from it leaves out what the unlikely tokens add: all tokens but the listed ones count as one. So it
-is a lower bound (data processing inequality; Cover and Thomas, Elements of Information Theory, 2.8).
+each. All other tokens together are represented by some of them, drawn by the original's probabilities: what they add
+to the divergence is an expectation over these probabilities, of which a systematic sample (Cochran, Sampling
+Techniques, 8) is an unbiased estimate.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from quantcore.plan.workload import LOGIT_ROWS, PART_ROWS
 
 FORMAT = 1
 NUM_TOP = 128
-"""Predictions kept of each token: 1 KB. See docs/how-to/evaluate.md for what the others add."""
+"""Predictions kept of each token: 1 KB."""
+NUM_DRAWN = 32
+"""Other tokens drawn for each token."""
 TEXT, ANSWERS = "text", "answers"
 METADATA = "bitfoundry_reference"
 
@@ -41,12 +44,15 @@ class Predictions:
     """What an original predicts for each of the S scored tokens of a text.
 
     ``losses_S`` are the losses (nats) of the tokens themselves, ``top_SK`` its most likely ones, the first one first,
-    and ``top_log_SK`` the logarithms of their probabilities.
+    and ``top_log_SK`` the logarithms of their probabilities. ``drawn_SD`` are others, drawn by their probabilities, -1
+    where there is none, and ``drawn_log_SD`` the logarithms of these.
     """
 
     losses_S: torch.Tensor
     top_SK: torch.Tensor
     top_log_SK: torch.Tensor
+    drawn_SD: torch.Tensor
+    drawn_log_SD: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,7 @@ def _tensors_of(
     tensors = {
         "ids": shown.ids_NT.int(), "targets": targets_NP.int(), "losses": predictions.losses_S.float(),
         "top": predictions.top_SK, "top_log": predictions.top_log_SK,
+        "drawn": predictions.drawn_SD, "drawn_log": predictions.drawn_log_SD,
     }  # fmt: skip
     if scored.strata_N is not None:
         tensors["strata"] = scored.strata_N.int()
@@ -157,9 +164,10 @@ def _part_of(
     ids_NT, targets_NP = (tensors[f"{name}.{each}"].long() for each in ("ids", "targets"))
     strata = tensors.get(f"{name}.strata")
     num_scored, (num_words, num_bytes) = int((targets_NP >= 0).sum()), map(int, counts)
-    predictions = Predictions(*(tensors[f"{name}.{each}"] for each in ("losses", "top", "top_log")))
-    if not num_scored == len(predictions.losses_S) == len(predictions.top_SK) == len(predictions.top_log_SK):
-        raise ValueError(f"it has {len(predictions.top_SK)} predictions for {num_scored} tokens")
+    stored = [tensors[f"{name}.{each}"] for each in ("losses", "top", "top_log", "drawn", "drawn_log")]
+    if any(len(tensor) != num_scored for tensor in stored):
+        raise ValueError(f"it has {len(stored[0])} predictions for {num_scored} tokens")
+    predictions = Predictions(*stored)
     shown = EvaluationText(
         ids_NT, torch.zeros(len(ids_NT), dtype=torch.long), num_words, num_bytes, targets_NP,
         strata_N=None if strata is None else strata.long(),
@@ -185,10 +193,50 @@ def predictions_of(vocabulary: Vocabulary, states: Sequence[torch.Tensor], text:
     sums = _look(vocabulary, states, text, keep)
     log_total_M = torch.cat([each.models[0].log_total for each in sums])
     values, ids = (torch.cat(parts) for parts in zip(*(top[place] for place in sorted(top)), strict=True))
-    scored = text.scored_NP.flatten()
     losses_M = torch.cat([each.losses()[0] for each in sums])
-    log_MK = (values.double() - log_total_M[:, None]).float()
-    return Predictions(losses_M[scored], ids[scored].int(), log_MK[scored])
+    log_MK = values.double() - log_total_M[:, None]
+    drawn, drawn_log = _draw(vocabulary, states, text, ids, log_MK, log_total_M)
+    scored = text.scored_NP.flatten()
+    return Predictions(
+        losses_M[scored], ids[scored].int(), log_MK[scored].float(), drawn[scored].int(), drawn_log[scored].float()
+    )
+
+
+def _draw(
+    vocabulary: Vocabulary, states: Sequence[torch.Tensor], text: EvaluationText, top_MK: torch.Tensor,
+    top_log_MK: torch.Tensor, log_total_M: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Draw NUM_DRAWN of the tokens that are not listed, by their probabilities: ids (-1: none) and logarithms [M, D].
+
+    The draws of a token are equally spaced over the probability of all these tokens, from a random start.
+    """
+    num_outputs = text.scored_NP.shape[1]
+    rest_M = (1 - top_log_MK.exp().sum(1)).clamp(min=0)
+    starts_M = torch.rand(len(rest_M), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points_MD = (torch.arange(NUM_DRAWN) + starts_M[:, None]) / NUM_DRAWN * rest_M[:, None]
+    drawn_MD = torch.full(points_MD.shape, -1)
+    drawn_log_MD = torch.zeros(points_MD.shape, dtype=torch.float64)
+    passed_M = torch.zeros_like(rest_M)
+
+    def draw(window: int, rows: slice, logits: torch.Tensor, first: int) -> None:
+        own = slice(window * num_outputs + rows.start, window * num_outputs + rows.start + len(logits))
+        logs = logits.double().cpu() - log_total_M[own, None]
+        listed = top_MK[own] - first
+        is_here = (listed >= 0) & (listed < logs.shape[1])
+        probabilities = logs.exp()
+        keep = torch.ones_like(logs).scatter_reduce_(
+            1, listed.clamp(0, logs.shape[1] - 1), torch.where(is_here, 0.0, 1.0).double(), "amin"
+        )
+        ends = (probabilities * keep).cumsum(1) + passed_M[own, None]
+        places = torch.searchsorted(ends, points_MD[own].contiguous(), right=True)
+        is_drawn = (points_MD[own] >= passed_M[own, None]) & (places < logs.shape[1])
+        places = places.clamp(max=logs.shape[1] - 1)
+        drawn_MD[own] = torch.where(is_drawn, places + first, drawn_MD[own])
+        drawn_log_MD[own] = torch.where(is_drawn, logs.gather(1, places), drawn_log_MD[own])
+        passed_M[own] = ends[:, -1]
+
+    _look(vocabulary, states, text, draw)
+    return drawn_MD, drawn_log_MD
 
 
 def measure_against(
@@ -198,37 +246,39 @@ def measure_against(
 
     The distances are those of ``TokenSums.distances``. A reference has no logits, so the last two are 0.
     """
-    shape = text.scored_NP.shape
-    num_top = predictions.top_SK.shape[1]
-    top_NPK = torch.zeros(*shape, num_top, dtype=torch.long)
-    top_NPK[text.scored_NP] = predictions.top_SK.long()
-    found_NPK = torch.zeros(*shape, num_top, dtype=torch.float64)
+    shape, scored_NP = text.scored_NP.shape, text.scored_NP
+    ids_SX = torch.cat([predictions.top_SK, predictions.drawn_SD], 1).long()
+    ids_NPX = torch.full((*shape, ids_SX.shape[1]), -1)
+    ids_NPX[scored_NP] = ids_SX
+    found_NPX = torch.zeros(ids_NPX.shape, dtype=torch.float64)
 
     def pick(window: int, rows: slice, logits: torch.Tensor, first: int) -> None:
-        places = top_NPK[window, rows] - first
+        places = ids_NPX[window, rows] - first
         is_here = (places >= 0) & (places < logits.shape[1])
         values = logits.float().gather(1, places.clamp(0, logits.shape[1] - 1).to(logits.device)).double().cpu()
-        found_NPK[window, rows] += torch.where(is_here, values, 0.0)
+        found_NPX[window, rows] += torch.where(is_here, values, 0.0)
 
     sums = _look(vocabulary, states, text, pick)
-    softmax_losses = torch.cat([each.losses()[0] for each in sums]).view(shape)
+    losses_NP = torch.cat([each.losses()[0] for each in sums]).view(shape)
     log_total_NP = torch.cat([each.models[0].log_total for each in sums]).view(shape)
     choice_NP = torch.cat([each.models[0].choice for each in sums]).view(shape)
-    original_losses_NP, log_NPK = torch.zeros(shape), torch.full((*shape, num_top), -torch.inf, dtype=torch.float64)
-    original_losses_NP[text.scored_NP] = predictions.losses_S
-    log_NPK[text.scored_NP] = predictions.top_log_SK.double()
-    kl_NP = _divergence(log_NPK, found_NPK - log_total_NP[..., None])
-    agrees_NP = (choice_NP == top_NPK[..., 0]).double()
+    original_losses_NP, kl_NP = torch.zeros(shape), torch.zeros(shape, dtype=torch.float64)
+    original_losses_NP[scored_NP] = predictions.losses_S
+    kl_NP[scored_NP] = _divergence(predictions, (found_NPX - log_total_NP[..., None])[scored_NP])
+    agrees_NP = (choice_NP == ids_NPX[..., 0]).double()
     nothing = torch.zeros_like(kl_NP)
-    return Measured(softmax_losses, original_losses_NP, torch.stack([kl_NP, agrees_NP, nothing, nothing], -1))
+    return Measured(losses_NP, original_losses_NP, torch.stack([kl_NP, agrees_NP, nothing, nothing], -1))
 
 
-def _divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """Return KL(p || q) in nats over the listed tokens [..., K] and the rest as one more."""
-    p, q = log_p.exp(), log_q.exp()
-    rest_p, rest_q = ((1 - each.sum(-1)).clamp(min=torch.finfo(torch.float32).eps) for each in (p, q))
-    listed = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)
-    return (listed + rest_p * (rest_p / rest_q).log()).clamp(min=0)
+def _divergence(predictions: Predictions, log_q_SX: torch.Tensor) -> torch.Tensor:
+    """Return KL(p || q) in nats [S]: the sum over the listed tokens, and the estimate of what the others add."""
+    num_top = predictions.top_SK.shape[1]
+    log_p, p = predictions.top_log_SK.double(), predictions.top_log_SK.double().exp()
+    listed_S = torch.where(p > 0, p * (log_p - log_q_SX[:, :num_top]), 0.0).sum(1)
+    is_drawn = predictions.drawn_SD >= 0
+    changes_SD = torch.where(is_drawn, predictions.drawn_log_SD.double() - log_q_SX[:, num_top:], 0.0)
+    rest_S = (1 - p.sum(1)).clamp(min=0)
+    return listed_S + rest_S * changes_SD.sum(1) / is_drawn.sum(1).clamp(min=1)
 
 
 def _look(vocabulary: Vocabulary, states: Sequence[torch.Tensor], text: EvaluationText, see: Seen) -> list[TokenSums]:
