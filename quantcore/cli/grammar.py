@@ -146,3 +146,14 @@ def _name_of(path: Path, ending: str) -> str:
 def _underscored(name: str) -> str:
     """Spell ``--quant-scheme`` as ``--quant_scheme``."""
     return f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
+
+
+def of_a_model(command: str, description: str, *, has_original: bool = True) -> Flags:
+    """Return the flags of a command that measures a model, beside its original if it ``has_original``."""
+    usage = f"%(prog)s MODEL {'[--against ORIGINAL] ' if has_original else ''}[flags]"
+    flags = Flags(prog=f"bitfoundry {command}", usage=usage, description=description)
+    add_model(flags, "folder, GGUF file, model on the Hub, or result: its id, its name or `last`")
+    if has_original:
+        flags.add_argument("--against", metavar="ORIGINAL", help="original (float) model to compare with")
+    flags.add_argument("--json", action="store_true", help="print the result as JSON")
+    return flags

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,3 +63,9 @@ def check_text(evaluation: Evaluation) -> None:
     """Raise CalibrationError ``calibration_not_found`` for a text of its own that is no file and not on the Hub."""
     if evaluation.text is not None:
         find_file(evaluation.text)
+
+
+def found(options: argparse.Namespace, find: Find) -> argparse.Namespace:
+    """Return ``options`` with the folder of the result whose name is given as the model."""
+    options.model_dir = path_of(options.model_dir, find)
+    return options

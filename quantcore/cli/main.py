@@ -3,13 +3,13 @@
 ``python -m quantcore quantize MODEL [PRESET] [-o OUT]`` quantizes, and so does ``python -m quantcore --model_dir ...
 --output_dir ... --quant_scheme ...``, with the flags of the quantization script of AMD Quark. ``auto`` chooses the
 scheme for a goal, ``mix`` that of each layer for a size or a quality. ``convert`` writes a quantized model in another
-format, ``evaluate`` measures a model, ``speed`` times a program that serves it, ``compare`` shows several results, or
-measures whether one is worse than another, ``chat`` shows the answers of a model beside its original's. ``plan`` shows
-the resources that a job would need. ``presets`` and ``schema`` print the possible schemes, ``pull`` fetches a model
-from the Hub. ``selftest`` compares a device with the CPU. Five subcommands are for programs: ``run TASK.json`` (started
-by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (the
-content of an uploaded data file), ``publish`` (uploads an artifact; the task is on standard input), ``converse
-TASK.json`` (a chat with prompts on standard input).
+format, ``evaluate`` measures a model, ``reference`` writes what it predicts, to measure others by, ``speed`` times a
+program that serves it, ``compare`` shows several results, or measures whether one is worse than another, ``chat``
+shows the answers of a model beside its original's. ``plan`` shows the resources that a job would need. ``presets`` and
+``schema`` print the possible schemes, ``pull`` fetches a model from the Hub. ``selftest`` compares a device with the
+CPU. Five subcommands are for programs: ``run TASK.json`` (started by a worker; JSON lines on stdout), ``verify FOLDER
+EXPECTED`` (the proof's fresh process), ``examine FILE`` (the content of an uploaded data file), ``publish`` (uploads
+an artifact; the task is on standard input), ``converse TASK.json`` (a chat with prompts on standard input).
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from types import FrameType
 from typing import Any, Literal, TypeVar
 
 from quantcore.checkpoint.artifact import check_free
-from quantcore.cli.flags import add_evaluation, add_mix, add_speed, comparing, parser
-from quantcore.cli.from_flags import compared_text_of, evaluation_of, mix_of, task_of
-from quantcore.cli.grammar import Flags, add_model, add_output, default_output
-from quantcore.cli.inputs import Find, check_models, check_text, find_run, path_of
+from quantcore.cli.flags import add_mix, add_speed, comparing, parser
+from quantcore.cli.from_flags import compared_text_of, mix_of, task_of
+from quantcore.cli.grammar import Flags, add_model, add_output, default_output, of_a_model
+from quantcore.cli.inputs import Find, check_models, check_text, find_run, found, path_of
 from quantcore.cli.running import (
     INTERRUPTED,
     Asked,
-    is_first_rank,
     pipeline,
+    print_json,
     proof_standing_by,
     rank,
     reporting,
     run_here,
-    saying_nothing,
     shown,
     verify,
 )
@@ -50,7 +49,7 @@ from quantcore.data.documents import find_file
 from quantcore.errors import QuantError
 from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
-from quantcore.report.quality import EvaluationResult, PairedQuality, Record
+from quantcore.report.quality import PairedQuality
 from quantcore.sandbox.parent_death import end_with_parent
 
 T = TypeVar("T")
@@ -74,6 +73,7 @@ def main(argv: Sequence[str] | None = None, find: Find = find_run) -> int:
         "converse": _converse,
         "convert": _convert,
         "evaluate": partial(_evaluate, find=find),
+        "reference": partial(_reference, find=find),
         "compare": partial(_compare, find=find),
         "chat": partial(_chat, find=find),
         "speed": partial(_speed, find=find),
@@ -157,38 +157,22 @@ def _convert(arguments: list[str]) -> int:
 
 
 def _evaluate(arguments: list[str], find: Find) -> int:
-    """Run ``evaluate MODEL [--against ORIGINAL]``: measure an existing model."""
-    flags = _of_a_model("evaluate", "Evaluate a model: perplexity, divergence from the original, tasks.")
-    add_evaluation(flags)
-    where = "run the tasks in vLLM; the Python interpreter of an environment with vllm and lm_eval"
-    flags.add_argument("--vllm", metavar="PYTHON", help=where)
-    options = _found(flags.parse_args(arguments), find)
+    from quantcore.cli import evaluate_command
 
-    def work(emit: Emit) -> EvaluationResult:
-        evaluation = evaluation_of(options)
-        check_models(options.model_dir, options.against)
-        check_text(evaluation)
-        from quantcore.engine.commands.evaluate import evaluate
-        from quantcore.engine.runtime.devices import limit_threads
-        from quantcore.engine.runtime.ranks import joined
+    return evaluate_command.evaluate(arguments, find)
 
-        limit_threads()
-        inputs = options.model_dir, options.against, evaluation, emit
-        with joined() as ranks:
-            return evaluate(*inputs, vllm_python=options.vllm, ranks=ranks)
 
-    if not is_first_rank():
-        return reporting(saying_nothing(work), print_json_lines(sys.stderr))
-    from quantcore.cli.console import show_evaluation
+def _reference(arguments: list[str], find: Find) -> int:
+    from quantcore.cli import evaluate_command
 
-    return shown(work, _print_json if options.json else show_evaluation)
+    return evaluate_command.reference(arguments, find)
 
 
 def _speed(arguments: list[str], find: Find) -> int:
     """Run ``speed MODEL [--against ORIGINAL]``: time a program that serves the model."""
-    flags = _of_a_model("speed", "Benchmark a model in a serving program: tokens per second and memory.")
+    flags = of_a_model("speed", "Benchmark a model in a serving program: tokens per second and memory.")
     add_speed(flags)
-    options = _found(flags.parse_args(arguments), find)
+    options = found(flags.parse_args(arguments), find)
 
     def work(emit: Emit) -> dict[str, Any]:
         check_models(options.model_dir, options.against)
@@ -199,7 +183,7 @@ def _speed(arguments: list[str], find: Find) -> int:
 
     from quantcore.cli.console import show_speed
 
-    return shown(work, _print_json if options.json else show_speed)
+    return shown(work, print_json if options.json else show_speed)
 
 
 def _compare(arguments: list[str], find: Find) -> int:
@@ -221,7 +205,7 @@ def _compare(arguments: list[str], find: Find) -> int:
     except QuantError as error:
         explain(error)
         return 1
-    (_print_json if options.json else show_comparison)(comparison)
+    (print_json if options.json else show_comparison)(comparison)
     return 0
 
 
@@ -238,14 +222,14 @@ def _measure_change(options: argparse.Namespace) -> int:
 
     from quantcore.cli.console import show_change
 
-    return shown(work, _print_json if options.json else show_change)
+    return shown(work, print_json if options.json else show_change)
 
 
 def _chat(arguments: list[str], find: Find) -> int:
     """Run ``chat OUT --against ORIGINAL``: let both models answer prompts, side by side."""
     from quantcore.cli import chat
 
-    return chat.run(_found(chat.parser().parse_args(arguments), find))
+    return chat.run(found(chat.parser().parse_args(arguments), find))
 
 
 def _mix(arguments: list[str]) -> int:
@@ -277,7 +261,7 @@ def _mix(arguments: list[str]) -> int:
 
     from quantcore.cli.console import show_mix
 
-    return shown(work, _print_json if options.json else show_mix)
+    return shown(work, print_json if options.json else show_mix)
 
 
 def _plan(arguments: list[str]) -> int:
@@ -382,13 +366,13 @@ def _presets(arguments: list[str]) -> int:
         }
         for name, preset in named.items()
     }
-    _print_json(rows)
+    print_json(rows)
     return 0
 
 
 def _schema(arguments: list[str]) -> int:
     """Run ``schema``: print the JSON Schema of a config."""
-    _print_json(json_schema())
+    print_json(json_schema())
     return 0
 
 
@@ -421,23 +405,3 @@ def asked_of(name: Literal["quantize", "auto"], arguments: Sequence[str]) -> Ask
     options = parser().parse_args(arguments)
     options.output_dir = options.output_dir or default_output(options.model_dir, options.quant_scheme)
     return Asked(options, task_of, command, options.quant_scheme)
-
-
-def _of_a_model(command: str, description: str) -> Flags:
-    """Return the flags of a command that measures a model."""
-    usage = "%(prog)s MODEL [--against ORIGINAL] [flags]"
-    flags = Flags(prog=f"bitfoundry {command}", usage=usage, description=description)
-    add_model(flags, "folder, GGUF file, model on the Hub, or result: its id, its name or `last`")
-    flags.add_argument("--against", metavar="ORIGINAL", help="original (float) model to compare with")
-    flags.add_argument("--json", action="store_true", help="print the result as JSON")
-    return flags
-
-
-def _found(options: argparse.Namespace, find: Find) -> argparse.Namespace:
-    """Return ``options`` with the folder of the result whose name is given as the model."""
-    options.model_dir = path_of(options.model_dir, find)
-    return options
-
-
-def _print_json(result: object) -> None:
-    print(json.dumps(result.to_dict() if isinstance(result, Record) else result, indent=2))

@@ -23,7 +23,7 @@ from quantcore.engine.selftest.values import Selftest
 from quantcore.errors import QuantError, RankError, reason_of
 from quantcore.events import Emit, Failed, print_json_lines, silence
 from quantcore.report import local_runs
-from quantcore.report.quality import EvaluationResult, PairedQuality
+from quantcore.report.quality import EvaluationResult, PairedQuality, Record
 from quantcore.report.values import Report, Summary
 from quantcore.sandbox.opening import unchanging
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 INTERRUPTED = 130
 """Exit status after Ctrl-C and SIGTERM."""
 WORSE = 3
-"""Exit status of ``compare NEW OLD --against ORIGINAL`` if the new result is worse."""
+"""Exit status of ``compare NEW OLD --against ORIGINAL`` if the new result is worse, and of ``evaluate --gate fail``."""
 ENGINE = ("quantcore.engine.pipeline.job", "quantcore.engine.pipeline.tiny_export", "transformers.modeling_utils")
 """The modules that a job and its proof take seconds to load."""
 
@@ -135,6 +135,10 @@ def shown(work: Callable[[Emit], T], show: Callable[[T], object]) -> int:
     except QuantError as error:
         explain(error)
         return 1
+
+
+def print_json(result: object) -> None:
+    print(json.dumps(result.to_dict() if isinstance(result, Record) else result, indent=2))
 
 
 def status_of(done: object) -> int:

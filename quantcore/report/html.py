@@ -193,8 +193,9 @@ def _quality(quality: Quality | None, drafts: DraftQuality | None) -> str:
         ("mean KL divergence, nats per token", str(divergence.kl_mean)),
         ("99th percentile of the KL divergence", f"{divergence.kl_p99:.4g}"),
         ("top-1 agreement, share of tokens", str(divergence.top1_agreement)),
-        ("relative error of the logits", f"{divergence.logit_error:.4g}"),
     ]
+    if divergence.logit_error is not None:
+        distances.append(("relative error of the logits", f"{divergence.logit_error:.4g}"))
     caption = f"{quality.num_tokens} tokens in {quality.num_windows} held-out windows; in brackets the 95 % interval"
     return (
         "<h2>Quality</h2>"

@@ -115,7 +115,7 @@ class Divergence(Record):
     kl_mean: Measure
     kl_p99: Number
     top1_agreement: Measure
-    logit_error: Number
+    logit_error: Number | None = None
 
 
 class PositionQuality(Record):
@@ -352,7 +352,8 @@ class Verdict(Record):
 class EvaluationResult(Record):
     """Result of ``bitfoundry evaluate``: measurements of an existing model, alone or beside its original.
 
-    ``harness`` has one number per metric for a model alone, and a pair for two models.
+    ``harness`` has one number per metric for a model alone, and a pair for two models. ``reference`` describes the
+    file that took the original's place.
     """
 
     model: str
@@ -361,6 +362,7 @@ class EvaluationResult(Record):
     served_by: dict[str, str] = Field(default_factory=dict)
     quality: Quality | AbsoluteQuality | None = None
     verdict: Verdict | None = None
+    reference: dict[str, Any] | None = None
     drafts: DraftQuality | None = None
     answers: AnswerQuality | None = None
     samples: tuple[Sample, ...] | None = None

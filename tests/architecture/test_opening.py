@@ -66,6 +66,7 @@ ALLOWED = {
         "quantcore.cli.from_flags": 1,
         "quantcore.config.presets": 1,
         "quantcore.report.compare": 1,
+        "quantcore.engine.evaluation.reference": 1,
     },
     "a program that a person starts on a model of theirs": {
         "quantcore.export.gguf.unpack": 2,

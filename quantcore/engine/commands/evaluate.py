@@ -18,6 +18,8 @@ from quantcore.engine.evaluation.model import EvaluatedModel, open_model
 from quantcore.engine.evaluation.model_pair import ModelPair
 from quantcore.engine.evaluation.own_answers import compare_own_answers
 from quantcore.engine.evaluation.provenance import environment, identity_of
+from quantcore.engine.evaluation.reference import Reference, check_fits, measure_against
+from quantcore.engine.evaluation.reference import read as read_reference
 from quantcore.engine.evaluation.samples import compare_samples
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.model.kinds import Kind
@@ -32,11 +34,12 @@ from quantcore.report.verdict import judge_quality
 
 def evaluate(
     model_name: str, against: str | None, evaluation: EvaluationConfig, emit: Emit, *, vllm_python: str | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = ALONE, reference_file: Path | None = None,
 ) -> EvaluationResult:  # fmt: skip
     """Measure a model; the result has ``samples`` and ``harness`` if the ``evaluation`` requests them.
 
-    Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared. ``vllm_python`` is the
+    Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared; a ``reference_file``
+    takes its place, with a text and answers of its own. ``vllm_python`` is the
     interpreter of an environment with vLLM and lm_eval, in which the tasks run instead of in our engine. All ``ranks``
     call it: the first one measures the quality block by block, and all share the model where it must be whole. Raises
     ModelError, ConfigError.
@@ -46,6 +49,7 @@ def evaluate(
         emit = silence
     path = ranks.share(find_model(model_name, emit) if ranks.is_first else Path())
     original_path = ranks.share(find_model(against, emit) if against is not None and ranks.is_first else None)
+    reference = None if reference_file is None else read_reference(reference_file)
     emit(PhaseStarted("verify"))
     fields: dict[str, Any] = {}
     if vllm_python:
@@ -53,12 +57,17 @@ def evaluate(
     described = read_model(path)
     if ranks.is_first:
         prove_tiny_model(described, emit)
-    model, tokenizer, text = open_model(described, ranks), load_tokenizer(path), held_out_text(path, evaluation)
+    model, tokenizer = open_model(described, ranks), load_tokenizer(path)
+    text = held_out_text(path, evaluation) if reference is None else reference.text
     pair = None
     if original_path is not None:
         original = open_model(read_model(original_path), ranks)
         pair = ModelPair(original, model, BaselineCache(identity_of(original_path), ranks))
-    if ranks.is_first:
+    if ranks.is_first and reference is not None:
+        check_fits(reference, path)
+        fields |= _measure_against(model, reference, emit)
+        against = str(reference.about["model"])
+    elif ranks.is_first:
         fields |= _measure(model, pair, text, emit)
     if pair is not None:
         arguments, is_causal = evaluation.chat_template_kwargs, model.streamed.kind is Kind.causal
@@ -76,6 +85,21 @@ def evaluate(
     return EvaluationResult(
         model=model_name, against=against, environment=environment(), failed_tasks=failed_tasks, **fields
     )
+
+
+def _measure_against(model: EvaluatedModel, reference: Reference, emit: Emit) -> dict[str, Any]:
+    """Return ``quality`` and ``answers``, measured by a reference; and what the reference is."""
+    states = model.last_states(reference.text, block_progress(emit, model))
+    with model.vocabulary(states[0]) as vocabulary:
+        measured = measure_against(reference.of_text, vocabulary, states, reference.text)
+    fields: dict[str, Any] = {"quality": summarize_both(measured, reference.text), "reference": dict(reference.about)}
+    answers = reference.answers
+    if answers is not None and reference.of_answers is not None:
+        states = answers.states(model.last_states(answers.shown, block_progress(emit, model)))
+        with model.vocabulary(states[0]) as vocabulary:
+            measured = measure_against(reference.of_answers, vocabulary, states, answers.scored)
+        fields["answers"] = answers.quality(measured)
+    return fields
 
 
 def _run_tasks(

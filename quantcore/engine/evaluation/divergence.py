@@ -97,7 +97,7 @@ def summarize_both(measured: Measured, text: EvaluationText) -> Quality:
             kl_mean=with_stderr(kl_NP, scored, text),
             kl_p99=kl_NP[scored].kthvalue(math.ceil(0.99 * int(scored.sum()))).values.item(),
             top1_agreement=with_stderr(agrees_NP, scored, text),
-            logit_error=(lost / power).sqrt().item() if power > 0 else 0.0,
+            logit_error=(lost / power).sqrt().item() if power > 0 else None,
         ),
         by_position=tuple(_by_position(kl_NP, agrees_NP, text)),
     )

@@ -18,8 +18,10 @@ from transformers import PreTrainedTokenizerBase
 from quantcore.data.builtin_text import read_prompts
 from quantcore.engine.data.chat_template import chat_renderer
 from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
+from quantcore.engine.evaluation.baseline_cache import BaselineCache
 from quantcore.engine.evaluation.divergence import Measured, summarize_both, with_stderr
 from quantcore.engine.evaluation.generation import Prompt, continue_prompts, end_tokens, longest_input
+from quantcore.engine.evaluation.model import EvaluatedModel
 from quantcore.engine.evaluation.model_pair import ModelPair
 from quantcore.engine.evaluation.text import EvaluationText, scoring
 from quantcore.engine.runtime.devices import release_freed_memory
@@ -66,56 +68,97 @@ def find_questions(
     return questions, left_out
 
 
+@dataclass(frozen=True)
+class Answers:
+    """The original's answers to some prompts, as tokens.
+
+    Models run on ``shown``, prompts and answers; ``scored`` has the answers alone, with the kind of each as its
+    stratum. ``starts``: the number of tokens of each prompt. ``num_ended`` of the answers came to their end.
+    """
+
+    shown: EvaluationText
+    scored: EvaluationText
+    starts: tuple[int, ...]
+    kinds: tuple[str, ...]
+    num_ended: int
+    left_out: Mapping[str, str]
+
+    def states(self, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the states [1, P, H] that predict each answer, of those [1, T, H] of ``shown``."""
+        length = self.scored.ids_NT.shape[1]
+        return [_of_answer(state, start, length) for state, start in zip(states, self.starts, strict=True)]
+
+    def quality(self, measured: Measured) -> AnswerQuality:
+        quality = summarize_both(measured, self.scored)
+        return AnswerQuality(
+            **{name: getattr(quality, name) for name in quality.model_fields_set},
+            num_ended=self.num_ended,
+            by_kind=tuple(_by_kind(measured, self.scored, self.kinds)),
+            left_out=dict(self.left_out),
+        )
+
+
+def answers_of(
+    questions: Sequence[Question], answers: Sequence[list[int]], ends: Sequence[int], left_out: Mapping[str, str],
+    tokenizer: PreTrainedTokenizerBase,
+) -> Answers:  # fmt: skip
+    """Return the tokens of ``answers``, the one that ends each of them included, as texts to score."""
+    whole = _padded([[*question.prompt.ids, *answer] for question, answer in zip(questions, answers, strict=True)])
+    shown = EvaluationText(whole.clamp(min=0), torch.ones(len(whole), dtype=torch.long), 0, 0)
+    targets_NP = _padded(answers)
+    kinds = tuple(dict.fromkeys(question.kind for question in questions))
+    kind_N = torch.tensor([kinds.index(question.kind) for question in questions])
+    text = EvaluationText(targets_NP.clamp(min=0), torch.zeros_like(kind_N), 0, 0, strata_N=kind_N)
+    return Answers(
+        shown,
+        scoring(text, targets_NP, tokenizer),
+        tuple(len(question.prompt.ids) for question in questions),
+        kinds,
+        sum(answer[-1] in ends for answer in answers),
+        left_out,
+    )
+
+
+def answer_prompts(
+    original: EvaluatedModel, baselines: BaselineCache, folder: Path, arguments: Mapping[str, Any], num: int, emit: Emit
+) -> Answers | None:
+    """Let the original answer up to ``num`` prompts. None for a model without a chat template that takes them.
+
+    The tokenizer in ``folder`` is not in memory beside a model (see ``samples.compare_samples``).
+    """
+    assert original.stored is not None
+    tokenizer = load_tokenizer(folder)
+    questions, left_out = find_questions(tokenizer, arguments, num, longest_input(original.streamed.model.config))
+    if not questions:
+        return None
+    ends = sorted(end_tokens(original.stored, tokenizer))
+    del tokenizer
+    release_freed_memory()
+    emit(Progress("verify", 1, 2, "answers of the original"))
+    prompts = [question.prompt for question in questions]
+    settings = {"prompts": [prompt.ids for prompt in prompts], "new_tokens": ANSWER_LEN, "ends": ends}
+    answers = baselines.value(settings, lambda: continue_prompts(original, prompts, ends, ANSWER_LEN))
+    return answers_of(questions, answers, ends, left_out, load_tokenizer(folder))
+
+
 def compare_own_answers(
     folder: Path, arguments: Mapping[str, Any], num: int, pair: ModelPair, emit: Emit
 ) -> AnswerQuality | None:
     """Return the distance of both models on the original's answers to ``num`` prompts.
 
     None for a model without a chat template that takes them; if ranks share the models, for all ranks but the first.
-    The tokenizer in ``folder`` is not in memory beside a model (see ``samples.compare_samples``).
     """
-    assert pair.original.stored is not None
-    tokenizer = load_tokenizer(folder)
-    questions, left_out = find_questions(tokenizer, arguments, num, longest_input(pair.original.streamed.model.config))
-    if not questions:
-        return None
-    ends = sorted(end_tokens(pair.original.stored, tokenizer))
-    del tokenizer
-    release_freed_memory()
-    emit(Progress("verify", 1, 2, "answers of the original"))
-    prompts = [question.prompt for question in questions]
-    settings = {"prompts": [prompt.ids for prompt in prompts], "new_tokens": ANSWER_LEN, "ends": ends}
-    answers = pair.baselines.value(settings, lambda: continue_prompts(pair.original, prompts, ends, ANSWER_LEN))
-    if not pair.baselines.ranks.is_first:
+    answers = answer_prompts(pair.original, pair.baselines, folder, arguments, num, emit)
+    if answers is None or not pair.baselines.ranks.is_first:
         return None
     emit(Progress("verify", 2, 2, "answers of the original"))
-    return score_answers(folder, questions, answers, ends, pair, emit).replace(left_out=left_out)
+    return score_answers(answers, pair, emit)
 
 
-def score_answers(
-    folder: Path, questions: Sequence[Question], answers: Sequence[list[int]], ends: Sequence[int], pair: ModelPair,
-    emit: Emit,
-) -> AnswerQuality:  # fmt: skip
-    """Return the distance of both models on the tokens of ``answers``, the one that ends each of them included."""
-    whole = _padded([[*question.prompt.ids, *answer] for question, answer in zip(questions, answers, strict=True)])
-    shown = EvaluationText(whole.clamp(min=0), torch.ones(len(whole), dtype=torch.long), 0, 0)
-    targets_NP = _padded(answers)
-    starts, length = [len(question.prompt.ids) for question in questions], targets_NP.shape[1]
-    original_states, states = (
-        [_of_answer(state, start, length) for state, start in zip(of_one, starts, strict=True)]
-        for of_one in pair.states(shown, emit)
-    )
-    kinds = list(dict.fromkeys(question.kind for question in questions))
-    kind_N = torch.tensor([kinds.index(question.kind) for question in questions])
-    text = EvaluationText(targets_NP.clamp(min=0), torch.zeros_like(kind_N), 0, 0, strata_N=kind_N)
-    text = scoring(text, targets_NP, load_tokenizer(folder))
-    measured = pair.measure(text, states, original_states)
-    quality = summarize_both(measured, text)
-    return AnswerQuality(
-        **{name: getattr(quality, name) for name in quality.model_fields_set},
-        num_ended=sum(answer[-1] in ends for answer in answers),
-        by_kind=tuple(_by_kind(measured, text, kinds)),
-    )
+def score_answers(answers: Answers, pair: ModelPair, emit: Emit) -> AnswerQuality:
+    """Return the distance of both models on the tokens of ``answers``."""
+    before, after = (answers.states(states) for states in pair.states(answers.shown, emit))
+    return answers.quality(pair.measure(answers.scored, after, before))
 
 
 def _by_kind(measured: Measured, text: EvaluationText, kinds: Sequence[str]) -> Iterator[KindQuality]:

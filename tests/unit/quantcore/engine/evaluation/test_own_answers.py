@@ -19,6 +19,7 @@ from quantcore.engine.evaluation.model_pair import ModelPair
 from quantcore.engine.evaluation.own_answers import (
     ANSWER_LEN,
     Question,
+    answers_of,
     compare_own_answers,
     find_questions,
     score_answers,
@@ -56,7 +57,8 @@ def test_scores_are_those_of_a_plain_loop(pair: tuple[Path, ModelPair]) -> None:
     folder, models = pair
     asked = [("chat", [5, 6, 7], [8, 9, END]), ("chat", list(range(20, 60)), [4]), ("code", [11], [12] * 30)]
     questions = [Question(kind, Prompt(ids, "")) for kind, ids, _ in asked]
-    found = score_answers(folder, questions, [answer for *_, answer in asked], [END], models, silence)
+    answers = answers_of(questions, [answer for *_, answer in asked], [END], {}, AutoTokenizer.from_pretrained(folder))
+    found = score_answers(answers, models, silence)
     loaded = [AutoModelForCausalLM.from_pretrained(path) for path in (folder, folder.with_name("other"))]
     divergences, agreements = [], []
     for _, ids, answer in asked:
