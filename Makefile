@@ -159,9 +159,10 @@ LLAMACPP_STAMP := $(CONSUMERS)/llamacpp/.stamp-$(shell cksum < tests/consumers/l
 # Only `make bench-engines` runs llm-compressor and AutoRound.
 LLMC_STAMP := $(CONSUMERS)/llmc/.stamp-$(shell cksum < bench/engines/llmcompressor-requirements.txt | cut -d' ' -f1)
 AUTOROUND_STAMP := $(CONSUMERS)/autoround/.stamp-$(shell cksum < bench/engines/autoround-requirements.txt | cut -d' ' -f1)
+MLFLOW_STAMP := $(CONSUMERS)/mlflow/.stamp-$(shell cksum < tests/consumers/mlflow-requirements.txt | cut -d' ' -f1)
 GPTQMODEL_STAMP := $(CONSUMERS)/gptqmodel/.stamp-$(shell cksum < bench/engines/gptqmodel-requirements.txt | cut -d' ' -f1)
 
-consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP) $(LLAMACPP_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel, llama.cpp and others, for test-all
+consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP) $(LLAMACPP_STAMP) $(MLFLOW_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel, llama.cpp, MLflow and others, for test-all
 
 # $(call environment,NAME,REQUIREMENTS): install the requirements into the environment NAME, and stamp it.
 define environment
@@ -193,6 +194,10 @@ $(LLAMACPP_STAMP):
 	@CMAKE_ARGS=-DGGML_NATIVE=OFF $(CONSUMERS)/llamacpp/bin/python $(PIP) --no-cache-dir --force-reinstall -r tests/consumers/llamacpp-requirements.txt
 	@rm -f $(CONSUMERS)/llamacpp/.stamp-*
 	@touch $@
+
+$(MLFLOW_STAMP):
+	@echo "installing MLflow into $(CONSUMERS)/mlflow"
+	$(call environment,mlflow,tests/consumers/mlflow-requirements.txt)
 
 bench-formats: $(PEERS_STAMP)  ## quantize and dequantize a large weight, against a copy, AMD Quark and torchao
 	@OMP_NUM_THREADS=1 $(CONSUMERS)/peers/bin/python -m bench.formats $(ARGS)

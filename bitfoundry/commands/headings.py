@@ -7,7 +7,7 @@ from typer.core import TyperGroup
 
 HEADINGS: dict[str, tuple[str, ...]] = {
     "Quantize on this machine": ("quantize", "auto", "mix", "plan", "convert"),
-    "Measure and try a result": ("evaluate", "reference", "compare", "explain", "chat", "speed"),
+    "Measure and try a result": ("evaluate", "reference", "compare", "explain", "chat", "speed", "track"),
     "Presets and models": ("presets", "inspect", "models", "pull", "registry"),
     "Jobs of a service": (
         "submit", "sweep", "list", "show", "watch", "events", "logs", "download", "push", "clone", "edit",

@@ -45,6 +45,7 @@ from bitfoundry.commands.options import (
     find_home,
     with_client,
 )
+from bitfoundry.commands.track import track
 from bitfoundry.errors import BitfoundryError
 
 if TYPE_CHECKING:
@@ -276,6 +277,7 @@ for name, command in job_commands.SWEEP_COMMANDS.items():
 app.add_typer(sweep, name="sweep")
 app.command()(model_commands.models)
 app.command("explain")(explain_run)
+app.command()(track)
 app.command()(account_commands.audit)
 app.command()(account_commands.usage)
 app.command()(fsck.fsck)

@@ -16,6 +16,16 @@ from bitfoundry.local import demo_model
 from quantcore.formats import FORMATS
 from tests.consumers import peers_inputs
 from tests.consumers.peers_compare import Tensors
+from tests.support.service_fixtures import (  # noqa: F401  fixtures
+    get_job,
+    make_model,
+    server,
+    sessions,
+    settings,
+    start_here,
+    submit,
+    wait_for,
+)
 from tests.support import real_models
 
 PYTHON = Path(__file__).parents[2] / ".venv-consumers" / "peers" / "bin" / "python"
