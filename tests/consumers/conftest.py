@@ -16,6 +16,7 @@ from bitfoundry.local import demo_model
 from quantcore.formats import FORMATS
 from tests.consumers import peers_inputs
 from tests.consumers.peers_compare import Tensors
+from tests.support import real_models
 from tests.support.service_fixtures import (  # noqa: F401  fixtures
     get_job,
     make_model,
@@ -26,7 +27,6 @@ from tests.support.service_fixtures import (  # noqa: F401  fixtures
     submit,
     wait_for,
 )
-from tests.support import real_models
 
 PYTHON = Path(__file__).parents[2] / ".venv-consumers" / "peers" / "bin" / "python"
 SCRIPT = Path(__file__).with_name("check_peers.py")
