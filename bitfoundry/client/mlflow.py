@@ -23,6 +23,8 @@ API = "/api/2.0/mlflow"
 ARTIFACTS = "/api/2.0/mlflow-artifacts/artifacts"
 IDENTITY = "bitfoundry.id"
 """The tag by which a run is found again: a result has one run in an experiment."""
+FILES = "bitfoundry.files"
+"""The tag of a registered version: the folder of its files, or the job that has them."""
 MAX_PARAM, MAX_TAG = 6000, 8000
 MAX_PARAMS, MAX_METRICS = 100, 1000
 """Limits of MLflow: characters of a value, and entries of one request."""
@@ -105,10 +107,11 @@ class MLflow:
         self._send("POST", "runs/update", {"run_id": run_id, "status": status})
         return experiment_id, run_id
 
-    def register(self, model: str, source: str, run_id: str) -> str:
+    def register(self, model: str, place: str, run_id: str) -> str:
         """Add a version of a registered model, which is made if it is not there. Returns the version's number.
 
-        A run has one version of a model: it is returned if it is there.
+        A run has one version of a model: it is returned if it is there. MLflow takes no folder of ours as the source of
+        a version: that is the run, and the tag FILES says where the files are.
         """
         if self._send("GET", "registered-models/get", {"name": model}, missing_ok=True) is None:
             self._send("POST", "registered-models/create", {"name": model})
@@ -116,7 +119,9 @@ class MLflow:
         found = self._send("GET", "model-versions/search", {"filter": f"name='{model}' and run_id='{run_id}'"})
         if versions := (found or {}).get("model_versions"):
             return str(versions[0]["version"])
-        asked = {"name": model, "source": source, "run_id": run_id}
+        source = self._send("GET", "runs/get", {"run_id": run_id})["run"]["info"]["artifact_uri"]
+        tags = [{"key": FILES, "value": place}]
+        asked = {"name": model, "source": source, "run_id": run_id, "tags": tags}
         return str(self._send("POST", "model-versions/create", asked)["model_version"]["version"])
 
     def _experiment(self, name: str) -> str:

@@ -48,12 +48,12 @@ def track(
             code="mlflow_uri",
             hint="Use --mlflow http://HOST:PORT or MLFLOW_TRACKING_URI.",
         )
-    logged, source = _read(run, url, api_key, home, with_files=report)
+    logged, place = _read(run, url, api_key, home, with_files=report)
     if register is not None and logged.is_failed:
         raise BitfoundryError(f"{run} has failed, so it has no files to register.", code="not_ready")
     with MLflow(mlflow) as server:
         experiment_id, run_id = server.log(logged, experiment)
-        version = None if register is None else server.register(register, source, run_id)
+        version = None if register is None else server.register(register, place, run_id)
     address = f"{server.uri}/#/experiments/{experiment_id}/runs/{run_id}"
     if as_json:
         terminal.print_json({"experiment_id": experiment_id, "run_id": run_id, "url": address, "version": version})
@@ -92,9 +92,9 @@ def _read(
         if client is not None:
             client.close()
     tags = {"bitfoundry.job": found.id, **{f"bitfoundry.label.{key}": value for key, value in found.labels.items()}}
-    source = f"bitfoundry:{found.id}" if found.artifact is None else found.artifact.path
+    place = found.id if found.artifact is None else found.artifact.path
     logged = _of_report(Report.model_validate(read), found.id, found.name or found.id, tags, with_files=with_files)
-    return logged, source
+    return logged, place
 
 
 def _of_folder(folder: Path, name: str, *, identity: str | None = None, with_files: bool) -> tuple[Logged, str]:

@@ -40,7 +40,7 @@ for run in client.search_runs([experiment.experiment_id]):
         "tags": run.data.tags, "files": files, "report": report and json.load(open(report)),
         "layers": [each.value for each in client.get_metric_history(run.info.run_id, "layer_relative_error")],
     })
-models = {m.name: [v.version for v in client.search_model_versions(f"name='{m.name}'")]
+models = {m.name: [[int(v.version), v.tags] for v in client.search_model_versions(f"name='{m.name}'")]
           for m in client.search_registered_models()}
 print(json.dumps({"runs": found, "models": models}))
 """
@@ -109,7 +109,7 @@ def test_a_result_is_logged_once_with_all_it_has(uri: str, out: Path) -> None:
     assert logged["layers"] == [layer["relative_error"] for layer in report["layers"]]
     assert logged["params"]["config.global_quant_config.weight.dtype"] == "uint4"
     assert logged["tags"]["bitfoundry.verdict"] == report["summary"]["verdict"]["level"]
-    assert found["models"] == {"tiny-w4a16": [1]} or found["models"] == {"tiny-w4a16": ["1"]}
+    assert found["models"] == {"tiny-w4a16": [[1, {"bitfoundry.files": str(out)}]]}
 
 
 def test_a_failed_job_is_logged_with_its_error(
