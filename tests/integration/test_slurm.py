@@ -21,7 +21,7 @@ from tests.support.service import WorkerProcess, wait_for_empty
 from tests.support.slurm import Cluster, running_cluster
 from tests.support.waiting import give_time, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 Submit = Callable[..., str]
 StartWorker = Callable[..., WorkerProcess]
@@ -221,6 +221,7 @@ def test_a_preempted_job_starts_again_after_its_last_block(
     other = cluster.occupy(600, "--partition=high")
     wait_until(lambda: (get_job(job_id).allocation or {}).get("state") == "PENDING", note=cluster.jobs)
     cluster.ask("scancel", other)
+    cluster.start_requeued()
     job = wait_for(job_id, "succeeded", timeout_s=LIMIT_S)
     assert (job.attempt, job.failure_count) == (1, 0)
     assert first_block(sessions, job_id) > 0 and weights_of(sessions, job_id) == expected
@@ -246,6 +247,8 @@ def test_a_lost_node_costs_a_few_blocks(
     try:
         for file in real.work_dir.glob("*.launch"):  # the machine is gone, with all that ran there
             os.system(f"pkill -KILL -f '{file}'")
+        wait_until(lambda: (get_job(job_id).allocation or {}).get("state") == "PENDING", note=cluster.jobs)
+        cluster.start_requeued()
         job = wait_for(job_id, "succeeded", timeout_s=LIMIT_S)
     finally:
         cluster.start_node(node)
