@@ -93,9 +93,15 @@ class Child:
     """A running child process. ``stop`` may be called from any thread; only the first reason counts."""
 
     def __init__(
-        self, settings: Settings, argv: Sequence[str], environment: Mapping[str, str], *, said: str | None = None,
-        listens: bool = False, limit: MemoryLimit,
-    ) -> None:  # fmt: skip
+        self,
+        settings: Settings,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        said: str | None = None,
+        listens: bool = False,
+        limit: MemoryLimit,
+    ) -> None:
         """Start the process, from a thread that outlives it: the kernel ties the child to that thread.
 
         ``said`` is written to its standard input, which stays open for ``tell`` if the child ``listens``.

@@ -139,8 +139,10 @@ def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None
     claimed_at = time.monotonic()
     with sessions.begin() as session:
         claimant: dict[str, Any] = {
-            "worker": worker, "lease_s": settings.lease_s, "memory_bytes": settings.memory_bytes,
-        }  # fmt: skip
+            "worker": worker,
+            "lease_s": settings.lease_s,
+            "memory_bytes": settings.memory_bytes,
+        }
         seat = node_slots.take(session, **claimant)
         lease = None if seat else leases.claim(session, **claimant)
         chat = None if seat or lease else chat_leases.claim(session, **claimant)

@@ -50,10 +50,14 @@ def answer(options: argparse.Namespace) -> Capacity:
     hardware = parse_hardware(options.devices, options.nodes, options.host_memory, options.disk)
     headers = read_outline(options.model_dir)
     return plan_for(
-        hardware, config_of_flags(options), headers.config, headers.tensors,
+        hardware,
+        config_of_flags(options),
+        headers.config,
+        headers.tensors,
         calibration=text_with_model_defaults(calibration_of(options), headers.config),
-        exports=exports_of(options), warnings=headers.warnings,
-    )  # fmt: skip
+        exports=exports_of(options),
+        warnings=headers.warnings,
+    )
 
 
 def read_outline(model: str) -> ModelHeaders:
@@ -91,9 +95,13 @@ def show(found: Capacity) -> None:
         _executors(found),
     ]
     console.print(Group(*tables))
-    console.print(f"[dim]Time assumes {found.speeds.title}, {found.speeds.read / GB:g} GB/s read,"
-                  f" {found.speeds.hashing / GB:g} GB/s hashed, {found.speeds.exchange / GB:g} GB/s between ranks;"
-                  " details: --json[/]", highlight=False, soft_wrap=True)  # fmt: skip
+    console.print(
+        f"[dim]Time assumes {found.speeds.title}, {found.speeds.read / GB:g} GB/s read,"
+        f" {found.speeds.hashing / GB:g} GB/s hashed, {found.speeds.exchange / GB:g} GB/s between ranks;"
+        " details: --json[/]",
+        highlight=False,
+        soft_wrap=True,
+    )
     for fault in found.faults:
         console.print(f"[red]{fault}[/]", highlight=False, soft_wrap=True)
     for advice in found.advice:

@@ -121,10 +121,17 @@ class ContainerFile(Protocol):
     """Writes and reads the file of a container."""
 
     def sink(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
-        model_config: Mapping[str, Any], model_dir: Path, *, tensors: Mapping[str, TensorHeader],
-        mix: str | None = None, creates: bool = True,
-    ) -> TensorSink:  # fmt: skip
+        self,
+        folder: Path,
+        layouts: Mapping[str, TensorLayout],
+        layers: tuple[LayerPlan, ...],
+        model_config: Mapping[str, Any],
+        model_dir: Path,
+        *,
+        tensors: Mapping[str, TensorHeader],
+        mix: str | None = None,
+        creates: bool = True,
+    ) -> TensorSink:
         """Return the sink for the tensors of ``layouts``, which include those of the planned ``layers``.
 
         ``tensors`` are the float checkpoint's.
@@ -134,9 +141,12 @@ class ContainerFile(Protocol):
         """
 
     def source(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+        self,
+        folder: Path,
+        layouts: Mapping[str, TensorLayout],
+        model_config: Mapping[str, Any],
         floats: Mapping[str, TensorHeader],
-    ) -> TensorSource:  # fmt: skip
+    ) -> TensorSource:
         """Return the source that reads the written files; ``floats`` are the checkpoint's tensors."""
 
 

@@ -29,9 +29,18 @@ from quantcore.plan.planner import make_plan
 from quantcore.sandbox.opening import open_file
 
 USUAL_PRESETS = (
-    "fp8", "fp8_dynamic", "int8", "int8_dynamic", "w4a16", "w4a16_sym", "mxfp4", "nvfp4", "nf4", "gguf_q4_k",
+    "fp8",
+    "fp8_dynamic",
+    "int8",
+    "int8_dynamic",
+    "w4a16",
+    "w4a16_sym",
+    "mxfp4",
+    "nvfp4",
+    "nf4",
+    "gguf_q4_k",
     "gguf_q8_0",
-)  # fmt: skip
+)
 MANY_TENSORS = 5_000  # for larger models only one format of a preset is planned: each takes seconds
 _LICENSE = re.compile(r"^license:[ \t]*['\"]?([A-Za-z0-9._-]{1,64})", re.MULTILINE)
 

@@ -70,8 +70,11 @@ def _linear(name: str, out: int, in_: int, *, bias: object = False) -> Shapes:
 
 
 def _gated(path: str, hidden: int, inner: int, *, bias: object = False) -> Shapes:
-    up = {part: size for name in ("gate_proj", "up_proj")
-          for part, size in _linear(f"{path}.{name}", inner, hidden, bias=bias).items()}  # fmt: skip
+    up = {
+        part: size
+        for name in ("gate_proj", "up_proj")
+        for part, size in _linear(f"{path}.{name}", inner, hidden, bias=bias).items()
+    }
     return up | _linear(f"{path}.down_proj", hidden, inner, bias=bias)
 
 

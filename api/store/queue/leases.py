@@ -131,9 +131,17 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
     return Lease(
-        job.id, fence, job.attempt, job.project_id, job.model, job.spec, job.nodes, sealed, job.traceparent,
+        job.id,
+        fence,
+        job.attempt,
+        job.project_id,
+        job.model,
+        job.spec,
+        job.nodes,
+        sealed,
+        job.traceparent,
         job.needs_memory_bytes,
-    )  # fmt: skip
+    )
 
 
 def is_any_due(session: Session, *, worker: str, waits_s: float, memory_bytes: int) -> bool:
@@ -149,9 +157,11 @@ def is_any_due(session: Session, *, worker: str, waits_s: float, memory_bytes: i
 def _due(worker: str, memory_bytes: int | None) -> Select[Job]:
     """Return the query for the jobs whose time has come, that may run there, and for which there are enough workers."""
     due = select(Job).where(
-        Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), placement.has_enough_workers(),
+        Job.state.in_(CLAIMABLE),
+        Job.run_at <= func.clock_timestamp(),
+        placement.has_enough_workers(),
         placement.may_run_on(host_of(worker)),
-    )  # fmt: skip
+    )
     if memory_bytes is not None:
         due = due.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
     return due

@@ -30,9 +30,14 @@ SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
 
 
 def measure_change(
-    new: Sequence[str], old: Sequence[str], against: str, evaluation: EvaluationConfig, emit: Emit, *,
+    new: Sequence[str],
+    old: Sequence[str],
+    against: str,
+    evaluation: EvaluationConfig,
+    emit: Emit,
+    *,
     tolerance: float = 0.0,
-) -> PairedQuality:  # fmt: skip
+) -> PairedQuality:
     """Measure two results of one model on the same tokens, as many as ``evaluation`` requests or the text has.
 
     ``new`` and ``old`` have one result each, or several of one recipe. Models are folders, GGUF files or ids on the
@@ -61,10 +66,14 @@ def measure_change(
         measured = [_measured(model, (vocabulary, states), text, emit) for model in models]
     of_new, of_old = measured[: len(new)], measured[len(new) :]
     return PairedQuality(
-        new=", ".join(new), old=", ".join(old), against=against, environment=environment(),
-        new_quality=summarize_both(mean_of(of_new), text), old_quality=summarize_both(mean_of(of_old), text),
+        new=", ".join(new),
+        old=", ".join(old),
+        against=against,
+        environment=environment(),
+        new_quality=summarize_both(mean_of(of_new), text),
+        old_quality=summarize_both(mean_of(of_old), text),
         **compare_measured(of_new, of_old, text.scored_NP, tolerance, text.strata_N),
-    )  # fmt: skip
+    )
 
 
 def _measured(

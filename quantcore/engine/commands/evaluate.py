@@ -31,9 +31,14 @@ from quantcore.report.verdict import judge_quality
 
 
 def evaluate(
-    model_name: str, against: str | None, evaluation: EvaluationConfig, emit: Emit, *, vllm_python: str | None = None,
+    model_name: str,
+    against: str | None,
+    evaluation: EvaluationConfig,
+    emit: Emit,
+    *,
+    vllm_python: str | None = None,
     ranks: Ranks = ALONE,
-) -> EvaluationResult:  # fmt: skip
+) -> EvaluationResult:
     """Measure a model; the result has ``samples`` and ``harness`` if the ``evaluation`` requests them.
 
     Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared. ``vllm_python`` is the

@@ -42,23 +42,38 @@ _TYPES = re.compile(r"[-.](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 
 
 def sink(
-    folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
-    model_dir: Path, *, tensors: Mapping[str, TensorHeader], mix: str | None = None, creates: bool = True,
-) -> TensorSink:  # fmt: skip
+    folder: Path,
+    layouts: Mapping[str, TensorLayout],
+    layers: tuple[LayerPlan, ...],
+    model_config: Mapping[str, Any],
+    model_dir: Path,
+    *,
+    tensors: Mapping[str, TensorHeader],
+    mix: str | None = None,
+    creates: bool = True,
+) -> TensorSink:
     """See ``ContainerFile``."""
     if has_own_layout(model_config):
         return GgufSink(folder, layouts, model_config, model_dir, mix=mix, creates=creates)
     name = _model_name(model_config, model_dir)
     return ConvertedSink(
-        folder / _file_name(name, mix), layouts, tensors, model_config, model_dir, name=_without_types(name),
-        file_type=_file_type(layouts, mix), creates=creates,
-    )  # fmt: skip
+        folder / _file_name(name, mix),
+        layouts,
+        tensors,
+        model_config,
+        model_dir,
+        name=_without_types(name),
+        file_type=_file_type(layouts, mix),
+        creates=creates,
+    )
 
 
 def source(
-    folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+    folder: Path,
+    layouts: Mapping[str, TensorLayout],
+    model_config: Mapping[str, Any],
     floats: Mapping[str, TensorHeader],
-) -> TensorSource:  # fmt: skip
+) -> TensorSource:
     """See ``ContainerFile``."""
     if not has_own_layout(model_config):
         gguf_file = find_gguf(folder) or folder / FILE_NAME
@@ -74,9 +89,15 @@ class GgufSink(OpenFiles):
     """
 
     def __init__(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any], model_dir: Path, *,
-        mix: str | None = None, creates: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        layouts: Mapping[str, TensorLayout],
+        model_config: Mapping[str, Any],
+        model_dir: Path,
+        *,
+        mix: str | None = None,
+        creates: bool = True,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._layouts = dict(layouts)
         self.missing = set(layouts)
@@ -161,9 +182,12 @@ class GgufSource:
     """
 
     def __init__(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+        self,
+        folder: Path,
+        layouts: Mapping[str, TensorLayout],
+        model_config: Mapping[str, Any],
         floats: Mapping[str, TensorHeader],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._floats = floats
         self._places = _places(layouts, model_config)
         headers = read_gguf_header(find_gguf(folder) or folder / FILE_NAME).tensors

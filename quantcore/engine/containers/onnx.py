@@ -21,17 +21,26 @@ ALIGNMENT = 4096  # a page: ONNX Runtime maps tensors that start at a page
 
 
 def sink(
-    folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
-    model_dir: Path, *, tensors: Mapping[str, TensorHeader], mix: str | None = None, creates: bool = True,
-) -> OnnxSink:  # fmt: skip
+    folder: Path,
+    layouts: Mapping[str, TensorLayout],
+    layers: tuple[LayerPlan, ...],
+    model_config: Mapping[str, Any],
+    model_dir: Path,
+    *,
+    tensors: Mapping[str, TensorHeader],
+    mix: str | None = None,
+    creates: bool = True,
+) -> OnnxSink:
     """See ``ContainerFile``."""
     return OnnxSink(folder, layouts, layers, model_config, creates=creates)
 
 
 def source(
-    folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+    folder: Path,
+    layouts: Mapping[str, TensorLayout],
+    model_config: Mapping[str, Any],
     floats: Mapping[str, TensorHeader],
-) -> Source:  # fmt: skip
+) -> Source:
     """See ``ContainerFile``."""
     return Source(folder, read_onnx_headers(folder))
 
@@ -45,9 +54,14 @@ class OnnxSink(OpenFiles):
     warnings: tuple[str, ...] = ()
 
     def __init__(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
-        model_config: Mapping[str, Any], *, creates: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        layouts: Mapping[str, TensorLayout],
+        layers: tuple[LayerPlan, ...],
+        model_config: Mapping[str, Any],
+        *,
+        creates: bool = True,
+    ) -> None:
         check_installed()
         folder.mkdir(parents=True, exist_ok=True)
         self._layouts = dict(layouts)

@@ -123,9 +123,8 @@ def token_windows(
 
 
 def _media_windows_of(
-    part: TextPart, reader: Reader, seed: int, wanted: tuple[int, int], wanted_held_out: tuple[int, int], *,
-    fewer: bool,
-) -> tuple[Windows, Windows]:  # fmt: skip
+    part: TextPart, reader: Reader, seed: int, wanted: tuple[int, int], wanted_held_out: tuple[int, int], *, fewer: bool
+) -> tuple[Windows, Windows]:
     """Return the windows of a source with images or sound: see ``_windows_of``. Every fourth row is held out."""
 
     def documents(*, held_out: bool) -> Iterator[Document]:
@@ -147,9 +146,16 @@ def _stacked(found: Sequence[MediaWindow], length: int) -> Windows:
 
 
 def _windows_of(
-    part: TextPart, tokens_of: Callable[[str], Iterable[int]], begin: Sequence[int], render: Render | None, seed: int,
-    wanted: tuple[int, int], wanted_held_out: tuple[int, int], *, fewer: bool,
-) -> tuple[Windows, Windows]:  # fmt: skip
+    part: TextPart,
+    tokens_of: Callable[[str], Iterable[int]],
+    begin: Sequence[int],
+    render: Render | None,
+    seed: int,
+    wanted: tuple[int, int],
+    wanted_held_out: tuple[int, int],
+    *,
+    fewer: bool,
+) -> tuple[Windows, Windows]:
     """Return the (number, length) of calibration windows and of held-out ones that are wanted of one source."""
     (num_samples, seq_len), (num_held_out, held_out_len) = wanted, wanted_held_out
     num_tokens = num_samples * (seq_len - len(begin))

@@ -130,8 +130,13 @@ def planned(task: Task, model: Model, log: RunLog, ranks: Ranks) -> Iterator[Run
     if saved is not None:
         emit(Saved(saved["next_block"], plan.num_blocks))
     elif is_begun:
-        emit(Warned("not_resumed", f"{task.resume_dir} holds the progress of another job, or of a damaged one: this one"
-                    " starts at the first block."))  # fmt: skip
+        emit(
+            Warned(
+                "not_resumed",
+                f"{task.resume_dir} holds the progress of another job, or of a damaged one: this one"
+                " starts at the first block.",
+            )
+        )
     with building(task.output_dir, savepoint.folder) if ranks.is_first else nullcontext(task.output_dir) as folder:
         yield RunContext(task, model, plan, ranks.share(folder), emit, savepoint, saved)
 
@@ -207,9 +212,15 @@ def quantize(context: RunContext) -> Outcome:
     alone = rounded_alone(model, plan, weights, with_towers=has_media)
     baseline = Baseline(original, texts.evaluation, texts.cache, ranks, is_measured=task.evaluation.num_windows > 0)
     streams = JobStreams.begin(
-        context, model, algorithms, calibration, texts.evaluation, gradients,
-        with_held_out=baseline.needs_stream(context.savepoint, context.saved), alone=alone,
-    )  # fmt: skip
+        context,
+        model,
+        algorithms,
+        calibration,
+        texts.evaluation,
+        gradients,
+        with_held_out=baseline.needs_stream(context.savepoint, context.saved),
+        alone=alone,
+    )
     first = tuple(sorted(set(texts.calibration.ids_NT[:, 0].tolist())))
     expected = ExpectedDigests(texts.evaluation, torch.empty(0), model=texts.model, calibration_first=first)
     writer = ResultWriter(context, source, expected)
@@ -236,16 +247,26 @@ def quantize(context: RunContext) -> Outcome:
         writer.copy_the_rest()
         writer.finish()
     return Outcome(
-        writer.expected, writer.done, writer.warnings, writer.edges, texts.provenance,
-        texts.overlap if plan.needs_calibration and baseline.is_measured else None, model.num_shards,
+        writer.expected,
+        writer.done,
+        writer.warnings,
+        writer.edges,
+        texts.provenance,
+        texts.overlap if plan.needs_calibration and baseline.is_measured else None,
+        model.num_shards,
         distilled,
-    )  # fmt: skip
+    )
 
 
 def quantize_block(
-    index: int, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, streams: JobStreams,
-    writer: ResultWriter, codes: CodeFiles | None = None,
-) -> None:  # fmt: skip
+    index: int,
+    model: StreamedModel,
+    plan: Plan,
+    algorithms: BlockAlgorithms,
+    streams: JobStreams,
+    writer: ResultWriter,
+    codes: CodeFiles | None = None,
+) -> None:
     """Load a block, run it in float, prepare it, solve its layers, write them, run it quantized, drop it."""
     with model.block(index) as block:
         layers = find_modules(model, plan.layers_of(index), writer.ranks)

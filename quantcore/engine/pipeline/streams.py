@@ -49,10 +49,17 @@ class JobStreams:
 
     @classmethod
     def begin(
-        cls, context: RunContext, model: StreamedModel, algorithms: BlockAlgorithms, calibration: Windows,
-        evaluation: EvaluationText, gradients: StateGradients | None, *, with_held_out: bool,
+        cls,
+        context: RunContext,
+        model: StreamedModel,
+        algorithms: BlockAlgorithms,
+        calibration: Windows,
+        evaluation: EvaluationText,
+        gradients: StateGradients | None,
+        *,
+        with_held_out: bool,
         alone: RoundedAlone | None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Embed this rank's windows. Large numbers of calibration windows are stored on the disk of the result.
 
         ``gradients`` are those of this rank's calibration windows, for algorithms that use them. The streams of

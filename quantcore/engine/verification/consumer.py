@@ -65,9 +65,13 @@ def needed_bytes(tensors: Mapping[str, TensorHeader], layout: Mapping[str, Tenso
 
 
 def check_export(
-    export: str, layers: tuple[LayerPlan, ...], folder: Path, original: Model,
-    ours: Callable[[torch.dtype], EvaluatedModel], emit: Emit,
-) -> ConsumerCheck:  # fmt: skip
+    export: str,
+    layers: tuple[LayerPlan, ...],
+    folder: Path,
+    original: Model,
+    ours: Callable[[torch.dtype], EvaluatedModel],
+    emit: Emit,
+) -> ConsumerCheck:
     """Read the ``export`` in ``folder`` with Transformers; its ``layers`` were planned for ``original``.
 
     ``ours`` opens the same files with our engine, to compute in a dtype. Raises ProofError for files that are read

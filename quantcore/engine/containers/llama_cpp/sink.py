@@ -35,9 +35,17 @@ class ConvertedSink(Sink):
     """
 
     def __init__(
-        self, file: Path, layouts: Mapping[str, TensorLayout], tensors: Mapping[str, TensorHeader],
-        model_config: Mapping[str, Any], model_dir: Path, *, name: str, file_type: int, creates: bool,
-    ) -> None:  # fmt: skip
+        self,
+        file: Path,
+        layouts: Mapping[str, TensorLayout],
+        tensors: Mapping[str, TensorHeader],
+        model_config: Mapping[str, Any],
+        model_dir: Path,
+        *,
+        name: str,
+        file_type: int,
+        creates: bool,
+    ) -> None:
         staged = file.parent / STAGED
         super().__init__(staged, layouts, creates=creates)
         self._file = file
