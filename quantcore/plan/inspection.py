@@ -18,6 +18,7 @@ from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader
 from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.errors import ModelError, QuantError
 from quantcore.export import formats_for, holds_codes
@@ -193,5 +194,5 @@ def _plan(config: Config, headers: ModelHeaders, exports: Sequence[str]) -> tupl
     longest = headers.config.get("max_position_embeddings")
     if isinstance(longest, int):
         usual = usual.model_copy(update={"seq_len": min(usual.seq_len, longest)})
-    plan = make_plan(config, headers.config, headers.tensors, calibration=usual, exports=exports)
+    plan = make_plan(JobSpec(config=config, calibration=usual, export=tuple(exports)), headers)
     return plan.size_after_bytes, plan.peak_memory_bytes

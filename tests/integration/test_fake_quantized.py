@@ -12,6 +12,7 @@ from quantcore import ExporterConfig, JsonExporterConfig, ModelExporter, ModelQu
 from quantcore.checkpoint.headers import read_local, read_tensor_headers
 from quantcore.config import presets
 from quantcore.config.algorithms import config_of
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig, QuantizationSpec
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.data.windows import token_windows
@@ -206,7 +207,7 @@ def test_alone_it_is_a_measure_of_the_weights(llama, tmp_path, proof_in_this_pro
     other = run(given, lambda event: None).to_dict()
     assert report["summary"]["perplexity_after"] == other["summary"]["perplexity_after"] and other["warnings"] == []
     headers = read_local(llama)
-    plan = make_plan(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=("fake_quantized",))
+    plan = make_plan(JobSpec(config=config, calibration=CALIBRATION, export=("fake_quantized",)), headers)
     assert not plan.needs_calibration and plan.size_after_bytes == plan.size_before_bytes
 
 

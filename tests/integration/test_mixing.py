@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from quantcore.cli import main as cli
 from quantcore.config import presets
-from quantcore.config.job_spec import MixConfig
+from quantcore.config.job_spec import JobSpec, MixConfig
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.data.windows import token_windows
@@ -77,7 +77,7 @@ def test_what_is_reckoned_is_what_each_layer_loses(
 ) -> None:
     model = read_model(model_dir)
     config = presets.resolve(scheme)
-    plan = make_plan(config, model.headers.config, model.headers.tensors, calibration=CALIBRATION)
+    plan = make_plan(JobSpec(config=config, calibration=CALIBRATION), model.headers)
     plans = {scheme: (config, plan)}
     ids_NT = token_windows(
         CalibrationConfig(num_samples=400, seq_len=16),

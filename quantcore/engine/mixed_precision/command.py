@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from quantcore.config.job_spec import KEEP, MixConfig, ResolvedMix
+from quantcore.config.job_spec import KEEP, JobSpec, MixConfig, ResolvedMix
 from quantcore.config.quantization import CalibrationConfig, Config, parse_config
 from quantcore.config.task import Task
 from quantcore.engine.blockwise.savepoint import SavePoint
@@ -84,7 +84,7 @@ def choose(
     headers = model.headers
 
     def plan_of(config: Config) -> Plan:
-        return plan.make_plan(config, headers.config, headers.tensors, calibration=calibration, exports=exports)
+        return plan.make_plan(JobSpec(config=config, calibration=calibration, export=tuple(exports)), headers)
 
     plans = plan_each(request, plan_of)
     configs = {name: config for name, (config, _) in plans.items()}

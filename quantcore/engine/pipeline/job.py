@@ -72,8 +72,8 @@ from quantcore.events import Completed, Emit, Eta, PhaseStarted, Progress, Saved
 from quantcore.hub.download import fetch
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import Model, read_model
-from quantcore.plan.job import plan_job, with_model_defaults, without_layers
-from quantcore.plan.planner import FILE_TO_FILE, Plan
+from quantcore.plan.job import with_model_defaults, without_layers
+from quantcore.plan.planner import FILE_TO_FILE, Plan, make_plan
 from quantcore.plan.workload import NUM_PROBES
 from quantcore.report.values import Report
 from quantcore.sandbox.opening import Seen, unchanging
@@ -119,7 +119,7 @@ def planned(task: Task, model: Model, log: RunLog, ranks: Ranks) -> Iterator[Run
             emit(Warned("layer_never_called", f"The model's code never calls {', '.join(kept)}: kept as in the model."))
     savepoint = SavePoint.of(task, ranks)
     task, log.mixed = with_mix(task, model, savepoint, emit)
-    plan = plan_job(task, headers, num_schemes=len(log.mixed["uniform"]) if log.mixed else 0)
+    plan = make_plan(task, headers, num_schemes=len(log.mixed["uniform"]) if log.mixed else 0)
     for message in plan.warnings:
         emit(Warned("plan", message))
     if ranks.is_first and any(layer.is_cached for layer in plan.layers):
