@@ -22,6 +22,7 @@ from quantcore.engine.containers.gguf import GgufSink
 from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.engine.verification.verify import WrittenCheckpoint
 from quantcore.errors import ConfigError, ProofError
+from quantcore.export import FileContents
 from quantcore.export.gguf.tensor_names import Places
 from quantcore.plan.planner import make_plan
 from quantcore.tensors.source import Source
@@ -292,7 +293,9 @@ def test_llama3_frequencies_are_those_of_transformers(tmp_path, proof_in_this_pr
 def test_the_sink_takes_each_tensor_once_and_names_what_is_missing(tmp_path):
     model_dir = tiny_model(tmp_path / "model")
     plan = plan_of(model_dir, presets.resolve("gguf_q8_0"))
-    with closing(GgufSink(tmp_path / "out", plan.layouts["gguf"], read_local(model_dir).config, model_dir)) as sink:
+    headers = read_local(model_dir)
+    contents = FileContents(plan.layouts["gguf"], plan.layers, headers.config, model_dir, headers.tensors)
+    with closing(GgufSink(tmp_path / "out", contents)) as sink:
         sink.write("model.norm.weight", torch.ones(64))
         with pytest.raises(RuntimeError, match="written twice"):
             sink.write("model.norm.weight", torch.ones(64))
