@@ -18,7 +18,7 @@ from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from quantcore.config.quantization import is_dataset_id
 from quantcore.errors import CalibrationError, QuantError
 from worker.disk_watch import DiskWatch
-from worker.engine import Engine, Stop, StopSwitch
+from worker.engine import Engine, HubAccess, Stop, StopSwitch
 from worker.hub_token import find_hub_token
 from worker.joblog import JobLog
 from worker.journal import Journal, crash
@@ -79,7 +79,7 @@ class Run:
         )
         self._nodes = Nodes(lease, self._held, settings)
         self._redactor = Redactor.of_worker(settings)
-        self._hub_token: str | None = None
+        self._hub: HubAccess | None = None
         self._log = JobLog(self._held, self._redactor)
         self._switch = StopSwitch()
         self._may_go_on = False
@@ -126,7 +126,7 @@ class Run:
         self._workspace.create()
         if self._needs_hub:
             name = self.lease.model.get("hub_token")
-            self._hub_token = find_hub_token(self._settings, self.lease, name, self._redactor)
+            self._hub = HubAccess(find_hub_token(self._settings, self.lease, name, self._redactor))
         self._workspace.write_task(self._task())
 
     def _task(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Run:
             spec
             | self._model()
             | {
-                "token_on_stdin": self._hub_token is not None,
+                "token_on_stdin": self._hub is not None and self._hub.token is not None,
                 "output_dir": str(self._workspace.output_dir),
                 "resume_dir": str(self._workspace.resume_dir),
             }
@@ -190,13 +190,12 @@ class Run:
         return "id" in self.lease.model or on_hub or bool(spec.evaluation.tasks)
 
     def _start_engine(self, node: Node | None) -> Engine:
-        token, self._hub_token = self._hub_token, None
+        hub, self._hub = self._hub, None
         start = partial(
             Engine,
             self._settings,
             self._workspace.task_file,
-            with_hub=self._needs_hub,
-            hub_token=token,
+            hub=hub,
             traceparent=tracing.current(),
             node=node,
             limit=MemoryLimit(self._settings, self.lease.needs_memory_bytes, self._name),

@@ -102,17 +102,21 @@ class Supervisor:
                     "accepting jobs again" if blocked_reason is None else f"not accepting jobs: {blocked_reason}"
                 )
                 self._blocked_reason = blocked_reason
+            settings = self._settings
+            worker = workers.Registration(
+                id=self._id,
+                host=socket.gethostname(),
+                num_slots=settings.slots,
+                memory_bytes=settings.memory_bytes,
+                sandbox=confinement.describe(settings),
+                memory_limit=cgroup.describe(),
+            )
             cordoned = workers.beat(
                 session,
-                worker_id=self._id,
-                host=socket.gethostname(),
-                num_slots=self._settings.slots,
-                memory_bytes=self._settings.memory_bytes,
+                worker,
                 devices=find_devices(),  # each time: their used memory changes
-                live_s=max(self._settings.lease_s, 3 * self._settings.poll_s),
+                live_s=max(settings.lease_s, 3 * settings.poll_s),
                 blocked_reason=blocked_reason,
-                sandbox=confinement.describe(self._settings),
-                memory_limit=cgroup.describe(),
             )
             for slot in self._slots:
                 slot.cordon(cordoned)
