@@ -15,7 +15,7 @@ from quantcore.config.algorithms import config_of
 from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig, QuantizationSpec
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.engine.data.windows import token_windows
+from quantcore.engine.data.windows import DocumentTokenizer, token_windows
 from quantcore.engine.pipeline.job import run
 from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.errors import ConfigError, ModelError, ProofError
@@ -113,9 +113,14 @@ def test_the_perplexity_of_the_report_is_that_of_plain_transformers(tmp_path, al
     assert torch.equal(*norms) == (algorithm is None)
     tokenizer = tiny_tokenizer()
     windows = token_windows(
-        CALIBRATION, lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
-        num_held_out=3, held_out_len=64, separator=tokenizer.eos_token_id,
-    ).held_out_NT  # fmt: skip
+        CALIBRATION,
+        DocumentTokenizer(
+            lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+            separator=tokenizer.eos_token_id,
+        ),
+        num_held_out=3,
+        held_out_len=64,
+    ).held_out_NT
     model = plain(tmp_path / "out")
     with torch.no_grad():
         losses = [model(window[None], labels=window[None]).loss for window in windows]

@@ -26,9 +26,8 @@ from quantcore.engine.blockwise.distillation import CodeFiles
 from quantcore.engine.blockwise.savepoint import SavePoint
 from quantcore.engine.calibration.ranges import quantized_activations
 from quantcore.engine.containers.dequantize import open_source
-from quantcore.engine.data.chat_template import chat_renderer
 from quantcore.engine.data.fit import warnings_of
-from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
+from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.data.windows import TokenWindows, Windows, token_windows
 from quantcore.engine.evaluation import harness
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
@@ -36,6 +35,7 @@ from quantcore.engine.evaluation.provenance import model_identity, provenance
 from quantcore.engine.evaluation.text import (
     EvaluationText,
     begin_of_windows,
+    document_tokenizer,
     evaluation_text,
     has_own_text,
     hears,
@@ -392,12 +392,9 @@ def read_windows(task: Task) -> TokenWindows:
     num_samples = calibration.num_samples + num_more_windows(task)
     return token_windows(
         calibration.model_copy(update={"num_samples": num_samples}),
-        tokenize_with(tokenizer),
+        document_tokenizer(task.model_folder, tokenizer, arguments),
         num_held_out=0 if has_own_text(task) else max(task.evaluation.num_windows, NUM_PROBES),
         held_out_len=task.evaluation.held_out_len,
-        begin=begin_of_windows(task.model_folder, tokenizer),
-        separator=tokenizer.eos_token_id,
-        render=chat_renderer(tokenizer, arguments),
         media=lambda: media_reader(task.model_folder, tokenizer, arguments),
         hears=lambda: hears(task.model_folder),
     )
