@@ -217,10 +217,11 @@ def quantize(context: RunContext) -> Outcome:
         algorithms,
         calibration,
         texts.evaluation,
-        gradients,
         with_held_out=baseline.needs_stream(context.savepoint, context.saved),
         alone=alone,
     )
+    if gradients is not None:
+        streams.take_gradients(gradients, algorithms)
     first = tuple(sorted(set(texts.calibration.ids_NT[:, 0].tolist())))
     expected = ExpectedDigests(texts.evaluation, torch.empty(0), model=texts.model, calibration_first=first)
     writer = ResultWriter(context, source, expected)
