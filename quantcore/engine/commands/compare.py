@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.config.task import EvaluationConfig
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
@@ -24,9 +25,6 @@ from quantcore.events import Emit, PhaseStarted
 from quantcore.importing.model import read_model
 from quantcore.report.compare import read_report
 from quantcore.report.quality import PairedQuality
-
-SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
-"""Fields of the text part of a config in which a result does not differ from its original."""
 
 
 def measure_change(
@@ -106,6 +104,8 @@ def _check_origin(
         )
 
 
-def _shape_of(model: EvaluatedModel) -> list[object]:
+def _shape_of(model: EvaluatedModel) -> tuple[object, ...]:
+    """Return that of the text part of a config in which a result does not differ from its original."""
     config = model.streamed.model.config.get_text_config()
-    return [getattr(config, field, None) for field in SHAPE]
+    sizes = ModelConfig(config.to_dict())
+    return config.model_type, sizes.vocab_size, sizes.hidden_size, sizes.num_layers
