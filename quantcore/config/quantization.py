@@ -18,7 +18,8 @@ from pydantic import Field, StrictBool, TypeAdapter, ValidationError, field_vali
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
 
-from quantcore.config.algorithms import AlgoConfig, AutoRoundConfig, DistillConfig, RotationConfig, check_chain
+from quantcore.config.algorithm_chain import check_chain
+from quantcore.config.algorithms import AlgoConfig, AutoRoundConfig, DistillConfig, RotationConfig
 from quantcore.config.gguf_types import GgufTypes
 from quantcore.config.spec import (
     Dtype,
