@@ -44,6 +44,7 @@ class WorkerOut(BaseModel):
     """
 
     model_config = ConfigDict(
+        json_schema_serialization_defaults_required=True,
         json_schema_extra={
             "examples": [
                 {
@@ -62,7 +63,7 @@ class WorkerOut(BaseModel):
                     "jobs": [],
                 }
             ]
-        }
+        },
     )
 
     id: str
@@ -71,8 +72,8 @@ class WorkerOut(BaseModel):
     num_slots: int
     memory_bytes: int
     devices: list[dict[str, Any]]
-    sandbox: str
-    memory_limit: Literal["cgroup", "watched", "unknown"]
+    sandbox: str = "unknown"
+    memory_limit: Literal["cgroup", "watched", "unknown"] = "unknown"
     started_at: datetime
     beat_at: datetime
     drain_requested_at: datetime | None
