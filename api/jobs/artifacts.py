@@ -6,12 +6,13 @@ from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 
+from api.http.conditional import IfNoneMatch, matches
 from api.http.deps import SessionsDep
 from api.http.errors import Problem, may
 from api.http.security import Reader
-from api.jobs import service, view
+from api.jobs import service
 from api.jobs.archive import Archive
-from api.jobs.endpoints import IfNoneMatch, JobId, open_job
+from api.jobs.endpoints import JobId, open_job
 from api.store import manifest
 from api.store.accounts.audit import Caller
 from api.store.engine import Sessions
@@ -71,7 +72,7 @@ def download_artifact(
     artifact, _job = _find_artifact(sessions, caller, job_id)
     file_path, file = service.find_file(artifact, path)
     headers = {"ETag": f'"{file.sha256}"', "Cache-Control": "private, max-age=31536000, immutable"}
-    if view.matches(if_none_match, headers["ETag"]):
+    if matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     return StoredFile(file_path, headers=headers, filename=file_path.name)
 
