@@ -27,6 +27,7 @@ LIMITED = {
         "bitfoundry.local.postgres": 1,
         "bitfoundry.local.backup": 1,
         "bitfoundry.local.valkey": 1,
+        "bitfoundry.client.mlflow": 1,
         "migrations.env": 1,
     },
     "a limit of the settings of Celery's transport": {"api.store.queue.wakeups": 1},
