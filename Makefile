@@ -129,7 +129,7 @@ bench-gpu: $(STAMP)  ## seconds of a decoder block of Llama 3 8B on this machine
 # image is made with. The tools have an environment of their own: they would change versions in ours.
 TOOLS := build/tools/bin
 LOCK := $(TOOLS)/uv pip compile pyproject.toml -c constraints.txt --generate-hashes --python-platform linux \
-  --python-version 3.12 --no-annotate --custom-compile-command "make locks" --quiet --extra service --extra tracing
+  --python-version 3.12 --no-annotate --custom-compile-command "make locks" --quiet --extra service --extra tracing --extra kubernetes
 .PHONY: locks sbom soak
 locks: $(TOOLS)/uv  ## write locks/: the hashes of what the containers install, after a change of pyproject.toml or constraints.txt
 	@$(LOCK) > locks/service.txt

@@ -60,6 +60,28 @@ ANSWERS = {
         "SweepOut": "Sweep",
         "FolderOut": "ModelFolder",
         "FolderList": "ModelFolders",
+        "Actor": "Actor",
+        "AliasOut": "ModelAlias",
+        "RegisteredModelOut": "RegisteredModel",
+        "RegistryVersionOut": "ModelVersion",
+        "AliasRequestOut": "AliasRequest",
+    },
+    "project_answers": {
+        "MemberRef": "MemberRef",
+        "NewKeyOut": "Key",
+        "NewMemberOut": "Member",
+        "ProjectOut": "Project",
+        "QuotaOut": "QuotaUse",
+        "HubTokenOut": "HubToken",
+        "WorkerOut": "Worker",
+        "AuditEntryOut": "AuditEntry",
+        "NewWebhookOut": "Webhook",
+        "DeliveryOut": "Delivery",
+        "NewShareOut": "Share",
+        "PolicyOut": "RetentionPolicy",
+        "DueOut": "DueJob",
+        "DueList": "DueJobs",
+        "ChatOut": "Chat",
     },
 }
 """Module of the client -> schema -> class, each after those that it refers to."""
@@ -67,11 +89,19 @@ BASES = {
     "JobOut": "JobBase",
     "PlanOut": "Mapped",
     "PublicationOut": "PublicationBase",
+    "RegistryVersionOut": "BriefResult",
     "ResultOut": "BriefResult",
     "Summary": "SummaryBase",
     "WorstLayer": "WorstLayerBase",
 }
 """Schema -> base of its class, if that is not ``Answer``: it adds what no schema has (``bitfoundry.client.answer``)."""
+SHOWN_ONCE = {
+    "NewKeyOut": "KeyOut",
+    "NewMemberOut": "MemberOut",
+    "NewShareOut": "ShareOut",
+    "NewWebhookOut": "WebhookOut",
+}
+"""Schema of the answer to a creation -> that of later answers, which lacks its secret. Both are one class."""
 AGAIN = ("FINAL_STATES", "Answer", "ChatEvent")
 """Names of ``bitfoundry.client.answer`` that are answers, too, for those who import them."""
 OF_A_PAGE = ("has_more", "next_cursor")
@@ -98,7 +128,8 @@ class Module:
         again = AGAIN if self.name == "answers" else ()
         lines += [f"from bitfoundry.client.answer import {name} as {name}" for name in again]
         lines += self._imports("answer", {"Answer", *BASES.values()} - _NAMES.keys() - {*again}, classes)
-        lines += self._imports("answers", _NAMES.keys() - {*ANSWERS[self.name].values()}, classes)
+        for other in sorted(ANSWERS.keys() - {self.name}):
+            lines += self._imports(other, set(ANSWERS[other].values()), classes)
         return "\n".join([*lines, "", "", classes, ""])
 
     def _imports(self, module: str, names: Iterable[str], text: str) -> list[str]:
@@ -108,13 +139,17 @@ class Module:
 
     def _class(self, name: str) -> str:
         schema, base = self.schemas[name], BASES.get(name, "Answer")
-        inherited = self.schemas[_NAMES[base]]["properties"] if base in _NAMES else {}
+        left_out = {*self.schemas[_NAMES[base]]["properties"]} if base in _NAMES else set()
+        left_out |= {*OF_A_PAGE} if {*OF_A_PAGE} <= schema["properties"].keys() else set()
+        later = self.schemas[SHOWN_ONCE[name]]["properties"] if name in SHOWN_ONCE else schema["properties"]
         lines = [f"class {ANSWERS[self.name][name]}({base}):", *_docstring(schema["description"]), ""]
         for field, about in schema["properties"].items():
-            if field not in inherited and field not in OF_A_PAGE:
-                kind = self._type(about)
-                lines.append(f"    {field}: {kind}{_default(about, kind)}")
-                lines += _docstring(about.get("description", self._words(about)))
+            if field in left_out:
+                continue
+            kind = self._type(about) if field in later else f"{self._type(about)} | None"
+            lines.append(f"    {field}: {kind}{_default(about, kind)}")
+            words = self._words(about) if field in later else "Shown once: None in later answers."
+            lines += _docstring(about.get("description", words))
         return "\n".join(lines)
 
     def _words(self, schema: Mapping[str, Any]) -> str:
@@ -132,6 +167,7 @@ class Module:
             return " | ".join(dict.fromkeys(self._type(option) for option in schema["anyOf"]))
         if "$ref" in schema:
             known = {name: answer for answer, name in _NAMES.items()}
+            known |= {later: known[name] for name, later in SHOWN_ONCE.items()}
             return known.get(_name(schema)) or self._type({**self._referred(schema), "additionalProperties": True})
         kind = schema.get("type")
         if kind == "array":
@@ -162,7 +198,7 @@ def _default(schema: Mapping[str, Any], kind: str) -> str:
 
 def _docstring(text: str) -> list[str]:
     """Return the lines of a docstring in a class; none for no text."""
-    text = re.sub(r"\bnull\b", "None", text).replace("``", "`")
+    text = re.sub(r"\b[Nn]ull\b", "None", text).replace("``", "`")
     paragraphs = text.split("\n") if "\n" in text else textwrap.wrap(text, WIDTH - len('    """"""'))
     if len(paragraphs) < 2:
         return [f'    """{text}"""'] if text else []

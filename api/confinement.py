@@ -56,9 +56,12 @@ DEVICES = (
     "accel",
 )  # fmt: skip
 CACHES = {
-    "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda",
-    "MIOPEN_USER_DB_PATH": "miopen", "MIOPEN_CUSTOM_CACHE_DIR": "miopen",
-}  # fmt: skip
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "CUDA_CACHE_PATH": "cuda",
+    "MIOPEN_USER_DB_PATH": "miopen",
+    "MIOPEN_CUSTOM_CACHE_DIR": "miopen",
+}
 """Cache folders of compiled kernels.
 
 Kernels are code: each attempt has its own folders, so that no engine runs what another job left.
@@ -151,9 +154,15 @@ def tell(settings: Settings) -> None:
 
 
 def reach_of(
-    settings: Settings, folder: Path, task: Mapping[str, Any], *, with_hub: bool, num_processes: int = 1,
-    own: Sequence[Path] = (), originals: Path | None = None,
-) -> Reach:  # fmt: skip
+    settings: Settings,
+    folder: Path,
+    task: Mapping[str, Any],
+    *,
+    with_hub: bool,
+    num_processes: int = 1,
+    own: Sequence[Path] = (),
+    originals: Path | None = None,
+) -> Reach:
     """Return the rules for a process whose ``folder`` holds its ``task``: the attempt of an engine, a chat, a reader.
 
     ``own`` are files of the service that it may read as well, ``originals`` a folder of results that it may write (see

@@ -44,9 +44,13 @@ class Readers:
         self._requests: socket.socket | None = None
 
     def plan(
-        self, model: Mapping[str, Any], specs: Sequence[JobSpec], hardware: Hardware | None = None,
-        *, token: str | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        model: Mapping[str, Any],
+        specs: Sequence[JobSpec],
+        hardware: Hardware | None = None,
+        *,
+        token: str | None = None,
+    ) -> dict[str, Any]:
         """Return ``{"sha": ..., "plans": [...]}`` for ``specs``; see ``quantcore.cli.readers``.
 
         ``model`` has a real ``path``, or an ``id`` and a ``revision``. Raises QuantError for a model that cannot be
@@ -74,10 +78,17 @@ class Readers:
     ) -> dict[str, Any]:
         with self._rules(model) as (rules, variables):
             request = Request(
-                path=model.get("path"), model_id=model.get("id"), revision=model.get("revision", "main"), token=token,
-                specs=specs, hardware=hardware, rules=rules, variables=variables,
-                memory_bytes=self._settings.reader_memory_bytes, seconds=SECONDS,
-            )  # fmt: skip
+                path=model.get("path"),
+                model_id=model.get("id"),
+                revision=model.get("revision", "main"),
+                token=token,
+                specs=specs,
+                hardware=hardware,
+                rules=rules,
+                variables=variables,
+                memory_bytes=self._settings.reader_memory_bytes,
+                seconds=SECONDS,
+            )
             with self._connect() as connection, connection.makefile("rwb") as stream:
                 connection.settimeout(3 * SECONDS)
                 try:
@@ -131,9 +142,11 @@ class Readers:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "quantcore.cli.readers", str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
                     env=kept | {"OMP_NUM_THREADS": "1", "HF_TOKEN_PATH": os.devnull},
-                )  # fmt: skip
+                )
             self._requests = ours
         return self._requests
 

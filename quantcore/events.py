@@ -13,8 +13,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TextIO
 
 PHASES = (
-    "resolve", "download", "plan", "sensitivity", "trial", "gradients", "quantize", "export", "verify", "selftest",
-)  # fmt: skip
+    "resolve",
+    "download",
+    "plan",
+    "sensitivity",
+    "trial",
+    "gradients",
+    "quantize",
+    "export",
+    "verify",
+    "selftest",
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -104,9 +105,15 @@ class Child:
     """A running child process. ``stop`` may be called from any thread; only the first reason counts."""
 
     def __init__(
-        self, settings: Settings, argv: Sequence[str], environment: Mapping[str, str], *, said: str | None = None,
-        listens: bool = False, limit: MemoryLimit,
-    ) -> None:  # fmt: skip
+        self,
+        settings: Settings,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        said: str | None = None,
+        listens: bool = False,
+        limit: MemoryLimit,
+    ) -> None:
         """Start the process, from a thread that outlives it: the kernel ties the child to that thread.
 
         ``said`` is written to its standard input, which stays open for ``tell`` if the child ``listens``.
@@ -252,6 +259,13 @@ class StopSwitch:
             end(self.reason)
 
 
+@dataclass(frozen=True)
+class HubAccess:
+    """Access of an engine to the Hub, with a token or as anybody."""
+
+    token: str | None = field(default=None, repr=False)
+
+
 class Engine(Child):
     """An engine process that works on a task."""
 
@@ -260,8 +274,7 @@ class Engine(Child):
         settings: Settings,
         task_file: Path,
         *,
-        with_hub: bool = False,
-        hub_token: str | None = None,
+        hub: HubAccess | None = None,
         traceparent: str | None = None,
         node: Node | None = None,
         limit: MemoryLimit,
@@ -269,25 +282,30 @@ class Engine(Child):
     ) -> None:
         """Start the engine of a job of the project (see ``Child``).
 
-        ``hub_token`` becomes the first line of its standard input, so that no environment and no file holds it.
+        The token of ``hub`` becomes the first line of its standard input, so that no environment and no file holds it.
         ``traceparent`` is the parent span of its own spans. ``node`` is its place among several nodes.
         """
         argv = [*engine_argv(settings, node), str(task_file)]
         originals = confinement.originals_of(project_id)
-        environment = engine_environment(settings, with_hub=with_hub)
+        environment = engine_environment(settings, with_hub=hub is not None)
         environment[confinement.ORIGINALS] = "" if originals is None else str(originals)
         if settings.confine_engine:
             task = json.loads(task_file.read_text())
             num_processes = settings.engine_ranks * (1 if node is None else node.count)
             reach = confinement.reach_of(
-                settings, task_file.parent, task, with_hub=with_hub, num_processes=num_processes, originals=originals
+                settings,
+                task_file.parent,
+                task,
+                with_hub=hub is not None,
+                num_processes=num_processes,
+                originals=originals,
             )
             argv, environment = reach.command(argv), environment | reach.environment()
         super().__init__(
             settings,
             argv,
             environment | ({"TRACEPARENT": traceparent} if traceparent else {}),
-            said=None if hub_token is None else f"{hub_token}\n",
+            said=None if hub is None or hub.token is None else f"{hub.token}\n",
             limit=limit,
         )
 

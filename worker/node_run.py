@@ -124,10 +124,16 @@ class NodeRun:
 
     def _run(self, node: Node) -> None:
         name = f"{node_slots.run_id(self.lease)}.{self.lease.node_rank}"
-        engine = self._switch.start(partial(
-            Engine, self._settings, self._workspace.task_file, node=node,
-            limit=MemoryLimit(self._settings, self.lease.needs_memory_bytes, name), project_id=self.lease.project_id,
-        ))  # fmt: skip
+        engine = self._switch.start(
+            partial(
+                Engine,
+                self._settings,
+                self._workspace.task_file,
+                node=node,
+                limit=MemoryLimit(self._settings, self.lease.needs_memory_bytes, name),
+                project_id=self.lease.project_id,
+            )
+        )
         self._log.follow(engine.log_lines())
         failure: Failure | None = None
         try:

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from api.settings import Settings
 from quantcore.errors import QuantError
-from worker.engine import Engine, EventLost, Stop
+from worker.engine import Engine, EventLost, HubAccess, Stop
 from worker.memory_watch import MemoryLimit
 from worker.nodes import find_free_port
 from worker.shared_files import write_whole
@@ -76,8 +76,7 @@ def _run(launch: dict[str, Any], folder: Path, rank: int) -> tuple[int, dict[str
             engine = Engine(
                 settings,
                 attempt / TASK,
-                with_hub=launch["with_hub"],
-                hub_token=_token(folder),
+                hub=HubAccess(_token(folder)) if launch["with_hub"] else None,
                 traceparent=launch["traceparent"],
                 node=_meet(folder, rank, launch["nodes"]),
                 limit=MemoryLimit(settings, launch["planned_bytes"], f"{launch['name']}.{rank}"),

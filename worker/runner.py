@@ -19,7 +19,7 @@ from quantcore.config.quantization import is_dataset_id
 from quantcore.errors import CalibrationError, QuantError
 from worker.allocation import Allocation, launch_of
 from worker.disk_watch import DiskWatch
-from worker.engine import Engine, Stop, StopSwitch
+from worker.engine import Engine, HubAccess, Stop, StopSwitch
 from worker.hub_token import find_hub_token
 from worker.joblog import JobLog
 from worker.journal import Journal, crash
@@ -85,7 +85,7 @@ class Run:
         )
         self._nodes = Nodes(lease if launcher is None else replace(lease, nodes=1), self._held, settings)
         self._redactor = Redactor.of_worker(settings)
-        self._hub_token: str | None = None
+        self._hub: HubAccess | None = None
         self._log = JobLog(self._held, self._redactor)
         self._switch = StopSwitch()
         self._may_go_on = False
@@ -151,7 +151,7 @@ class Run:
         if is_taken_over:
             self._held.write(leases.record, happened=[], columns={"lost_count": 0})  # the worker was lost, not the job
         else:
-            launch.write(self._task(), self._hub_token)
+            launch.write(self._task(), None if self._hub is None else self._hub.token)
         return self._switch.start(lambda: Allocation(self._settings, launcher, launch, self._note_status))
 
     def _note_status(self, status: Status, allocation: str) -> None:
@@ -170,7 +170,7 @@ class Run:
         self._workspace.create()
         if self._needs_hub:
             name = self.lease.model.get("hub_token")
-            self._hub_token = find_hub_token(self._settings, self.lease, name, self._redactor)
+            self._hub = HubAccess(find_hub_token(self._settings, self.lease, name, self._redactor))
 
     def _task(self) -> dict[str, Any]:
         """Return the engine's task: the job's spec, with the folders and files of this machine."""
@@ -191,7 +191,7 @@ class Run:
             spec
             | self._model()
             | {
-                "token_on_stdin": self._hub_token is not None,
+                "token_on_stdin": self._hub is not None and self._hub.token is not None,
                 "output_dir": str(self._workspace.output_dir),
                 "resume_dir": str(self._workspace.resume_dir),
             }
@@ -233,13 +233,12 @@ class Run:
         return "id" in self.lease.model or on_hub or bool(spec.evaluation.tasks)
 
     def _start_engine(self, node: Node | None) -> Engine:
-        token, self._hub_token = self._hub_token, None
+        hub, self._hub = self._hub, None
         start = partial(
             Engine,
             self._settings,
             self._workspace.task_file,
-            with_hub=self._needs_hub,
-            hub_token=token,
+            hub=hub,
             traceparent=tracing.current(),
             node=node,
             limit=MemoryLimit(self._settings, self.lease.needs_memory_bytes, self._name),

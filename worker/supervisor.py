@@ -117,18 +117,22 @@ class Supervisor:
                     "accepting jobs again" if blocked_reason is None else f"not accepting jobs: {blocked_reason}"
                 )
                 self._blocked_reason = blocked_reason
+            settings = self._settings
+            worker = workers.Registration(
+                id=self._id,
+                host=socket.gethostname(),
+                num_slots=settings.slots,
+                memory_bytes=settings.memory_bytes,
+                launcher=settings.launcher,
+                sandbox=confinement.describe(settings),
+                memory_limit=cgroup.describe(),
+            )
             cordoned = workers.beat(
                 session,
-                worker_id=self._id,
-                host=socket.gethostname(),
-                num_slots=self._settings.slots,
-                memory_bytes=self._settings.memory_bytes,
+                worker,
                 devices=find_devices(),  # each time: their used memory changes
-                launcher=self._settings.launcher,
-                live_s=max(self._settings.lease_s, 3 * self._settings.poll_s),
+                live_s=max(settings.lease_s, 3 * settings.poll_s),
                 blocked_reason=blocked_reason,
-                sandbox=confinement.describe(self._settings),
-                memory_limit=cgroup.describe(),
             )
             for slot in self._slots:
                 slot.cordon(cordoned)
@@ -155,8 +159,10 @@ def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None
     claimed_at = time.monotonic()
     with sessions.begin() as session:
         claimant: dict[str, Any] = {
-            "worker": worker, "lease_s": settings.lease_s, "memory_bytes": settings.memory_bytes,
-        }  # fmt: skip
+            "worker": worker,
+            "lease_s": settings.lease_s,
+            "memory_bytes": settings.memory_bytes,
+        }
         seat = node_slots.take(session, **claimant)
         lease = None if seat else leases.claim(session, **claimant)
         chat = None if seat or lease else chat_leases.claim(session, **claimant)

@@ -92,7 +92,17 @@ class ChatOut(BaseModel):
 
     @classmethod
     def of(cls, chat: Chat, max_turns: int, turns: Sequence[ChatTurn] | None = None) -> ChatOut:
-        names = ("id", "job_id", "seq", "state", "reason", "error", "has_template", "max_new_tokens", "created_at",
-                 "ended_at")  # fmt: skip
+        names = (
+            "id",
+            "job_id",
+            "seq",
+            "state",
+            "reason",
+            "error",
+            "has_template",
+            "max_new_tokens",
+            "created_at",
+            "ended_at",
+        )
         shown = None if turns is None else [TurnOut.of(turn) for turn in turns]
         return cls(**{name: getattr(chat, name) for name in names}, max_turns=max_turns, turns=shown)

@@ -29,9 +29,14 @@ TIMEOUT_S = 330.0  # the child's own limit of processor time comes first
 
 
 async def examine(
-    file: Path, action: str, settings: Settings, *, task: Mapping[str, Any] | None = None, token: str | None = None,
+    file: Path,
+    action: str,
+    settings: Settings,
+    *,
+    task: Mapping[str, Any] | None = None,
+    token: str | None = None,
     **options: str | int | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Examine the file with ``quantcore.engine.data.examine`` in a child process. Take a turn first (``http.turns``).
 
     The child reaches the file and the model of the ``task``, if any, as an engine does; ``token`` is for a model on the

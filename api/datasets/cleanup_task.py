@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 from sqlalchemy.orm import Session
 
 from api.datasets import service, storage
 from api.settings import Settings
 from api.store.accounts import uploads
 from api.store.engine import Sessions
-
-LITTER_INTERVAL_S = 3600.0
+from api.store.queue.hourly import Hourly
 
 
 class CleanupTask:
@@ -20,11 +17,10 @@ class CleanupTask:
     def __init__(self, settings: Settings, sessions: Sessions) -> None:
         self._settings = settings
         self._sessions = sessions
-        self._next_at = 0.0
+        self._litter = Hourly()
 
     def run(self, session: Session) -> int:
         """Remove abandoned uploads. Returns how many there were."""
-        if time.monotonic() >= self._next_at:
-            self._next_at = time.monotonic() + LITTER_INTERVAL_S
+        if self._litter.is_due():
             service.remove_litter(self._settings, self._sessions)
         return uploads.purge(session, lambda upload_id: storage.remove_parts(self._settings, upload_id))

@@ -29,11 +29,16 @@ DATASET: dict[str, Any] = {
         "num_empty": 0,
         "num_duplicates": 3,
         "num_chats": 512,
-        "chars": {"sum": 523_111, "min": 40, "median": 900, "max": 4000,
-                  "histogram": [{"from": 512, "to": 1024, "count": 300}]},
+        "chars": {
+            "sum": 523_111,
+            "min": 40,
+            "median": 900,
+            "max": 4000,
+            "histogram": [{"from": 512, "to": 1024, "count": 300}],
+        },
     },
     "created_at": "2026-11-22T08:00:00Z",
-}  # fmt: skip
+}
 
 
 class LengthsOut(BaseModel):

@@ -44,9 +44,14 @@ def read_format(filename: str) -> str:
 
 
 async def take_in(
-    received: Received, name: str, format: str, column: str | None, caller: Caller, context: Context,
+    received: Received,
+    name: str,
+    format: str,
+    column: str | None,
+    caller: Caller,
+    context: Context,
     upload: Upload | None = None,
-) -> Dataset:  # fmt: skip
+) -> Dataset:
     """Examine a file that has arrived, keep it, store its row. Nothing is kept of a file with a fault.
 
     Raises CalibrationError for a fault in the file; Problem. An ``upload`` becomes one dataset, however often it is
@@ -105,9 +110,11 @@ def remove(dataset_id: str, caller: Caller, context: Context) -> None:
                 "dataset_in_use",
                 f"Unfinished jobs need the dataset, first {error.job_ids[0]}.",
                 hint="Cancel them, or wait for them to end.",
-                errors=[{"parameter": "dataset_id", "detail": f"{job_id} needs it", "code": "dataset_in_use"}
-                        for job_id in error.job_ids],
-            ) from error  # fmt: skip
+                errors=[
+                    {"parameter": "dataset_id", "detail": f"{job_id} needs it", "code": "dataset_in_use"}
+                    for job_id in error.job_ids
+                ],
+            ) from error
     # after the commit: a row without its file would be a lie
     _remove_unneeded(context.sessions, context.settings.datasets_dir / datasets.file_name(dataset))
 
@@ -128,9 +135,15 @@ async def count_tokens(dataset: Dataset, model: str, revision: str, seq_len: int
                 file, "tokens", settings, task=task, column=column, model=folder, seq_len=seq_len
             )
         return await child.examine(
-            file, "tokens", settings, token=await run_in_threadpool(own_token), column=column, model_id=model,
-            revision=revision, seq_len=seq_len,
-        )  # fmt: skip
+            file,
+            "tokens",
+            settings,
+            token=await run_in_threadpool(own_token),
+            column=column,
+            model_id=model,
+            revision=revision,
+            seq_len=seq_len,
+        )
 
 
 def path_of(dataset: Dataset, settings: Settings) -> Path:

@@ -24,8 +24,10 @@ def check() -> None:
         logger.warning(
             "this process may open %d files (ulimit -n), but needs %d for %d connections: otherwise, clients are "
             "rejected. Raise the limit, e.g. LimitNOFILE of systemd, or nofile of the container.",
-            soft, NEEDED, MAX_CONNECTIONS,
-        )  # fmt: skip
+            soft,
+            NEEDED,
+            MAX_CONNECTIONS,
+        )
 
 
 def _is_enough(limit: int) -> bool:

@@ -55,9 +55,14 @@ _KEY = re.compile(r"bf_([0-9a-f]{12})_([0-9A-Za-z_-]{43})")
 
 
 def new_key(
-    project_id: str, name: str, scopes: Sequence[str], expires_at: datetime | None, member: Member | None = None,
-    *, follows_role: bool = False,
-) -> tuple[ApiKey, str]:  # fmt: skip
+    project_id: str,
+    name: str,
+    scopes: Sequence[str],
+    expires_at: datetime | None,
+    member: Member | None = None,
+    *,
+    follows_role: bool = False,
+) -> tuple[ApiKey, str]:
     """Return (the row to store, the plain text) of a new key. Nobody sees the plain text a second time."""
     key_id, secret = secrets.token_hex(6), new_secret()
     row = ApiKey(
@@ -211,9 +216,11 @@ def check_scope(caller: Caller, scope: str) -> None:
             "insufficient_scope",
             f"This key lacks the scope '{scope}'.",
             hint="Ask an admin for a key with that scope (`bitfoundry keys create`).",
-            errors=[{"parameter": "authorization", "detail": "a scope is missing", "code": "insufficient_scope"}
-                    | {"allowed": [scope]}],
-        )  # fmt: skip
+            errors=[
+                {"parameter": "authorization", "detail": "a scope is missing", "code": "insufficient_scope"}
+                | {"allowed": [scope]}
+            ],
+        )
 
 
 Reader = Annotated[Caller, Depends(require(READ))]

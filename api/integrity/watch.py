@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -12,11 +11,11 @@ from api.integrity import check
 from api.settings import Settings
 from api.store.engine import Sessions, reason_of
 from api.store.queue import integrity
+from api.store.queue.hourly import Hourly
 
 logger = logging.getLogger(__name__)
 
 BYTES_PER_S = 20 << 20  # a disk has other things to do
-SURVEY_INTERVAL_S = 3600.0
 IDLE_S = 60.0
 
 
@@ -30,7 +29,7 @@ class Watch:
     def __init__(self, settings: Settings, sessions: Sessions) -> None:
         self._settings = settings
         self._sessions = sessions
-        self._next_survey = 0.0
+        self._survey = Hourly()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="integrity", daemon=True)
 
@@ -43,8 +42,7 @@ class Watch:
 
     def step(self) -> bool:
         """Check the next artifact or dataset that is due, return False if none is. Once an hour also run the survey."""
-        if time.monotonic() >= self._next_survey:
-            self._next_survey = time.monotonic() + SURVEY_INTERVAL_S
+        if self._survey.is_due():
             findings = check.survey(self._settings, self._sessions)
             with self._sessions.begin() as session:
                 integrity.record_survey(session, findings)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse, StreamingResponse
+from pydantic import BaseModel
 
+from api.http.conditional import IfNoneMatch, matches
 from api.http.deps import SessionsDep
 from api.http.errors import Problem, may
 from api.http.security import Reader
-from api.jobs import service, view
+from api.jobs import service
 from api.jobs.archive import Archive
-from api.jobs.endpoints import IfNoneMatch, JobId, open_job
-from api.jobs.schemas import FileList, FileOut
+from api.jobs.endpoints import JobId, open_job
 from api.store import manifest
 from api.store.accounts.audit import Caller
 from api.store.engine import Sessions
@@ -24,12 +25,31 @@ archive_router = APIRouter(prefix="/jobs/{job_id}/artifacts.tar", tags=["artifac
 """Beside ``router``, whose paths are the names of files."""
 
 
+class FileOut(BaseModel):
+    """A file of an artifact."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class FileList(BaseModel):
+    """All files of an artifact, its manifest included."""
+
+    data: list[FileOut]
+
+
+def files_of(contents: manifest.Manifest) -> list[FileOut]:
+    """Return the files that a manifest names, which itself is not among them."""
+    return [FileOut(path=file.path, bytes=file.num_bytes, sha256=file.sha256) for file in contents.files.values()]
+
+
 @router.get("")
 def list_artifacts(job_id: JobId, caller: Reader, sessions: SessionsDep) -> FileList:
     """List the files of the result with their sizes and hashes."""
     artifact, _job = _find_artifact(sessions, caller, job_id)
     contents = service.read_manifest(artifact)
-    files = [FileOut(path=file.path, bytes=file.num_bytes, sha256=file.sha256) for file in contents.files.values()]
+    files = files_of(contents)
     size = contents.num_bytes - sum(file.bytes for file in files)
     return FileList(data=[*files, FileOut(path=manifest.MANIFEST, bytes=size, sha256=contents.sha256)])
 
@@ -52,7 +72,7 @@ def download_artifact(
     artifact, _job = _find_artifact(sessions, caller, job_id)
     file_path, file = service.find_file(artifact, path)
     headers = {"ETag": f'"{file.sha256}"', "Cache-Control": "private, max-age=31536000, immutable"}
-    if view.matches(if_none_match, headers["ETag"]):
+    if matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     return StoredFile(file_path, headers=headers, filename=file_path.name)
 

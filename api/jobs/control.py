@@ -45,9 +45,12 @@ def resume_job(job_id: JobId, caller: Writer, context: ContextDep, response: Res
 
 @router.post("/retry", status_code=202, responses=may(507), dependencies=[ROOM])
 def retry_job(
-    job_id: JobId, caller: Writer, context: ContextDep, response: Response,
+    job_id: JobId,
+    caller: Writer,
+    context: ContextDep,
+    response: Response,
     elsewhere: Annotated[bool, Query(description="Not on the host of the last attempt.")] = False,
-) -> JobOut:  # fmt: skip
+) -> JobOut:
     """Queue a failed or cancelled job again, with its full number of tries and its full time.
 
     With `elsewhere`, no worker on the host of its last attempt takes it: `avoid_host` names that host.

@@ -19,11 +19,14 @@ def encode(at: datetime, job_id: str, filtered: str) -> str:
     return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
 
 
-def decode(cursor: str, filtered: str, form: str = ".*") -> tuple[datetime, str]:
-    """Return the time and the id of the last row seen. Raises Problem ``invalid_cursor``, also for another filter.
+def decode(cursor: str | None, filtered: str, form: str = ".*") -> tuple[datetime, str] | None:
+    """Return the time and the id of the last row seen; None without a cursor, before the first page.
 
-    ``form``: a regular expression that the id matches as a whole.
+    Raises Problem ``invalid_cursor``, also for another filter. ``form``: a regular expression that the id matches as a
+    whole.
     """
+    if cursor is None:
+        return None
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         at, job_id, fingerprint = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy.orm import Session
 
+from api.http.conditional import UNCHANGED, IfNoneMatch, PagesDep, matches
 from api.http.deps import Context, ContextDep, SessionsDep
 from api.http.disk_space import ROOM, check_room
 from api.http.errors import Problem, may
@@ -41,11 +42,9 @@ POLL_AFTER_S = 2
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=StrictJsonRoute)
 
 JobId = Annotated[str, Path(pattern="^job_[0-9a-f]{32}$")]
-IfNoneMatch = Annotated[str | None, Header(description="An ETag: 304 without a body while nothing has changed.")]
 IfMatch = Annotated[str | None, Header(description="The ETag of the job that the change is based on, or `*`.")]
 Responses = dict[int | str, dict[str, Any]]
 PLANNED: Responses = {200: {"description": "With `dry_run`: the plan, as `POST /v1/plans` gives it"}}
-UNCHANGED: Responses = {304: {"description": "Nothing has changed since `If-None-Match`"}}
 
 
 @router.post("", status_code=202, response_model=JobOut, responses=PLANNED | may(410, 422, 507), dependencies=[TURN])
@@ -69,21 +68,19 @@ def list_jobs(
     query: Annotated[JobListQuery, Query()],
     caller: Reader,
     sessions: SessionsDep,
-    request: Request,
-    response: Response,
-    if_none_match: IfNoneMatch = None,
+    pages: PagesDep,
 ) -> JobPage | Response:
     """List the jobs, newest first, or in the order of the queue; the Link header leads to the next page."""
     wanted, order = query.to_filter(caller.project_id), query.order
     filtered = cursors.fingerprint_of(wanted, order)
-    after = cursors.decode(query.cursor, filtered, listing.PLACES[order]) if query.cursor is not None else None
+    after = cursors.decode(query.cursor, filtered, listing.PLACES[order])
     with reading(sessions) as session:
         rows = listing.page(session, wanted, limit=query.limit + 1, after=after, order=order)
         shown = view.show_all(session, rows[: query.limit])
     last = rows[query.limit - 1] if len(rows) > query.limit else None
     next_cursor = cursors.encode(*listing.place_of(last, order), filtered) if last else None
     page = JobPage(data=[job.out for job in shown], has_more=next_cursor is not None, next_cursor=next_cursor)
-    return view.answer_page(page, next_cursor, request, response, if_none_match)
+    return pages.answer(page, next_cursor)
 
 
 @router.get("/summary", responses=may(422))
@@ -101,7 +98,7 @@ def get_job(
     """Return a job. Poll it with If-None-Match: as long as nothing has changed the response is an empty 304."""
     with open_job(sessions, caller, job_id) as (session, job):
         shown = view.show(session, job)
-    if view.matches(if_none_match, shown.etag):
+    if matches(if_none_match, shown.etag):
         return Response(status_code=304, headers={"ETag": shown.etag})
     response.headers["ETag"] = shown.etag
     return shown.out

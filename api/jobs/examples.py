@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from quantcore.config.job_spec import JobOptions
+
 PLAN_REQUEST: dict[str, Any] = {
     "model": {"path": "/models/SmolLM2-135M-Instruct"},
     "config": {"preset": "w4a16"},
@@ -26,6 +28,8 @@ JOB_REQUEST: dict[str, Any] = {
     "evaluation": {"source": "wikitext", "split": "test", "num_windows": 64},
     "publish": PUBLISH,
 }
+
+OPTIONS = JobOptions(export=("compressed_tensors",))
 
 JOB: dict[str, Any] = {
     "id": "job_01a200dc5edf7cfaa251b183f95c582d",
@@ -57,22 +61,11 @@ JOB: dict[str, Any] = {
     "preset": "w4a16",
     "config": {"global_quant_config": {"weight": {"dtype": "uint4", "qscheme": "per_group", "group_size": 128}}},
     "mix": None,
-    "goal": None,
-    "calibration": {"source": "builtin", "num_samples": 32, "seq_len": 512, "seed": 0},
-    "export": ["compressed_tensors"],
-    "max_shard_size": "5GB",
-    "gate": "warn",
-    "evaluation": {
-        "num_windows": 12,
-        "seq_len": 512,
-        "num_prompts": 4,
-        "num_answers": 24,
-        "tasks": [],
-        "batch_size": 8,
+    **OPTIONS.model_dump(mode="json"),
+    **{
+        name: getattr(OPTIONS, name).model_dump(mode="json", exclude_none=True)
+        for name in ("calibration", "evaluation")
     },
-    "file2file": False,
-    "shard_blocks": None,
-    "nodes": 1,
     "needs_memory_bytes": 1200000000,
     "avoid_host": None,
     "progress_kept_until": None,

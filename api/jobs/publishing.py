@@ -13,8 +13,9 @@ from api.http.errors import Problem, may
 from api.http.security import Writer
 from api.http.strict_json import StrictJsonRoute
 from api.jobs import service, targets, view
+from api.jobs.artifacts import FileOut, files_of
 from api.jobs.endpoints import POLL_AFTER_S, JobId, Responses, no_such_job, open_job
-from api.jobs.schemas import FileOut, JobOut, PublishTo
+from api.jobs.schemas import JobOut, PublishTo
 from api.jobs.targets import Checked
 from api.store.accounts import audit
 from api.store.accounts.audit import Caller
@@ -100,9 +101,12 @@ def _plan(job_id: str, checked: Checked | None, caller: Caller, context: Context
     if checked is None:
         raise Problem(422, "missing_field", "A dry run needs the target.", hint="Send a body with repo_id, or to.")
     contents = service.read_manifest(artifact)
-    files = [FileOut(path=file.path, bytes=file.num_bytes, sha256=file.sha256) for file in contents.files.values()]
     plan = PublishPlan(
-        target=checked.stored, url=checked.url, exists=checked.exists, bytes=contents.num_bytes, files=files
+        target=checked.stored,
+        url=checked.url,
+        exists=checked.exists,
+        bytes=contents.num_bytes,
+        files=files_of(contents),
     )
     return JSONResponse(plan.model_dump(mode="json"))
 

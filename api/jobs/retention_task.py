@@ -17,12 +17,12 @@ from api.settings import Settings
 from api.store.accounts.audit import Caller
 from api.store.engine import Sessions
 from api.store.queue import jobs, retention
+from api.store.queue.hourly import Hourly
 from api.store.queue.retention import Keep
 from api.store.states import FINAL
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_S = 3600.0
 ORPHAN_AGE_S = 24 * 3600.0
 _JOB = re.compile(r"job_[0-9a-f]{32}")
 _ARTIFACT = re.compile(r"[0-9a-f]{64}(\.orphan)?")
@@ -34,12 +34,11 @@ class RetentionTask:
     def __init__(self, settings: Settings, sessions: Sessions) -> None:
         self._settings = settings
         self._sessions = sessions
-        self._next_at = 0.0
+        self._hourly = Hourly()
 
     def run(self, session: Session) -> int:
         """Purge if an hour has passed. Returns 0: nothing is left for this round."""
-        if time.monotonic() >= self._next_at:
-            self._next_at = time.monotonic() + INTERVAL_S
+        if self._hourly.is_due():
             self.purge()
         return 0
 

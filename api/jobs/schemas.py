@@ -215,9 +215,13 @@ class JobClone(RootModel[dict[str, Any]]):
             for name, field in job["properties"].items()
         }
         return {
-            "title": cls.__name__, "type": "object", "description": cls.__doc__, "additionalProperties": False,
-            "properties": properties, "examples": [{"name": "again", "config": {"preset": "fp8"}}],
-        }  # fmt: skip
+            "title": cls.__name__,
+            "type": "object",
+            "description": cls.__doc__,
+            "additionalProperties": False,
+            "properties": properties,
+            "examples": [{"name": "again", "config": {"preset": "fp8"}}],
+        }
 
 
 class JobQuery(RequestBody):
@@ -271,6 +275,10 @@ class ArtifactOut(BaseModel):
     manifest_sha256: str
     bytes: int
     path: str
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> ArtifactOut:
+        return cls(manifest_sha256=artifact.manifest_sha256, bytes=artifact.num_bytes, path=artifact.path)
 
 
 class PublicationOut(BaseModel):
@@ -400,12 +408,10 @@ class JobOut(JobOptions, JobStatus):
     ) -> JobOut:
         """Return the response for a job. ``key_name``: the name of the key that submitted it."""
         columns = {name: getattr(job, name) for name in cls.model_fields.keys() & JOB_COLUMNS}
-        columns["artifact"] = artifact and {
-            "manifest_sha256": artifact.manifest_sha256, "bytes": artifact.num_bytes, "path": artifact.path,
-        }  # fmt: skip
         return cls(
             **asked_of(job) | columns,
             submitted_by=SubmitterOut(key_id=job.submitted_by, name=key_name or "") if job.submitted_by else None,
+            artifact=ArtifactOut.of(artifact) if artifact else None,
             publication=PublicationOut.of(publication) if publication else None,
             cancel_requested=job.cancel_requested_at is not None,
             eta_s=eta_s,
@@ -434,17 +440,3 @@ class SummaryOut(BaseModel):
 
     total: int
     by_state: dict[State, int]
-
-
-class FileOut(BaseModel):
-    """A file of an artifact."""
-
-    path: str
-    bytes: int
-    sha256: str
-
-
-class FileList(BaseModel):
-    """All files of an artifact, its manifest included."""
-
-    data: list[FileOut]

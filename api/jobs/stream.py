@@ -129,9 +129,13 @@ def _read_log(sessions: Sessions, job_id: str, level: str, after: int, batch: in
 
 
 def _find(
-    sessions: Sessions, job_id: str, after: int, batch: int, read: Callable[[Session], Sequence[T]],
+    sessions: Sessions,
+    job_id: str,
+    after: int,
+    batch: int,
+    read: Callable[[Session], Sequence[T]],
     show: Callable[[T], str],
-) -> News:  # fmt: skip
+) -> News:
     """Return the news. The state is read first: a client that sees the end has everything before it."""
     with reading(sessions) as session:
         job = jobs.find(session, job_id)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from fastapi import Request, Response
-from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
+from api.http.conditional import tags_of
 from api.http.errors import Problem
 from api.jobs.schemas import JobOut, PublicationOut
 from api.store.accounts import keys
@@ -19,8 +16,6 @@ from api.store.queue import jobs, publications, remaining, waiting
 from api.store.queue.waiting import Waiting
 from api.store.states import State
 from api.store.tables.jobs import Job
-
-Page = TypeVar("Page", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -50,29 +45,6 @@ def show(session: Session, job: Job) -> Shown:
     return show_all(session, [job])[0]
 
 
-def etag_of(body: BaseModel) -> str:
-    """Return the ETag of a response that has no version of its own."""
-    return f'"{hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]}"'
-
-
-def answer_page(
-    page: Page, next_cursor: str | None, request: Request, response: Response, if_none_match: str | None
-) -> Page | Response:
-    """Return a page of a list with its ETag and the Link to the next one; a 304 if the client has it already."""
-    etag = etag_of(page)
-    if matches(if_none_match, etag):
-        return Response(status_code=304, headers={"ETag": etag})
-    response.headers["ETag"] = etag
-    if next_cursor:
-        following = request.url.include_query_params(cursor=next_cursor)
-        response.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
-    return page
-
-
-def matches(if_none_match: str | None, etag: str) -> bool:
-    return etag in _tags(if_none_match) or "*" in _tags(if_none_match)
-
-
 def check_unchanged(if_match: str | None, job: Job) -> None:
     """Check that the job is as the client saw it. Raises Problem 428 without ``if_match``, 412 if it has changed."""
     if if_match is None:
@@ -82,7 +54,7 @@ def check_unchanged(if_match: str | None, job: Job) -> None:
             "A change must say which state of the job it is based on.",
             hint="Send the ETag of your last GET as If-Match, or '*' to change whatever is there.",
         )
-    versions = {tag.strip('"').partition("-")[0] for tag in _tags(if_match)}
+    versions = {tag.strip('"').partition("-")[0] for tag in tags_of(if_match)}
     if not versions & {str(job.version), "*"}:
         raise Problem(412, "job_changed", "The job has changed since you read it.", hint="GET it again, then decide.")
 
@@ -97,7 +69,3 @@ def _etag(job: Job, reason: Waiting | None, publication: PublicationOut | None, 
     more += [publication.model_dump_json()] if publication else []
     more += [str(eta_s)] if eta_s is not None else []
     return f'"{job.version}-{zlib.crc32(" ".join(more).encode()):08x}"' if more else f'"{job.version}"'
-
-
-def _tags(header: str | None) -> set[str]:
-    return {tag.strip().removeprefix("W/") for tag in (header or "").split(",")}

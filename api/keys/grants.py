@@ -29,9 +29,11 @@ def check_may_grant(session: Session, caller: Caller, scopes: Iterable[str], unt
             "expires_too_late",
             f"Your key expires at {own_end.isoformat()}: you cannot grant anything beyond that time.",
             hint="Create a key that expires by then (`expires_at`), or use a key that expires later.",
-            errors=[{"pointer": "#/expires_at", "detail": "later than the expiry of your own key"}
-                    | {"code": "expires_too_late", "allowed": [own_end.isoformat()]}],
-        )  # fmt: skip
+            errors=[
+                {"pointer": "#/expires_at", "detail": "later than the expiry of your own key"}
+                | {"code": "expires_too_late", "allowed": [own_end.isoformat()]}
+            ],
+        )
 
 
 def check_in_future(expires_at: datetime | None) -> None:

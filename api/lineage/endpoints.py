@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
+from api.http.conditional import UNCHANGED, PagesDep
 from api.http.deps import SessionsDep
 from api.http.errors import Problem, may
 from api.http.security import Reader
 from api.jobs import cursor as cursors
-from api.jobs import view
-from api.jobs.endpoints import UNCHANGED, IfNoneMatch
 from api.lineage.schemas import ModelListQuery, ModelOut, ModelPage, ParentOut, ResultListQuery, ResultOut, ResultPage
 from api.store.engine import reading
 from api.store.queue import lineage, publications
@@ -24,20 +23,18 @@ def list_models(
     query: Annotated[ModelListQuery, Query()],
     caller: Reader,
     sessions: SessionsDep,
-    request: Request,
-    response: Response,
-    if_none_match: IfNoneMatch = None,
+    pages: PagesDep,
 ) -> ModelPage | Response:
     """List the models that the project's jobs used, newest activity first; the Link header leads to the next page."""
     filtered = cursors.fingerprint("models", caller.project_id)
-    after = cursors.decode(query.cursor, filtered) if query.cursor is not None else None
+    after = cursors.decode(query.cursor, filtered)
     with reading(sessions) as session:
         models = lineage.page_of_models(session, caller.project_id, limit=query.limit + 1, after=after)
     last = models[query.limit - 1] if len(models) > query.limit else None
     next_cursor = cursors.encode(last.active_at, last.last_job_id, filtered) if last else None
     shown = [ModelOut.of(used) for used in models[: query.limit]]
     page = ModelPage(data=shown, has_more=last is not None, next_cursor=next_cursor)
-    return view.answer_page(page, next_cursor, request, response, if_none_match)
+    return pages.answer(page, next_cursor)
 
 
 @router.get("/results", response_model=ResultPage, responses=UNCHANGED | may(404, 422))
@@ -45,14 +42,12 @@ def list_results(
     query: Annotated[ResultListQuery, Query()],
     caller: Reader,
     sessions: SessionsDep,
-    request: Request,
-    response: Response,
-    if_none_match: IfNoneMatch = None,
+    pages: PagesDep,
 ) -> ResultPage | Response:
     """List the results of a model, newest first, and the result that the model itself came from, if any."""
     project_id, name = caller.project_id, query.model
     filtered = cursors.fingerprint("results", project_id, name)
-    after = cursors.decode(query.cursor, filtered) if query.cursor is not None else None
+    after = cursors.decode(query.cursor, filtered)
     with reading(sessions) as session:
         jobs = lineage.page_of_results(session, project_id, name, limit=query.limit + 1, after=after)
         if not jobs and not lineage.is_used(session, project_id, name):
@@ -75,4 +70,4 @@ def list_results(
         has_more=last is not None,
         next_cursor=next_cursor,
     )
-    return view.answer_page(page, next_cursor, request, response, if_none_match)
+    return pages.answer(page, next_cursor)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session
 
+from api.http.conditional import UNCHANGED, PagesDep
 from api.http.deps import SessionsDep
 from api.http.errors import Problem, may
 from api.http.security import Admin, Reader, Writer
 from api.http.strict_json import StrictJsonRoute
-from api.jobs import view
-from api.jobs.endpoints import UNCHANGED, IfNoneMatch, no_such_job
+from api.jobs.endpoints import no_such_job
 from api.registry.schemas import (
     ALIAS,
     MAX_VERSION,
@@ -72,9 +72,7 @@ def list_registered_models(
     query: Annotated[RegistryQuery, Query()],
     caller: Reader,
     sessions: SessionsDep,
-    request: Request,
-    response: Response,
-    if_none_match: IfNoneMatch = None,
+    pages: PagesDep,
 ) -> RegisteredModelPage | Response:
     """List the registry's models in the order of their names; the Link header leads to the next page."""
     with reading(sessions) as session:
@@ -83,7 +81,7 @@ def list_registered_models(
     shown = [RegisteredModelOut.of(listed, protected) for listed in found[: query.limit]]
     next_cursor = shown[-1].name if len(found) > query.limit else None
     page = RegisteredModelPage(data=shown, has_more=next_cursor is not None, next_cursor=next_cursor)
-    return view.answer_page(page, next_cursor, request, response, if_none_match)
+    return pages.answer(page, next_cursor)
 
 
 @router.get("/models/{name}", responses=may(404))
@@ -137,9 +135,7 @@ def list_registry_versions(
     query: Annotated[VersionQuery, Query()],
     caller: Reader,
     sessions: SessionsDep,
-    request: Request,
-    response: Response,
-    if_none_match: IfNoneMatch = None,
+    pages: PagesDep,
 ) -> RegistryVersionPage | Response:
     """List the versions of a model, newest first; the Link header leads to the next page."""
     with reading(sessions) as session:
@@ -149,7 +145,7 @@ def list_registry_versions(
     shown = [RegistryVersionOut.of(model, entry, actors) for entry in found[: query.limit]]
     next_cursor = shown[-1].version if len(found) > query.limit else None
     page = RegistryVersionPage(data=shown, has_more=next_cursor is not None, next_cursor=next_cursor)
-    return view.answer_page(page, str(next_cursor) if next_cursor else None, request, response, if_none_match)
+    return pages.answer(page, str(next_cursor) if next_cursor else None)
 
 
 @router.get("/models/{name}/versions/{version}", responses=may(404))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session
 
+from api.http.conditional import UNCHANGED, PagesDep
 from api.http.deps import SessionsDep
 from api.http.errors import Problem, may
 from api.http.security import Admin, Reader, Writer
 from api.http.strict_json import StrictJsonRoute
-from api.jobs import view
-from api.jobs.endpoints import UNCHANGED, IfNoneMatch
 from api.registry.endpoints import ModelName, actors_of, lock_model, move_alias, no_such_version, tell
 from api.registry.schemas import AliasRequestCreate, AliasRequestOut, AliasRequestPage, Decision, RequestQuery
 from api.store.accounts import audit, keys, registry, webhooks
@@ -60,9 +59,7 @@ def list_alias_requests(
     query: Annotated[RequestQuery, Query()],
     caller: Reader,
     sessions: SessionsDep,
-    request: Request,
-    response: Response,
-    if_none_match: IfNoneMatch = None,
+    pages: PagesDep,
 ) -> AliasRequestPage | Response:
     """List the requests, newest first; the Link header leads to the next page."""
     wanted = {"state": query.state, "name": query.model, "before": query.cursor}
@@ -72,7 +69,7 @@ def list_alias_requests(
     shown = [AliasRequestOut.of(row, model, actors) for row, model in found[: query.limit]]
     next_cursor = shown[-1].id if len(found) > query.limit else None
     page = AliasRequestPage(data=shown, has_more=next_cursor is not None, next_cursor=next_cursor)
-    return view.answer_page(page, next_cursor, request, response, if_none_match)
+    return pages.answer(page, next_cursor)
 
 
 @router.get("/requests/{request_id}", responses=may(404))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session
 
+from api.http.conditional import UNCHANGED, IfNoneMatch, PagesDep, etag_of, matches
 from api.http.deps import ContextDep, SessionsDep
 from api.http.disk_space import ROOM
 from api.http.errors import Problem, may
@@ -15,7 +16,7 @@ from api.http.security import Reader, Writer
 from api.http.strict_json import StrictJsonRoute
 from api.jobs import cursor as cursors
 from api.jobs import submission, view
-from api.jobs.endpoints import POLL_AFTER_S, UNCHANGED, IfNoneMatch
+from api.jobs.endpoints import POLL_AFTER_S
 from api.jobs.models import TURN
 from api.lineage.schemas import ModelListQuery
 from api.store.accounts import audit
@@ -76,20 +77,18 @@ def list_sweeps(
     query: Annotated[ModelListQuery, Query()],
     caller: Reader,
     sessions: SessionsDep,
-    request: Request,
-    response: Response,
-    if_none_match: IfNoneMatch = None,
+    pages: PagesDep,
 ) -> SweepPage | Response:
     """List the project's sweeps, newest first; the Link header leads to the next page."""
     filtered = cursors.fingerprint("sweeps", caller.project_id)
-    after = cursors.decode(query.cursor, filtered) if query.cursor is not None else None
+    after = cursors.decode(query.cursor, filtered)
     with reading(sessions) as session:
         found = sweeps.page_of_sweeps(session, caller.project_id, limit=query.limit + 1, after=after)
     last = found[query.limit - 1] if len(found) > query.limit else None
     next_cursor = cursors.encode(last.created_at, last.id, filtered) if last else None
     shown = [SweepBrief.of(sweep) for sweep in found[: query.limit]]
     page = SweepPage(data=shown, has_more=last is not None, next_cursor=next_cursor)
-    return view.answer_page(page, next_cursor, request, response, if_none_match)
+    return pages.answer(page, next_cursor)
 
 
 @router.get("/{sweep_id}", response_model=SweepOut, responses=UNCHANGED | may(404))
@@ -99,8 +98,8 @@ def get_sweep(
     """Return the sweep: its jobs as they are now, and the number in each state."""
     with sessions.begin() as session:
         shown = _show(session, caller, sweep_id)
-    etag = view.etag_of(shown)
-    if view.matches(if_none_match, etag):
+    etag = etag_of(shown)
+    if matches(if_none_match, etag):
         return Response(status_code=304, headers={"ETag": etag})
     response.headers["ETag"] = etag
     return shown

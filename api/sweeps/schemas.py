@@ -95,9 +95,15 @@ class SweepBrief(BaseModel):
     def of(cls, sweep: SweepInShort) -> SweepBrief:
         by_state = dict.fromkeys(State, 0) | sweep.by_state
         return cls(
-            id=sweep.id, name=sweep.name, created_at=sweep.created_at, model=sweep.model, axes=sweep.matrix,
-            total=sum(by_state.values()), by_state=by_state, best=brief_of(sweep.best) if sweep.best else None,
-        )  # fmt: skip
+            id=sweep.id,
+            name=sweep.name,
+            created_at=sweep.created_at,
+            model=sweep.model,
+            axes=sweep.matrix,
+            total=sum(by_state.values()),
+            by_state=by_state,
+            best=brief_of(sweep.best) if sweep.best else None,
+        )
 
 
 class SweepPage(BaseModel):

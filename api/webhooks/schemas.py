@@ -84,11 +84,13 @@ class WebhookPatch(RequestBody):
 class WebhookOut(BaseModel):
     """A webhook. ``disabled_reason`` says why nothing is sent any more."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [WEBHOOK]})
+    model_config = ConfigDict(
+        json_schema_serialization_defaults_required=True, json_schema_extra={"examples": [WEBHOOK]}
+    )
 
     id: str
     url: str
-    format: Format
+    format: Format = "json"
     event_types: list[str]
     created_at: datetime
     failing_since: datetime | None

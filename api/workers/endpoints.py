@@ -45,6 +45,7 @@ class WorkerOut(BaseModel):
     """
 
     model_config = ConfigDict(
+        json_schema_serialization_defaults_required=True,
         json_schema_extra={
             "examples": [
                 {
@@ -64,7 +65,7 @@ class WorkerOut(BaseModel):
                     "jobs": [],
                 }
             ]
-        }
+        },
     )
 
     id: str
@@ -73,9 +74,9 @@ class WorkerOut(BaseModel):
     num_slots: int
     memory_bytes: int
     devices: list[dict[str, Any]]
-    launcher: str
-    sandbox: str
-    memory_limit: Literal["cgroup", "watched", "unknown"]
+    launcher: str = "local"
+    sandbox: str = "unknown"
+    memory_limit: Literal["cgroup", "watched", "unknown"] = "unknown"
     started_at: datetime
     beat_at: datetime
     drain_requested_at: datetime | None

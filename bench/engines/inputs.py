@@ -15,7 +15,7 @@ from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig
 from quantcore.engine.data.chat_template import chat_renderer
 from quantcore.engine.data.tokenizer import begin_of_text, load_tokenizer
-from quantcore.engine.data.windows import TokenWindows, token_windows
+from quantcore.engine.data.windows import DocumentTokenizer, TokenWindows, token_windows
 
 
 def cut_windows(
@@ -41,12 +41,14 @@ def _cut(model_dir: Path, calibration: CalibrationConfig, evaluation: Evaluation
     tokenizer = load_tokenizer(model_dir)
     return token_windows(
         calibration,
-        lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+        DocumentTokenizer(
+            lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+            begin_of_text(tokenizer),
+            tokenizer.eos_token_id,
+            chat_renderer(tokenizer, calibration.chat_template_kwargs),
+        ),
         num_held_out=evaluation.num_windows,
         held_out_len=evaluation.seq_len,
-        begin=begin_of_text(tokenizer),
-        separator=tokenizer.eos_token_id,
-        render=chat_renderer(tokenizer, calibration.chat_template_kwargs),
     )
 
 

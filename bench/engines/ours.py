@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from bench.engines.runner import Clock, Job, finish, quality, start
 from quantcore.checkpoint.headers import read_local
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig, Config, parse_config
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.calibration.ranges import quantized_activations
@@ -63,7 +64,7 @@ def config_for(job: Job) -> Config:
 def read_back(task: Task, export: str, stack: ExitStack) -> torch.nn.Module:
     """Load the files into a Transformers model, whose inputs are quantized until ``stack`` is closed."""
     headers = read_local(task.model_folder)
-    plan = make_plan(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
+    plan = make_plan(JobSpec(config=task.config, calibration=task.calibration, export=task.export), headers)
     folder = export_dir(task.output_dir, plan, export)
     written = WrittenCheckpoint(plan, folder, export, headers)
     weights = {f"{layer.name}.weight": written.read_float(f"{layer.name}.weight") for layer in plan.layers}

@@ -5,122 +5,15 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from bitfoundry.client.answers import Answer
+from bitfoundry.client.project_answers import AuditEntry as AuditEntry
+from bitfoundry.client.project_answers import HubToken as HubToken
+from bitfoundry.client.project_answers import Key as Key
+from bitfoundry.client.project_answers import Member as Member
+from bitfoundry.client.project_answers import MemberRef as MemberRef
+from bitfoundry.client.project_answers import Project as Project
+from bitfoundry.client.project_answers import QuotaUse as QuotaUse
+from bitfoundry.client.project_answers import Worker as Worker
 from bitfoundry.client.transport import Transport
-
-
-class MemberRef(Answer):
-    """The id and the present name of a member, who may have been removed."""
-
-    id: str
-    name: str
-
-
-class Key(Answer):
-    """An API key. `key` is the secret itself; only the answers to creation and rotation contain it.
-
-    `member` has the key; it is None for the key of a program.
-    """
-
-    id: str
-    prefix: str
-    project_id: str
-    name: str
-    scopes: list[str]
-    created_at: str
-    rotated_at: str | None = None
-    last_used_at: str | None = None
-    expires_at: str | None = None
-    revoked_at: str | None = None
-    member: MemberRef | None = None
-    key: str | None = None
-
-
-class Member(Answer):
-    """A person of the project. `num_keys` counts the valid keys; only the answer to `add_member` has `first_key`.
-
-    `role` is `viewer`, `editor` or `admin`.
-    """
-
-    id: str
-    name: str
-    role: str
-    num_keys: int
-    last_used_at: str | None = None
-    created_at: str
-    first_key: Key | None = None
-
-
-class Project(Answer):
-    """A project with its quotas (None: no limit) and its usage of them."""
-
-    id: str
-    name: str
-    max_waiting: int | None = None
-    max_running: int | None = None
-    max_stored_bytes: int | None = None
-    requests_per_minute: int | None = None
-    max_datasets: int | None = None
-    max_dataset_bytes: int | None = None
-    max_uploads: int | None = None
-    max_streams: int | None = None
-    max_webhooks: int | None = None
-    created_at: str
-    usage: dict[str, int]
-
-
-class QuotaUse(Answer):
-    """The project's usage of a quota, in `unit`; a `limit` of None means no limit."""
-
-    quota: str
-    unit: str
-    used: int
-    limit: int | None = None
-
-
-class HubToken(Answer):
-    """The name of a Hub token that the project stores, without the token."""
-
-    name: str
-    created_at: str
-    updated_at: str
-
-
-class Worker(Answer):
-    """A worker, and in `jobs` those that it runs.
-
-    `state` is `ready`, `draining` (takes no jobs), `blocked` (takes none now; `blocked_reason` says why) or `silent`
-    (no heartbeat came).
-    """
-
-    id: str
-    host: str
-    state: str
-    num_slots: int
-    memory_bytes: int
-    devices: list[dict[str, Any]]
-    started_at: str
-    beat_at: str
-    drain_requested_at: str | None = None
-    blocked_reason: str | None = None
-    jobs: list[dict[str, Any]]
-
-
-class AuditEntry(Answer):
-    """An entry of the audit log. `key_id` is None for an action on the service's machine itself.
-
-    `member` has the key; it is None for the key of a program.
-    """
-
-    id: int
-    at: str
-    project_id: str
-    key_id: str | None = None
-    member: MemberRef | None = None
-    action: str
-    object_id: str
-    request_id: str | None = None
-    detail: dict[str, Any]
 
 
 class Account:

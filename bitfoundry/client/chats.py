@@ -5,26 +5,12 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
-from bitfoundry.client.answers import Answer, ChatEvent, ChatTurn
+from bitfoundry.client.answers import ChatEvent, ChatTurn
 from bitfoundry.client.follow import follow
+from bitfoundry.client.project_answers import Chat as Chat
 from bitfoundry.client.transport import Transport
 
 UNANSWERED = ("waiting", "answering")
-
-
-class Chat(Answer):
-    """A chat: `waiting` for a worker, `starting`, `open` or `ended`, then with a `reason` and perhaps an `error`."""
-
-    id: str
-    job_id: str
-    seq: int
-    state: str
-    reason: str | None = None
-    error: dict[str, Any] | None = None
-    has_template: bool | None = None
-    max_new_tokens: int
-    max_turns: int
-    turns: list[ChatTurn] | None = None
 
 
 class Chats:

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bitfoundry.client.answers import Dataset, PreviewRow
-from bitfoundry.client.transport import Transport
+from bitfoundry.client.transport import Form, Transport
 from bitfoundry.errors import BitfoundryError
 
 SMALL_BYTES = 8 << 20
@@ -41,8 +41,8 @@ class Datasets:
             size = path.stat().st_size
             fields = {key: value for key, value in (("name", name), ("column", column)) if value is not None}
             if upload_id is None and size <= SMALL_BYTES:
-                files = {"file": (path.name, path.read_bytes())}
-                answer = self._service.send("POST", "/v1/datasets", files=files, form=fields, timeout_s=READING_S)
+                form = Form(fields, {"file": (path.name, path.read_bytes())})
+                answer = self._service.send("POST", "/v1/datasets", body=form, timeout_s=READING_S)
                 return Dataset.model_validate_json(answer.content)
             return self._upload_parts(path, fields, upload_id, on_bytes, on_begin)
         except OSError as error:
@@ -103,7 +103,7 @@ class Datasets:
                 sha256 = hashlib.sha256(part).hexdigest()
                 if uploaded.get(number) != sha256:
                     place = f"{address}/parts/{number}"
-                    self._service.send("PUT", place, query={"sha256": sha256}, content=part, repeat=True)
+                    self._service.send("PUT", place, query={"sha256": sha256}, body=part, repeat=True)
                 if on_bytes is not None:
                     on_bytes(len(part))
         body = {"sha256": whole.hexdigest()}

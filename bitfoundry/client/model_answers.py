@@ -6,6 +6,7 @@ from pydantic import Field
 
 from bitfoundry.client.answer import Answer
 from bitfoundry.client.answers import Job
+from bitfoundry.client.project_answers import MemberRef
 
 
 class Recipe(Answer):
@@ -135,3 +136,71 @@ class ModelFolders(Answer):
 
     data: list[ModelFolder] = Field(default=[])
     is_complete: bool
+
+
+class Actor(Answer):
+    """The key of an action, and the member who has the key; None for the key of a program."""
+
+    key_id: str
+    name: str
+    member: MemberRef | None = None
+
+
+class ModelAlias(Answer):
+    """An alias and its version. Only an approved request moves a `protected` one."""
+
+    alias: str
+    version: int
+    protected: bool
+    moved_at: str
+
+
+class RegisteredModel(Answer):
+    """A model of the registry. `num_pending` counts the requests that nobody has decided."""
+
+    name: str
+    num_versions: int
+    latest_version: int | None = None
+    aliases: list[ModelAlias] = Field(default=[])
+    num_pending: int
+    created_at: str
+
+
+class ModelVersion(BriefResult):
+    """A version of a model: the result of the job `job_id`, whose name is `name`.
+
+    `source` is the model that the job quantized, `export` its formats, `sha256` that of the MANIFEST.json, which
+    has the SHA-256 of every file.
+    """
+
+    model: str
+    version: int
+    aliases: list[str] = Field(default=[])
+    name: str | None = None
+    source: str
+    export: list[str] = Field(default=[])
+    bytes: int
+    sha256: str
+    added_by: Actor | None = None
+    created_at: str
+
+
+class AliasRequest(Answer):
+    """A request to move a protected alias `from_version` `to_version`.
+
+    `from_version` is None for a new alias, `to_version` for one that shall be removed.
+    """
+
+    id: str
+    model: str
+    alias: str
+    from_version: int | None = None
+    to_version: int | None = None
+    reason: str
+    state: str
+    """`pending`, `approved`, `refused` or `withdrawn`."""
+    asked_by: Actor | None = None
+    created_at: str
+    decided_by: Actor | None = None
+    decided_at: str | None = None
+    comment: str | None = None

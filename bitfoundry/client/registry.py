@@ -5,81 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from bitfoundry.client.account import MemberRef
-from bitfoundry.client.answers import Answer
-from bitfoundry.client.model_answers import BriefResult
+from bitfoundry.client.model_answers import Actor as Actor
+from bitfoundry.client.model_answers import AliasRequest as AliasRequest
+from bitfoundry.client.model_answers import ModelAlias as ModelAlias
+from bitfoundry.client.model_answers import ModelVersion as ModelVersion
+from bitfoundry.client.model_answers import RegisteredModel as RegisteredModel
 from bitfoundry.client.transport import Transport
 from bitfoundry.errors import ApiError, BitfoundryError
 
 REFERENCE = re.compile(r"([a-z0-9][a-z0-9._-]*)@([1-9][0-9]*|[a-z][a-z0-9-]*)")
 """A version of a model by its number or an alias: support-bot@3, support-bot@production."""
-
-
-class Actor(Answer):
-    """The key of an action, and the member who has the key; None for the key of a program."""
-
-    key_id: str
-    name: str
-    member: MemberRef | None = None
-
-
-class ModelAlias(Answer):
-    """An alias and its version. Only an approved request moves a `protected` one."""
-
-    alias: str
-    version: int
-    protected: bool
-    moved_at: str
-
-
-class RegisteredModel(Answer):
-    """A model of the registry. `num_pending` counts the requests that nobody has decided."""
-
-    name: str
-    num_versions: int
-    latest_version: int | None = None
-    aliases: list[ModelAlias]
-    num_pending: int
-    created_at: str
-
-
-class ModelVersion(BriefResult):
-    """A version of a model: the result of the job `job_id`, whose name is `name`.
-
-    `source` is the model that the job quantized, `export` its formats, `sha256` that of the MANIFEST.json, which has
-    the SHA-256 of every file.
-    """
-
-    model: str
-    version: int
-    aliases: list[str]
-    name: str | None = None
-    source: str
-    export: list[str]
-    bytes: int
-    sha256: str
-    added_by: Actor | None = None
-    created_at: str
-
-
-class AliasRequest(Answer):
-    """A request to move a protected alias `from_version` (None: it is new) `to_version` (None: remove it).
-
-    `state` is `pending`, `approved`, `refused` or `withdrawn`.
-    """
-
-    id: str
-    model: str
-    alias: str
-    from_version: int | None = None
-    to_version: int | None = None
-    reason: str
-    state: str
-    asked_by: Actor | None = None
-    created_at: str
-    decided_by: Actor | None = None
-    decided_at: str | None = None
-    comment: str | None = None
 
 
 class Registry:

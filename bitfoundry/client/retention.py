@@ -1,36 +1,9 @@
 """Calls for the project's retention policy: `client.retention`."""
 
-from bitfoundry.client.answers import Answer
+from bitfoundry.client.project_answers import DueJob as DueJob
+from bitfoundry.client.project_answers import DueJobs as DueJobs
+from bitfoundry.client.project_answers import RetentionPolicy as RetentionPolicy
 from bitfoundry.client.transport import Transport
-
-
-class RetentionPolicy(Answer):
-    """The project's retention policy; `service_keep_*_days` are the operator's, for all projects. None: no limit."""
-
-    keep_last: int | None = None
-    keep_days: int | None = None
-    service_keep_jobs_days: float | None = None
-    service_keep_logs_days: float | None = None
-
-
-class DueJob(Answer):
-    """A job that the policy does not keep, and the reason; `bytes` is the size of its artifact."""
-
-    id: str
-    name: str | None = None
-    state: str
-    finished_at: str
-    bytes: int
-    reason: str
-
-
-class DueJobs(Answer):
-    """Jobs that the policy does not keep, oldest first; `has_more` if some are not listed. `num_pinned` are pinned."""
-
-    data: list[DueJob]
-    bytes: int
-    num_pinned: int
-    has_more: bool
 
 
 class Retention:

@@ -327,7 +327,7 @@ class Client:
 
         A service that is not ready is no error here: the answer has the status 503.
         """
-        return self._service.send("GET", "/healthz/ready", fine=(503,))
+        return self._service.read_health("/healthz/ready")
 
     def presets(self) -> Sequence[dict[str, Any]]:
         """Return the presets: the named configs of the service."""

@@ -3,21 +3,8 @@
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from bitfoundry.client.answers import Answer
+from bitfoundry.client.project_answers import Share as Share
 from bitfoundry.client.transport import Transport
-
-
-class Share(Answer):
-    """A read-only link to a run's report. `url` is the link; only the answer to creation contains it.
-
-    `created_by` is the name of the key that made it.
-    """
-
-    id: str
-    created_at: str
-    expires_at: str
-    created_by: str | None = None
-    url: str | None = None
 
 
 class Shares:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -31,6 +32,14 @@ def connection_options(base_url: str, api_key: str, timeout_s: float) -> dict[st
         "timeout": timeout_s,
         "trust_env": not is_local(base_url),  # a proxy cannot reach our loopback
     }
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form with files, each with its name and its bytes, as the body of a request."""
+
+    fields: Mapping[str, str]
+    files: Mapping[str, tuple[str, bytes]]
 
 
 class Arriving(Protocol):
@@ -63,39 +72,43 @@ class Transport:
         path: str,
         *,
         query: Mapping[str, Any] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | Form | None = None,
         headers: Mapping[str, str] | None = None,
-        content: bytes | None = None,
-        files: Mapping[str, Any] | None = None,
-        form: Mapping[str, str] | None = None,
         repeat: bool = False,
         timeout_s: float | None = None,
-        fine: Collection[int] = (),
     ) -> httpx2.Response:
-        """Send a request and return the answer. Raises ApiError for an error status that is not in `fine`.
+        """Send a request and return the answer. Raises ApiError for an error status.
 
-        A GET, or a request with `repeat`, is tried again while the service is away or busy. The body is JSON, bytes,
-        or a form with files.
+        A GET, or a request with `repeat`, is tried again while the service is away or busy. A mapping is sent as JSON.
         """
-        sent: dict[str, Any] = {"json": body, "content": content, "files": files, "data": form, "timeout": timeout_s}
-        sent = {name: value for name, value in sent.items() if value is not None}
+        sent = _content(body) if timeout_s is None else {**_content(body), "timeout": timeout_s}
         num_tries = NUM_TRIES if repeat or method == "GET" else 1
+        answer = self._try(method, path, num_tries, AWAY, params=query, headers=headers, **sent)
+        if answer.status_code >= 400:
+            raise _problem(answer, (isinstance(body, Mapping) and body) or query)
+        return answer
+
+    def read_health(self, path: str) -> httpx2.Response:
+        """Return the answer to a GET of the service's health: one with the status 503 has a report, too."""
+        answer = self._try("GET", path, NUM_TRIES, AWAY - {503})
+        if answer.status_code >= 400 and answer.status_code != 503:
+            raise _problem(answer)
+        return answer
+
+    def _try(self, method: str, path: str, num_tries: int, away: Collection[int], **sent: Any) -> httpx2.Response:
+        """Send a request until it is answered with a status that is not among `away`, at most so many times."""
         for attempt in range(1, num_tries + 1):
             try:
-                answer = self._request(method, path, params=query, headers=headers, **sent)
+                answer = self._request(method, path, **sent)
             except httpx2.TransportError as error:
                 if attempt == num_tries:
                     raise self.no_answer(error) from error
                 self.pause(0.2 * 2**attempt)
                 continue
-            if answer.status_code in fine:
-                return answer
-            if answer.status_code in AWAY and attempt < num_tries and not _is_over_quota(answer):
+            if answer.status_code in away and attempt < num_tries and not _is_over_quota(answer):
                 self.pause(_retry_after_s(answer, default=0.2 * 2**attempt))
                 continue
             break
-        if answer.status_code >= 400:
-            raise _problem(answer, body or query)
         return answer
 
     @contextmanager
@@ -138,6 +151,15 @@ class Transport:
 
     def _open(self, path: str, **sent: Any) -> AbstractContextManager[Arriving]:
         return self._http.stream("GET", path, **sent)
+
+
+def _content(body: Mapping[str, Any] | bytes | Form | None) -> dict[str, Any]:
+    """Return the arguments with which httpx2 sends this body."""
+    if body is None:
+        return {}
+    if isinstance(body, Form):
+        return {"data": body.fields, "files": body.files}
+    return {"content": body} if isinstance(body, bytes) else {"json": body}
 
 
 def _problem(answer: Arriving, sent: Mapping[str, Any] | None = None) -> ApiError:

@@ -4,36 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from bitfoundry.client.answers import Answer
+from bitfoundry.client.project_answers import Delivery as Delivery
+from bitfoundry.client.project_answers import Webhook as Webhook
 from bitfoundry.client.transport import Transport
-
-
-class Webhook(Answer):
-    """An address that receives events. `secret` signs the messages; only the answer to creation contains it."""
-
-    id: str
-    url: str
-    format: str = "json"
-    event_types: list[str]
-    created_at: str
-    failing_since: str | None = None
-    disabled_at: str | None = None
-    disabled_reason: str | None = None
-    secret: str | None = None
-
-
-class Delivery(Answer):
-    """A message to a webhook: `pending`, `delivered` or `failed`, and its `tries` {at, status, latency_ms, error}."""
-
-    id: str
-    event_type: str
-    data: dict[str, Any]
-    state: str
-    num_tries: int
-    tries: list[dict[str, Any]]
-    next_try_at: str | None = None
-    created_at: str
-    delivered_at: str | None = None
 
 
 class Webhooks:

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from bitfoundry.client.account import Key as ApiKey
-from bitfoundry.client.account import Project, Worker
 from bitfoundry.client.answers import Answer
+from bitfoundry.client.project_answers import Key as ApiKey
+from bitfoundry.client.project_answers import Project, Worker
 from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.names import find_id

@@ -22,11 +22,12 @@ SHORTER = {"num_windows": 8, "num_prompts": 3, "num_answers": 8}
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "auto": {
         "goal": {"runtime": "llama_cpp", "device": "cpu", "min_recovery": 0.97, "max_time_s": 60},
-        "calibration": {"num_samples": 16, "seq_len": 128}, "evaluation": SHORTER,
+        "calibration": {"num_samples": 16, "seq_len": 128},
+        "evaluation": SHORTER,
     },
     "int8_dynamic": {"config": "int8_dynamic", "evaluation": SHORTER},
     "gguf_q8_0": {"config": "gguf_q8_0", "evaluation": SHORTER},
-}  # fmt: skip
+}
 """Name of a job -> what it asks for. The goal is estimated from little text, and tries as much as a minute allows."""
 SLOTS = 2
 """Jobs at once, so that no core waits while another one reads files or starts programs."""

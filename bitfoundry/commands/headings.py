@@ -10,14 +10,39 @@ HEADINGS: dict[str, tuple[str, ...]] = {
     "Measure and try a result": ("evaluate", "reference", "compare", "explain", "chat", "speed", "track"),
     "Presets and models": ("presets", "inspect", "models", "pull", "registry"),
     "Jobs of a service": (
-        "submit", "sweep", "list", "show", "watch", "events", "logs", "download", "push", "clone", "edit",
-        "cancel", "pause", "resume", "retry", "delete", "share", "shares", "unshare",
+        "submit",
+        "sweep",
+        "list",
+        "show",
+        "watch",
+        "events",
+        "logs",
+        "download",
+        "push",
+        "clone",
+        "edit",
+        "cancel",
+        "pause",
+        "resume",
+        "retry",
+        "delete",
+        "share",
+        "shares",
+        "unshare",
     ),
     "Run a service": ("up", "demo", "doctor", "selftest", "install-converter", "workers", "backup", "restore", "fsck"),
     "Project": (
-        "projects", "members", "keys", "hub-tokens", "datasets", "retention", "webhooks", "usage", "audit",
+        "projects",
+        "members",
+        "keys",
+        "hub-tokens",
+        "datasets",
+        "retention",
+        "webhooks",
+        "usage",
+        "audit",
     ),
-}  # fmt: skip
+}
 
 
 class Commands(TyperGroup):

@@ -187,10 +187,11 @@ def resume(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
 
 @with_client
 def retry(
-    client: Client, job_id: JobId,
+    client: Client,
+    job_id: JobId,
     elsewhere: Annotated[bool, typer.Option("--elsewhere", help="Not on the machine of the last attempt.")] = False,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Queue a failed or cancelled job again, with a full set of attempts."""
     show_job(client.retry(job_id, elsewhere=elsewhere), as_json)
 
@@ -282,9 +283,14 @@ def _text_of(run: "LocalRun") -> str:
 
 def _row_of(run: "LocalRun") -> dict[str, str]:
     return {
-        "id": run.id[:12], "name": run.name, "config": run.config, "verdict": run.verdict or "",
-        "size": terminal.megabytes(run.size_bytes), "created_at": run.created_at, "folder": run.folder,
-    }  # fmt: skip
+        "id": run.id[:12],
+        "name": run.name,
+        "config": run.config,
+        "verdict": run.verdict or "",
+        "size": terminal.megabytes(run.size_bytes),
+        "created_at": run.created_at,
+        "folder": run.folder,
+    }
 
 
 def _show_list(jobs: Sequence[Job], runs: "Sequence[LocalRun]", as_json: bool) -> None:

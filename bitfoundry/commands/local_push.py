@@ -89,9 +89,10 @@ def _task_of(folder: Path, target: dict[str, Any]) -> PublishTask:
         )
     except OSError as error:
         raise BitfoundryError(
-            f"{folder} has no {MANIFEST}: it is no complete result.", code="no_report",
+            f"{folder} has no {MANIFEST}: it is no complete result.",
+            code="no_report",
             hint="Give the folder that `quantize` or a job wrote.",
-        ) from error  # fmt: skip
+        ) from error
     except ValidationError as error:
         wrong = config_error(error, "The target", code="invalid_publish")
         raise BitfoundryError(wrong.message, hint=wrong.hint, code=wrong.code) from error

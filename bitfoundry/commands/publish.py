@@ -9,7 +9,8 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from bitfoundry.client.answers import ArtifactFile, Job
-from bitfoundry.client.registry import REFERENCE, ModelVersion
+from bitfoundry.client.model_answers import ModelVersion
+from bitfoundry.client.registry import REFERENCE
 from bitfoundry.client.service import JOB_ID, Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, Home, Key, ResultName, Url, connect, connect_if_any, read_config

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from bitfoundry.client.registry import Actor, AliasRequest, ModelVersion, RegisteredModel, split_reference
+from bitfoundry.client.model_answers import Actor, AliasRequest, ModelVersion, RegisteredModel
+from bitfoundry.client.registry import split_reference
 from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, JobId, show_deleted, with_client

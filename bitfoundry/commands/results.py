@@ -56,9 +56,10 @@ def _jobs(name: str, client: Client) -> list[Job]:
 def _files_of(job: Job, client: Client) -> Path:
     if job.artifact is None:
         raise BitfoundryError(
-            f"The job {job.name or job.id} has no files: it is {job.state}.", code="not_ready",
+            f"The job {job.name or job.id} has no files: it is {job.state}.",
+            code="not_ready",
             hint=f"`bitfoundry watch {job.id}` waits for its end.",
-        )  # fmt: skip
+        )
     if job.artifact.path and (Path(job.artifact.path) / "MANIFEST.json").is_file():
         return Path(job.artifact.path)
     from bitfoundry.local.folders import cache_dir

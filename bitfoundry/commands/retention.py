@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bitfoundry.client.retention import DueJobs
+from bitfoundry.client.project_answers import DueJobs
 from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import show_rows

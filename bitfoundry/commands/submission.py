@@ -28,11 +28,16 @@ from quantcore.config.texts import BUILTIN
 from quantcore.errors import QuantError
 
 OLDER_NAMES = {
-    "-c": "--quant_scheme", "--config": "--quant_scheme", "--export": "--model_export",
-    "--calibration_source": "--dataset", "--calibration_config": "--dataset_config",
-    "--calibration_split": "--dataset_split", "--calibration_column": "--dataset_column",
-    "--num_samples": "--num_calib_data", "--file2file": "--file2file_quantization",
-}  # fmt: skip
+    "-c": "--quant_scheme",
+    "--config": "--quant_scheme",
+    "--export": "--model_export",
+    "--calibration_source": "--dataset",
+    "--calibration_config": "--dataset_config",
+    "--calibration_split": "--dataset_split",
+    "--calibration_column": "--dataset_column",
+    "--num_samples": "--num_calib_data",
+    "--file2file": "--file2file_quantization",
+}
 
 
 PLACE = ("source", "sources", "config", "split", "revision", "column")
@@ -160,8 +165,13 @@ def _add_job(flags: Flags) -> None:
     add_job(flags)
     add_budget(flags, required=False)
     add_goal(flags, is_alone=False)
-    flags.add_argument("--evaluation", action="append", default=[], metavar="NAME=VALUE",
-                       help="evaluation setting by its API name, e.g. num_prompts=0; repeatable")  # fmt: skip
+    flags.add_argument(
+        "--evaluation",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="evaluation setting by its API name, e.g. num_prompts=0; repeatable",
+    )
     add = flags.add_argument_group("service").add_argument
     add(
         "--url",

@@ -201,9 +201,13 @@ class Postgres:
         while self._process is not None and self._process.poll() is None and time.monotonic() < limit:
             try:
                 with psycopg.connect(
-                    host=str(sockets), user=SUPERUSER, dbname="postgres", autocommit=True,
-                    connect_timeout=DATABASE_CONNECT_S, options=f"-c statement_timeout={DATABASE_MIGRATION_S}s",
-                ) as session:  # fmt: skip
+                    host=str(sockets),
+                    user=SUPERUSER,
+                    dbname="postgres",
+                    autocommit=True,
+                    connect_timeout=DATABASE_CONNECT_S,
+                    options=f"-c statement_timeout={DATABASE_MIGRATION_S}s",
+                ) as session:
                     row = session.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
                     if row is None:
                         session.execute(f"CREATE DATABASE {DATABASE}")

@@ -144,9 +144,12 @@ def _take_turns(lists: Sequence[BlockList]) -> bool:
 
 
 def _encoder_and_decoder(
-    fitting: Sequence[tuple[BlockList, int]], every: Sequence[BlockList], tensors: Mapping[str, TensorHeader], *,
+    fitting: Sequence[tuple[BlockList, int]],
+    every: Sequence[BlockList],
+    tensors: Mapping[str, TensorHeader],
+    *,
     has_towers: bool,
-) -> Blocks:  # fmt: skip
+) -> Blocks:
     """Return the blocks of an encoder and of its decoder; of the decoder alone if the encoder reads sound or images."""
     sides = {blocks.prefix: match[1] for blocks, _ in fitting if (match := _SIDE.search(blocks.prefix))}
     encoders, decoders = (

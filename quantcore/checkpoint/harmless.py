@@ -71,10 +71,21 @@ class Known:
         return value
 
 
-_TEMPLATES = ("chat_template", "response_template", "response_schema", "chat_control_tokens",
-              "grounded_generation_template", "tool_use_template")  # fmt: skip
-_CLASSES = ("tokenizer_class", "processor_class", "image_processor_type", "feature_extractor_type",
-            "video_processor_type")  # fmt: skip
+_TEMPLATES = (
+    "chat_template",
+    "response_template",
+    "response_schema",
+    "chat_control_tokens",
+    "grounded_generation_template",
+    "tool_use_template",
+)
+_CLASSES = (
+    "tokenizer_class",
+    "processor_class",
+    "image_processor_type",
+    "feature_extractor_type",
+    "video_processor_type",
+)
 """Names of classes; Transformers takes only its own."""
 
 TOKENIZER = Known(

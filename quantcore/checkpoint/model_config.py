@@ -5,6 +5,7 @@ Another list of such names anywhere else is one that misses a family.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,13 @@ EXPERTS_PER_TOKEN = (
     "num_selected_experts", "router_top_k",
 )  # fmt: skip
 DEPTH = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+VOCABULARIES = ("vocab_size",)
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+_NUM_CACHED_HEADS = re.compile(
+    r"(?!linear_)(.*num_(global_)?(attention|key_value|kv)_heads|num_heads|n_head|.*attention_heads)"
+)
+_CACHED_HEAD_DIM = re.compile(r"(?!linear_).*head_dim(_\w+)?")
+_CACHED_HIDDEN = ("hidden_size", "n_embd", "d_model", "attention_hidden_size")
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,12 @@ class ModelConfig:
 
     @property
     def vocab_size(self) -> int | None:
-        return first(self.text, ("vocab_size",)) or first(self.raw, ("vocab_size",))
+        return first(self.text, VOCABULARIES) or first(self.raw, VOCABULARIES)
+
+    @property
+    def vocab_sizes(self) -> list[int]:
+        """The numbers of tokens of all parts of config.json: PI0's text config is deep inside."""
+        return [size for part in self._parts() if (size := first(part, VOCABULARIES))]
 
     @property
     def num_experts(self) -> int | None:
@@ -72,6 +84,18 @@ class ModelConfig:
         """The number of experts per token, from the same part as ``num_experts``."""
         mixtures = (part for part in self._parts() if (first(part, EXPERTS) or 0) > 1)
         return next((first(part, EXPERTS_PER_TOKEN) for part in mixtures), None)
+
+    @property
+    def cache_widths(self) -> set[int]:
+        """The possible numbers of channels of a token's keys or values; empty if config.json does not say.
+
+        Blocks of several kinds may have heads of their own, under names of their own.
+        """
+        numbers = list(_numbers(self.raw))
+        heads = {value for key, value in numbers if _NUM_CACHED_HEADS.fullmatch(key)}
+        dims = {value for key, value in numbers if _CACHED_HEAD_DIM.fullmatch(key)}
+        dims |= {value // num for key, value in numbers if key in _CACHED_HIDDEN for num in heads if not value % num}
+        return {num * dim for num in heads for dim in dims}
 
     @property
     def predicts_tokens(self) -> bool:
@@ -90,3 +114,27 @@ class ModelConfig:
 def first(config: Mapping[str, Any], names: Sequence[str]) -> int | None:
     """Return the first positive number that ``config`` has under one of these names."""
     return next((config[name] for name in names if type(config.get(name)) is int and config[name] > 0), None)
+
+
+def required(config: Mapping[str, Any], names: Sequence[str]) -> int:
+    """Return the first positive number that ``config`` has under one of these names. Raises KeyError with the usual."""
+    value = first(config, names)
+    if value is None:
+        raise KeyError(names[0])
+    return value
+
+
+def head_width(config: Mapping[str, Any]) -> int:
+    """Return the width of an attention head. Raises KeyError if this part of config.json does not say it."""
+    return first(config, HEAD_DIMS) or required(config, HIDDEN) // required(config, HEADS)
+
+
+def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the name and value of every positive integer in config.json and in the configs inside it."""
+    for key, value in config.items():
+        values = value if isinstance(value, list) else [value]
+        for item in values:
+            if isinstance(item, Mapping):
+                yield from _numbers(item)
+            elif type(item) is int and item > 0:
+                yield str(key), item

@@ -62,9 +62,10 @@ def find_roles(shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
 def tensors_of_drafts(stored: Iterable[str], blocks: Blocks) -> list[str]:
     """Return those of the ``stored`` tensors that belong to draft heads: behind the blocks, or called mtp or eagle."""
     return [
-        name for name in stored
+        name
+        for name in stored
         if DRAFT_PART.search(name) or ((block := blocks.number_of(name)) is not None and block >= len(blocks))
-    ]  # fmt: skip
+    ]
 
 
 def is_inside_draft(module: str) -> bool:

@@ -21,10 +21,13 @@ def find_unused(names: Iterable[str], config: Mapping[str, Any], blocks: Blocks)
     num_shared = _text(config).get("num_kv_shared_layers") or 0
     first = len(blocks) - num_shared
     return {
-        name for name in names
-        if num_shared and name.rpartition(".")[2] in _KEYS_AND_VALUES
-        and (block := blocks.number_of(f"{name}.weight")) is not None and first <= block < len(blocks)
-    }  # fmt: skip
+        name
+        for name in names
+        if num_shared
+        and name.rpartition(".")[2] in _KEYS_AND_VALUES
+        and (block := blocks.number_of(f"{name}.weight")) is not None
+        and first <= block < len(blocks)
+    }
 
 
 def missing_siblings(names: Iterable[str], config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,11 @@ def parser() -> Flags:
 def task_of(options: argparse.Namespace) -> Task:
     """Return the Task of the flags of ``auto``."""
     return Task(
-        **model_of(options), output_dir=Path(options.output_dir).absolute(),
-        config=Config(global_quant_config=NO_SCHEME), goal=goal_of(options), calibration=calibration_of(options),
-        evaluation=evaluation_of(options), gate=options.gate,
-    )  # fmt: skip
+        **model_of(options),
+        output_dir=Path(options.output_dir).absolute(),
+        config=Config(global_quant_config=NO_SCHEME),
+        goal=goal_of(options),
+        calibration=calibration_of(options),
+        evaluation=evaluation_of(options),
+        gate=options.gate,
+    )

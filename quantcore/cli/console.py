@@ -205,9 +205,13 @@ def show_change(pair: PairedQuality) -> None:
     for name, before, after, change in (
         ("mean KL", old.divergence.kl_mean, new.divergence.kl_mean, _percent(pair.kl_change)),
         ("perplexity", old.after.token_perplexity, new.after.token_perplexity, _percent(perplexity)),
-        ("top-1", old.divergence.top1_agreement, new.divergence.top1_agreement,
-         f"{top1.value:+.4f} ({top1.low:+.4f} to {top1.high:+.4f})"),
-    ):  # fmt: skip
+        (
+            "top-1",
+            old.divergence.top1_agreement,
+            new.divergence.top1_agreement,
+            f"{top1.value:+.4f} ({top1.low:+.4f} to {top1.high:+.4f})",
+        ),
+    ):
         table.add_row(name, str(before), str(after), change)
     out = Console()
     out.print(table)
@@ -216,8 +220,10 @@ def show_change(pair: PairedQuality) -> None:
     out.print(
         f"{new.num_tokens} tokens in {new.num_windows} windows; in brackets: the 95 % interval. A rise of the KL by"
         f" {100 * pair.smallest_kl_change:.2g} % or more is found 19 times in 20.",
-        style="dim", highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        style="dim",
+        highlight=False,
+        soft_wrap=True,
+    )
     spread = "The interval does not cover what another seed would change: give several results of each recipe for that."
     if pair.seed_deviation is not None:
         spread = f"The KL of results of one recipe deviates by {100 * pair.seed_deviation:.2g} % from seed to seed."

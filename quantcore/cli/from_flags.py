@@ -43,15 +43,24 @@ from quantcore.hub.download import is_model_id, resolve
 from quantcore.plan.mix_schemes import resolve as resolve_schemes
 
 CALIBRATION_FLAGS = {
-    "config": "dataset_config", "split": "dataset_split", "column": "dataset_column",
-    "chat_template_kwargs": "chat_template_kwargs", "num_samples": "num_calib_data", "seq_len": "seq_len",
+    "config": "dataset_config",
+    "split": "dataset_split",
+    "column": "dataset_column",
+    "chat_template_kwargs": "chat_template_kwargs",
+    "num_samples": "num_calib_data",
+    "seq_len": "seq_len",
     "seed": "seed",
-}  # fmt: skip
+}
 TEXT_FLAGS = {
-    "num_windows": "num_eval_data", "seq_len": "eval_seq_len", "source": "eval_dataset",
-    "config": "eval_dataset_config", "split": "eval_dataset_split", "column": "eval_dataset_column",
-    "chat_template_kwargs": "eval_chat_template_kwargs", "stride": "eval_stride",
-}  # fmt: skip
+    "num_windows": "num_eval_data",
+    "seq_len": "eval_seq_len",
+    "source": "eval_dataset",
+    "config": "eval_dataset_config",
+    "split": "eval_dataset_split",
+    "column": "eval_dataset_column",
+    "chat_template_kwargs": "eval_chat_template_kwargs",
+    "stride": "eval_stride",
+}
 EVALUATION_FLAGS = TEXT_FLAGS | {"limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size"}
 """The flag of each field whose value is passed on unchanged."""
 CHANGE_FLAGS = {field: flag.removeprefix("--") for field, flag in PresetChanges.flags().items()}
@@ -160,9 +169,11 @@ def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, A
     scheme, chain = given & {*SCHEME_FLAGS}, _chain(options)
     if scheme and "quant_scheme" not in given:
         raise ConfigError(
-            f"--{min(scheme)} changes a scheme, but no scheme is given.", code="config_required",
-            hint="Choose one: --quant_scheme w4a16 (see `bitfoundry presets`).", field="/config",
-        )  # fmt: skip
+            f"--{min(scheme)} changes a scheme, but no scheme is given.",
+            code="config_required",
+            hint="Choose one: --quant_scheme w4a16 (see `bitfoundry presets`).",
+            field="/config",
+        )
     more = {} if chain is None else {"algo_config": [algorithm.to_dict() for algorithm in chain]}
     if not scheme:
         return more
@@ -363,5 +374,7 @@ def mix_of(options: argparse.Namespace) -> dict[str, Any]:
     if export is None:
         export = default_format(*asked.configs.values())
     return {
-        "asked": asked, "calibration": calibration_of(options), "export": "quark" if export == "hf_format" else export,
-    }  # fmt: skip
+        "asked": asked,
+        "calibration": calibration_of(options),
+        "export": "quark" if export == "hf_format" else export,
+    }

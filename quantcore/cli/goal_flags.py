@@ -33,9 +33,11 @@ def add_goal(flags: argparse.ArgumentParser, *, is_alone: bool) -> None:
         f" (default: {100 * DEFAULT_RECOVERY:g}%%, as a faithful result)",
     )
     add(
-        "--context", type=_told(parse_tokens), default=8192,
+        "--context",
+        type=_told(parse_tokens),
+        default=8192,
         help="tokens whose KV cache must fit the device beside the weights, as 32k (default: 8k)",
-    )  # fmt: skip
+    )
     add("--time", type=_told(parse_duration), help="start no candidate that would end later, as 2h (default: no limit)")
 
 
@@ -43,13 +45,19 @@ def goal_of(options: argparse.Namespace) -> Goal:
     """Return the goal of the flags. Raises ConfigError for an unknown device, or a size that is none."""
     if missing := [name for name in ("runtime", "device") if getattr(options, name) is None]:
         raise ConfigError(
-            f"A goal names a runtime and a device, and there is no --{missing[0]}.", code="invalid_goal",
-            hint="For example: --runtime vllm --device 24GB.", field=f"/goal/{missing[0]}",
-        )  # fmt: skip
+            f"A goal names a runtime and a device, and there is no --{missing[0]}.",
+            code="invalid_goal",
+            hint="For example: --runtime vllm --device 24GB.",
+            field=f"/goal/{missing[0]}",
+        )
     return Goal(
-        runtime=options.runtime, device=options.device, max_size=options.max_size,
-        min_recovery=options.min_recovery, context=options.context, max_time_s=options.time,
-    )  # fmt: skip
+        runtime=options.runtime,
+        device=options.device,
+        max_size=options.max_size,
+        min_recovery=options.min_recovery,
+        context=options.context,
+        max_time_s=options.time,
+    )
 
 
 def _told(parse: Callable[[str], T]) -> Callable[[str], T]:

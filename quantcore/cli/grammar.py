@@ -39,8 +39,9 @@ class Flags(argparse.ArgumentParser):
         self._aliases = aliases or {}
         self._by_place: dict[str, tuple[argparse.Action, Any, bool]] = {}
 
-    def add_place(self, place: str, *flags: str, default: Any = None, help: str, required: bool = False,
-                  **settings: Any) -> None:  # fmt: skip
+    def add_place(
+        self, place: str, *flags: str, default: Any = None, help: str, required: bool = False, **settings: Any
+    ) -> None:
         """Add an argument that is given by its place on the command line or by one of ``flags``.
 
         Its value has the name of the last flag, and is ``default`` if it is not given.

@@ -333,9 +333,15 @@ def _pull(arguments: list[str]) -> int:
     flags.add_argument("model_id", help="org/name")
     flags.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
     flags.add_argument(
-        "-o", "--output", "--output_dir", dest="output_dir", required=True, type=Path, metavar="OUT",
+        "-o",
+        "--output",
+        "--output_dir",
+        dest="output_dir",
+        required=True,
+        type=Path,
+        metavar="OUT",
         help="folder to create, or to resume in",
-    )  # fmt: skip
+    )
     flags.add_argument(
         "--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar"
     )

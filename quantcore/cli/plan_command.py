@@ -15,6 +15,7 @@ from quantcore.checkpoint.headers import ModelHeaders, read_json
 from quantcore.cli.flags import add_hardware, add_scheme
 from quantcore.cli.from_flags import calibration_of, config_of_flags, exports_of
 from quantcore.cli.grammar import Flags, add_model
+from quantcore.config.job_spec import JobSpec
 from quantcore.hub import download as hub
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import read_model
@@ -49,11 +50,12 @@ def answer(options: argparse.Namespace) -> Capacity:
     """Plan the job of the flags. Raises QuantError for a model that is not understood, or a job that cannot work."""
     hardware = parse_hardware(options.devices, options.nodes, options.host_memory, options.disk)
     headers = read_outline(options.model_dir)
-    return plan_for(
-        hardware, config_of_flags(options), headers.config, headers.tensors,
+    spec = JobSpec(
+        config=config_of_flags(options),
         calibration=text_with_model_defaults(calibration_of(options), headers.config),
-        exports=exports_of(options), warnings=headers.warnings,
-    )  # fmt: skip
+        export=exports_of(options),
+    )
+    return plan_for(hardware, spec, headers)
 
 
 def read_outline(model: str) -> ModelHeaders:
@@ -91,9 +93,13 @@ def show(found: Capacity) -> None:
         _executors(found),
     ]
     console.print(Group(*tables))
-    console.print(f"[dim]Time assumes {found.speeds.title}, {found.speeds.read / GB:g} GB/s read,"
-                  f" {found.speeds.hashing / GB:g} GB/s hashed, {found.speeds.exchange / GB:g} GB/s between ranks;"
-                  " details: --json[/]", highlight=False, soft_wrap=True)  # fmt: skip
+    console.print(
+        f"[dim]Time assumes {found.speeds.title}, {found.speeds.read / GB:g} GB/s read,"
+        f" {found.speeds.hashing / GB:g} GB/s hashed, {found.speeds.exchange / GB:g} GB/s between ranks;"
+        " details: --json[/]",
+        highlight=False,
+        soft_wrap=True,
+    )
     for fault in found.faults:
         console.print(f"[red]{fault}[/]", highlight=False, soft_wrap=True)
     for advice in found.advice:

@@ -36,8 +36,8 @@ from quantcore.plan.capacity import capacity
 from quantcore.plan.fitting import fit
 from quantcore.plan.fitting import upper_bound as upper_bound_of_goal
 from quantcore.plan.hardware import Hardware
-from quantcore.plan.job import plan_job, with_model_defaults
-from quantcore.plan.planner import Plan
+from quantcore.plan.job import with_model_defaults
+from quantcore.plan.planner import Plan, make_plan
 from quantcore.sandbox import landlock
 
 
@@ -137,7 +137,7 @@ def _plan(spec: JobSpec, headers: ModelHeaders, hardware: Hardware | None) -> di
         needed = None
         if hardware is not None:
             blocks = [1] * plan.num_blocks
-            needed = capacity(plan, spec.config, headers.config, headers.tensors, blocks, hardware).to_dict()
+            needed = capacity(plan, spec, headers, blocks, hardware).to_dict()
         lengths = {"seq_len": spec.calibration.seq_len, "evaluation_seq_len": spec.evaluation.seq_len}
         return {"plan": plan.to_dict(), "export": spec.export, "capacity": needed, **lengths}
     except QuantError as error:
@@ -149,10 +149,10 @@ def _plan_of(spec: JobSpec, headers: ModelHeaders) -> Plan:
         return upper_bound_of_goal(fit(spec.goal, headers, spec.calibration, spec.export))
     mix = spec.mix
     if mix is None:
-        return plan_job(spec, headers)
+        return make_plan(spec, headers)
     plans = mix_schemes.plan_each(
         mix,
-        lambda config: plan_job(spec.model_copy(update={"config": config}), headers),
+        lambda config: make_plan(spec.model_copy(update={"config": config}), headers),
         spec.config.algo_config,
     )
     return mix_schemes.upper_bound(mix, plans)

@@ -29,9 +29,11 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: the one that jobs use)")
     flags.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
     flags.add_argument(
-        "--report", type=new_file, metavar="FILE",
+        "--report",
+        type=new_file,
+        metavar="FILE",
         help="also write the report as JSON, to attach to an issue; it names versions and the device, but no paths",
-    )  # fmt: skip
+    )
     return flags
 
 

@@ -10,7 +10,7 @@ for AMD Quark work unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -333,11 +333,11 @@ BuiltIn = Annotated[
     | DistillConfig,
     Field(discriminator="name"),
 ]
-NAMES = (
-    "smoothquant", "autosmoothquant", "awq", "rotation", "rtn", "gptq", "gptaq", "yaqa", "qronos", "autoround",
-    "bias_correction", "distill",
-)  # fmt: skip
-BUILT_IN_NAMES = frozenset((*NAMES, "smooth"))
+_NAMES_OF: dict[Any, tuple[str, ...]] = {
+    options: get_args(options.__pydantic_fields__["name"].annotation) for options in get_args(get_args(BuiltIn)[0])
+}
+NAMES = tuple(names[-1] for names in _NAMES_OF.values())  # before it are other spellings
+BUILT_IN_NAMES = frozenset(name for names in _NAMES_OF.values() for name in names)
 
 
 def _check(name: str, entry: Any) -> None:
@@ -352,8 +352,8 @@ def _check(name: str, entry: Any) -> None:
 
 
 ALGORITHMS: Registry[Any] = Registry("algorithm", None, "bitfoundry.transforms", "bitfoundry.solvers", check=_check)
-for _options in get_args(get_args(BuiltIn)[0]):
-    for _name in get_args(_options.__pydantic_fields__["name"].annotation):
+for _options, _names in _NAMES_OF.items():
+    for _name in _names:
         ALGORITHMS.add(_name)(_options)
 
 
@@ -407,27 +407,6 @@ _ADAPTER: TypeAdapter[Any] = TypeAdapter(AlgoConfig)
 def config_of(name: str) -> Any:
     """Return the config of the algorithm called ``name`` with its defaults."""
     return _ADAPTER.validate_python({"name": name})
-
-
-def check_chain(algo_config: Sequence[Any]) -> None:
-    """Raise ValueError unless ``algo_config`` is transforms, at most one solver, corrections: each kind once."""
-    solvers: list[Any] = [algorithm for algorithm in algo_config if isinstance(algorithm, SolverConfig)]
-    if len(solvers) > 1:
-        names = " and ".join(solver.name for solver in solvers)
-        raise ValueError(f"{names} both round the weights: use only one of them in a chain")
-    in_order = sorted(algo_config, key=_place)
-    if in_order != list(algo_config):
-        late = next(after for after, before in zip(algo_config, in_order, strict=True) if after is not before)
-        what = "rounds the weights" if late in solvers else "corrects rounding errors"
-        raise ValueError(f"{late.name} {what}, so it comes last: {', '.join(algorithm.name for algorithm in in_order)}")
-    kinds = [type(algorithm) for algorithm in algo_config]
-    twice = next((algorithm for algorithm in algo_config if kinds.count(type(algorithm)) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice.name} is listed twice")
-
-
-def _place(algorithm: Any) -> int:
-    return 2 if isinstance(algorithm, CorrectionConfig) else int(isinstance(algorithm, SolverConfig))
 
 
 def load_quant_algo_config_from_file(file_path: str | Path) -> Any:

@@ -13,9 +13,12 @@ def _spec(dtype: str, group_size: int = 32, scale_type: ScaleType = ScaleType.fl
     """Return the spec of blocks with these codes; unsigned ones count from a minimum, which is stored as well."""
     zeros = ZeroPointType.float32 if dtype.startswith("u") else ZeroPointType.int32
     return QuantizationSpec(
-        dtype=Dtype(dtype), qscheme=QSchemeType.per_group, group_size=group_size, scale_type=scale_type,
+        dtype=Dtype(dtype),
+        qscheme=QSchemeType.per_group,
+        group_size=group_size,
+        scale_type=scale_type,
         zero_point_type=zeros,
-    )  # fmt: skip
+    )
 
 
 GGUF_TYPES = {

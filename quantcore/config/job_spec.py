@@ -256,9 +256,11 @@ def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
 def check_goal(spec: JobSpec) -> None:
     """Raise ConfigError ``conflicting_goal`` for a job that sets a field which its goal chooses."""
     own = {
-        "config": spec.config != Config(global_quant_config=NO_SCHEME), "mix": spec.mix is not None,
-        "file2file": spec.file2file, "evaluation": spec.evaluation.num_windows == 0,
-    }  # fmt: skip
+        "config": spec.config != Config(global_quant_config=NO_SCHEME),
+        "mix": spec.mix is not None,
+        "file2file": spec.file2file,
+        "evaluation": spec.evaluation.num_windows == 0,
+    }
     if conflict := next((name for name, is_own in own.items() if is_own), None):
         raise conflicting_goal(conflict)
 

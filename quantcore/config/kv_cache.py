@@ -8,19 +8,15 @@ config.json declares, and there is no recurrence beside it. No other layer is qu
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CACHED_LAYERS, Config, is_cached
 from quantcore.errors import ConfigError
 
-_NUM_HEADS = re.compile(
-    r"(?!linear_)(.*num_(global_)?(attention|key_value|kv)_heads|num_heads|n_head|.*attention_heads)"
-)
-_HEAD_DIM = re.compile(r"(?!linear_).*head_dim(_\w+)?")
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "attention_hidden_size")
 _RECURRENT = ("A_log", "dt_bias", "k_conv1d.weight", "conv1d.weight")
 """Parameters that only linear attention has beside its projections: it keeps a state, no keys and values."""
 NO_CACHE_HINT = "Do not quantize the KV cache (--kv_cache_dtype, kv_cache, kv_cache_quant_config)."
@@ -50,7 +46,7 @@ def check_kv_cache(
     for name in names:
         _check_conflict(config, name)
     cached = [layer for layer in layers if is_of_cache(layer)]
-    widths = _widths(model_config)
+    widths = ModelConfig(model_config).cache_widths
     odd = [layer for layer in cached if widths and layer.out_features not in widths]
     if odd:
         why = (
@@ -111,23 +107,3 @@ def _check_conflict(config: Config, name: str) -> None:
                 "layer_quant_config.",
                 field=f"/kv_cache_quant_config/{cache[0]}/{field}",
             )
-
-
-def _widths(model_config: Mapping[str, Any]) -> set[int]:
-    """Return the possible numbers of channels of a token's keys or values; empty if config.json does not say."""
-    numbers = list(_numbers(model_config))
-    heads = {value for key, value in numbers if _NUM_HEADS.fullmatch(key)}
-    dims = {value for key, value in numbers if _HEAD_DIM.fullmatch(key)}
-    dims |= {value // num for key, value in numbers if key in _HIDDEN for num in heads if not value % num}
-    return {num * dim for num in heads for dim in dims}
-
-
-def _numbers(model_config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the name and value of every positive integer in config.json and in the configs inside it."""
-    for key, value in model_config.items():
-        values = value if isinstance(value, list) else [value]
-        for item in values:
-            if isinstance(item, Mapping):
-                yield from _numbers(item)
-            elif type(item) is int and item > 0:
-                yield str(key), item

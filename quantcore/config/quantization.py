@@ -18,7 +18,8 @@ from pydantic import Field, StrictBool, TypeAdapter, ValidationError, field_vali
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
 
-from quantcore.config.algorithms import AlgoConfig, AutoRoundConfig, DistillConfig, RotationConfig, check_chain
+from quantcore.config.algorithm_chain import check_chain
+from quantcore.config.algorithms import AlgoConfig, AutoRoundConfig, DistillConfig, RotationConfig
 from quantcore.config.gguf_types import GgufTypes
 from quantcore.config.spec import (
     Dtype,
@@ -29,16 +30,32 @@ from quantcore.config.spec import (
     ScaleType,
     ZeroPointType,
     one_of,
-)  # fmt: skip
+)
 from quantcore.config.texts import BUILTIN, DATASET_ID, CalibrationConfig, TextSource, is_dataset_id
 from quantcore.config.values import STRICT, Value, config_error, given_fields
 from quantcore.errors import ConfigError
 
 __all__ = [
-    "BUILTIN", "DATASET_ID", "CalibrationConfig", "Config", "Dtype", "QSchemeType", "QuantizationConfig",
-    "QuantizationMode", "QuantizationSpec", "RoundType", "ScaleMode", "ScaleType", "TextSource", "ZeroPointType",
-    "is_dataset_id", "json_schema", "learns_from_data", "parse_config", "parse_size",
-]  # fmt: skip
+    "BUILTIN",
+    "DATASET_ID",
+    "CalibrationConfig",
+    "Config",
+    "Dtype",
+    "QSchemeType",
+    "QuantizationConfig",
+    "QuantizationMode",
+    "QuantizationSpec",
+    "RoundType",
+    "ScaleMode",
+    "ScaleType",
+    "TextSource",
+    "ZeroPointType",
+    "is_dataset_id",
+    "json_schema",
+    "learns_from_data",
+    "parse_config",
+    "parse_size",
+]
 
 LAYER_TYPES = ("Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "Conv1D", "Embedding", "EmbeddingBag")
 """Classes whose weight can be quantized. ``Conv1D`` is Transformers' transposed linear layer (GPT-2)."""
@@ -282,9 +299,11 @@ class Config(Value):
     def refuse_regular_expressions(self) -> None:
         """Raise ConfigError for patterns of other programs, ``re:...``: as globs they would match nothing."""
         tables = {
-            "exclude": self.exclude, "include": self.include, "layer_quant_config": self.layer_quant_config,
+            "exclude": self.exclude,
+            "include": self.include,
+            "layer_quant_config": self.layer_quant_config,
             "kv_cache_quant_config": self.kv_cache_quant_config,
-        }  # fmt: skip
+        }
         for field, patterns in tables.items():
             for pattern in patterns:
                 if pattern.startswith("re:"):

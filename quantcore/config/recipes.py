@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from quantcore.config.algorithms import config_of
-from quantcore.config.presets import PRESETS
+from quantcore.config.preset_table import PRESETS
 from quantcore.config.quantization import Config, QuantizationConfig, learns_from_data
 from quantcore.errors import ConfigError
 from quantcore.formats import IntFormat
@@ -47,7 +47,7 @@ def recipe(configs: Iterable[Config], effort: Effort) -> tuple[Any, ...]:
 
 def with_recipe(
     config: Config, effort: Effort | None, *, preset: str | None, file2file: bool = False, mixed: Iterable[Config] = ()
-) -> Config:  # fmt: skip
+) -> Config:
     """Return ``config`` with the recipe of ``effort``; by default balanced for a ``preset`` without algorithms.
 
     ``preset``: the name that the scheme was asked for by, None for a config. ``mixed``: the schemes that a mix chooses
@@ -126,9 +126,11 @@ def _kind(configs: Iterable[Config]) -> str | None:
     gradients of yaqa gained nothing.
     """
     layers = [
-        layer for config in configs for layer in _layers(config)
+        layer
+        for config in configs
+        for layer in _layers(config)
         if layer.weight is not None and layer.weight.format.scaled
-    ]  # fmt: skip
+    ]
     inputs = [layer.input_tensors for layer in layers if layer.input_tensors is not None]
     static = [spec for spec in inputs if learns_from_data(spec)]
     if any(isinstance(spec.format, IntFormat) for spec in static):

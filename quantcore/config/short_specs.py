@@ -123,14 +123,8 @@ class _PerChannel(DataTypeSpec):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class _PerGroup(DataTypeSpec):
-    ch_axis: Any = field(kw_only=False)
+class _PerGroup(_PerChannel):
     group_size: Any = field(kw_only=False)
-    symmetric: Any = True
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: Any = False
-    observer_method: Any = "min_max"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

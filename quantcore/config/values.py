@@ -89,9 +89,14 @@ def given_fields(values: Any) -> Any:
 
 
 def config_error(
-    error: ValidationError, what: str, *, code: str = "invalid_config", hint: str = "", prefix: str = "",
+    error: ValidationError,
+    what: str,
+    *,
+    code: str = "invalid_config",
+    hint: str = "",
+    prefix: str = "",
     fields: Any = (),
-) -> ConfigError:  # fmt: skip
+) -> ConfigError:
     """Return a ConfigError for the first problem that pydantic found; ``field`` is its JSON pointer below ``prefix``.
 
     ``what`` names the validated value, ``fields`` are the names of its possible fields, if they are known.
@@ -212,6 +217,9 @@ def _by_position(cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     else:
         message = f"{cls.__name__} takes its fields by name, but got {len(args)} value(s) by position."
     raise ConfigError(
-        message, code="invalid_config", hint=f"Pass fields by name: {', '.join(names)}.", allowed=names,
+        message,
+        code="invalid_config",
+        hint=f"Pass fields by name: {', '.join(names)}.",
+        allowed=names,
         field=f"/{twice[0]}" if twice else "",
-    )  # fmt: skip
+    )

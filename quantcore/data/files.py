@@ -84,9 +84,11 @@ def read_rows(path: Path) -> Iterator[Row]:
             yield row
     if not num_rows:
         raise CalibrationError(
-            "The file has no rows.", code="empty_dataset", hint="Use a file with at least one row.",
+            "The file has no rows.",
+            code="empty_dataset",
+            hint="Use a file with at least one row.",
             field="/calibration/source",
-        )  # fmt: skip
+        )
 
 
 @contextmanager
@@ -291,9 +293,10 @@ def _text(stream: BinaryIO) -> Iterator[Row]:
 def _row(place: str, value: Any) -> Row:
     if not isinstance(value, dict):
         raise CalibrationError(
-            f"{place} has no columns: it is of type {type(value).__name__}, not an object.", code="no_text_column",
+            f"{place} has no columns: it is of type {type(value).__name__}, not an object.",
+            code="no_text_column",
             hint='Each row must be an object such as {"text": "..."}.',
-        )  # fmt: skip
+        )
     return Row(place, value)
 
 

@@ -28,10 +28,12 @@ ALIASES: dict[str, dict[str, str]] = {
     "wikitext_for_gptq_benchmark": _WIKITEXT,
     "cnn_dailymail": {"source": "abisee/cnn_dailymail", "config": "3.0.0", "split": "train", "column": "article"},
     "HuggingFaceH4/ultrachat_200k": {
-        "source": "HuggingFaceH4/ultrachat_200k", "split": "train_sft", "column": "messages",
+        "source": "HuggingFaceH4/ultrachat_200k",
+        "split": "train_sft",
+        "column": "messages",
     },
     "ScienceQA": {"source": "derek-thomas/ScienceQA", "split": "train", "column": "question"},
-}  # fmt: skip
+}
 """The names of calibration sets in AMD Quark's script. Fields of a request take precedence over these."""
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"

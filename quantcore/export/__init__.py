@@ -11,7 +11,7 @@ from typing import Any
 
 from quantcore.checkpoint.besides import CODE
 from quantcore.config.layer_plan import LayerPlan, usual_layers
-from quantcore.config.presets import PRESETS
+from quantcore.config.preset_table import PRESETS
 from quantcore.config.quantization import Config
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import (
@@ -19,6 +19,7 @@ from quantcore.export.exporter import (
     Container,
     Decoder,
     Exporter,
+    FileContents,
     OwnFiles,
     Uniform,
     encoded,
@@ -30,9 +31,24 @@ from quantcore.export.exporter import (
 )
 
 __all__ = [
-    "EXPORTERS", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports", "default_format",
-    "encoded", "file_of", "formats_for", "holds_codes", "json_files", "layouts_of", "readers_of", "tensor_name",
-]  # fmt: skip
+    "EXPORTERS",
+    "Container",
+    "Decoder",
+    "Exporter",
+    "FileContents",
+    "Uniform",
+    "adapted",
+    "check_exports",
+    "default_format",
+    "encoded",
+    "file_of",
+    "formats_for",
+    "holds_codes",
+    "json_files",
+    "layouts_of",
+    "readers_of",
+    "tensor_name",
+]
 
 
 def formats_for(*configs: Config) -> list[str]:

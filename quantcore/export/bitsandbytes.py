@@ -176,14 +176,18 @@ class BitsAndBytesExporter:
                 if is_nested and state["nested_blocksize"] != SCALE_BLOCK:
                     raise not_held(f"the scales of {name} are quantized in blocks of {state['nested_blocksize']}")
                 spec = QuantizationSpec(
-                    dtype=dtype, qscheme=QSchemeType.per_group, group_size=state["blocksize"],
+                    dtype=dtype,
+                    qscheme=QSchemeType.per_group,
+                    group_size=state["blocksize"],
                     scale_type=ScaleType.double_quant if is_nested else ScaleType.float32,
-                )  # fmt: skip
+                )
                 layers[name] = StoredLayer(tuple(state["shape"]), QuantizationConfig(weight=spec))
         inputs = QuantizationSpec(
-            dtype=Dtype.int8, qscheme=QSchemeType.per_channel, is_dynamic=True,
+            dtype=Dtype.int8,
+            qscheme=QSchemeType.per_channel,
+            is_dynamic=True,
             outlier_threshold=quantization_config.get("llm_int8_threshold", 6.0) or None,
-        )  # fmt: skip
+        )
         weight = QuantizationSpec(dtype=Dtype.int8, qscheme=QSchemeType.per_channel)
         for name in files.modules_with("SCB"):
             config = QuantizationConfig(weight=weight, input_tensors=inputs)

@@ -50,9 +50,13 @@ SCALE_DTYPES = {ScaleType.e8m0: "torch.uint8", ScaleType.e4m3: "torch.float8_e4m
 """Names in config.json for the types of scales that are not ordinary numbers."""
 FLOAT_DTYPES = {4: "fp4", 6: "fp6_e2m3", 8: "fp8_e4m3"}
 SCHEMES = {
-    "tensor": QSchemeType.per_tensor, "channel": QSchemeType.per_channel, "token": QSchemeType.per_channel,
-    "group": QSchemeType.per_group, "tensor_group": QSchemeType.per_group, "block": QSchemeType.per_block,
-}  # fmt: skip
+    "tensor": QSchemeType.per_tensor,
+    "channel": QSchemeType.per_channel,
+    "token": QSchemeType.per_channel,
+    "group": QSchemeType.per_group,
+    "tensor_group": QSchemeType.per_group,
+    "block": QSchemeType.per_block,
+}
 
 
 class CompressedTensorsReaders(Readers):
@@ -90,9 +94,13 @@ class CompressedTensorsExporter:
     name = "compressed_tensors"
     title = "compressed-tensors safetensors (vLLM, Transformers)"
     readers = CompressedTensorsReaders(
-        "Transformers + compressed-tensors", preference=1, in_vllm=True, in_transformers=True,
-        transformers_package="compressed-tensors", stores_each_expert=True,
-    )  # fmt: skip
+        "Transformers + compressed-tensors",
+        preference=1,
+        in_vllm=True,
+        in_transformers=True,
+        transformers_package="compressed-tensors",
+        stores_each_expert=True,
+    )
 
     def refuse(self, layer: LayerPlan) -> str | None:
         outputs = layer.config.output_tensors
@@ -279,11 +287,14 @@ def _spec(args: Mapping[str, Any] | None, scale: str, files: StoredFiles) -> Qua
         raise not_held(f"{kind} of {bits} bits with strategy {strategy}")
     in_blocks = _scale_type(args, scale, files)
     spec = QuantizationSpec(
-        dtype=Dtype(dtype), qscheme=SCHEMES[strategy], symmetric=symmetric, is_dynamic=is_dynamic,
+        dtype=Dtype(dtype),
+        qscheme=SCHEMES[strategy],
+        symmetric=symmetric,
+        is_dynamic=is_dynamic,
         group_size=args["group_size"] if strategy in ("group", "tensor_group") else None,
         block_size=tuple(args["block_structure"]) if strategy == "block" else None,
         scale_type=ScaleType.float if in_blocks is None else in_blocks,
-    )  # fmt: skip
+    )
     return spec if is_dynamic or in_blocks is not None else files.with_scale(spec, scale)
 
 

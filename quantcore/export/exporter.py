@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -117,26 +118,40 @@ class Container(Protocol):
         """Raise ConfigError for a model that the format cannot hold."""
 
 
+@dataclass(frozen=True)
+class FileContents:
+    """What the file of a container is written from.
+
+    ``layouts`` has every tensor of the file, those of the planned ``layers`` included. ``model_config`` is config.json,
+    ``model_dir`` has the tokenizer, and ``tensors`` are the float checkpoint's. ``mix``: the name of a mix of GGUF
+    types that was asked for.
+    """
+
+    layouts: Mapping[str, TensorLayout]
+    layers: tuple[LayerPlan, ...]
+    model_config: Mapping[str, Any]
+    model_dir: Path
+    tensors: Mapping[str, TensorHeader]
+    mix: str | None = None
+
+
 class ContainerFile(Protocol):
     """Writes and reads the file of a container."""
 
-    def sink(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
-        model_config: Mapping[str, Any], model_dir: Path, *, tensors: Mapping[str, TensorHeader],
-        mix: str | None = None, creates: bool = True,
-    ) -> TensorSink:  # fmt: skip
-        """Return the sink for the tensors of ``layouts``, which include those of the planned ``layers``.
+    def sink(self, folder: Path, contents: FileContents, *, creates: bool = True) -> TensorSink:
+        """Return the sink for the tensors of the file.
 
-        ``tensors`` are the float checkpoint's.
-        ``mix``: the name of a mix of GGUF types that was asked for. Unless it ``creates`` the file, one with the same
-        arguments has done so, and what it wrote stays.
-        Raises ModelError for a model or a tokenizer that does not fit.
+        Unless it ``creates`` the file, one with the same arguments has done so, and what it wrote stays. Raises
+        ModelError for a model or a tokenizer that does not fit.
         """
 
     def source(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+        self,
+        folder: Path,
+        layouts: Mapping[str, TensorLayout],
+        model_config: Mapping[str, Any],
         floats: Mapping[str, TensorHeader],
-    ) -> TensorSource:  # fmt: skip
+    ) -> TensorSource:
         """Return the source that reads the written files; ``floats`` are the checkpoint's tensors."""
 
 

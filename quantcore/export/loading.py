@@ -91,9 +91,14 @@ def known_refusals(
 
 
 def program_lines(
-    export: str, layers: Sequence[LayerPlan], path: str, model: LoadedModel, *, is_read_by_transformers: bool,
+    export: str,
+    layers: Sequence[LayerPlan],
+    path: str,
+    model: LoadedModel,
+    *,
+    is_read_by_transformers: bool,
     refusals: Container[str] = (),
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """Return the Python lines that load the ``export`` of ``layers`` at ``path`` by program, the main one first.
 
     A program that was not seen to load such files is left out. ``is_read_by_transformers``: Transformers has read these

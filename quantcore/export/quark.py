@@ -179,9 +179,12 @@ class QuarkExporter:
 
     @staticmethod
     def _layer_overrides(
-        config: Config, layers: tuple[LayerPlan, ...], of_all: QuantizationConfig,
-        usual: Mapping[str, QuantizationConfig], queries: Mapping[str, Any],
-    ) -> dict[str, Any]:  # fmt: skip
+        config: Config,
+        layers: tuple[LayerPlan, ...],
+        of_all: QuantizationConfig,
+        usual: Mapping[str, QuantizationConfig],
+        queries: Mapping[str, Any],
+    ) -> dict[str, Any]:
         """Return overrides by full names, not patterns: readers interpret globs differently, but not exact names."""
         of_cache = {layer.name: usual[pattern] for layer in layers if (pattern := _cache_pattern(config, layer))}
         forms = {layer.name: _stored_form(layer) for layer in layers if not (queries and layer.name.endswith(QUERIES))}

@@ -45,9 +45,12 @@ CODEBOOKS = {
     for name in ("fp4", "nf4", "fp4_bnb", "iq4_nl", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2")
 }
 MICROSCALING = {
-    "fp4": "MXFP4", "fp6_e2m3": "MXFP6 (e2m3)", "fp6_e3m2": "MXFP6 (e3m2)",
-    "fp8_e4m3": "MXFP8 (e4m3)", "fp8_e5m2": "MXFP8 (e5m2)",
-}  # fmt: skip
+    "fp4": "MXFP4",
+    "fp6_e2m3": "MXFP6 (e2m3)",
+    "fp6_e3m2": "MXFP6 (e3m2)",
+    "fp8_e4m3": "MXFP8 (e4m3)",
+    "fp8_e5m2": "MXFP8 (e5m2)",
+}
 """Names of float levels whose scales are powers of two. Twice such a scale fits as well: their groups are of 32."""
 SMALLEST_BLOCK = 64
 GGUF_WITH_MINIMUM = {4: ("Q4_1", "Q4_K"), 5: ("Q5_1", "Q5_K")}

@@ -111,9 +111,13 @@ def resolve(model_id: str, revision: str = "main") -> str:
 
 
 def read_headers(
-    model_id: str, revision: str = "main", *, read: Callable[[Path], ModelHeaders] = read_local,
-    needed: re.Pattern[str] | None = None, token: str | None = None,
-) -> tuple[ModelHeaders, str]:  # fmt: skip
+    model_id: str,
+    revision: str = "main",
+    *,
+    read: Callable[[Path], ModelHeaders] = read_local,
+    needed: re.Pattern[str] | None = None,
+    token: str | None = None,
+) -> tuple[ModelHeaders, str]:
     """Return a model's headers and its commit, with a few requests of some kB and without weights.
 
     ``read`` gets a folder with the true config, headers and sizes, zeros for weights, and the tensors that have

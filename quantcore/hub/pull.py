@@ -82,9 +82,14 @@ def _list(model_id: str, revision: str) -> tuple[str, dict[str, RemoteFile], lis
 def _is_safe(name: str) -> bool:
     path = PurePosixPath(name)
     return (
-        bool(path.parts) and str(path) == name and not path.is_absolute() and ".." not in path.parts
-        and "\\" not in name and name.isprintable() and path.parts[0] not in (".git", ".cache")
-    )  # fmt: skip
+        bool(path.parts)
+        and str(path) == name
+        and not path.is_absolute()
+        and ".." not in path.parts
+        and "\\" not in name
+        and name.isprintable()
+        and path.parts[0] not in (".git", ".cache")
+    )
 
 
 def _check_manifest(folder: Path, files: dict[str, RemoteFile]) -> None:

@@ -202,9 +202,12 @@ def _upload(work: _Push, operations: Operations, emit: Emit) -> int:
     for batch in (small, *([addition] for addition in large)):
         if batch:
             work.api.preupload_lfs_files(
-                work.repo_id, additions=batch, revision=work.revision, create_pr=work.task.target.create_pr,
+                work.repo_id,
+                additions=batch,
+                revision=work.revision,
+                create_pr=work.task.target.create_pr,
                 free_memory=False,
-            )  # fmt: skip
+            )
             counter.finish({addition.path_in_repo: addition.upload_info.size for addition in batch})
     return counter.total
 

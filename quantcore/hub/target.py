@@ -117,10 +117,14 @@ def is_below(url: str, prefixes: tuple[str, ...]) -> bool:
 def _is_plain(path: str) -> bool:
     pure = PurePosixPath(path)
     return (
-        bool(path) and str(pure) == path and not pure.is_absolute() and path.isprintable()
-        and not {"..", "."} & set(pure.parts) and "\\" not in path
+        bool(path)
+        and str(pure) == path
+        and not pure.is_absolute()
+        and path.isprintable()
+        and not {"..", "."} & set(pure.parts)
+        and "\\" not in path
         and all(len(part.encode()) <= MAX_NAME_BYTES for part in pure.parts)
-    )  # fmt: skip
+    )
 
 
 def _is_free(path: str) -> bool:

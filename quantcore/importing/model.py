@@ -146,9 +146,12 @@ def _warn_of_floats(tensors: Mapping[str, TensorHeader]) -> tuple[str, ...]:
 
 
 def _model(
-    folder: Path, config: dict[str, Any], tensors: dict[str, TensorHeader], warnings: tuple[str, ...] = (),
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, TensorHeader],
+    warnings: tuple[str, ...] = (),
     quantized: QuantizedLayers | None = None,
-) -> Model:  # fmt: skip
+) -> Model:
     untied, more = untie_own_head(config, tensors)
     stored = {tensor.file for tensor in (quantized.files.tensors if quantized else tensors).values()}
     besides = warn_of_besides(folder, str(config["model_type"]), stored)

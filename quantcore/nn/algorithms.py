@@ -107,9 +107,16 @@ def layer_result(solved: Solved, seconds: float) -> LayerResult:
     """Return the errors of a solved layer."""
     errors, layer = measured(solved), solved.layer
     return LayerResult(
-        layer.name, layer.scheme, layer.shape, errors.relative_error, errors.sqnr_db, errors.output_error,
-        errors.rounding_error, errors.num_tokens, seconds,
-    )  # fmt: skip
+        layer.name,
+        layer.scheme,
+        layer.shape,
+        errors.relative_error,
+        errors.sqnr_db,
+        errors.output_error,
+        errors.rounding_error,
+        errors.num_tokens,
+        seconds,
+    )
 
 
 def _edges(prepared: Prepared, block: int) -> Iterator[EdgeResult]:

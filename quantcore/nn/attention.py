@@ -121,9 +121,11 @@ def _part(module: nn.Module, name: str) -> nn.Module:
 
 @contextmanager
 def attention_watched(
-    model: nn.Module, softmax: QuantizationSpec | None, keys: dict[str, QuantizationSpec] | None = None,
+    model: nn.Module,
+    softmax: QuantizationSpec | None,
+    keys: dict[str, QuantizationSpec] | None = None,
     quantized: Collection[str] = (),
-) -> Iterator[dict[str, nn.Module]]:  # fmt: skip
+) -> Iterator[dict[str, nn.Module]]:
     """Let the attention modules of ``model`` learn their ranges inside the block; afterwards they quantize.
 
     ``softmax`` is the spec of queries and probabilities; queries from a layer that is named in ``quantized`` are not

@@ -21,9 +21,13 @@ from quantcore.nn.progress import Progress
 
 
 def calibrate(
-    model: nn.Module, modules: dict[LayerPlan, nn.Module], batches: Iterable[Any] | None, progress: Progress, *,
+    model: nn.Module,
+    modules: dict[LayerPlan, nn.Module],
+    batches: Iterable[Any] | None,
+    progress: Progress,
+    *,
     others_learn: bool = False,
-) -> dict[LayerPlan, Activations]:  # fmt: skip
+) -> dict[LayerPlan, Activations]:
     """Return the ranges that layers with static specs learn from one pass of the float model over ``batches``.
 
     The model does not run if no layer needs it, unless ``others_learn`` in the same pass.

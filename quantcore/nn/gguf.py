@@ -14,7 +14,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.engine.modules.layers import QuantizedLayer, num_groups
 from quantcore.engine.modules.tensor_quantizer import TensorQuantizer
 from quantcore.errors import ConfigError
-from quantcore.export import EXPORTERS, Container, encoded, file_of, layouts_of
+from quantcore.export import EXPORTERS, Container, FileContents, encoded, file_of, layouts_of
 from quantcore.formats.weight_layout import stored as as_module_keeps
 from quantcore.nn.codes import encode_layer
 from quantcore.nn.layer_names import Stored
@@ -48,8 +48,8 @@ def export_gguf(stored: Stored, model_config: dict[str, Any], tokenizer_dir: Pat
     for name, plan in plans.items():
         layouts |= layouts_of(exporter, plan, dtypes[name])
     exporter.check(model_config, layouts)
-    given = (folder, layouts, tuple(plans.values()), model_config, tokenizer_dir)
-    with closing(file_of(exporter).sink(*given, tensors=headers)) as sink:
+    contents = FileContents(layouts, tuple(plans.values()), model_config, tokenizer_dir, headers)
+    with closing(file_of(exporter).sink(folder, contents)) as sink:
         for message in sink.warnings:
             log.warning(message)
         for name, tensor in stored.floats.items():

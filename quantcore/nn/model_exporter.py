@@ -87,14 +87,18 @@ class ModelExporter:
             config, export_dir = None, config
         if export_dir is None:
             raise ConfigError(
-                "ModelExporter has no folder to write to.", code="invalid_config", hint="Give export_dir.",
+                "ModelExporter has no folder to write to.",
+                code="invalid_config",
+                hint="Give export_dir.",
                 field="/export_dir",
-            )  # fmt: skip
+            )
         if not isinstance(config, ExporterConfig | None):
             raise ConfigError(
-                f"ModelExporter takes an ExporterConfig; {shown(config)} was given.", code="invalid_config",
-                hint="Pass ExporterConfig(json_export_config=JsonExporterConfig()), or omit it.", field="/config",
-            )  # fmt: skip
+                f"ModelExporter takes an ExporterConfig; {shown(config)} was given.",
+                code="invalid_config",
+                hint="Pass ExporterConfig(json_export_config=JsonExporterConfig()), or omit it.",
+                field="/config",
+            )
         self.config = config or ExporterConfig()
         self.export_dir = Path(export_dir)
 
@@ -140,9 +144,13 @@ class ModelExporter:
                     part.save_pretrained(folder)
 
     def export_onnx_model(
-        self, model: nn.Module, input_args: Any, input_names: Sequence[str] = (), output_names: Sequence[str] = (),
+        self,
+        model: nn.Module,
+        input_args: Any,
+        input_names: Sequence[str] = (),
+        output_names: Sequence[str] = (),
         opset_version: int = OPSET,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write ``model.onnx`` with quantize and dequantize nodes. ``input_args``: an example of a batch.
 
         The sizes of the inputs may change from call to call as far as the model allows. Raises ConfigError for a model
@@ -151,13 +159,15 @@ class ModelExporter:
         _frozen_layers(model)
         with building(self.export_dir) as folder:
             export_onnx(
-                model, input_args, folder / "model.onnx",
-                opset_version=opset_version, input_names=input_names, output_names=output_names,
-            )  # fmt: skip
+                model,
+                input_args,
+                folder / "model.onnx",
+                opset_version=opset_version,
+                input_names=input_names,
+                output_names=output_names,
+            )
 
-    def export_gguf_model(
-        self, model: nn.Module, tokenizer_path: str | Path, model_type: str | None = None
-    ) -> None:  # fmt: skip
+    def export_gguf_model(self, model: nn.Module, tokenizer_path: str | Path, model_type: str | None = None) -> None:
         """Write ``model.gguf`` for llama.cpp: weights, shapes and the tokenizer of the folder ``tokenizer_path``.
 
         The model gets the float16 scales and minimums of the file, so that both give the same results; the gguf presets
@@ -209,9 +219,12 @@ def _has_cache_scale(layer: QuantizedLayer) -> bool:
 def _format(config: JsonExporterConfig, custom_mode: str) -> str:
     if config.weight_format not in WEIGHT_FORMATS:
         raise unknown_value(
-            "weight_format", config.weight_format, WEIGHT_FORMATS, code="invalid_config",
+            "weight_format",
+            config.weight_format,
+            WEIGHT_FORMATS,
+            code="invalid_config",
             field="/json_export_config/weight_format",
-        )  # fmt: skip
+        )
     return custom_mode if config.weight_format == "real_quantized" else "fake_quantized"
 
 

@@ -30,9 +30,14 @@ from quantcore.nn.graph import export_program
 
 
 def export_onnx(
-    model: nn.Module, batch: Any, path: Path, *,
-    opset_version: int = OPSET, input_names: Sequence[str] = (), output_names: Sequence[str] = (),
-) -> None:  # fmt: skip
+    model: nn.Module,
+    batch: Any,
+    path: Path,
+    *,
+    opset_version: int = OPSET,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+) -> None:
     """Write the frozen ``model`` to ``path``. ``batch`` is an example of a call's inputs: see ``graph.trace``.
 
     ONNX Runtime computes in float32 and float16. A model in bfloat16 or float64 becomes a graph in float32, its inputs
@@ -55,9 +60,13 @@ def export_onnx(
         warnings.simplefilter("ignore", FutureWarning)  # torch's, about torch
         program = export_program(model, batch, _as_float32)
         exported = torch.onnx.export(
-            program, dynamo=True, opset_version=opset_version, verbose=False,
-            input_names=list(input_names) or None, output_names=list(output_names) or None,
-        )  # fmt: skip
+            program,
+            dynamo=True,
+            opset_version=opset_version,
+            verbose=False,
+            input_names=list(input_names) or None,
+            output_names=list(output_names) or None,
+        )
         assert exported is not None
         _narrow(exported.model)
         _check_dtypes(exported.model)

@@ -15,11 +15,13 @@ from typing import Any
 
 from quantcore.checkpoint.blocks import DEPTHS, KINDS, find_blocks
 from quantcore.checkpoint.experts import EXPERT
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layers import is_linear
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.model_config import ModelConfig
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.config.quantization import Config
 from quantcore.plan.distillation import BYTES_PER_SCALE, SAVED_BYTES_PER_SCALE, bytes_of_scales, num_passes
 from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Parts, by_block
 from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
@@ -133,25 +135,20 @@ class Capacity:
         }
 
 
-def plan_for(
-    hardware: Hardware, config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], *,
-    calibration: CalibrationConfig | None = None, exports: Sequence[str] = (), warnings: tuple[str, ...] = (),
-) -> Capacity:  # fmt: skip
+def plan_for(hardware: Hardware, spec: JobSpec, headers: ModelHeaders) -> Capacity:
     """Plan one block of each kind, and compare all blocks with ``hardware``. Raises the errors of ``plan.planner``."""
-    blocks = find_blocks(tensors, model_config)
+    blocks = find_blocks(headers.tensors, headers.config)
     counts = [1] * len(blocks)
-    if not _names_blocks(config) and len(blocks.lists) == 1:
-        tensors, counts = distinct_blocks(tensors, *blocks.lists[0])
-        model_config = _of_depth(model_config, len(counts))
-    plan = make_plan(config, model_config, tensors, calibration=calibration, exports=exports, warnings=warnings)
-    return capacity(plan, config, model_config, tensors, counts, hardware)
+    headers = replace(headers, stored_bytes=None)
+    if not _names_blocks(spec.config) and len(blocks.lists) == 1:
+        tensors, counts = distinct_blocks(headers.tensors, *blocks.lists[0])
+        headers = replace(headers, config=_of_depth(headers.config, len(counts)), tensors=tensors)
+    return capacity(make_plan(spec, headers), spec, headers, counts, hardware)
 
 
-def capacity(
-    plan: Plan, config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader],
-    counts: Sequence[int], hardware: Hardware,
-) -> Capacity:  # fmt: skip
+def capacity(plan: Plan, spec: JobSpec, headers: ModelHeaders, counts: Sequence[int], hardware: Hardware) -> Capacity:
     """Compute the capacity for ``plan`` with ``counts[i]`` blocks like its block i."""
+    config, tensors = spec.config, headers.tensors
     footprint = plan.footprint
     before = _in_all(plan, counts, {name: entry.num_bytes for name, entry in tensors.items()})
     after = _in_all(plan, counts, {name: entry.num_bytes for name, entry in plan.layouts[plan.main_export].items()})
@@ -162,7 +159,7 @@ def capacity(
     candidates = _candidates(plan, footprint, hardware, can_shard=config.needs_whole_blocks is None)
     able = [entry for entry in candidates if entry.executor != RESIDENT_FSDP]  # that one cannot calibrate
     chosen = next((entry for entry in able if entry.fits), min(able, key=lambda entry: entry.num_bytes))
-    work = _work(plan, config, model_config, tensors, counts, hardware)
+    work = _work(plan, config, headers, counts, hardware)
     disk = {"model": before, "artifact": after, "hidden_states": _states_on_disk(footprint, hardware, chosen)}
     if footprint.states:
         disk["saved_states"] = 2 * footprint.states
@@ -349,12 +346,10 @@ def _gb(size: float) -> str:
     return f"{size / GB:.1f} GB"
 
 
-def _work(
-    plan: Plan, config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader],
-    counts: Sequence[int], hardware: Hardware,
-) -> Work:  # fmt: skip
+def _work(plan: Plan, config: Config, headers: ModelHeaders, counts: Sequence[int], hardware: Hardware) -> Work:
+    tensors = headers.tensors
     num_experts = max((int(m["index"]) + 1 for name in tensors if (m := EXPERT.match(name))), default=1)
-    share = min(1.0, (ModelConfig(model_config).num_experts_per_token or num_experts) / num_experts)
+    share = min(1.0, (ModelConfig(headers.config).num_experts_per_token or num_experts) / num_experts)
     linear = {name: math.prod(entry.shape) for name, entry in tensors.items() if is_linear(name, entry)}
     everything = _in_all(plan, counts, linear)
     experts = _in_all(plan, counts, {name: size for name, size in linear.items() if EXPERT.match(name)})
@@ -411,7 +406,7 @@ def _speeds(hardware: Hardware) -> Speeds:
 
 def _seconds(
     plan: Plan, work: Work, before: int, after: int, hardware: Hardware, chosen: Candidate
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Estimate the seconds of each step, as if no two steps overlapped."""
     speeds, num_ranks = _speeds(hardware), hardware.num_ranks
     floats = 4 * work.num_values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quantcore.config.presets import Preset
+from quantcore.config.preset_table import Preset
 from quantcore.config.recipes import EFFORTS, recipe
 from quantcore.export import formats_for
 

@@ -8,7 +8,7 @@ from itertools import chain, combinations
 
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config.goal import Goal
-from quantcore.config.job_spec import DEFAULT_EXPORTS, KEEP, MixConfig, ResolvedMix, conflicting_goal
+from quantcore.config.job_spec import DEFAULT_EXPORTS, KEEP, JobSpec, MixConfig, ResolvedMix, conflicting_goal
 from quantcore.config.presets import PRESETS, with_kv_cache
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.config.recipes import DEFAULT_EFFORT, recipe
@@ -113,9 +113,8 @@ def _fit(
         configs = {name: with_kv_cache(config, kv_cache) for name, config in configs.items()}
 
     def plan_of(config: Config) -> Plan:
-        return make_plan(
-            config, headers.config, headers.tensors, calibration=calibration, exports=(export,), num_schemes=len(names)
-        )
+        spec = JobSpec(config=config, calibration=calibration, export=(export,))
+        return make_plan(spec, headers, num_schemes=len(names))
 
     schemes = ResolvedMix(**request.model_dump(exclude={"configs"}), configs=configs)
     max_bytes = weight_limit_bytes(goal, cache_bytes)

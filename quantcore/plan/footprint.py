@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quantcore.checkpoint.blocks import Blocks
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layers import is_head
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
-from quantcore.config.job_spec import Evaluation
+from quantcore.checkpoint.model_config import ModelConfig
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.export.gguf.tensor_names import has_own_layout
+from quantcore.export.unread import unread
 from quantcore.plan.distillation import NUM_HELD_BACK, bytes_of_scales
 from quantcore.plan.layer_sizes import coupled_of, grams_of, most_weights, outputs_of, solved_of, values_beside
 from quantcore.plan.workload import (
@@ -156,10 +159,18 @@ class Footprint:
 
     @classmethod
     def of(
-        cls, config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], blocks: Blocks,
-        calibration: CalibrationConfig, evaluation: Evaluation, *, needs_calibration: bool, num_schemes: int = 0,
-        is_read: bool = False, predicts_tokens: bool = True,
-    ) -> Footprint:  # fmt: skip
+        cls,
+        spec: JobSpec,
+        headers: ModelHeaders,
+        layers: tuple[LayerPlan, ...],
+        blocks: Blocks,
+        *,
+        needs_calibration: bool,
+        num_schemes: int = 0,
+    ) -> Footprint:
+        """Return the footprint of a job with these planned layers; ``spec.export`` names its formats."""
+        config, calibration, evaluation = spec.config, spec.calibration, spec.evaluation
+        tensors = headers.tensors
         sizes = by_block(blocks, {name: tensor.num_bytes for name, tensor in tensors.items()})
         num_tokens = calibration.num_samples * calibration.seq_len
         learns = needs_calibration or num_schemes > 0
@@ -207,10 +218,11 @@ class Footprint:
             restored_head=4 * max((math.prod(layer.shape) for layer in layers if layer.block is None), default=0),
             vocab_size=vocab_size,
             window_len=calibration.seq_len,
-            predicts_tokens=predicts_tokens,
+            predicts_tokens=ModelConfig(headers.config).predicts_tokens,
             measures=measures,
             generates=measures and evaluation.num_prompts + evaluation.num_answers > 0,
-            is_read=is_read,
+            is_read=any(unread(export, layers) is None for export in spec.export),
+            laid_out=_laid_out(spec.export, headers),
             num_values=sum(math.prod(tensor.shape) for tensor in tensors.values()),
             task_logits=4 * evaluation.batch_size * TASK_TOKENS * vocab_size * bool(evaluation.tasks),
         )
@@ -413,3 +425,11 @@ def _vocab_size(tensors: Mapping[str, TensorHeader], blocks: Blocks) -> int:
     """Return the rows of the largest matrix around the blocks, which is the embedding or the head."""
     around = [tensor for name, tensor in tensors.items() if not name.startswith(blocks.prefixes)]
     return max((tensor.shape[0] for tensor in around if len(tensor.shape) == 2), default=0)
+
+
+def _laid_out(exports: Sequence[str], headers: ModelHeaders) -> int:
+    """Return the bytes in float32 of the largest tensor that llama.cpp's converter lays out; 0 if it lays out none."""
+    if "gguf" not in exports or has_own_layout(headers.config):
+        return 0
+    shapes = (tensor.shape if tensor.stack is None else tensor.stack.shape for tensor in headers.tensors.values())
+    return 4 * max(map(math.prod, shapes))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.config.gguf_types import MIXES, SHORT_ROWS
 from quantcore.config.spec import SUPER_BLOCK
 from quantcore.export.gguf.tensor_names import ARCHITECTURES
@@ -36,14 +37,14 @@ class _Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        heads = int(config.get("num_attention_heads") or 1)
-        per_value = heads // int(config.get("num_key_value_heads") or heads)
-        num_layers = int(config.get("num_hidden_layers") or 0)
+        sizes = ModelConfig(config)
+        per_value = (sizes.num_heads or 1) // (sizes.num_key_value_heads or 1)
+        num_layers = sizes.num_layers or 0
         name = ARCHITECTURES[str(config["model_type"])].name
         return cls(
             num_layers,
             per_value,
-            int(config.get("num_local_experts") or config.get("num_experts") or 0),
+            sizes.num_experts or 0,
             num_layers == 80 and (name == "qwen2" or (name == "llama" and per_value > 1)),
         )
 

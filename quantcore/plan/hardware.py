@@ -62,18 +62,31 @@ class Speeds:
 
 DEVICE = Speeds(
     "a device like an H100: 40 % of 989 TFLOP/s, 25 and 0.3 ms for each 64 inputs to solve",
-    products=0.4 * 989e12, grams=0.4 * 989e12, solving=25e12, step_s=0.3e-3, rounding=1e12, link=25e9,
-    exchange=150e9, network=25e9, hashing=4e9,
-)  # fmt: skip
+    products=0.4 * 989e12,
+    grams=0.4 * 989e12,
+    solving=25e12,
+    step_s=0.3e-3,
+    rounding=1e12,
+    link=25e9,
+    exchange=150e9,
+    network=25e9,
+    hashing=4e9,
+)
 """``solving``, ``step_s`` and ``hashing`` were measured with blocks of Llama 3 8B (``make bench-gpu``).
 
 ``exchange`` is a third of what NVLink 4 carries one way (NVIDIA H100 data sheet: 900 GB/s in both), ``link`` 40 % of
 PCIe 5.0 x16.
 """
 HOST = Speeds(
-    "a CPU with 1 TFLOP/s", products=1e12, grams=0.5e12, solving=0.3e12, rounding=20e9, link=20e9,
-    exchange=1e9, network=1e9,
-)  # fmt: skip
+    "a CPU with 1 TFLOP/s",
+    products=1e12,
+    grams=0.5e12,
+    solving=0.3e12,
+    rounding=20e9,
+    link=20e9,
+    exchange=1e9,
+    network=1e9,
+)
 
 
 def parse_hardware(devices: str = "", nodes: int = 1, host_memory: str = "", disk: str = "") -> Hardware:

@@ -18,6 +18,7 @@ from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader
 from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.errors import ModelError, QuantError
 from quantcore.export import formats_for, holds_codes
@@ -29,9 +30,18 @@ from quantcore.plan.planner import make_plan
 from quantcore.sandbox.opening import open_file
 
 USUAL_PRESETS = (
-    "fp8", "fp8_dynamic", "int8", "int8_dynamic", "w4a16", "w4a16_sym", "mxfp4", "nvfp4", "nf4", "gguf_q4_k",
+    "fp8",
+    "fp8_dynamic",
+    "int8",
+    "int8_dynamic",
+    "w4a16",
+    "w4a16_sym",
+    "mxfp4",
+    "nvfp4",
+    "nf4",
+    "gguf_q4_k",
     "gguf_q8_0",
-)  # fmt: skip
+)
 MANY_TENSORS = 5_000  # for larger models only one format of a preset is planned: each takes seconds
 _LICENSE = re.compile(r"^license:[ \t]*['\"]?([A-Za-z0-9._-]{1,64})", re.MULTILINE)
 
@@ -184,5 +194,5 @@ def _plan(config: Config, headers: ModelHeaders, exports: Sequence[str]) -> tupl
     longest = headers.config.get("max_position_embeddings")
     if isinstance(longest, int):
         usual = usual.model_copy(update={"seq_len": min(usual.seq_len, longest)})
-    plan = make_plan(config, headers.config, headers.tensors, calibration=usual, exports=exports)
+    plan = make_plan(JobSpec(config=config, calibration=usual, export=tuple(exports)), headers)
     return plan.size_after_bytes, plan.peak_memory_bytes

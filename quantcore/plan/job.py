@@ -1,4 +1,4 @@
-"""The plan of a job: applies ``make_plan`` to a JobSpec and a model's headers. No torch."""
+"""The defaults of a job that depend on its scheme and its model. No torch."""
 
 from __future__ import annotations
 
@@ -11,24 +11,10 @@ from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config.job_spec import Evaluation, JobSpec
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.export import default_format
-from quantcore.plan.planner import Plan, make_plan
+from quantcore.plan.planner import make_plan
 
 Spec = TypeVar("Spec", bound=JobSpec)
 Text = TypeVar("Text", CalibrationConfig, Evaluation)
-
-
-def plan_job(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = None) -> Plan:
-    """Plan a job from a model's headers; see ``make_plan``.
-
-    ``num_schemes``: the number of uniform models that a mix measures first; by default one for each of its schemes.
-    """
-    if num_schemes is None:
-        num_schemes = len(spec.mix.schemes) if spec.mix else 0
-    return make_plan(
-        spec.config, headers.config, headers.tensors, calibration=spec.calibration, exports=spec.export,
-        evaluation=spec.evaluation, file2file=spec.file2file, shard_blocks=spec.shard_blocks,
-        warnings=headers.warnings, num_schemes=num_schemes, stored_bytes=headers.stored_bytes,
-    )  # fmt: skip
 
 
 def with_model_defaults(spec: Spec, model_config: Mapping[str, Any]) -> Spec:
@@ -61,7 +47,7 @@ def without_layers(spec: Spec, headers: ModelHeaders, names: Collection[str]) ->
     """
     if not names or spec.mix is not None:
         return spec, []
-    planned = [layer.name for layer in plan_job(spec, headers).layers if layer.name in names]
+    planned = [layer.name for layer in make_plan(spec, headers).layers if layer.name in names]
     patterns = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name, count=1) for name in planned))
     config = replace(spec.config, exclude=(*spec.config.exclude, *planned))
     return spec.model_copy(update={"config": config}), patterns

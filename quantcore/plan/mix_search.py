@@ -21,9 +21,14 @@ class Point:
 
 
 def find_smallest(
-    points: Sequence[Point], max_loss: float, measure: Callable[[int], float], max_trials: int, *,
-    may_go_on: Callable[[], bool] = lambda: True, first_guess: float = 1.0,
-) -> dict[int, float]:  # fmt: skip
+    points: Sequence[Point],
+    max_loss: float,
+    measure: Callable[[int], float],
+    max_trials: int,
+    *,
+    may_go_on: Callable[[], bool] = lambda: True,
+    first_guess: float = 1.0,
+) -> dict[int, float]:
     """Measure some of ``points`` (ascending in size, each better than the one before), and return the results by index.
 
     The smallest point that was measured to lose at most ``max_loss`` is the answer. Estimates are corrected by the

@@ -5,21 +5,20 @@ A job that cannot work is rejected here, before anything else happens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.blocks import Blocks, find_blocks, is_of_tower, natural_order, warn_of_other_parts
 from quantcore.checkpoint.experts import is_stack_of_experts, is_stack_of_shared_experts, routing_of
-from quantcore.checkpoint.headers import main_dtype, scale_dtype
+from quantcore.checkpoint.headers import ModelHeaders, main_dtype, scale_dtype
 from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.checkpoint.roles import tensors_of_drafts
 from quantcore.config.algorithms import RotationConfig
-from quantcore.config.job_spec import Evaluation
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
@@ -30,8 +29,6 @@ from quantcore.export import (
     holds_codes,
     layouts_of,
 )
-from quantcore.export.gguf.tensor_names import has_own_layout
-from quantcore.export.unread import unread
 from quantcore.plan.decisions import KeptTensor, decide, kept_layers, warn_of_layers_beside
 from quantcore.plan.footprint import Footprint
 from quantcore.plan.format_fit import fit_to_formats
@@ -155,41 +152,29 @@ class Plan:
         }
 
 
-def make_plan(
-    config: Config,
-    model_config: Mapping[str, Any],
-    tensors: Mapping[str, TensorHeader],
-    *,
-    calibration: CalibrationConfig | None = None,
-    evaluation: Evaluation | None = None,
-    exports: Sequence[str] = (),
-    file2file: bool = False,
-    shard_blocks: bool | None = None,
-    num_schemes: int = 0,
-    warnings: tuple[str, ...] = (),
-    stored_bytes: int | None = None,
-) -> Plan:
+def make_plan(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = None) -> Plan:
     """Decide how every layer is quantized, or why it is kept.
 
-    ``exports``: formats; by default the one that most programs load for the scheme. ``evaluation``, ``file2file`` and
-    ``shard_blocks`` are a task's. ``warnings`` are carried over into the plan.
-    ``num_schemes`` is the number of schemes that a mix measures first. ``stored_bytes`` is the size of a model that is
-    quantized already: ``tensors`` are those that its files represent.
+    Without ``spec.export`` the format is the one that most programs load for the scheme. The warnings of ``headers``
+    are carried over into the plan. ``num_schemes``: the number of uniform models that a mix measures first; by default
+    one for each of its schemes.
 
     Raises ConfigError or ModelError that names the layers and a remedy.
     """
-    calibration = calibration or CalibrationConfig()
-    exports = exports or (default_format(config),)
-    config = with_gguf_types(config, model_config, tensors)
+    if num_schemes is None:
+        num_schemes = len(spec.mix.schemes) if spec.mix else 0
+    exports, tensors = spec.export or (default_format(spec.config),), headers.tensors
+    config = with_gguf_types(spec.config, headers.config, tensors)
+    spec = spec.model_copy(update={"config": config, "export": exports})
     _check_possible(config)
-    if shard_blocks:
-        _check_shards(config, file2file)
-    blocks = find_blocks(tensors, model_config)
+    if spec.shard_blocks:
+        _check_shards(config, spec.file2file)
+    blocks = find_blocks(tensors, headers.config)
     _check_architecture(config, tensors, blocks)
     _check_rotation(config, tensors, blocks)
-    layers, kept, unmatched = decide(config, model_config, tensors, blocks)
+    layers, kept, unmatched = decide(config, headers.config, tensors, blocks)
     outside = [layer.name for layer in layers if layer.is_rounded_alone]
-    warnings += warn_of_other_parts(tensors, blocks, outside)
+    warnings = (*headers.warnings, *warn_of_other_parts(tensors, blocks, outside))
     warnings += (*unmatched, *warn_of_layers_beside(layers))
     if not layers:
         raise ConfigError(
@@ -201,48 +186,37 @@ def make_plan(
     layers, changes = fit_to_formats(config, layers, kept_layers(kept), exports)
     warnings += changes
     needs_calibration = _needs_calibration(config, layers)
-    if file2file:
+    if spec.file2file:
         _check_data_free(config, layers)
     else:
-        _check_calibration(calibration, model_config)
-    added = _own_head(config, model_config, tensors, blocks)
-    layouts = {name: written_layout(name, layers, {**tensors, **added}, model_config) for name in exports}
+        _check_calibration(spec.calibration, headers.config)
+    added = _own_head(config, headers.config, tensors, blocks)
+    layouts = {name: written_layout(name, layers, {**tensors, **added}, headers.config) for name in exports}
     sizes = {name: sum(layout.num_bytes for layout in each.values()) for name, each in layouts.items()}
-    float_bytes = sum(tensor.num_bytes for tensor in tensors.values())
-    before = float_bytes if stored_bytes is None else stored_bytes
+    before = headers.total_bytes if headers.stored_bytes is None else headers.stored_bytes
     warnings += warn_of_growth(layers, tensors, sizes, before)
     footprint = Footprint.of(
-        config, layers, tensors, blocks, calibration, evaluation or Evaluation(), needs_calibration=needs_calibration,
-        num_schemes=num_schemes, is_read=any(unread(name, layers) is None for name in exports),
-        predicts_tokens=ModelConfig(model_config).predicts_tokens,
-    )  # fmt: skip
+        spec, headers, layers, blocks, needs_calibration=needs_calibration, num_schemes=num_schemes
+    )
     return Plan(
-        model_type=str(model_config["model_type"]),
+        model_type=str(headers.config["model_type"]),
         blocks=blocks,
         layers=layers,
         kept=kept,
-        exports=tuple(exports),
-        calibration=calibration,
+        exports=exports,
+        calibration=spec.calibration,
         needs_calibration=needs_calibration,
         tied_lm_head=not any(map(is_head, tensors)),
         added=added,
         size_before_bytes=before,
-        float_bytes=float_bytes,
+        float_bytes=headers.total_bytes,
         size_after_bytes=sizes[_main(exports)],
         layouts=layouts,
-        executor=FILE_TO_FILE if file2file else STREAMED,
-        footprint=replace(footprint, laid_out=_laid_out(exports, tensors, model_config)),
-        experts=_expected_tokens(model_config, calibration) if needs_calibration else None,
+        executor=FILE_TO_FILE if spec.file2file else STREAMED,
+        footprint=footprint,
+        experts=_expected_tokens(headers.config, spec.calibration) if needs_calibration else None,
         warnings=warnings,
-    )  # fmt: skip
-
-
-def _laid_out(exports: Sequence[str], tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> int:
-    """Return the bytes in float32 of the largest tensor that llama.cpp's converter lays out; 0 if it lays out none."""
-    if "gguf" not in exports or has_own_layout(model_config):
-        return 0
-    shapes = (tensor.shape if tensor.stack is None else tensor.stack.shape for tensor in tensors.values())
-    return 4 * max(map(math.prod, shapes))
+    )
 
 
 def _expected_tokens(model_config: Mapping[str, Any], calibration: CalibrationConfig) -> dict[str, int] | None:

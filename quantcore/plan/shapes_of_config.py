@@ -13,6 +13,17 @@ from typing import Any
 from quantcore.checkpoint.config_checks import check_config
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
+from quantcore.checkpoint.model_config import (
+    DEPTH,
+    EXPERTS,
+    HEADS,
+    HIDDEN,
+    KEY_VALUE_HEADS,
+    VOCABULARIES,
+    first,
+    head_width,
+    required,
+)
 from quantcore.errors import ModelError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -49,12 +60,12 @@ def tensors_of(config: Mapping[str, Any]) -> dict[str, TensorHeader]:
 
 
 def _shapes(config: Mapping[str, Any], family: Block) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    hidden, vocab, num_blocks = (required(config, names) for names in (HIDDEN, VOCABULARIES, DEPTH))
     yield "model.embed_tokens.weight", (vocab, hidden)
     extra = config.get("num_nextn_predict_layers") or 0  # for multi-token prediction: stored, but not run
-    for index in range(config["num_hidden_layers"] + extra):
+    for index in range(num_blocks + extra):
         block = family(config, index)
-        if index >= config["num_hidden_layers"]:
+        if index >= num_blocks:
             block |= {"eh_proj.weight": (hidden, 2 * hidden), "enorm.weight": (hidden,), "hnorm.weight": (hidden,)}
             block |= {"embed_tokens.weight": (vocab, hidden), "shared_head.head.weight": (vocab, hidden)}
             block |= {"shared_head.norm.weight": (hidden,)}
@@ -70,21 +81,23 @@ def _linear(name: str, out: int, in_: int, *, bias: object = False) -> Shapes:
 
 
 def _gated(path: str, hidden: int, inner: int, *, bias: object = False) -> Shapes:
-    up = {part: size for name in ("gate_proj", "up_proj")
-          for part, size in _linear(f"{path}.{name}", inner, hidden, bias=bias).items()}  # fmt: skip
+    up = {
+        part: size
+        for name in ("gate_proj", "up_proj")
+        for part, size in _linear(f"{path}.{name}", inner, hidden, bias=bias).items()
+    }
     return up | _linear(f"{path}.down_proj", hidden, inner, bias=bias)
 
 
 def _norms(config: Mapping[str, Any]) -> Shapes:
     names = ("input_layernorm", "post_attention_layernorm")
-    return {f"{name}.weight": (config["hidden_size"],) for name in names}
+    return {f"{name}.weight": (required(config, HIDDEN),) for name in names}
 
 
 def _attention(config: Mapping[str, Any], *, qkv_bias: object = False, o_bias: object = False) -> Shapes:
     """Return the shapes of attention with grouped queries."""
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    groups = config.get("num_key_value_heads") or heads
-    width = config.get("head_dim") or hidden // heads
+    hidden, heads, width = required(config, HIDDEN), required(config, HEADS), head_width(config)
+    groups = first(config, KEY_VALUE_HEADS) or heads
     return (
         _linear("self_attn.q_proj", heads * width, hidden, bias=qkv_bias)
         | _linear("self_attn.k_proj", groups * width, hidden, bias=qkv_bias)
@@ -94,13 +107,13 @@ def _attention(config: Mapping[str, Any], *, qkv_bias: object = False, o_bias: o
 
 
 def _head_norms(config: Mapping[str, Any]) -> Shapes:
-    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    width = head_width(config)
     return {"self_attn.q_norm.weight": (width,), "self_attn.k_norm.weight": (width,)}
 
 
 def _latent_attention(config: Mapping[str, Any]) -> Shapes:
     """Return the shapes of DeepSeek's attention, with keys and values computed from one narrow vector."""
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    hidden, heads = required(config, HIDDEN), required(config, HEADS)
     nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     query_rank, rank = config.get("q_lora_rank"), config["kv_lora_rank"]
     width = heads * (nope + rope)
@@ -118,14 +131,9 @@ def _latent_attention(config: Mapping[str, Any]) -> Shapes:
     )
 
 
-def _num_experts(config: Mapping[str, Any]) -> int:
-    """Return the number of experts: Transformers writes another name than the published files have."""
-    return int(config["num_experts"] if "num_experts" in config else config["num_local_experts"])
-
-
 def _experts(config: Mapping[str, Any], num_experts: int) -> Shapes:
     """Return the shapes of a matrix for each expert and projection, and of the router."""
-    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
+    hidden, inner = required(config, HIDDEN), config["moe_intermediate_size"]
     shapes: Shapes = {"mlp.gate.weight": (num_experts, hidden)}
     for index in range(num_experts):
         shapes |= _gated(f"mlp.experts.{index}", hidden, inner)
@@ -134,12 +142,12 @@ def _experts(config: Mapping[str, Any], num_experts: int) -> Shapes:
 
 def _llama(config: Mapping[str, Any], index: int) -> Shapes:
     bias = config.get("attention_bias")
-    mlp = _gated("mlp", config["hidden_size"], config["intermediate_size"], bias=config.get("mlp_bias"))
+    mlp = _gated("mlp", required(config, HIDDEN), config["intermediate_size"], bias=config.get("mlp_bias"))
     return _attention(config, qkv_bias=bias, o_bias=bias) | mlp | _norms(config)
 
 
 def _qwen2(config: Mapping[str, Any], index: int) -> Shapes:
-    mlp = _gated("mlp", config["hidden_size"], config["intermediate_size"])
+    mlp = _gated("mlp", required(config, HIDDEN), config["intermediate_size"])
     return _attention(config, qkv_bias=True) | mlp | _norms(config)
 
 
@@ -148,7 +156,7 @@ def _qwen3(config: Mapping[str, Any], index: int) -> Shapes:
 
 
 def _mixtral(config: Mapping[str, Any], index: int) -> Shapes:
-    hidden, inner, num_experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    hidden, inner, num_experts = required(config, HIDDEN), config["intermediate_size"], required(config, EXPERTS)
     moe = {"block_sparse_moe.gate.weight": (num_experts, hidden)}
     for expert in range(num_experts):
         shapes = {"w1": (inner, hidden), "w2": (hidden, inner), "w3": (inner, hidden)}
@@ -164,10 +172,10 @@ def _is_sparse(config: Mapping[str, Any], index: int) -> bool:
 def _qwen2_moe(config: Mapping[str, Any], index: int) -> Shapes:
     if not _is_sparse(config, index):
         return _qwen2(config, index)
-    hidden = config["hidden_size"]
+    hidden = required(config, HIDDEN)
     shared = _gated("mlp.shared_expert", hidden, config["shared_expert_intermediate_size"])
     shared |= _linear("mlp.shared_expert_gate", 1, hidden)
-    moe = _experts(config, _num_experts(config))
+    moe = _experts(config, required(config, EXPERTS))
     return _attention(config, qkv_bias=config.get("qkv_bias", True)) | moe | shared | _norms(config)
 
 
@@ -175,24 +183,24 @@ def _qwen3_moe(config: Mapping[str, Any], index: int) -> Shapes:
     if not _is_sparse(config, index):
         return _qwen3(config, index)
     bias = config.get("attention_bias")
-    moe = _experts(config, _num_experts(config))
+    moe = _experts(config, required(config, EXPERTS))
     return _attention(config, qkv_bias=bias, o_bias=bias) | _head_norms(config) | moe | _norms(config)
 
 
 def _deepseek(config: Mapping[str, Any], index: int) -> Shapes:
-    hidden = config["hidden_size"]
+    hidden = required(config, HIDDEN)
     if index < config["first_k_dense_replace"]:
         return _latent_attention(config) | _gated("mlp", hidden, config["intermediate_size"]) | _norms(config)
-    moe = _experts(config, config["n_routed_experts"])
+    moe = _experts(config, required(config, EXPERTS))
     moe |= _gated("mlp.shared_experts", hidden, config["n_shared_experts"] * config["moe_intermediate_size"])
     if config["model_type"] != "deepseek_v2":
-        moe["mlp.gate.e_score_correction_bias"] = (config["n_routed_experts"],)
+        moe["mlp.gate.e_score_correction_bias"] = (required(config, EXPERTS),)
     return _latent_attention(config) | moe | _norms(config)
 
 
 def _gpt_oss(config: Mapping[str, Any], index: int) -> Shapes:
     """Return the shapes of a gpt-oss block, with experts in stacks, transposed."""
-    hidden, inner, num_experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    hidden, inner, num_experts = required(config, HIDDEN), config["intermediate_size"], required(config, EXPERTS)
     moe: Shapes = {
         "mlp.experts.gate_up_proj": (num_experts, hidden, 2 * inner),
         "mlp.experts.gate_up_proj_bias": (num_experts, 2 * inner),
@@ -200,7 +208,7 @@ def _gpt_oss(config: Mapping[str, Any], index: int) -> Shapes:
         "mlp.experts.down_proj_bias": (num_experts, hidden),
     }
     moe |= _linear("mlp.router", num_experts, hidden, bias=True)
-    sinks = {"self_attn.sinks": (config["num_attention_heads"],)}
+    sinks = {"self_attn.sinks": (required(config, HEADS),)}
     return _attention(config, qkv_bias=True, o_bias=True) | sinks | moe | _norms(config)
 
 

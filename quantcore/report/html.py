@@ -144,11 +144,15 @@ def _goal(goal: GoalResult) -> str:
     asked = ", ".join(f"{name} {value}" for name, value in goal.asked.items())
     rows = [
         (
-            f"{trial.size_bytes / 1e6:.1f} MB", escape(", ".join(f"{n} {name}" for name, n in trial.layers.items())),
-            escape(trial.algorithms), str(trial.kl), f"{trial.recovery:.2%}", "chosen" if trial.is_chosen else "",
+            f"{trial.size_bytes / 1e6:.1f} MB",
+            escape(", ".join(f"{n} {name}" for name, n in trial.layers.items())),
+            escape(trial.algorithms),
+            str(trial.kl),
+            f"{trial.recovery:.2%}",
+            "chosen" if trial.is_chosen else "",
         )
         for trial in goal.trials
-    ]  # fmt: skip
+    ]
     heads = ("size", "layers", "algorithms", "KL divergence", "recovery, at worst", "")
     advice = "".join(f"<li>{escape(line)}</li>" for line in goal.advice)
     return f"<h2>Goal</h2><p>{escape(goal.why)}.</p>" + _table(escape(asked), heads, rows) + f"<ul>{advice}</ul>"
@@ -160,11 +164,15 @@ def _gates(summary: Summary) -> str:
         return "<h2>Checks</h2><p>The checks were off: the result was not compared with any limits.</p>"
     rows = [
         (
-            escape(gate.gate), escape(gate.name), f'<b class="{gate.status}">{gate.status}</b>', _number(gate.value),
-            _number(gate.limit), escape(gate.detail),
+            escape(gate.gate),
+            escape(gate.name),
+            f'<b class="{gate.status}">{gate.status}</b>',
+            _number(gate.value),
+            _number(gate.limit),
+            escape(gate.detail),
         )
         for gate in summary.gates
-    ]  # fmt: skip
+    ]
     caption = f"A failed check {'rejects the result' if summary.gate == 'fail' else 'is a warning'}."
     table = _table(caption, ("check", "name", "result", "value", "limit", "detail"), rows)
     missed = sum(gate.status in ("warn", "fail") for gate in summary.gates)
@@ -256,11 +264,14 @@ def _mix(mix: Mix | None) -> str:
         return ""
     rows = [
         (
-            escape(name), escape(", ".join(f"{num} {layer}" for layer, num in scheme.layers.items())),
-            f"{scheme.size_bytes / 1e6:.1f} MB", f"{scheme.bits:.2f}", _number(scheme.loss),
+            escape(name),
+            escape(", ".join(f"{num} {layer}" for layer, num in scheme.layers.items())),
+            f"{scheme.size_bytes / 1e6:.1f} MB",
+            f"{scheme.bits:.2f}",
+            _number(scheme.loss),
         )
         for name, scheme in (("the mix", mix.chosen), *mix.uniform.items())
-    ]  # fmt: skip
+    ]
     table = _table("", ("", "layers", "size", "bits per weight", "KL (estimated)"), rows)
     return (
         f"<h2>Mixed precision</h2><p>The scheme of each layer was chosen for {escape(str(mix.asked))}. The mix as"
@@ -291,10 +302,15 @@ def _frontier(mix: Mix) -> str:
 
 def _layers(layers: Sequence[LayerError], more_bits: Step | None) -> str:
     rows = [
-        (escape(layer.name), escape(layer.scheme), f"{layer.relative_error:.5f}", f"{layer.sqnr_db:.1f}",
-         _number(layer.output_error))
+        (
+            escape(layer.name),
+            escape(layer.scheme),
+            f"{layer.relative_error:.5f}",
+            f"{layer.sqnr_db:.1f}",
+            _number(layer.output_error),
+        )
         for layer in layers
-    ]  # fmt: skip
+    ]
     table = _table("", ("layer", "scheme", "relative error", "SQNR, dB", "output error"), rows)
     outputs = [(layer.name, layer.output_error) for layer in layers if layer.output_error is not None]
     drawn = outputs or [(layer.name, layer.relative_error) for layer in layers]

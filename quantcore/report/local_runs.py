@@ -58,10 +58,14 @@ def record(folder: Path, report: Report, config: str) -> LocalRun:
     """Add the result in ``folder`` to the index. Raises OSError if that cannot be written."""
     verdict = report.summary.verdict
     run = LocalRun(
-        id=f"run_{uuid.uuid4().hex}", created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        folder=str(folder.absolute()), model=report.model.path or str(report.model.id), config=config,
-        size_bytes=report.summary.size_after_bytes, verdict=None if verdict is None else verdict.level,
-    )  # fmt: skip
+        id=f"run_{uuid.uuid4().hex}",
+        created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        folder=str(folder.absolute()),
+        model=report.model.path or str(report.model.id),
+        config=config,
+        size_bytes=report.summary.size_after_bytes,
+        verdict=None if verdict is None else verdict.level,
+    )
     path = _index()
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_suffix(".lock")):

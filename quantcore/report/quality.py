@@ -261,8 +261,10 @@ class EncoderQuality(Record):
     @property
     def rows(self) -> list[tuple[str, str]]:
         """The name and value of each measure, as a table shows them."""
-        rows = [("rank agreement, share of pairs", str(self.rank_agreement)),
-                ("relative error of the outputs", f"{self.output_error:.4g}")]  # fmt: skip
+        rows = [
+            ("rank agreement, share of pairs", str(self.rank_agreement)),
+            ("relative error of the outputs", f"{self.output_error:.4g}"),
+        ]
         return rows if self.cosine is None else [("cosine of the embeddings", str(self.cosine)), *rows]
 
 

@@ -71,8 +71,10 @@ OPENAT2, IO_URING_SETUP, FCHMODAT2, SETXATTRAT, REMOVEXATTRAT, FILE_SETATTR = 43
 
 class _Ruleset(ctypes.Structure):
     _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64), ("handled_access_net", ctypes.c_uint64), ("scoped", ctypes.c_uint64)
-    )  # fmt: skip
+        ("handled_access_fs", ctypes.c_uint64),
+        ("handled_access_net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
 
 
 class _Port(ctypes.Structure):

@@ -30,9 +30,12 @@ Path -> its ``Identity`` when the job began; null for a folder of the process's 
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _FILE = (
-    os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_NOCTTY", 0)
     | getattr(os, "O_BINARY", 0)
-)  # fmt: skip
+)
 
 Identity = tuple[int, int]
 """Device and inode of a file or a folder: what replaces it under its name has another."""
@@ -184,9 +187,10 @@ def _open(real: Path, named: Path, max_bytes: int | None, *, may_be_linked: bool
         descriptor = _walk(real, known, may_be_linked=may_be_linked)
     except _HardLink as error:
         raise _unsafe(
-            named, "is a hard link: the file has another name elsewhere",
+            named,
+            "is a hard link: the file has another name elsewhere",
             "Copy the file (cp --reflink=auto) so that it is the folder's own.",
-        ) from error  # fmt: skip
+        ) from error
     except FileNotFoundError as error:
         if seen is not None and named.name in seen.stamps:
             raise _changed(named, "is gone") from error

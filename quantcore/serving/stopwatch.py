@@ -51,9 +51,14 @@ class Transformers:
         ids = self._torch.tensor(prompts, device=self._device)
         with self._torch.inference_mode():
             self._model.generate(
-                ids, attention_mask=self._torch.ones_like(ids), min_new_tokens=num_new, max_new_tokens=num_new,
-                do_sample=False, eos_token_id=None, pad_token_id=0,
-            )  # fmt: skip
+                ids,
+                attention_mask=self._torch.ones_like(ids),
+                min_new_tokens=num_new,
+                max_new_tokens=num_new,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
         if self._device == "cuda":
             self._torch.cuda.synchronize()
 
@@ -68,9 +73,13 @@ class Vllm:
 
         length = task["prompt_len"] + task["num_new"]
         self._llm = LLM(
-            task["model"], max_model_len=length, max_num_seqs=task["batch_size"], enable_prefix_caching=False, seed=0,
+            task["model"],
+            max_model_len=length,
+            max_num_seqs=task["batch_size"],
+            enable_prefix_caching=False,
+            seed=0,
             kv_cache_dtype=task["kv_cache_dtype"],
-        )  # fmt: skip
+        )
         self.vocab_size = self._llm.llm_engine.model_config.get_vocab_size()
         self._params = SamplingParams
 
@@ -89,9 +98,15 @@ class LlamaCpp:
 
         length, threads = task["prompt_len"] + task["num_new"], task["num_threads"]
         self._llm = Llama(
-            task["model"], n_ctx=length, n_batch=task["prompt_len"], n_threads=threads, n_threads_batch=threads,
-            n_gpu_layers=-1, verbose=False, seed=0,
-        )  # fmt: skip
+            task["model"],
+            n_ctx=length,
+            n_batch=task["prompt_len"],
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_gpu_layers=-1,
+            verbose=False,
+            seed=0,
+        )
         self.vocab_size = self._llm.n_vocab()
 
     def run(self, prompts: list[list[int]], num_new: int) -> None:

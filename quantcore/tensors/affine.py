@@ -93,9 +93,12 @@ def min_max(x_RGS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def find_params(
-    minimum_RG: torch.Tensor, maximum_RG: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype,
+    minimum_RG: torch.Tensor,
+    maximum_RG: torch.Tensor,
+    spec: QuantizationSpec,
+    model_dtype: torch.dtype,
     global_scale: torch.Tensor | None = None,
-) -> QParams:  # fmt: skip
+) -> QParams:
     """Return scales (and zero points) for values in [minimum, maximum].
 
     ``ScaleType.float`` is stored in ``model_dtype``. Symmetric integers and floats get the smallest scale with which

@@ -72,9 +72,14 @@ class Sink(OpenFiles):
     """
 
     def __init__(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], max_shard_bytes: int = MAX_SHARD_BYTES,
-        tensors: Mapping[str, TensorHeader] | None = None, *, creates: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        layouts: Mapping[str, TensorLayout],
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+        tensors: Mapping[str, TensorHeader] | None = None,
+        *,
+        creates: bool = True,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._layouts = dict(layouts)

@@ -40,10 +40,11 @@ LIMITED = {
         "bitfoundry.client.transport": 1,
         "bitfoundry.client.on_asyncio": 1,
     },
+    "requests of a person's command, whose limit stands beside them": {"bitfoundry.client.mlflow": 1},
     "requests to our own service on this machine": {"bitfoundry.local.stack": 2},
     "a store behind a URL: each package for one has limits of its own": {"quantcore.hub.storage": 1},
 }
-WITHOUT_LIMITS = ("of a client", "a store", "requests to our own service, whose caller chooses")
+WITHOUT_LIMITS = ("of a client", "a store", "requests to our own service, whose caller chooses", "requests of a person")
 
 
 def client_calls(tree: ast.Module) -> Iterator[ast.Call]:

@@ -9,6 +9,7 @@ from gguf import GGUFReader
 from quantcore.checkpoint.headers import read_local
 from quantcore.config import presets
 from quantcore.config.gguf_types import MIXES
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.pipeline import job as pipeline
@@ -55,7 +56,7 @@ def test_the_types_of_every_mix(tmp_path, case, monkeypatch):
         _, printed = run_in("llamacpp", "quantize_llamacpp.py", tmp_path / "q8/model.gguf", mix, target)
         assert target.exists(), printed[-3000:]
         theirs = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(target).tensors}
-        plan = make_plan(presets.resolve(mix), headers.config, headers.tensors, calibration=SHORT, exports=("gguf",))
+        plan = make_plan(JobSpec(config=presets.resolve(mix), calibration=SHORT, export=("gguf",)), headers)
         ours = {places.find(name).name: layout.dtype for name, layout in plan.layouts["gguf"].items()}
         odd = {name: (kind, theirs[name]) for name, kind in ours.items() if kind != theirs[name]}
         differs |= {mix: odd} if odd else {}

@@ -62,7 +62,7 @@ def things(client: TestClient, make_model: MakeModel, sessions: Sessions) -> dic
     dataset = client.post("/v1/datasets", files={"file": ("rows.jsonl", rows)}).json()
     upload = client.post("/v1/uploads", json={"filename": "rows.jsonl"}).json()
     with sessions.begin() as session:
-        workers.beat(session, worker_id="host:1:0", host="host", num_slots=1, memory_bytes=1, devices=[], live_s=60)
+        workers.beat(session, workers.Registration("host:1:0", "host", 1, memory_bytes=1), devices=[], live_s=60)
         soon = datetime.now(UTC) + timedelta(hours=1)
         chat = Chat(id=new_id("chat"), job_id=job["id"], project_id=projects.DEFAULT, max_new_tokens=1,
                     needs_memory_bytes=1, seq=1, waits_until=soon)  # fmt: skip
@@ -380,7 +380,7 @@ def test_running_jobs_have_a_quota(client: TestClient, other: dict[str, str], ma
     assert claim() is None
     [next_one, *_] = client.get("/v1/jobs", params={"state": "queued"}).json()["data"]
     with sessions.begin() as session:
-        workers.beat(session, worker_id="w", host="h", num_slots=1, memory_bytes=10**12, devices=[], live_s=60)
+        workers.beat(session, workers.Registration("w", "h", 1, memory_bytes=10**12), devices=[], live_s=60)
     waiting = client.get(f"/v1/jobs/{next_one['id']}").json()["waiting_reason"]
     assert waiting == "the project has reached its limit of running jobs (1)"
     limit(client, max_running=2)

@@ -316,8 +316,8 @@ def test_priority_and_limits_are_taken_and_checked(client: TestClient, make_mode
 
 
 def beat(sessions: Sessions, name: str, gib: float, live_s: float = 60, host: str = "h") -> None:
-    options = {"host": host, "num_slots": 1, "memory_bytes": int(gib * 2**30), "devices": [], "live_s": live_s}
-    do(sessions, workers.beat, worker_id=name, **options)
+    worker = workers.Registration(name, host, 1, int(gib * 2**30))
+    do(sessions, workers.beat, worker, devices=[], live_s=live_s)
 
 
 def test_a_waiting_job_says_why(client: TestClient, sessions: Sessions, submit: Submit) -> None:

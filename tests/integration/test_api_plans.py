@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.importing.model import read_model
 from quantcore.plan.capacity import plan_for
@@ -29,9 +30,10 @@ def test_the_answer_is_the_engine_s(client: TestClient, make_model: MakeModel, p
     assert answer.status_code == 200, answer.text
     headers = read_model(model).headers
     expected = plan_for(
-        parse_hardware("2x80GB", 2, "64GB", "1TB"), presets.resolve(preset), headers.config, headers.tensors,
-        calibration=CalibrationConfig(num_samples=16),
-    ).to_dict()  # fmt: skip
+        parse_hardware("2x80GB", 2, "64GB", "1TB"),
+        JobSpec(config=presets.resolve(preset), calibration=CalibrationConfig(num_samples=16)),
+        headers,
+    ).to_dict()
     found = answer.json()["capacity"]
     assert found == expected and found["fits"] and found["hardware"]["num_ranks"] == 4
     assert found["executor"] == ("file_to_file" if preset == "int8_dynamic" else "streamed")

@@ -11,6 +11,7 @@ from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.roles import DRAFT, GATE, INDEXER, LATENT, ROUTER, TINY
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.engine.model.parameter_names import check_not_rearranged, check_shares_nothing, place_tensors
 from quantcore.engine.model.regrouping import place_converted
 from quantcore.engine.model.skeleton import find_block_lists
@@ -59,10 +60,10 @@ def test_the_linear_layers_of_the_text_model_are_planned_and_nothing_else(name, 
     config = replace(presets.resolve("int8_weight_only"), exclude=())
     if name in SEVERAL_LISTS:
         with pytest.raises(ModelError, match=r"encoder and a decoder|several lists") as caught:
-            make_plan(config, found.config, found.tensors, file2file=True)
+            make_plan(JobSpec(config=config, file2file=True), found)
         assert caught.value.code == "unsupported_architecture"
         return
-    plan = make_plan(config, found.config, found.tensors, exports=("fake_quantized",), file2file=True)
+    plan = make_plan(JobSpec(config=config, export=("fake_quantized",), file2file=True), found)
     if len(plan.blocks.lists) == 2 and not plan.blocks.take_turns:
         assert has_encoder(found) and found.model.main_input_name == "input_ids"
     else:

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.engine.blockwise.algorithms import BlockAlgorithms
 from quantcore.engine.blockwise.backward import BackwardPass, log_p_of_drawn
@@ -89,7 +90,7 @@ def prepared_block(model_dir: Path, tmp_path: Path, *chain: str) -> Iterator[tup
     config = parse_config(presets.resolve("w4a16").to_dict() | {"algo_config": [{"name": name} for name in chain]})
     model = read_model(model_dir)
     calibration = CalibrationConfig(num_samples=NUM_WINDOWS, seq_len=LENGTH)
-    plan = make_plan(config, model.headers.config, model.headers.tensors, calibration=calibration)
+    plan = make_plan(JobSpec(config=config, calibration=calibration), model.headers)
     gradients = passed_back(model_dir, tmp_path).gradients(SEED)
     algorithms = BlockAlgorithms(config, torch.float32)
     streamed = open_model(model).streamed

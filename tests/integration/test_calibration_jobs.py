@@ -20,7 +20,7 @@ from tests.support.hub_server import TOKEN, HubServer
 from tests.support.models import tiny_model
 from tests.support.service import REAL_ENGINE, WorkerProcess
 
-LIMIT_S = 120.0
+LIMIT_S = 540.0
 FEW = {"num_samples": 2, "seq_len": 32}
 TEMPLATE = "{% for one in messages %}<|{{ one.role }}|>{{ one.content }}{{ eos_token }}{% endfor %}"
 CARD = b"""---

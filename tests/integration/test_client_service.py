@@ -14,7 +14,7 @@ import pytest
 from api.store.accounts import projects
 from api.store.engine import Sessions
 from api.store.queue import lineage
-from bitfoundry.client.account import MemberRef
+from bitfoundry.client.project_answers import MemberRef
 from bitfoundry.client.service import Client
 from bitfoundry.commands import main as cli
 from bitfoundry.errors import ApiError

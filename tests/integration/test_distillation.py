@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from quantcore.cli.main import main
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import Task
 from quantcore.engine.blockwise import savepoint
@@ -45,9 +46,9 @@ def test_gradients_are_those_of_the_whole_model(tmp_path: Path, name: str) -> No
     folder = tiny_model(tmp_path / "model", dtype=torch.float32, rank=8, **MODELS[name])
     model, streamed = read_model(folder), open_model(read_model(folder)).streamed
     plan = make_plan(
-        presets.resolve("w2a16"), model.headers.config, model.headers.tensors, exports=("fake_quantized",),
-        calibration=CalibrationConfig(seq_len=24),
-    )  # fmt: skip
+        JobSpec(config=presets.resolve("w2a16"), export=("fake_quantized",), calibration=CalibrationConfig(seq_len=24)),
+        model.headers,
+    )
     whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train(False)
     teacher = list(last_states(streamed, streamed.embed(IDS_NT)))
     log_p = functional.log_softmax(whole(IDS_NT).logits.detach(), -1)

@@ -12,9 +12,10 @@ from quantcore import ExporterConfig, JsonExporterConfig, ModelExporter, ModelQu
 from quantcore.checkpoint.headers import read_local, read_tensor_headers
 from quantcore.config import presets
 from quantcore.config.algorithms import config_of
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig, QuantizationSpec
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.engine.data.windows import token_windows
+from quantcore.engine.data.windows import DocumentTokenizer, token_windows
 from quantcore.engine.pipeline.job import run
 from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.errors import ConfigError, ModelError, ProofError
@@ -112,9 +113,14 @@ def test_the_perplexity_of_the_report_is_that_of_plain_transformers(tmp_path, al
     assert torch.equal(*norms) == (algorithm is None)
     tokenizer = tiny_tokenizer()
     windows = token_windows(
-        CALIBRATION, lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
-        num_held_out=3, held_out_len=64, separator=tokenizer.eos_token_id,
-    ).held_out_NT  # fmt: skip
+        CALIBRATION,
+        DocumentTokenizer(
+            lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+            separator=tokenizer.eos_token_id,
+        ),
+        num_held_out=3,
+        held_out_len=64,
+    ).held_out_NT
     model = plain(tmp_path / "out")
     with torch.no_grad():
         losses = [model(window[None], labels=window[None]).loss for window in windows]
@@ -206,7 +212,7 @@ def test_alone_it_is_a_measure_of_the_weights(llama, tmp_path, proof_in_this_pro
     other = run(given, lambda event: None).to_dict()
     assert report["summary"]["perplexity_after"] == other["summary"]["perplexity_after"] and other["warnings"] == []
     headers = read_local(llama)
-    plan = make_plan(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=("fake_quantized",))
+    plan = make_plan(JobSpec(config=config, calibration=CALIBRATION, export=("fake_quantized",)), headers)
     assert not plan.needs_calibration and plan.size_after_bytes == plan.size_before_bytes
 
 

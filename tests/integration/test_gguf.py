@@ -16,11 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore.checkpoint.headers import read_local
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import QuantizationSpec, parse_config
 from quantcore.engine.containers.gguf import GgufSink
 from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.engine.verification.verify import WrittenCheckpoint
 from quantcore.errors import ConfigError, ProofError
+from quantcore.export import FileContents
 from quantcore.export.gguf.tensor_names import Places
 from quantcore.plan.planner import make_plan
 from quantcore.tensors.source import Source
@@ -49,7 +51,7 @@ def rounded(model_dir, layers):
 
 def plan_of(model_dir, config):
     headers = read_local(model_dir)
-    return make_plan(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=("gguf",))
+    return make_plan(JobSpec(config=config, calibration=CALIBRATION, export=("gguf",)), headers)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +165,7 @@ def test_rows_that_hold_no_super_blocks_get_another_type(tmp_path, preset, other
     )
     headers = read_local(model_dir)
     with pytest.raises(ConfigError, match=r"2 layer\(s\) do not have a multiple of that.*320 inputs"):
-        make_plan(presets.resolve(preset), headers.config, headers.tensors, calibration=CALIBRATION,
-                exports=("fake_quantized",))  # fmt: skip
+        make_plan(JobSpec(config=presets.resolve(preset), calibration=CALIBRATION, export=("fake_quantized",)), headers)
 
 
 UINT4 = QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=32, symmetric=False)
@@ -196,8 +197,8 @@ def test_two_formats_must_agree_on_the_spec(tmp_path):
     headers = read_local(tiny_model(tmp_path / "model"))
     asymmetric, symmetric = presets.resolve("uint4_wo_32"), presets.resolve("int4_wo_32")
     with pytest.raises(ConfigError, match="zero points are stored as whole numbers"):
-        make_plan(asymmetric, headers.config, headers.tensors, calibration=CALIBRATION, exports=("gguf", "quark"))
-    plan = make_plan(symmetric, headers.config, headers.tensors, calibration=CALIBRATION, exports=("gguf", "quark"))
+        make_plan(JobSpec(config=asymmetric, calibration=CALIBRATION, export=("gguf", "quark")), headers)
+    plan = make_plan(JobSpec(config=symmetric, calibration=CALIBRATION, export=("gguf", "quark")), headers)
     assert {layer.weight.scale_type.value for layer in plan.layers} == {"float16"}
 
 
@@ -292,7 +293,9 @@ def test_llama3_frequencies_are_those_of_transformers(tmp_path, proof_in_this_pr
 def test_the_sink_takes_each_tensor_once_and_names_what_is_missing(tmp_path):
     model_dir = tiny_model(tmp_path / "model")
     plan = plan_of(model_dir, presets.resolve("gguf_q8_0"))
-    with closing(GgufSink(tmp_path / "out", plan.layouts["gguf"], read_local(model_dir).config, model_dir)) as sink:
+    headers = read_local(model_dir)
+    contents = FileContents(plan.layouts["gguf"], plan.layers, headers.config, model_dir, headers.tensors)
+    with closing(GgufSink(tmp_path / "out", contents)) as sink:
         sink.write("model.norm.weight", torch.ones(64))
         with pytest.raises(RuntimeError, match="written twice"):
             sink.write("model.norm.weight", torch.ones(64))

@@ -8,6 +8,7 @@ from gguf.quants import dequantize
 from quantcore import ModelQuantizer
 from quantcore.checkpoint.headers import read_local
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import parse_config
 from quantcore.engine.containers.dequantize import open_source
 from quantcore.errors import ConfigError
@@ -24,7 +25,7 @@ def types_of(file):
 
 def plan_of(model_dir, config, exports=("gguf",)):
     headers = read_local(model_dir)
-    return make_plan(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=exports)
+    return make_plan(JobSpec(config=config, calibration=CALIBRATION, export=exports), headers)
 
 
 @pytest.mark.parametrize("algorithms", [(), ("gptq",)])

@@ -21,7 +21,7 @@ from tests.support.reading import quantize
 from tests.support.service import REAL_ENGINE, WorkerProcess
 
 CALIBRATION = {"source": "builtin", "num_samples": 2, "seq_len": 32}
-LIMIT_S = 120.0
+LIMIT_S = 540.0
 
 
 @pytest.fixture

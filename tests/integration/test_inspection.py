@@ -14,6 +14,7 @@ from huggingface_hub import constants
 from api.settings import Settings
 from quantcore.checkpoint.headers import read_local
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.pipeline.job import run
@@ -68,9 +69,8 @@ def test_the_estimates_are_those_of_the_plan(model: Path) -> None:
     assert list(found) == list(USUAL_PRESETS)
     for name, export in (("fp8", "fp8"), ("w4a16", "awq"), ("gguf_q8_0", "gguf")):
         planned = plan.make_plan(
-            presets.resolve(name), headers.config, headers.tensors, exports=(export,),
-            calibration=CalibrationConfig(seq_len=256),
-        )  # fmt: skip
+            JobSpec(config=presets.resolve(name), export=(export,), calibration=CalibrationConfig(seq_len=256)), headers
+        )
         assert found[name]["size_bytes"][export] == planned.size_after_bytes
         assert found[name]["peak_memory_bytes"] == planned.peak_memory_bytes
 

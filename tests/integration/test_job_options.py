@@ -17,7 +17,7 @@ from tests.support.hub_server import HubServer
 from tests.support.models import tiny_model
 from tests.support.service import REAL_ENGINE, WorkerProcess
 
-LIMIT_S = 120.0
+LIMIT_S = 540.0
 FEW = {"num_samples": 2, "seq_len": 32}
 SMALL = {"num_windows": 3, "seq_len": 64, "num_prompts": 0}
 StartWorker = Callable[..., WorkerProcess]

@@ -407,4 +407,4 @@ def test_relay_sends_no_more_wake_ups_at_once_than_there_are_slots(
 def live(sessions: Sessions, num_slots: int) -> None:
     """A worker is there."""
     with sessions.begin() as session:
-        workers.beat(session, worker_id="w", host="h", num_slots=num_slots, memory_bytes=1, devices=[], live_s=60)
+        workers.beat(session, workers.Registration("w", "h", num_slots, memory_bytes=1), devices=[], live_s=60)

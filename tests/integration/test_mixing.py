@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from quantcore.cli import main as cli
 from quantcore.config import presets
-from quantcore.config.job_spec import MixConfig
+from quantcore.config.job_spec import JobSpec, MixConfig
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.engine.data.windows import token_windows
+from quantcore.engine.data.windows import DocumentTokenizer, token_windows
 from quantcore.engine.evaluation.model import open_model
 from quantcore.engine.mixed_precision.command import mix
 from quantcore.engine.mixed_precision.sensitivity import Sensitivity
@@ -77,13 +77,16 @@ def test_what_is_reckoned_is_what_each_layer_loses(
 ) -> None:
     model = read_model(model_dir)
     config = presets.resolve(scheme)
-    plan = make_plan(config, model.headers.config, model.headers.tensors, calibration=CALIBRATION)
+    plan = make_plan(JobSpec(config=config, calibration=CALIBRATION), model.headers)
     plans = {scheme: (config, plan)}
     ids_NT = token_windows(
         CalibrationConfig(num_samples=400, seq_len=16),
-        lambda text: tiny_tokenizer()(text, add_special_tokens=False, verbose=False)["input_ids"],
-        num_held_out=1, held_out_len=16, separator=0,
-    ).calibration_NT  # fmt: skip
+        DocumentTokenizer(
+            lambda text: tiny_tokenizer()(text, add_special_tokens=False, verbose=False)["input_ids"], separator=0
+        ),
+        num_held_out=1,
+        held_out_len=16,
+    ).calibration_NT
     task = Task(model_dir=model_dir, output_dir=tmp_path / "out", config=config, calibration=CALIBRATION,
                 export=("fake_quantized",), evaluation=EvaluationConfig(num_windows=0, num_prompts=0))  # fmt: skip
     run(task, silent)

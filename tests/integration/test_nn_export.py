@@ -23,6 +23,7 @@ from quantcore import (
 )
 from quantcore.cli.flags import parser
 from quantcore.cli.from_flags import task_of
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.presets import resolve as preset
 from quantcore.config.presets import with_attention
 from quantcore.config.quantization import CalibrationConfig
@@ -78,7 +79,7 @@ def written_both_ways(model_dir, config, folder, exports):
     )  # fmt: skip
     given = read_model(model_dir)
     headers = given.headers
-    plan = make_plan(config, headers.config, headers.tensors, calibration=task.calibration, exports=exports)
+    plan = make_plan(JobSpec(config=config, calibration=task.calibration, export=exports), headers)
     quantize(RunContext(task, given, plan, task.output_dir, lambda event: None, SavePoint.of(task, ALONE)))
     model = in_memory(float_model(model_dir), config, [window[None] for window in read_windows(task).calibration_NT])
     for export in exports:

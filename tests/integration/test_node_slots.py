@@ -52,8 +52,7 @@ def appear(sessions: Sessions, *names: str, memory_bytes: int = 1 << 40, num_slo
     """Workers that live, as rows."""
     with sessions.begin() as session:
         for name in names:
-            about = {"host": name, "num_slots": num_slots, "memory_bytes": memory_bytes, "devices": []}
-            workers.beat(session, worker_id=name, live_s=60, **about)  # type: ignore[arg-type]
+            workers.beat(session, workers.Registration(name, name, num_slots, memory_bytes), devices=[], live_s=60)
 
 
 def claim(sessions: Sessions, worker: str = "a:0", **options: Any) -> Lease | None:

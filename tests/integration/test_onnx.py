@@ -22,6 +22,7 @@ from quantcore import load
 from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.onnx_headers import DATA_NAME, FILE_NAME, read_onnx_headers
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig, QuantizationConfig, QuantizationSpec
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.containers.dequantize import read_layer
@@ -265,7 +266,7 @@ def test_a_damaged_file_does_not_pass(artifact, tmp_path, proof_in_this_process,
 
 def plan(folder, config, model_type="llama", **options):
     headers = read_local(tiny_model(folder / "model", model_type=model_type, **options))
-    return headers, make_plan(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=("onnx",))
+    return headers, make_plan(JobSpec(config=config, calibration=CALIBRATION, export=("onnx",)), headers)
 
 
 def weight_only(**spec):

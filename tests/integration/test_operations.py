@@ -137,9 +137,7 @@ def test_the_memory_of_gpus(client: TestClient, sessions: Sessions) -> None:
         device = {"kind": "cuda", "name": "A card", "memory_bytes": 100, "used_bytes": used_bytes}
         old = {"kind": "rocm", "name": "Of an older worker", "memory_bytes": 50}
         with sessions.begin() as session:
-            workers.beat(
-                session, worker_id="w:1", host="w", num_slots=1, memory_bytes=1, devices=[device, old], live_s=60
-            )
+            workers.beat(session, workers.Registration("w:1", "w", 1, 1), devices=[device, old], live_s=60)
 
     beat(None)
     beat(30)
@@ -152,9 +150,7 @@ def test_the_memory_of_gpus(client: TestClient, sessions: Sessions) -> None:
 def test_a_silent_worker_keeps_its_drain_order(client: TestClient, sessions: Sessions) -> None:
     def beat(live_s: float) -> bool:
         with sessions.begin() as session:
-            return workers.beat(
-                session, worker_id="w:1", host="w", num_slots=1, memory_bytes=1, devices=[], live_s=live_s
-            )
+            return workers.beat(session, workers.Registration("w:1", "w", 1, 1), devices=[], live_s=live_s)
 
     def state() -> str:
         with sessions.begin() as session:

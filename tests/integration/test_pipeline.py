@@ -18,6 +18,7 @@ from quantcore.checkpoint.artifact import sha256
 from quantcore.checkpoint.headers import read_local
 from quantcore.cli.main import main
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.pipeline.job import read_windows, run
@@ -302,9 +303,14 @@ def test_the_plan_of_the_report_is_the_plan(artifacts, model_dir):
     headers = read_local(model_dir)
     config = presets.resolve("w4a16", group_size=32)
     plan = make_plan(
-        config, headers.config, headers.tensors, calibration=CalibrationConfig(num_samples=4, seq_len=64), exports=BOTH,
-        evaluation=EvaluationConfig(num_windows=3, seq_len=64, num_prompts=0),
-    )  # fmt: skip
+        JobSpec(
+            config=config,
+            calibration=CalibrationConfig(num_samples=4, seq_len=64),
+            export=BOTH,
+            evaluation=EvaluationConfig(num_windows=3, seq_len=64, num_prompts=0),
+        ),
+        headers,
+    )
     assert json.loads((folder / "plan.json").read_text()) == json.loads(json.dumps(plan.to_dict()))
     assert report["summary"]["size_after_bytes"] == plan.size_after_bytes
 

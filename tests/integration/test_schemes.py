@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.engine.data.windows import token_windows
+from quantcore.engine.data.windows import DocumentTokenizer, token_windows
 from quantcore.engine.pipeline.job import run
 from quantcore.errors import ConfigError
 from tests.support.models import tiny_model, tiny_tokenizer
@@ -67,9 +67,14 @@ def test_cache_scales_are_the_ranges_of_keys_and_values(with_kv_cache, model_dir
     largest = {}
     tokenizer = tiny_tokenizer()
     windows = token_windows(
-        CALIBRATION, lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
-        num_held_out=3, held_out_len=64, separator=tokenizer.eos_token_id,
-    )  # fmt: skip
+        CALIBRATION,
+        DocumentTokenizer(
+            lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+            separator=tokenizer.eos_token_id,
+        ),
+        num_held_out=3,
+        held_out_len=64,
+    )
     with torch.no_grad():
         for window in windows.calibration_NT:
             for index, layer in enumerate(whole(window[None], use_cache=True).past_key_values.layers):

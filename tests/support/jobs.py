@@ -10,7 +10,7 @@ import torch
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.engine.data.windows import TokenWindows, token_windows
+from quantcore.engine.data.windows import DocumentTokenizer, TokenWindows, token_windows
 from quantcore.engine.runtime.matmul import matmul_precision
 from tests.support.models import tiny_tokenizer
 
@@ -41,9 +41,13 @@ def token_windows_of_jobs() -> TokenWindows:
     tokenizer = tiny_tokenizer()
     return token_windows(
         CalibrationConfig(num_samples=4, seq_len=64),
-        lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
-        num_held_out=3, held_out_len=64, separator=tokenizer.eos_token_id,
-    )  # fmt: skip
+        DocumentTokenizer(
+            lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+            separator=tokenizer.eos_token_id,
+        ),
+        num_held_out=3,
+        held_out_len=64,
+    )
 
 
 def perplexity_of(model: torch.nn.Module) -> float:

@@ -139,9 +139,17 @@ def claim(
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
     return Lease(
-        job.id, fence, job.attempt, job.project_id, job.model, job.spec, job.nodes, sealed, job.traceparent,
+        job.id,
+        fence,
+        job.attempt,
+        job.project_id,
+        job.model,
+        job.spec,
+        job.nodes,
+        sealed,
+        job.traceparent,
         job.needs_memory_bytes,
-    )  # fmt: skip
+    )
 
 
 def is_any_due(session: Session, *, worker: str, waits_s: float, memory_bytes: int) -> bool:

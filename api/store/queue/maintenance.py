@@ -36,9 +36,14 @@ class Maintenance:
     """
 
     def __init__(
-        self, sessions: Sessions, send: outbox.Send, *, interval_s: float, lease_s: float,
+        self,
+        sessions: Sessions,
+        send: outbox.Send,
+        *,
+        interval_s: float,
+        lease_s: float,
         extra_task: Task | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         tasks: list[Task] = [
             *([extra_task] if extra_task else []),
             lambda session: clock.shorten_leases(session, lease_s=lease_s),
@@ -76,9 +81,14 @@ class _Rounds:
     """A thread that runs ``tasks`` every ``interval_s`` seconds and when it is woken, and then calls ``then``."""
 
     def __init__(
-        self, name: str, tasks: Sequence[Task], sessions: Sessions, interval_s: float,
-        *, then: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        tasks: Sequence[Task],
+        sessions: Sessions,
+        interval_s: float,
+        *,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
         self._tasks = tasks
         self._sessions = sessions
         self._interval_s = interval_s

@@ -64,9 +64,13 @@ def expect(session: Session, project_id: str, model: Mapping[str, Any], spec: Ma
 
 
 def estimate(
-    phases: Sequence[Phase], progress: Mapping[str, Any] | None, elapsed_s: float, earlier_s: Mapping[str, float], *,
+    phases: Sequence[Phase],
+    progress: Mapping[str, Any] | None,
+    elapsed_s: float,
+    earlier_s: Mapping[str, float],
+    *,
     is_whole: bool,
-) -> float | None:  # fmt: skip
+) -> float | None:
     """Return the seconds left of an attempt if its phases relate as those of the earlier job, None without a basis.
 
     The present phase has taken ``elapsed_s`` seconds. ``is_whole``: False for an attempt that may have resumed, whose

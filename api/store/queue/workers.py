@@ -6,7 +6,7 @@ Its row is deleted after an hour: until then it finds its drain order when it co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -24,33 +24,38 @@ REMEMBERED = timedelta(hours=1)
 """Time for which a silent worker's row is kept."""
 
 
+@dataclass(frozen=True)
+class Registration:
+    """What a worker is as long as it runs. ``sandbox`` protects its engines, ``memory_limit`` limits their memory.
+
+    ``launcher`` gives them their nodes.
+    """
+
+    id: str
+    host: str
+    num_slots: int
+    memory_bytes: int
+    launcher: str = "local"
+    sandbox: str = "unknown"
+    memory_limit: str = "unknown"
+
+
 def beat(
     session: Session,
+    worker: Registration,
     *,
-    worker_id: str,
-    host: str,
-    num_slots: int,
-    memory_bytes: int,
     devices: list[dict[str, Any]],
     live_s: float,
     blocked_reason: str | None = None,
-    launcher: str = "local",
-    sandbox: str = "unknown",
-    memory_limit: str = "unknown",
 ) -> bool:
     """Record that this worker lives, and will for ``live_s`` seconds more. Returns True if it was drained.
 
-    Then it shall take no jobs. ``blocked_reason``: why it takes none by itself. ``sandbox`` and ``memory_limit``: what
-    protects its engines and what limits their memory.
+    Then it shall take no jobs. ``blocked_reason``: why it takes none by itself.
     """
     now = func.clock_timestamp()
     live_until = now + timedelta(seconds=live_s)
     state = {"live_until": live_until, "devices": devices, "blocked_reason": blocked_reason}
-    fixed = {
-        "num_slots": num_slots, "memory_bytes": memory_bytes, "launcher": launcher, "sandbox": sandbox,
-        "memory_limit": memory_limit,
-    }  # fmt: skip
-    row = insert(Worker).values(id=worker_id, host=host, **fixed, **state)
+    row = insert(Worker).values(**asdict(worker), **state)
     kept = row.on_conflict_do_update(index_elements=[Worker.id], set_=state | {"beat_at": now})
     return bool(session.scalar(kept.returning(Worker.drain_requested_at.is_not(None))))
 

@@ -22,6 +22,7 @@ export type ArtifactFile = Schemas["FileOut"];
 export type Plan = Schemas["PlanOut"];
 export type Progress = Schemas["ProgressOut"];
 export type Publication = Schemas["PublicationOut"];
+export type PublishPlan = Schemas["PublishPlan"];
 export type Preset = Schemas["PresetOut"];
 export type Inspection = Schemas["InspectionOut"];
 export type ModelFolders = Schemas["FolderList"];

@@ -103,9 +103,12 @@ class BlockAlgorithms:
         return hidden
 
     def rotate_outside(
-        self, model: nn.Module, embed: Callable[[], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor],
+        self,
+        model: nn.Module,
+        embed: Callable[[], torch.Tensor],
+        logits: Callable[[torch.Tensor], torch.Tensor],
         like: torch.Tensor,
-    ) -> set[str]:  # fmt: skip
+    ) -> set[str]:
         """Rotate the modules around the blocks, if configured; return the names of the changed parameters."""
         return set() if self._rotation is None else self._rotation.rotate_outside(model, embed, logits, like)
 

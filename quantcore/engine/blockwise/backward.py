@@ -171,9 +171,14 @@ class BackwardPass:
 
 
 def back_through(
-    hidden: Hidden, state: torch.Tensor, block: nn.Module, index: int, window: int, modules: Mapping[str, nn.Module],
+    hidden: Hidden,
+    state: torch.Tensor,
+    block: nn.Module,
+    index: int,
+    window: int,
+    modules: Mapping[str, nn.Module],
     gradient: torch.Tensor,
-) -> Back:  # fmt: skip
+) -> Back:
     """Run a float block forward and backward on one window; ``gradient`` is that by the block's output."""
     state = state.requires_grad_()
     with _calls_noted(modules) as calls, torch.enable_grad():

@@ -184,9 +184,14 @@ def divergence_and_gradient(logits: Logits, state: torch.Tensor, teacher: torch.
 
 
 def tune(
-    student: Student, options: DistillConfig, ids_NT: torch.Tensor, teacher: Sequence[torch.Tensor], folder: Path,
-    savepoint: SavePoint, tell: Tell,
-) -> None:  # fmt: skip
+    student: Student,
+    options: DistillConfig,
+    ids_NT: torch.Tensor,
+    teacher: Sequence[torch.Tensor],
+    folder: Path,
+    savepoint: SavePoint,
+    tell: Tell,
+) -> None:
     """Tune the factors of the student's scales on windows of token ids; the learning rate falls to 0 (cosine).
 
     The factors and their moments are kept in the ``savepoint``, from which a job that resumes goes on.
@@ -201,9 +206,10 @@ def tune(
     tuned = factors + [state[moment] for state in states for moment in ("exp_avg", "exp_avg_sq")]
     generator = torch.Generator().manual_seed(options.seed)
     batches = [
-        batch for _ in range(options.epochs)
+        batch
+        for _ in range(options.epochs)
         for batch in torch.split(torch.randperm(len(ids_NT), generator=generator), WINDOWS_PER_STEP)
-    ]  # fmt: skip
+    ]
     first = savepoint.kept(TUNING, tuned)
     for state in states:
         state["step"].fill_(first)

@@ -148,9 +148,15 @@ class Sums:
         self._outputs: dict[str, list[torch.Tensor]] = {}
 
     def add(
-        self, x_TI: torch.Tensor, reference_TI: torch.Tensor | None, weight_T: torch.Tensor | None, num_sampled: int,
-        num_windows: int, *, is_lent: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        x_TI: torch.Tensor,
+        reference_TI: torch.Tensor | None,
+        weight_T: torch.Tensor | None,
+        num_sampled: int,
+        num_windows: int,
+        *,
+        is_lent: bool = False,
+    ) -> None:
         """Take in one of about ``num_windows`` sequences, and keep ``num_sampled`` of its tokens."""
         num_tokens = len(x_TI)
         self.num_tokens += num_tokens

@@ -27,9 +27,12 @@ class Chat:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, models: tuple[PreTrainedModel, PreTrainedModel],
-        end_tokens: frozenset[int], max_new_tokens: int,
-    ) -> None:  # fmt: skip
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        models: tuple[PreTrainedModel, PreTrainedModel],
+        end_tokens: frozenset[int],
+        max_new_tokens: int,
+    ) -> None:
         self._tokenizer = tokenizer
         self._models = models
         self._end_tokens = end_tokens

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.config.task import EvaluationConfig
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
@@ -25,14 +26,16 @@ from quantcore.importing.model import read_model
 from quantcore.report.compare import read_report
 from quantcore.report.quality import PairedQuality
 
-SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
-"""Fields of the text part of a config in which a result does not differ from its original."""
-
 
 def measure_change(
-    new: Sequence[str], old: Sequence[str], against: str, evaluation: EvaluationConfig, emit: Emit, *,
+    new: Sequence[str],
+    old: Sequence[str],
+    against: str,
+    evaluation: EvaluationConfig,
+    emit: Emit,
+    *,
     tolerance: float = 0.0,
-) -> PairedQuality:  # fmt: skip
+) -> PairedQuality:
     """Measure two results of one model on the same tokens, as many as ``evaluation`` requests or the text has.
 
     ``new`` and ``old`` have one result each, or several of one recipe. Models are folders, GGUF files or ids on the
@@ -61,10 +64,14 @@ def measure_change(
         measured = [_measured(model, (vocabulary, states), text, emit) for model in models]
     of_new, of_old = measured[: len(new)], measured[len(new) :]
     return PairedQuality(
-        new=", ".join(new), old=", ".join(old), against=against, environment=environment(),
-        new_quality=summarize_both(mean_of(of_new), text), old_quality=summarize_both(mean_of(of_old), text),
+        new=", ".join(new),
+        old=", ".join(old),
+        against=against,
+        environment=environment(),
+        new_quality=summarize_both(mean_of(of_new), text),
+        old_quality=summarize_both(mean_of(of_old), text),
         **compare_measured(of_new, of_old, text.scored_NP, tolerance, text.strata_N),
-    )  # fmt: skip
+    )
 
 
 def _measured(
@@ -97,6 +104,8 @@ def _check_origin(
         )
 
 
-def _shape_of(model: EvaluatedModel) -> list[object]:
+def _shape_of(model: EvaluatedModel) -> tuple[object, ...]:
+    """Return that of the text part of a config in which a result does not differ from its original."""
     config = model.streamed.model.config.get_text_config()
-    return [getattr(config, field, None) for field in SHAPE]
+    sizes = ModelConfig(config.to_dict())
+    return config.model_type, sizes.vocab_size, sizes.hidden_size, sizes.num_layers

@@ -33,9 +33,15 @@ from quantcore.report.verdict import judge_quality
 
 
 def evaluate(
-    model_name: str, against: str | None, evaluation: EvaluationConfig, emit: Emit, *, vllm_python: str | None = None,
-    ranks: Ranks = ALONE, reference_file: Path | None = None,
-) -> EvaluationResult:  # fmt: skip
+    model_name: str,
+    against: str | None,
+    evaluation: EvaluationConfig,
+    emit: Emit,
+    *,
+    vllm_python: str | None = None,
+    ranks: Ranks = ALONE,
+    reference_file: Path | None = None,
+) -> EvaluationResult:
     """Measure a model; the result has ``samples`` and ``harness`` if the ``evaluation`` requests them.
 
     Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared; a ``reference_file``

@@ -158,9 +158,13 @@ class _Search:
             return
         first_guess = LEFT_BY_GPTQ if self.goal.max_time_s is None else LEFT_AT_WORST
         found = find_smallest(
-            self.points, most, partial(measure, DEFAULT_EFFORT), MAX_TRIALS, may_go_on=self._may_go_on,
+            self.points,
+            most,
+            partial(measure, DEFAULT_EFFORT),
+            MAX_TRIALS,
+            may_go_on=self._may_go_on,
             first_guess=first_guess,
-        )  # fmt: skip
+        )
         if min(found.values()) > most and last in found and self._may_go_on():
             found[last] = min(found[last], measure("best", last))
         self.measured = found
@@ -182,10 +186,13 @@ class _Search:
             assert report.quality is not None  # there is a verdict on it
             verdict = with_failed_gates(verdict, report.quality, missed).replace(**own)
         changes = {
-            "verdict": verdict, "total_s": round(sum(seconds_by_phase.values()), 2),
-            "seconds_by_phase": seconds_by_phase, "goal": GoalSummary(is_met=result.is_met, why=result.why),
-            "gate": self.task.gate, "gates": (*report.summary.gates, *gates),
-        }  # fmt: skip
+            "verdict": verdict,
+            "total_s": round(sum(seconds_by_phase.values()), 2),
+            "seconds_by_phase": seconds_by_phase,
+            "goal": GoalSummary(is_met=result.is_met, why=result.why),
+            "gate": self.task.gate,
+            "gates": (*report.summary.gates, *gates),
+        }
         summary = report.summary.model_copy(update=changes)
         report = report.model_copy(update={"summary": summary, "goal": result})
         done = read_task(self.work_dir / f"{chosen.folder.name}.task.json")
@@ -233,10 +240,14 @@ class _Search:
         name = f"trial-{_digest([self._identity(), config.to_dict()])}"
         trial = self.task.model_copy(
             update={
-                "goal": None, "config": config, "export": (self.fit.export,), "output_dir": self.work_dir / name,
-                "resume_dir": self.work_dir / f"resume-{name}", "gate": "off" if self.task.gate == "off" else "warn",
+                "goal": None,
+                "config": config,
+                "export": (self.fit.export,),
+                "output_dir": self.work_dir / name,
+                "resume_dir": self.work_dir / f"resume-{name}",
+                "gate": "off" if self.task.gate == "off" else "warn",
             }
-        )  # fmt: skip
+        )
         self.emit(PhaseStarted("trial"))
         self.emit(Progress("trial", len(self.tried), MAX_TRIALS, "candidate"))
         run = partial(self._run_trial, trial, mix, units)
@@ -257,10 +268,15 @@ class _Search:
             layers[option.scheme] += len(unit.layers)
         worst = math.inf if kl.value is None else kl.value + kl.half_interval
         return GoalTrial(
-            size_bytes=report.summary.size_after_bytes, recovery=math.exp(-worst), kl=kl, layers=dict(layers),
-            algorithms=algorithms_text(report.config), verdict=report.summary.verdict,
-            seconds=round(time.monotonic() - began, 1), is_chosen=False,
-        ).to_dict()  # fmt: skip
+            size_bytes=report.summary.size_after_bytes,
+            recovery=math.exp(-worst),
+            kl=kl,
+            layers=dict(layers),
+            algorithms=algorithms_text(report.config),
+            verdict=report.summary.verdict,
+            seconds=round(time.monotonic() - began, 1),
+            is_chosen=False,
+        ).to_dict()
 
     def _once(self, name: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the JSON data that ``find`` gives on the first rank, or gave before, in this search or another one.
@@ -311,22 +327,30 @@ class _Search:
         step = max(1, len(self.points) // SHOWN_POINTS)
         return GoalResult(
             asked=self.goal.model_dump(mode="json", exclude_none=True),
-            max_bytes=self.fit.max_bytes, kv_cache=self.fit.kv_cache, cache_bytes=self.fit.cache_bytes, is_met=is_met,
-            why=self._why(chosen, is_met=is_met), advice=tuple(self._advice(chosen, expected)),
+            max_bytes=self.fit.max_bytes,
+            kv_cache=self.fit.kv_cache,
+            cache_bytes=self.fit.cache_bytes,
+            is_met=is_met,
+            why=self._why(chosen, is_met=is_met),
+            advice=tuple(self._advice(chosen, expected)),
             trials=tuple(trial.row.model_copy(update={"is_chosen": trial is chosen}) for trial in self.tried),
             frontier=tuple(
                 GoalPoint(size_bytes=self.points[index].num_bytes, recovery=expected[index])
                 for index in sorted({*range(0, len(self.points), step), len(self.points) - 1})
             ),
-        )  # fmt: skip
+        )
 
     def _gates(self, chosen: _Tried, result: GoalResult) -> Iterator[GateResult]:
         """Yield whether the goal was met as a gate, if it says what must be kept and gates are judged."""
         if self.task.gate != "off" and self.goal.min_recovery != "best":
             yield GateResult(
-                gate="G16", name="recovery", status="pass" if result.is_met else "fail", value=chosen.row.recovery,
-                limit=self.goal.min_recovery, detail=result.why,
-            )  # fmt: skip
+                gate="G16",
+                name="recovery",
+                status="pass" if result.is_met else "fail",
+                value=chosen.row.recovery,
+                limit=self.goal.min_recovery,
+                detail=result.why,
+            )
 
     def _why(self, chosen: _Tried, *, is_met: bool) -> str:
         size, kept = megabytes(chosen.row.size_bytes), f"{100 * chosen.row.recovery:.2f} %"

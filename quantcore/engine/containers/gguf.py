@@ -17,11 +17,11 @@ import torch
 
 from quantcore.checkpoint.folder import find_gguf, model_name
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
-from quantcore.config.layer_plan import LayerPlan
 from quantcore.engine.containers.llama_cpp.rows import MappedSource
 from quantcore.engine.containers.llama_cpp.sink import ConvertedSink
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.model.skeleton import clean_config
+from quantcore.export import FileContents
 from quantcore.export.gguf.gguf_tokenizer import describe_tokenizer
 from quantcore.export.gguf.header import read_gguf_header
 from quantcore.export.gguf.metadata import (
@@ -41,24 +41,21 @@ EMBEDDING = "model.embed_tokens.weight"
 _TYPES = re.compile(r"[-.](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 
 
-def sink(
-    folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
-    model_dir: Path, *, tensors: Mapping[str, TensorHeader], mix: str | None = None, creates: bool = True,
-) -> TensorSink:  # fmt: skip
+def sink(folder: Path, contents: FileContents, *, creates: bool = True) -> TensorSink:
     """See ``ContainerFile``."""
-    if has_own_layout(model_config):
-        return GgufSink(folder, layouts, model_config, model_dir, mix=mix, creates=creates)
-    name = _model_name(model_config, model_dir)
-    return ConvertedSink(
-        folder / _file_name(name, mix), layouts, tensors, model_config, model_dir, name=_without_types(name),
-        file_type=_file_type(layouts, mix), creates=creates,
-    )  # fmt: skip
+    if has_own_layout(contents.model_config):
+        return GgufSink(folder, contents, creates=creates)
+    name = _model_name(contents.model_config, contents.model_dir)
+    file, file_type = folder / _file_name(name, contents.mix), _file_type(contents.layouts, contents.mix)
+    return ConvertedSink(file, contents, name=_without_types(name), file_type=file_type, creates=creates)
 
 
 def source(
-    folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+    folder: Path,
+    layouts: Mapping[str, TensorLayout],
+    model_config: Mapping[str, Any],
     floats: Mapping[str, TensorHeader],
-) -> TensorSource:  # fmt: skip
+) -> TensorSource:
     """See ``ContainerFile``."""
     if not has_own_layout(model_config):
         gguf_file = find_gguf(folder) or folder / FILE_NAME
@@ -67,17 +64,15 @@ def source(
 
 
 class GgufSink(OpenFiles):
-    """The single file of a GGUF artifact. ``write`` every tensor of ``layouts`` once, then ``finish``.
+    """The single file of a GGUF artifact. ``write`` every tensor of the layouts once, then ``finish``.
 
-    The model has this config.json and the tokenizer in ``model_dir``. ``warnings`` are about both. A file with a named
+    ``warnings`` are about config.json and the tokenizer. A file with a named
     ``mix`` of types is called as on the Hub, ``NAME-Q4_K_M.gguf``; others are called model.gguf.
     """
 
-    def __init__(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any], model_dir: Path, *,
-        mix: str | None = None, creates: bool = True,
-    ) -> None:  # fmt: skip
+    def __init__(self, folder: Path, contents: FileContents, *, creates: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        layouts, model_config, model_dir = contents.layouts, contents.model_config, contents.model_dir
         self._layouts = dict(layouts)
         self.missing = set(layouts)
         self._places = _places(layouts, model_config)
@@ -87,9 +82,11 @@ class GgufSink(OpenFiles):
         self.warnings = tokenizer.warnings + warn_of_window(config)
         computed = rope_tensors(config)
         about, name = _general(model_dir), _model_name(model_config, model_dir)
-        file = folder / _file_name(name, mix)
+        file = folder / _file_name(name, contents.mix)
         writer = _writer(_header_of(file), Places(model_config).architecture.name)
-        add_model(writer, config, about.pop("general.name", None) or _without_types(name), _file_type(layouts, mix))
+        add_model(
+            writer, config, about.pop("general.name", None) or _without_types(name), _file_type(layouts, contents.mix)
+        )
         add_general(writer, about)
         add_tokenizer(writer, tokenizer)
         stacks = Counter(place.name for place in self._places.values())
@@ -161,9 +158,12 @@ class GgufSource:
     """
 
     def __init__(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+        self,
+        folder: Path,
+        layouts: Mapping[str, TensorLayout],
+        model_config: Mapping[str, Any],
         floats: Mapping[str, TensorHeader],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._floats = floats
         self._places = _places(layouts, model_config)
         headers = read_gguf_header(find_gguf(folder) or folder / FILE_NAME).tensors

@@ -11,45 +11,42 @@ import torch
 
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.checkpoint.onnx_headers import DATA_NAME, DTYPES, FILE_NAME, read_onnx_headers
-from quantcore.config.layer_plan import LayerPlan
 from quantcore.engine.containers.onnx_graph import Traced, trace
 from quantcore.engine.containers.onnx_nodes import check_installed
+from quantcore.export import FileContents
 from quantcore.tensors.sink import OpenFiles, open_for_writing, write_at
 from quantcore.tensors.source import TORCH_DTYPES, Source
 
 ALIGNMENT = 4096  # a page: ONNX Runtime maps tensors that start at a page
 
 
-def sink(
-    folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...], model_config: Mapping[str, Any],
-    model_dir: Path, *, tensors: Mapping[str, TensorHeader], mix: str | None = None, creates: bool = True,
-) -> OnnxSink:  # fmt: skip
+def sink(folder: Path, contents: FileContents, *, creates: bool = True) -> OnnxSink:
     """See ``ContainerFile``."""
-    return OnnxSink(folder, layouts, layers, model_config, creates=creates)
+    return OnnxSink(folder, contents, creates=creates)
 
 
 def source(
-    folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+    folder: Path,
+    layouts: Mapping[str, TensorLayout],
+    model_config: Mapping[str, Any],
     floats: Mapping[str, TensorHeader],
-) -> Source:  # fmt: skip
+) -> Source:
     """See ``ContainerFile``."""
     return Source(folder, read_onnx_headers(folder))
 
 
 class OnnxSink(OpenFiles):
-    """The two files of an ONNX artifact. ``write`` every tensor of ``layouts`` once, then ``finish``.
+    """The two files of an ONNX artifact. ``write`` every tensor of the layouts once, then ``finish``.
 
-    ``model_config`` is config.json. Raises ConfigError if a package is missing, ModelError for a model without a graph.
+    Raises ConfigError if a package is missing, ModelError for a model without a graph.
     """
 
     warnings: tuple[str, ...] = ()
 
-    def __init__(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
-        model_config: Mapping[str, Any], *, creates: bool = True,
-    ) -> None:  # fmt: skip
+    def __init__(self, folder: Path, contents: FileContents, *, creates: bool = True) -> None:
         check_installed()
         folder.mkdir(parents=True, exist_ok=True)
+        layouts = contents.layouts
         self._layouts = dict(layouts)
         self.missing = set(layouts)
         self._offsets: dict[str, int] = {}
@@ -60,7 +57,7 @@ class OnnxSink(OpenFiles):
         self._handles = [open_for_writing(folder / DATA_NAME, creates=creates)]
         os.ftruncate(self._handles[0], end)
         try:
-            self._save_graph(trace(model_config, layouts, layers), folder)
+            self._save_graph(trace(contents.model_config, layouts, contents.layers), folder)
         except BaseException:
             self.close()
             raise

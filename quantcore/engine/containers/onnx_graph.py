@@ -87,9 +87,12 @@ class _Cached(nn.Module):
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor,
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
         past: list[torch.Tensor],
-    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    ) -> tuple[torch.Tensor, ...]:
         # Without a config every layer keeps all tokens; the mask excludes those outside a sliding window.
         cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
         positions = {"position_ids": position_ids} if self.takes_positions else {}
@@ -255,10 +258,13 @@ def _simplify(model: Any) -> None:
     common.InlinePass()(model)
     optimizer.fold_constants(model)
     for simplify in (
-        common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedOpsetsPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        common.DeduplicateInitializersPass(), common.CommonSubexpressionEliminationPass(), common.OutputFixPass(),
-    ):  # fmt: skip
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.OutputFixPass(),
+    ):
         simplify(model)
 
 

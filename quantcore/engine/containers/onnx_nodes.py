@@ -70,9 +70,13 @@ def onnx_node(
 ) -> torch.Tensor:
     """Return the output of a new ONNX node, in the shape of its first input."""
     output: torch.Tensor = torch.onnx.ops.symbolic(
-        name, inputs, dict(attributes), dtype=dtype, shape=inputs[0].shape,
+        name,
+        inputs,
+        dict(attributes),
+        dtype=dtype,
+        shape=inputs[0].shape,
         metadata_props={NARROW: "4"} if spec.format.bits == 4 else None,
-    )  # fmt: skip
+    )
     return output
 
 

@@ -69,10 +69,11 @@ def main(arguments: Sequence[str]) -> int:
     except MemoryError:
         return _refuse(
             CalibrationError(
-                "The file cannot be read: it needs too much memory.", code="unreadable_file",
+                "The file cannot be read: it needs too much memory.",
+                code="unreadable_file",
                 hint="Use a smaller part of it, or less text per row.",
             )
-        )  # fmt: skip
+        )
 
 
 def _model(options: argparse.Namespace) -> Path:
@@ -112,9 +113,10 @@ def check(file: Path, column: str | None) -> dict[str, Any]:
             seen.add(hashlib.blake2b(text.encode(), digest_size=8).digest())
         if len(lengths) > MAX_ROWS:
             raise CalibrationError(
-                f"The file has more than {MAX_ROWS:,} rows.", code="too_many_rows",
+                f"The file has more than {MAX_ROWS:,} rows.",
+                code="too_many_rows",
                 hint="Calibration needs a few thousand at most: use a part of it.",
-            )  # fmt: skip
+            )
     with_text = array("q", filter(None, lengths))
     if not with_text:
         raise CalibrationError(
@@ -136,8 +138,11 @@ def check(file: Path, column: str | None) -> dict[str, Any]:
 
 def preview(file: Path, num_rows: int) -> dict[str, Any]:
     """Return the first rows, with long values cut short."""
-    return {"rows": [{"place": row.place, "values": showable(row.values)}
-                     for row in islice(files.read_rows(file), num_rows)]}  # fmt: skip
+    return {
+        "rows": [
+            {"place": row.place, "values": showable(row.values)} for row in islice(files.read_rows(file), num_rows)
+        ]
+    }
 
 
 def count_tokens(file: Path, column: str | None, model_dir: Path, seq_len: int) -> dict[str, Any]:

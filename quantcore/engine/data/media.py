@@ -43,9 +43,13 @@ class MediaReader:
     """
 
     def __init__(
-        self, folder: Path, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase,
-        arguments: Mapping[str, Any], dtype: torch.dtype,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        tokenizer: PreTrainedTokenizerBase,
+        arguments: Mapping[str, Any],
+        dtype: torch.dtype,
+    ) -> None:
         from transformers import AutoProcessor, ProcessorMixin
 
         self._processor = load_processor(folder, AutoProcessor)

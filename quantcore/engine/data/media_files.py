@@ -20,8 +20,10 @@ MAX_PIXELS_AT_ONCE = 128 << 20
 """Limit of the images of one window: 0.4 GB in RGB. A few kilobytes can hold an image of 64 million pixels."""
 MAX_MEDIA_BYTES = 64 << 20
 PCM: dict[int, tuple[type[np.generic], int, int]] = {
-    1: (np.uint8, 128, 128), 2: (np.int16, 0, 1 << 15), 4: (np.int32, 0, 1 << 31)
-}  # fmt: skip
+    1: (np.uint8, 128, 128),
+    2: (np.int16, 0, 1 << 15),
+    4: (np.int32, 0, 1 << 31),
+}
 """Bytes of a WAV sample -> its type, the value of silence, and the largest distance from that."""
 
 

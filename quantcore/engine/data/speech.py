@@ -26,9 +26,13 @@ class SpeechReader:
     placeholders: frozenset[int] = frozenset()
 
     def __init__(
-        self, folder: Path, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase,
-        tokenize: Callable[[str], list[int]], dtype: torch.dtype,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        tokenizer: PreTrainedTokenizerBase,
+        tokenize: Callable[[str], list[int]],
+        dtype: torch.dtype,
+    ) -> None:
         from transformers import AutoFeatureExtractor
 
         self._features = load_processor(folder, AutoFeatureExtractor)

@@ -40,6 +40,25 @@ T = TypeVar("T", bound=Sized)
 
 
 @dataclass(frozen=True)
+class DocumentTokenizer:
+    """How the documents of a text become tokens.
+
+    ``begin`` are the tokens that begin a text, and ``separator`` is the one that ends a document. ``render`` converts
+    chats to text.
+    """
+
+    tokenize: Tokenize
+    begin: Sequence[int] = ()
+    separator: int | None = None
+    render: Render | None = None
+
+    def tokens_of(self, document: str) -> Iterable[int]:
+        """Return the tokens of a document without a ``begin`` of its own, and with the ``separator``."""
+        tokens = without_begin(self.tokenize(document), self.begin)
+        return chain(tokens, () if self.separator is None else (self.separator,))
+
+
+@dataclass(frozen=True)
 class TokenWindows:
     """Token ids. ``calibration_NT`` and ``held_out_NT`` come from different parts of the text and never overlap.
 
@@ -63,34 +82,26 @@ class TokenWindows:
 
 def token_windows(
     calibration: CalibrationConfig,
-    tokenize: Tokenize,
+    tokenizer: DocumentTokenizer,
     *,
     num_held_out: int,
     held_out_len: int,
     fewer: bool = False,
-    begin: Sequence[int] = (),
-    separator: int | None = None,
-    render: Render | None = None,
     media: Callable[[], Reader] | None = None,
     hears: Callable[[], bool] = lambda: False,
 ) -> TokenWindows:
     """Read as much of each source as is needed, tokenize it, and cut it into windows without padding.
 
-    Every window starts with ``begin``, the tokens that begin a text. Documents end with ``separator`` and lose a
-    ``begin`` of their own, which chat templates write. ``render`` converts chats to text. Each source gives its share
-    of both kinds of windows, and they alternate in this proportion. With ``fewer``, a source that does not have its
-    share of ``num_held_out`` windows gives those that it has. ``media`` makes the reader of sources with images or
-    sound, which are refused without it. A model that ``hears`` reads texts with the sound of their rows, if they have
-    any.
+    Every window starts with ``tokenizer.begin``; documents lose a ``begin`` of their own, which chat templates write.
+    Each source gives its share of both kinds of windows, and they alternate in this proportion. With ``fewer``, a
+    source that does not have its share of ``num_held_out`` windows gives those that it has. ``media`` makes the reader
+    of sources with images or sound, which are refused without it. A model that ``hears`` reads texts with the sound of
+    their rows, if they have any.
 
     The first three quarters of the prose that is read, or three of four rows, are for calibration: ``num_samples``
     windows chosen with the seed. The rest is held out, the same for every seed. Raises CalibrationError with the number
     of windows that the source can give.
     """
-
-    def tokens_of(document: str) -> Iterable[int]:
-        return chain(without_begin(tokenize(document), begin), () if separator is None else (separator,))
-
     parts = calibration.parts
     counts_held_out = apportion(num_held_out, [part.share for part in parts])
     found: list[tuple[Windows, Windows]] = []
@@ -106,7 +117,7 @@ def token_windows(
         wanted = (count, calibration.seq_len), (count_held_out, held_out_len)
         with at_part(calibration, number):
             part = parts[number]
-            of_text = partial(_windows_of, part, tokens_of, begin, render, calibration.seed, *wanted, fewer=fewer)
+            of_text = partial(_windows_of, part, tokenizer, calibration.seed, *wanted, fewer=fewer)
             found.append(text_or_media(part, hears, of_text, media and partial(windows_with_media, part, *wanted)))
     learned, held_out = (_alternating(windows) for windows in zip(*found, strict=True))
     if reader is None:
@@ -123,9 +134,8 @@ def token_windows(
 
 
 def _media_windows_of(
-    part: TextPart, reader: Reader, seed: int, wanted: tuple[int, int], wanted_held_out: tuple[int, int], *,
-    fewer: bool,
-) -> tuple[Windows, Windows]:  # fmt: skip
+    part: TextPart, reader: Reader, seed: int, wanted: tuple[int, int], wanted_held_out: tuple[int, int], *, fewer: bool
+) -> tuple[Windows, Windows]:
     """Return the windows of a source with images or sound: see ``_windows_of``. Every fourth row is held out."""
 
     def documents(*, held_out: bool) -> Iterator[Document]:
@@ -147,20 +157,26 @@ def _stacked(found: Sequence[MediaWindow], length: int) -> Windows:
 
 
 def _windows_of(
-    part: TextPart, tokens_of: Callable[[str], Iterable[int]], begin: Sequence[int], render: Render | None, seed: int,
-    wanted: tuple[int, int], wanted_held_out: tuple[int, int], *, fewer: bool,
-) -> tuple[Windows, Windows]:  # fmt: skip
+    part: TextPart,
+    tokenizer: DocumentTokenizer,
+    seed: int,
+    wanted: tuple[int, int],
+    wanted_held_out: tuple[int, int],
+    *,
+    fewer: bool,
+) -> tuple[Windows, Windows]:
     """Return the (number, length) of calibration windows and of held-out ones that are wanted of one source."""
     (num_samples, seq_len), (num_held_out, held_out_len) = wanted, wanted_held_out
+    begin, tokens_of = tokenizer.begin, tokenizer.tokens_of
     num_tokens = num_samples * (seq_len - len(begin))
     num_held_out_tokens = num_held_out * (held_out_len - len(begin))
     if part.source == BUILTIN:
-        divided = [_divide_all(read_kind(kind, render), tokens_of) for kind in KINDS]
+        divided = [_divide_all(read_kind(kind, tokenizer.render), tokens_of) for kind in KINDS]
     elif is_prose(part):
         enough = max(num_tokens / (1 - HELD_OUT_SHARE), num_held_out_tokens / HELD_OUT_SHARE)
-        divided = [_divide_prose(read_documents(part, render), tokens_of, 1.1 * enough)]
+        divided = [_divide_prose(read_documents(part, tokenizer.render), tokens_of, 1.1 * enough)]
     else:
-        documents = read_documents(part, render)
+        documents = read_documents(part, tokenizer.render)
         divided = [_divide_rows(documents, tokens_of, seed, num_tokens, num_held_out_tokens)]
     pools = [_cut(text, seq_len, begin) for text, _ in divided]
     held_out = [_cut(rest, held_out_len, begin) for _, rest in divided]

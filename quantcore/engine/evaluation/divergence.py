@@ -35,9 +35,11 @@ class Measured:
 
 
 def measure(
-    vocabulary: Vocabulary, states: Sequence[torch.Tensor], text: EvaluationText,
+    vocabulary: Vocabulary,
+    states: Sequence[torch.Tensor],
+    text: EvaluationText,
     original: tuple[Vocabulary, Sequence[torch.Tensor]] | None = None,
-) -> Measured:  # fmt: skip
+) -> Measured:
     """Measure losses and distances, for a part of the vocabulary after the other, and for some rows of a window.
 
     ``states`` are the last hidden states [1, T, H]; ``original`` has vocabulary and states of the float model.
@@ -113,9 +115,12 @@ def _by_position(kl_NP: torch.Tensor, agrees_NP: torch.Tensor, text: EvaluationT
         range_NP[:, last:] = False
         if num_tokens := int(range_NP.sum()):
             yield PositionQuality(
-                first=first, last=last, num_tokens=num_tokens, kl_mean=with_stderr(kl_NP, range_NP, text),
+                first=first,
+                last=last,
+                num_tokens=num_tokens,
+                kl_mean=with_stderr(kl_NP, range_NP, text),
                 top1_agreement=with_stderr(agrees_NP, range_NP, text),
-            )  # fmt: skip
+            )
 
 
 def _slices(num_rows: int, size: int) -> list[slice]:

@@ -37,9 +37,12 @@ class Drafting:
         """
         device = self.model.streamed.device
         with (
-            torch.inference_mode(), self.model.head() as head, self.model.draft() as draft, model_code("its draft"),
+            torch.inference_mode(),
+            self.model.head() as head,
+            self.model.draft() as draft,
+            model_code("its draft"),
             matmul_precision(device),
-        ):  # fmt: skip
+        ):
             pairs = zip(ids_NT.to(device), self.states, strict=True)
             accepted_NP = torch.stack([_accepted(head, draft, ids_T[None], state) for ids_T, state in pairs])
         mean, stderr = mean_and_stderr(accepted_NP.double(), torch.ones_like(accepted_NP))

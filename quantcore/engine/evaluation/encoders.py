@@ -15,9 +15,13 @@ from quantcore.report.quality import EncoderQuality, Measure
 
 
 def compare_outputs(
-    kind: Kind, text: EvaluationText, head: NonBlockParts, states: Sequence[torch.Tensor], original_head: NonBlockParts,
+    kind: Kind,
+    text: EvaluationText,
+    head: NonBlockParts,
+    states: Sequence[torch.Tensor],
+    original_head: NonBlockParts,
     original_states: Sequence[torch.Tensor],
-) -> EncoderQuality:  # fmt: skip
+) -> EncoderQuality:
     """Compare the outputs of a model of ``kind`` for every window with the original's.
 
     ``states`` are the last hidden states [1, T, H], which the heads turn into states of tokens or scores of a text.

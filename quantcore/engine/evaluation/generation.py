@@ -76,9 +76,12 @@ def _answers(model: PreTrainedModel, prompts: Sequence[list[int]], settings: Gen
 
 
 def generate(
-    model: PreTrainedModel, ids_NT: torch.Tensor, settings: GenerationConfig, streamer: BaseStreamer | None = None,
+    model: PreTrainedModel,
+    ids_NT: torch.Tensor,
+    settings: GenerationConfig,
+    streamer: BaseStreamer | None = None,
     mask_NT: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Return the prompts with their continuations, [N, T + at most max_new_tokens].
 
     ``streamer`` is given each token of a single prompt's continuation as soon as it is known. ``mask_NT`` is 0 where a

@@ -9,12 +9,11 @@ import torch
 
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig
-from quantcore.engine.data.chat_template import chat_renderer
-from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
+from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.data.windows import token_windows
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
 from quantcore.engine.evaluation.model import EvaluatedModel
-from quantcore.engine.evaluation.text import EvaluationText, begin_of_windows, of_held_out, read_text
+from quantcore.engine.evaluation.text import EvaluationText, document_tokenizer, of_held_out, read_text
 from quantcore.events import Emit, Eta, PhaseStarted, Progress
 from quantcore.hub import download as hub
 
@@ -37,13 +36,10 @@ def held_out_text(path: Path, evaluation: EvaluationConfig, *, fewer: bool = Fal
         return read_text(evaluation, path)
     windows = token_windows(
         CalibrationConfig(num_samples=1, seq_len=8),
-        tokenize_with(tokenizer),
+        document_tokenizer(path, tokenizer, {}),
         num_held_out=evaluation.num_windows,
         held_out_len=evaluation.seq_len,
         fewer=fewer,
-        begin=begin_of_windows(path, tokenizer),
-        separator=tokenizer.eos_token_id,
-        render=chat_renderer(tokenizer, {}),
     )
     return of_held_out(windows, tokenizer)
 

@@ -168,9 +168,12 @@ def _by_kind(measured: Measured, text: EvaluationText, kinds: Sequence[str]) -> 
         kl_NP, agrees_NP = measured.distances_NP4[of_kind_N][..., :2].unbind(-1)
         scored_NP, alone = text.scored_NP[of_kind_N], replace(text, strata_N=None)
         yield KindQuality(
-            kind=kind, num_answers=len(scored_NP), num_tokens=int(scored_NP.sum()),
-            kl_mean=with_stderr(kl_NP, scored_NP, alone), top1_agreement=with_stderr(agrees_NP, scored_NP, alone),
-        )  # fmt: skip
+            kind=kind,
+            num_answers=len(scored_NP),
+            num_tokens=int(scored_NP.sum()),
+            kl_mean=with_stderr(kl_NP, scored_NP, alone),
+            top1_agreement=with_stderr(agrees_NP, scored_NP, alone),
+        )
 
 
 def _of_answer(state_1TH: torch.Tensor, prompt_len: int, length: int) -> torch.Tensor:

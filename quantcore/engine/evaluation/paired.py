@@ -33,9 +33,12 @@ POWER = 0.95
 
 
 def compare_measured(
-    new: Sequence[Measured], old: Sequence[Measured], scored_NP: torch.Tensor, tolerance: float = 0.0,
+    new: Sequence[Measured],
+    old: Sequence[Measured],
+    scored_NP: torch.Tensor,
+    tolerance: float = 0.0,
     strata_N: torch.Tensor | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the verdict, the changes and their intervals, as fields of PairedQuality.
 
     ``new`` and ``old`` are one result each, or several that differ by their seed, whose means are compared. The error

@@ -43,9 +43,12 @@ MIN_REPEATED = 8
 
 
 def find_prompts(
-    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], text: EvaluationText, num: int,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, Any],
+    text: EvaluationText,
+    num: int,
     longest: int | None,
-) -> list[Prompt]:  # fmt: skip
+) -> list[Prompt]:
     """Return up to ``num`` prompts: questions for a chat model, then beginnings of windows of ``text``.
 
     ``arguments`` are those of the chat template. ``longest`` is the number of tokens that the model reads, answers

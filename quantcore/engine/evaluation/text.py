@@ -22,7 +22,7 @@ from quantcore.engine.data.chat_template import chat_renderer
 from quantcore.engine.data.media import MediaReader, is_one_of, text_or_media
 from quantcore.engine.data.speech import SpeechReader
 from quantcore.engine.data.tokenizer import begin_of_text, load_tokenizer, tokenize_with
-from quantcore.engine.data.windows import Reader, TokenWindows, begun, without_begin
+from quantcore.engine.data.windows import DocumentTokenizer, Reader, TokenWindows, begun
 from quantcore.engine.model.kinds import Kind, Media, halves
 from quantcore.engine.model.skeleton import kind_of
 from quantcore.errors import CalibrationError
@@ -198,6 +198,18 @@ def begin_of_windows(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[
     return begin_of_text(tokenizer) if kind in (Kind.causal, Kind.sequence_to_sequence) else ()
 
 
+def document_tokenizer(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]
+) -> DocumentTokenizer:
+    """Return how documents become tokens of the model in ``folder``; its chat template gets ``arguments``."""
+    return DocumentTokenizer(
+        tokenize_with(tokenizer),
+        begin_of_windows(folder, tokenizer),
+        tokenizer.eos_token_id,
+        chat_renderer(tokenizer, arguments),
+    )
+
+
 def _masked(ids_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the windows with masked tokens, and the tokens that were there; without a mask token all are scored."""
     if tokenizer.mask_token_id is None:
@@ -240,7 +252,7 @@ def read_text(evaluation: EvaluationConfig, folder: Path) -> EvaluationText:
         return _read_media(evaluation, reader, tokenizer)
 
     def text_alone() -> EvaluationText:
-        return _read_text(evaluation, tokenizer, begin_of_windows(folder, tokenizer))
+        return _read_text(evaluation, tokenizer, document_tokenizer(folder, tokenizer, evaluation.chat_template_kwargs))
 
     return text_or_media(part, lambda: hears(folder), text_alone, with_media)
 
@@ -258,24 +270,22 @@ def _read_media(evaluation: EvaluationConfig, reader: Reader, tokenizer: PreTrai
 
 
 def _read_text(
-    evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, begin: tuple[int, ...]
+    evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, documents: DocumentTokenizer
 ) -> EvaluationText:
     text = evaluation.text
     assert text is not None
-    tokenize, separator = tokenize_with(tokenizer), tokenizer.eos_token_id
-    size = evaluation.seq_len - len(begin)
+    size = evaluation.seq_len - len(documents.begin)
     stride = min(evaluation.stride or size, size)
     num_tokens = size + stride * (evaluation.num_windows - 1)
     stream = array("q")
-    for document in read_documents(text, chat_renderer(tokenizer, evaluation.chat_template_kwargs)):
+    for document in read_documents(text, documents.render):
         if document:
-            stream.extend(without_begin(tokenize(document), begin))
-            stream.extend(() if separator is None else (separator,))
+            stream.extend(documents.tokens_of(document))
         if len(stream) >= num_tokens:
             break
     if len(stream) < size:
         raise _too_short(evaluation, f"has {len(stream)} tokens; a window has {size} tokens of text")
-    return of_stream(stream[:num_tokens], tokenizer, evaluation.seq_len, stride, begin)
+    return of_stream(stream[:num_tokens], tokenizer, evaluation.seq_len, stride, documents.begin)
 
 
 def _too_short(evaluation: EvaluationConfig, what: str) -> CalibrationError:

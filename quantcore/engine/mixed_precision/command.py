@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 
-from quantcore.config.job_spec import KEEP, MixConfig, ResolvedMix
+from quantcore.config.job_spec import KEEP, JobSpec, MixConfig, ResolvedMix
 from quantcore.config.quantization import CalibrationConfig, Config, parse_config
 from quantcore.config.task import Task
 from quantcore.engine.blockwise.savepoint import SavePoint
-from quantcore.engine.data.chat_template import chat_renderer
-from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
+from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.data.windows import token_windows
 from quantcore.engine.evaluation.inputs import find_model
 from quantcore.engine.evaluation.model import open_model
-from quantcore.engine.evaluation.text import EvaluationText, begin_of_windows, of_held_out
+from quantcore.engine.evaluation.text import EvaluationText, document_tokenizer, of_held_out
 from quantcore.engine.mixed_precision.sensitivity import Losses, Sensitivity
 from quantcore.engine.mixed_precision.trial import Trial
 from quantcore.engine.verification.architecture import prove_tiny_model
@@ -84,7 +83,7 @@ def choose(
     headers = model.headers
 
     def plan_of(config: Config) -> Plan:
-        return plan.make_plan(config, headers.config, headers.tensors, calibration=calibration, exports=exports)
+        return plan.make_plan(JobSpec(config=config, calibration=calibration, export=tuple(exports)), headers)
 
     plans = plan_each(request, plan_of)
     configs = {name: config for name, (config, _) in plans.items()}
@@ -127,12 +126,9 @@ def read_texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor
     tokenizer = load_tokenizer(path)
     windows = token_windows(
         calibration,
-        tokenize_with(tokenizer),
+        document_tokenizer(path, tokenizer, calibration.chat_template_kwargs),
         num_held_out=NUM_HELD_OUT,
         held_out_len=calibration.seq_len,
-        begin=begin_of_windows(path, tokenizer),
-        separator=tokenizer.eos_token_id,
-        render=chat_renderer(tokenizer, calibration.chat_template_kwargs),
     )
     return windows.calibration_NT, of_held_out(windows, tokenizer)
 

@@ -76,9 +76,13 @@ class Sensitivity:
     """The float ``model``, its hidden states, and the config and the plan of the model in each scheme (``plans``)."""
 
     def __init__(
-        self, model: EvaluatedModel, windows_NT: torch.Tensor, plans: Mapping[str, tuple[Config, Plan]], folder: Path,
+        self,
+        model: EvaluatedModel,
+        windows_NT: torch.Tensor,
+        plans: Mapping[str, tuple[Config, Plan]],
+        folder: Path,
         emit: Emit,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model = model
         self._plans = plans
         self._num_tokens = windows_NT.numel()

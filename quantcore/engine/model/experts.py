@@ -87,9 +87,11 @@ class SplitExperts(nn.Module):
             self.add_module(str(index), nn.ModuleDict(_linears(fused, form, index, names)))
 
     def forward(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor | None = None,
+        self,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor | None = None,
         top_k_weights: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """Map hidden states [T, H], expert numbers [T, K] and their weights [T, K] to [T, H].
 
         Experts are summed in float32, bit for bit like Transformers' default (``grouped_mm``) in bfloat16. Without

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.errors import ModelError
 
 Media = Mapping[str, torch.Tensor]
@@ -223,7 +224,7 @@ def num_tokens(model: PreTrainedModel) -> int:
         embeddings = model.get_input_embeddings()
     except NotImplementedError:  # each half has its own
         parts = [getattr(model.config, name) for name in model.config.sub_configs]
-        sizes: list[int] = [part.vocab_size for part in parts if hasattr(part, "vocab_size")]
+        sizes = [size for part in parts if (size := ModelConfig(part.to_dict()).vocab_size)]
         if not sizes:
             raise
         return min(sizes)

@@ -168,9 +168,12 @@ def check_shares_nothing(model: PreTrainedModel, blocks: Blocks) -> None:
 
 
 def check_not_rearranged(
-    model: PreTrainedModel, stored: Iterable[str], placed: Mapping[str, str], assembled: Iterable[str],
+    model: PreTrainedModel,
+    stored: Iterable[str],
+    placed: Mapping[str, str],
+    assembled: Iterable[str],
     towers: Iterable[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Raise ModelError if Transformers makes the weight of a layer of ``model`` out of several ``stored`` tensors.
 
     Stacked experts and ``assembled`` parameters are allowed. Other such tensors are not ``placed`` (see

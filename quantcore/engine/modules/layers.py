@@ -131,9 +131,12 @@ def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:
 
 
 def find_quantizers(
-    module: nn.Module, plan: LayerPlan, learned: Activations, weight_params: QParams | None = None,
+    module: nn.Module,
+    plan: LayerPlan,
+    learned: Activations,
+    weight_params: QParams | None = None,
     global_scale: torch.Tensor | None = None,
-) -> dict[str, TensorQuantizer | None]:  # fmt: skip
+) -> dict[str, TensorQuantizer | None]:
     """Make the quantizers that ``quantize_layer`` needs.
 
     Ranges of weight and bias come from their values, unless ``weight_params`` are given. The scales of the weight are

@@ -144,9 +144,12 @@ def _verdict(proof: Proof, quality: Quality, config: Config, plan: Plan, gates: 
         return verdict
     advice = advice_on(config, plan.main_export)
     return Verdict(
-        level=verdict.level, reason=verdict.reason, sentence=verdict.sentence,
-        advice=" ".join(text for text, _ in advice), steps=steps_of(advice),
-    )  # fmt: skip
+        level=verdict.level,
+        reason=verdict.reason,
+        sentence=verdict.sentence,
+        advice=" ".join(text for text, _ in advice),
+        steps=steps_of(advice),
+    )
 
 
 def _quality_in_short(quality: Quality | None) -> dict[str, Any]:

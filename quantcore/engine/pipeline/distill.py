@@ -56,9 +56,14 @@ def code_files(context: RunContext) -> Iterator[CodeFiles | None]:
 
 
 def distill(
-    context: RunContext, model: StreamedModel, weights: Weights, writer: ResultWriter, codes: CodeFiles,
-    ids_NT: torch.Tensor, probes: Hidden,
-) -> tuple[Hidden, Distilled]:  # fmt: skip
+    context: RunContext,
+    model: StreamedModel,
+    weights: Weights,
+    writer: ResultWriter,
+    codes: CodeFiles,
+    ids_NT: torch.Tensor,
+    probes: Hidden,
+) -> tuple[Hidden, Distilled]:
     """Tune the scales on token ids [N, T], of which the last windows are held back; write them if that gained.
 
     Returns the hidden states of the ``probes`` after the last block of the result. A job that resumes goes on after the

@@ -26,9 +26,8 @@ from quantcore.engine.blockwise.distillation import CodeFiles
 from quantcore.engine.blockwise.savepoint import SavePoint
 from quantcore.engine.calibration.ranges import quantized_activations
 from quantcore.engine.containers.dequantize import open_source
-from quantcore.engine.data.chat_template import chat_renderer
 from quantcore.engine.data.fit import warnings_of
-from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
+from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.data.windows import TokenWindows, Windows, token_windows
 from quantcore.engine.evaluation import harness
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
@@ -36,6 +35,7 @@ from quantcore.engine.evaluation.provenance import model_identity, provenance
 from quantcore.engine.evaluation.text import (
     EvaluationText,
     begin_of_windows,
+    document_tokenizer,
     evaluation_text,
     has_own_text,
     hears,
@@ -72,8 +72,8 @@ from quantcore.events import Completed, Emit, Eta, PhaseStarted, Progress, Saved
 from quantcore.hub.download import fetch
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import Model, read_model
-from quantcore.plan.job import plan_job, with_model_defaults, without_layers
-from quantcore.plan.planner import FILE_TO_FILE, Plan
+from quantcore.plan.job import with_model_defaults, without_layers
+from quantcore.plan.planner import FILE_TO_FILE, Plan, make_plan
 from quantcore.plan.workload import NUM_PROBES
 from quantcore.report.values import Report
 from quantcore.sandbox.opening import Seen, unchanging
@@ -119,7 +119,7 @@ def planned(task: Task, model: Model, log: RunLog, ranks: Ranks) -> Iterator[Run
             emit(Warned("layer_never_called", f"The model's code never calls {', '.join(kept)}: kept as in the model."))
     savepoint = SavePoint.of(task, ranks)
     task, log.mixed = with_mix(task, model, savepoint, emit)
-    plan = plan_job(task, headers, num_schemes=len(log.mixed["uniform"]) if log.mixed else 0)
+    plan = make_plan(task, headers, num_schemes=len(log.mixed["uniform"]) if log.mixed else 0)
     for message in plan.warnings:
         emit(Warned("plan", message))
     if ranks.is_first and any(layer.is_cached for layer in plan.layers):
@@ -130,8 +130,13 @@ def planned(task: Task, model: Model, log: RunLog, ranks: Ranks) -> Iterator[Run
     if saved is not None:
         emit(Saved(saved["next_block"], plan.num_blocks))
     elif is_begun:
-        emit(Warned("not_resumed", f"{task.resume_dir} holds the progress of another job, or of a damaged one: this one"
-                    " starts at the first block."))  # fmt: skip
+        emit(
+            Warned(
+                "not_resumed",
+                f"{task.resume_dir} holds the progress of another job, or of a damaged one: this one"
+                " starts at the first block.",
+            )
+        )
     with building(task.output_dir, savepoint.folder) if ranks.is_first else nullcontext(task.output_dir) as folder:
         yield RunContext(task, model, plan, ranks.share(folder), emit, savepoint, saved)
 
@@ -207,9 +212,16 @@ def quantize(context: RunContext) -> Outcome:
     alone = rounded_alone(model, plan, weights, with_towers=has_media)
     baseline = Baseline(original, texts.evaluation, texts.cache, ranks, is_measured=task.evaluation.num_windows > 0)
     streams = JobStreams.begin(
-        context, model, algorithms, calibration, texts.evaluation, gradients,
-        with_held_out=baseline.needs_stream(context.savepoint, context.saved), alone=alone,
-    )  # fmt: skip
+        context,
+        model,
+        algorithms,
+        calibration,
+        texts.evaluation,
+        with_held_out=baseline.needs_stream(context.savepoint, context.saved),
+        alone=alone,
+    )
+    if gradients is not None:
+        streams.take_gradients(gradients, algorithms)
     first = tuple(sorted(set(texts.calibration.ids_NT[:, 0].tolist())))
     expected = ExpectedDigests(texts.evaluation, torch.empty(0), model=texts.model, calibration_first=first)
     writer = ResultWriter(context, source, expected)
@@ -236,16 +248,26 @@ def quantize(context: RunContext) -> Outcome:
         writer.copy_the_rest()
         writer.finish()
     return Outcome(
-        writer.expected, writer.done, writer.warnings, writer.edges, texts.provenance,
-        texts.overlap if plan.needs_calibration and baseline.is_measured else None, model.num_shards,
+        writer.expected,
+        writer.done,
+        writer.warnings,
+        writer.edges,
+        texts.provenance,
+        texts.overlap if plan.needs_calibration and baseline.is_measured else None,
+        model.num_shards,
         distilled,
-    )  # fmt: skip
+    )
 
 
 def quantize_block(
-    index: int, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, streams: JobStreams,
-    writer: ResultWriter, codes: CodeFiles | None = None,
-) -> None:  # fmt: skip
+    index: int,
+    model: StreamedModel,
+    plan: Plan,
+    algorithms: BlockAlgorithms,
+    streams: JobStreams,
+    writer: ResultWriter,
+    codes: CodeFiles | None = None,
+) -> None:
     """Load a block, run it in float, prepare it, solve its layers, write them, run it quantized, drop it."""
     with model.block(index) as block:
         layers = find_modules(model, plan.layers_of(index), writer.ranks)
@@ -371,12 +393,9 @@ def read_windows(task: Task) -> TokenWindows:
     num_samples = calibration.num_samples + num_more_windows(task)
     return token_windows(
         calibration.model_copy(update={"num_samples": num_samples}),
-        tokenize_with(tokenizer),
+        document_tokenizer(task.model_folder, tokenizer, arguments),
         num_held_out=0 if has_own_text(task) else max(task.evaluation.num_windows, NUM_PROBES),
         held_out_len=task.evaluation.held_out_len,
-        begin=begin_of_windows(task.model_folder, tokenizer),
-        separator=tokenizer.eos_token_id,
-        render=chat_renderer(tokenizer, arguments),
         media=lambda: media_reader(task.model_folder, tokenizer, arguments),
         hears=lambda: hears(task.model_folder),
     )

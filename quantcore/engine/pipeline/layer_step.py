@@ -10,7 +10,7 @@ from quantcore.checkpoint.fused import fused_groups, group_of
 from quantcore.checkpoint.headers import main_dtype, scale_dtype
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.config.presets import PRESETS
+from quantcore.config.preset_table import PRESETS
 from quantcore.config.quantization import Config
 from quantcore.config.recipes import EFFORTS, recipe
 from quantcore.export import EXPORTERS, Exporter, holds_codes

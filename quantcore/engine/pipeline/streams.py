@@ -49,19 +49,21 @@ class JobStreams:
 
     @classmethod
     def begin(
-        cls, context: RunContext, model: StreamedModel, algorithms: BlockAlgorithms, calibration: Windows,
-        evaluation: EvaluationText, gradients: StateGradients | None, *, with_held_out: bool,
+        cls,
+        context: RunContext,
+        model: StreamedModel,
+        algorithms: BlockAlgorithms,
+        calibration: Windows,
+        evaluation: EvaluationText,
+        *,
+        with_held_out: bool,
         alone: RoundedAlone | None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Embed this rank's windows. Large numbers of calibration windows are stored on the disk of the result.
 
-        ``gradients`` are those of this rank's calibration windows, for algorithms that use them. The streams of
-        quantized blocks are embedded inside ``alone``, see ``rounded_alone``.
+        The streams of quantized blocks are embedded inside ``alone``, see ``rounded_alone``.
         """
         learning = _open_learning(context, model, algorithms, calibration, alone)
-        if gradients is not None:
-            algorithms.rotate_states(Hidden(gradients.states))
-            learning.gradients = gradients
         ids_NT, media, own = evaluation.ids_NT, evaluation.media, slice(NUM_PROBES)
         with nullcontext() if alone is None else alone():
             probes = algorithms.rotate_states(model.embed(ids_NT[own], media=media[own]))
@@ -69,6 +71,11 @@ class JobStreams:
         own = slice(part.start, part.stop)
         held_out = model.embed(ids_NT[own], media=media[own]) if with_held_out else None
         return cls(model, learning, held_out, part.start, probes)
+
+    def take_gradients(self, gradients: StateGradients, algorithms: BlockAlgorithms) -> None:
+        """Learn from these gradients of this rank's calibration windows, too, before the first block."""
+        algorithms.rotate_states(Hidden(gradients.states))
+        self.learning.gradients = gradients
 
     def enter(self, index: int) -> None:
         """Take all streams from the encoder into the decoder if block ``index`` is the decoder's first."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import Config, QuantizationConfig
 from quantcore.config.task import Task
 from quantcore.engine.blockwise.savepoint import SavePoint
@@ -60,8 +61,7 @@ def _export(task: Task, config: Config, export: str, model: Model, folder: Path)
     small = task.model_copy(
         update={"model_dir": model.folder, "model_id": "", "config": config, "export": (export,), "file2file": True}
     )
-    headers = model.headers
-    plan = make_plan(config, headers.config, headers.tensors, exports=small.export, file2file=True)
+    plan = make_plan(JobSpec(config=config, export=small.export, file2file=True), model.headers)
     folder.mkdir()
     context = RunContext(small, model, plan, folder, silence, SavePoint(None, "", ALONE))
     round_files(context)

@@ -28,7 +28,7 @@ from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.engine.verification.expectation import ExpectedDigests
 from quantcore.errors import ModelError
 from quantcore.events import LayerQuantized, Warned, parse
-from quantcore.export import EXPORTERS, Container, encoded, file_of, holds_codes, json_files, layouts_of
+from quantcore.export import EXPORTERS, Container, FileContents, encoded, file_of, holds_codes, json_files, layouts_of
 from quantcore.formats.weight_layout import stored
 from quantcore.plan.planner import export_dir
 from quantcore.tensors.hashing import Hashing
@@ -267,10 +267,10 @@ def open_sink(export: str, context: RunContext, *, creates: bool) -> TensorSink 
     if isinstance(exporter, Container):
         if not ranks.is_first:
             return None
-        types, model_config = task.config.gguf, plan.result_config(headers.config)
-        mix = None if types is None else types.mix
-        given = (target, layouts, plan.layers, model_config, task.model_folder)
-        return file_of(exporter).sink(*given, tensors=headers.tensors, mix=mix, creates=creates)
+        model_config = plan.result_config(headers.config)
+        mix = None if task.config.gguf is None else task.config.gguf.mix
+        contents = FileContents(layouts, plan.layers, model_config, task.model_folder, headers.tensors, mix)
+        return file_of(exporter).sink(target, contents, creates=creates)
     tensors, size = {} if holds_codes(export) else headers.tensors, parse_size(task.max_shard_size)
     if not ranks.is_first:
         ranks.wait()

@@ -133,9 +133,13 @@ def model_code(part: str) -> Iterator[None]:
 
 @contextmanager
 def blocks_replaced(
-    blocks: Iterable[nn.Module], arguments: list[Arguments], *, num_returned: int, passes_on: bool = True,
+    blocks: Iterable[nn.Module],
+    arguments: list[Arguments],
+    *,
+    num_returned: int,
+    passes_on: bool = True,
     start: int = 0,
-) -> Iterator[BlockBoundary]:  # fmt: skip
+) -> Iterator[BlockBoundary]:
     """Let the blocks record their calls in ``arguments`` and pass the states through, inside the ``with``.
 
     ``start`` is the number of the first block. For the other values see ``BlockBoundary``.

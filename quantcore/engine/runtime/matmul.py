@@ -15,10 +15,21 @@ from torch.utils._pytree import tree_map
 
 from quantcore.plan.workload import TILE_BYTES
 
-PRODUCTS = frozenset({
-    functional.linear, functional.scaled_dot_product_attention, torch.addmm, torch.baddbmm, torch.bmm, torch.matmul,
-    torch.mm, torch.Tensor.__matmul__, torch.Tensor.bmm, torch.Tensor.matmul, torch.Tensor.mm,
-})  # fmt: skip
+PRODUCTS = frozenset(
+    {
+        functional.linear,
+        functional.scaled_dot_product_attention,
+        torch.addmm,
+        torch.baddbmm,
+        torch.bmm,
+        torch.matmul,
+        torch.mm,
+        torch.Tensor.__matmul__,
+        torch.Tensor.bmm,
+        torch.Tensor.matmul,
+        torch.Tensor.mm,
+    }
+)
 NARROW = frozenset({torch.bfloat16, torch.float16})
 MAX_WIDE_VALUES = TILE_BYTES // 4
 """Number of a weight's values that are widened at a time."""
@@ -28,9 +39,7 @@ long with AVX2. In inference mode, which evaluation uses, the product stays narr
 rows alike."""
 
 
-def matmul_precision(
-    device: torch.device, dtypes: Iterable[torch.dtype] = NARROW
-) -> AbstractContextManager[object]:  # fmt: skip
+def matmul_precision(device: torch.device, dtypes: Iterable[torch.dtype] = NARROW) -> AbstractContextManager[object]:
     """Return a context in which products of ``dtypes`` on ``device`` are computed in the way that is faster there.
 
     x86 processors multiply float32 at least 1.7 times as fast as a narrow dtype that they have no instructions for. So
@@ -93,9 +102,12 @@ class WideMatmul(TorchFunctionMode):
         self._widened = widened
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (),
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         named = kwargs or {}
         narrow = args[0].dtype if func in PRODUCTS and args else None
         if narrow not in self._widened:

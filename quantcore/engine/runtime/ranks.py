@@ -140,9 +140,8 @@ class _Parcel:
 
     @classmethod
     def exchange(
-        cls, own: Self | None, pass_packed: Callable[[list[Any]], object],
-        pass_bytes: Callable[[torch.Tensor], object],
-    ) -> Self:  # fmt: skip
+        cls, own: Self | None, pass_packed: Callable[[list[Any]], object], pass_bytes: Callable[[torch.Tensor], object]
+    ) -> Self:
         """Send ``own``, or receive the parcel that another rank sends."""
         packed: list[Any] = [
             own and (own.pickled, [(part.shape, part.dtype, part.device.type == "cpu") for part in own.tensors])

@@ -216,9 +216,12 @@ class StreamedModel(WeightLoader):
     @contextmanager
     def _blocks_replaced(self, place: int, arguments: list[Arguments]) -> Iterator[BlockBoundary]:
         with blocks_replaced(
-            self._lists[place], arguments, num_returned=self._num_returned[place], passes_on=self._passes_on[place],
+            self._lists[place],
+            arguments,
+            num_returned=self._num_returned[place],
+            passes_on=self._passes_on[place],
             start=self.starts[place],
-        ) as relay:  # fmt: skip
+        ) as relay:
             try:
                 yield relay
             finally:

@@ -195,9 +195,14 @@ def looped(fmt: Format, device: torch.device) -> Computed:
 
 
 def in_turn(
-    moved_KO: torch.Tensor, target_KO: torch.Tensor, feedback_KK: torch.Tensor, group_K: torch.Tensor,
-    step_JO: torch.Tensor, zero_JO: torch.Tensor | None, fmt: Format,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    moved_KO: torch.Tensor,
+    target_KO: torch.Tensor,
+    feedback_KK: torch.Tensor,
+    group_K: torch.Tensor,
+    step_JO: torch.Tensor,
+    zero_JO: torch.Tensor | None,
+    fmt: Format,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what ``tensors.kernels.columns.round_in_turn`` gives, as values and errors, by a plain loop in the same
     order."""
     value_KO, error_KO = torch.empty_like(moved_KO), torch.empty_like(moved_KO)
@@ -232,9 +237,13 @@ def solved(preset: str, config: AlgoConfig, device: torch.device) -> Computed:
     weight_OI = _normal(NUM_OUTPUTS, NUM_INPUTS, seed=5) * NUM_INPUTS**-0.5
     given = _stats()
     here = Stats(
-        given.num_tokens, given.largest_I.to(device), given.mean_I.to(device), given.mean_abs_I.to(device),
-        gram_II=_on(given.gram_II, device), shift_II=_on(given.shift_II, device),
-    )  # fmt: skip
+        given.num_tokens,
+        given.largest_I.to(device),
+        given.mean_I.to(device),
+        given.mean_abs_I.to(device),
+        gram_II=_on(given.gram_II, device),
+        shift_II=_on(given.shift_II, device),
+    )
     found = SOLVERS.get(config.name)(config).solve({layer: weight_OI.to(device)}, here)[layer]
     error_OI = (weight_OI - found.dequantize().cpu()).double()
     assert given.gram_II is not None
@@ -251,9 +260,13 @@ def _stats() -> Stats:
     y_TI += 0.3 * _normal(NUM_TOKENS, NUM_INPUTS, seed=8)
     x_TI = y_TI + 0.05 * y_TI.flip(1)
     return Stats(
-        NUM_TOKENS, x_TI.abs().amax(0), x_TI.mean(0), x_TI.abs().mean(0), gram_II=x_TI.T @ x_TI / NUM_TOKENS,
+        NUM_TOKENS,
+        x_TI.abs().amax(0),
+        x_TI.mean(0),
+        x_TI.abs().mean(0),
+        gram_II=x_TI.T @ x_TI / NUM_TOKENS,
         shift_II=(y_TI - x_TI).T @ x_TI / NUM_TOKENS,
-    )  # fmt: skip
+    )
 
 
 def _normal(*shape: int, seed: int) -> torch.Tensor:

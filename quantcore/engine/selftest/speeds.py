@@ -67,9 +67,12 @@ def work_on(device: torch.device, num_threads: int) -> Iterator[Work]:
     if not is_cpu:
         pinned = here.pin_memory()
         yield Work(
-            "copies to the device", here.nbytes, "B", here.nbytes / speeds.link,
+            "copies to the device",
+            here.nbytes,
+            "B",
+            here.nbytes / speeds.link,
             lambda: pinned.to(device, non_blocking=True),
-        )  # fmt: skip
+        )
 
     def digest() -> None:
         hashing = Hashing(1 if is_cpu else num_threads)

@@ -68,10 +68,18 @@ def quantized(device: torch.device) -> Computed:
 def write_model(folder: Path) -> None:
     """Write a Llama of two blocks with random weights, and a tokenizer whose tokens are bytes."""
     config = LlamaConfig(
-        vocab_size=257, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=2 * SEQ_LEN, bos_token_id=256, eos_token_id=256,
-        dtype="bfloat16", architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
+        vocab_size=257,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2 * SEQ_LEN,
+        bos_token_id=256,
+        eos_token_id=256,
+        dtype="bfloat16",
+        architectures=["LlamaForCausalLM"],
+    )
     model = LlamaForCausalLM(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -79,9 +79,13 @@ class Tuner(Protocol):
     def __init__(self, config: Any) -> None: ...
 
     def tune(
-        self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor],
-        run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor], span: Span,
-    ) -> dict[LayerPlan, QTensor]:  # fmt: skip
+        self,
+        modules: Mapping[LayerPlan, nn.Module],
+        start: Mapping[LayerPlan, QTensor],
+        run: Callable[[int], torch.Tensor],
+        targets: Sequence[torch.Tensor],
+        span: Span,
+    ) -> dict[LayerPlan, QTensor]:
         """Return codes and scales at least as good as ``start`` on windows that the search does not see.
 
         ``run`` returns the block's output for a window with the weights that the modules hold, with gradients;

@@ -59,9 +59,13 @@ class AutoRound:
         self.notes: list[str] = []
 
     def tune(
-        self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor], run: Run,
-        targets: Sequence[torch.Tensor], span: Span,
-    ) -> dict[LayerPlan, QTensor]:  # fmt: skip
+        self,
+        modules: Mapping[LayerPlan, nn.Module],
+        start: Mapping[LayerPlan, QTensor],
+        run: Run,
+        targets: Sequence[torch.Tensor],
+        span: Span,
+    ) -> dict[LayerPlan, QTensor]:
         """Return the codes that are best on the held-back windows, which are those of ``start`` if nothing gained.
 
         Raises CalibrationError if there is only one window.

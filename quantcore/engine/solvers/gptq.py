@@ -85,9 +85,12 @@ class GPTQ:
         return hessian
 
     def _solve_rows(
-        self, layers: Weights, global_scales: Sequence[torch.Tensor | None], stats: Stats,
+        self,
+        layers: Weights,
+        global_scales: Sequence[torch.Tensor | None],
+        stats: Stats,
         hessian_of: Callable[[int | None], Hessian],
-    ) -> list[QTensor]:  # fmt: skip
+    ) -> list[QTensor]:
         """Solve the weights [O, I] of layers with one spec and dtype as the rows of one weight."""
         spec, weights = next(iter(layers)).weight, list(layers.values())
         groups = [Groups.of(spec, weight_OI) for weight_OI in weights]
@@ -135,9 +138,12 @@ class GPTQ:
         return weight_OI, None
 
     def _static_params(
-        self, targets: list[torch.Tensor], global_scales: Sequence[torch.Tensor | None], spec: QuantizationSpec,
+        self,
+        targets: list[torch.Tensor],
+        global_scales: Sequence[torch.Tensor | None],
+        spec: QuantizationSpec,
         hessian: Hessian,
-    ) -> list[QParams]:  # fmt: skip
+    ) -> list[QParams]:
         if not self._config.range_search:
             pairs = zip(targets, global_scales, strict=True)
             return [observed_ranges(target_OI, spec, scale) for target_OI, scale in pairs]
@@ -166,9 +172,12 @@ class GPTQ:
 
 
 def _searched(
-    spec: QuantizationSpec, dtype: torch.dtype, values_SO: torch.Tensor, squared_u_S: torch.Tensor,
+    spec: QuantizationSpec,
+    dtype: torch.dtype,
+    values_SO: torch.Tensor,
+    squared_u_S: torch.Tensor,
     global_O: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return scale and zero point [O] of a group of inputs, whose errors cost ``squared_u_S``."""
     full = FullRange(values_SO.amin(0), values_SO.amax(0), spec, dtype, global_O)
     tiles = Metric(squared_u_S).tiles(values_SO, slice(None), full)

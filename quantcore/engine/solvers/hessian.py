@@ -43,9 +43,13 @@ class Hessian:
 
     @classmethod
     def of(
-        cls, gram_II: torch.Tensor, num_tokens: int, order_K: torch.Tensor, damp_percent: float | None,
+        cls,
+        gram_II: torch.Tensor,
+        num_tokens: int,
+        order_K: torch.Tensor,
+        damp_percent: float | None,
         dtype: torch.dtype,
-    ) -> Hessian:  # fmt: skip
+    ) -> Hessian:
         """Add ``damp_percent`` of the mean diagonal to the diagonal and factorize; ten times as much if that fails.
 
         None chooses it by the number of tokens. With few tokens, errors seem to be free in directions in which these
@@ -71,9 +75,15 @@ class Hessian:
         row_scaled_KK = gram_KK / diagonal_K.unsqueeze(1)
         row_scaled_KK.fill_diagonal_(1)
         return cls(
-            order_K, damp_percent, wanted, gram_KK.float(), error_feedback_KK, row_scaled_KK.float(),
-            squared_u_K.float(), diagonal_K.float(),
-        )  # fmt: skip
+            order_K,
+            damp_percent,
+            wanted,
+            gram_KK.float(),
+            error_feedback_KK,
+            row_scaled_KK.float(),
+            squared_u_K.float(),
+            diagonal_K.float(),
+        )
 
     def solve(self, x_KO: torch.Tensor) -> torch.Tensor:
         """Return H^-1 x, [K, O]: H is F^T D F with F = ``error_feedback_KK`` and D = ``squared_u_K``."""

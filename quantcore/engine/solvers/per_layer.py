@@ -61,9 +61,14 @@ def register_solver(name: str, *, gram: bool = False) -> Callable[[Function], Fu
         kinds = {option.name: Any if option.annotation is option.empty else option.annotation for option in options}
         defaults = {option.name: option.default for option in options if option.default is not option.empty}
         body = {
-            "__doc__": function.__doc__, "__module__": function.__module__, "create": create, "num_grams": int(gram),
-            "__annotations__": {"name": Literal[name], **kinds}, "name": name, **defaults,
-        }  # fmt: skip
+            "__doc__": function.__doc__,
+            "__module__": function.__module__,
+            "create": create,
+            "num_grams": int(gram),
+            "__annotations__": {"name": Literal[name], **kinds},
+            "name": name,
+            **defaults,
+        }
         made: Any = Checked(f"{name.title().replace('_', '')}Config", (SolverConfig,), body)
         ALGORITHMS.put(name, dataclass(frozen=True, kw_only=True, config=STRICT)(made))
         return function

@@ -93,9 +93,13 @@ class CoupledRows(Rows):
     """
 
     def __init__(
-        self, outputs: Sequence[Sequence[torch.Tensor] | None], heights: Sequence[int], damp_percent: float,
-        num_inputs: int, device: torch.device,
-    ) -> None:  # fmt: skip
+        self,
+        outputs: Sequence[Sequence[torch.Tensor] | None],
+        heights: Sequence[int],
+        damp_percent: float,
+        num_inputs: int,
+        device: torch.device,
+    ) -> None:
         super().__init__(0)
         self._parts: list[_Coupled] = []
         for end, height, grams in zip(accumulate(heights), heights, outputs, strict=True):

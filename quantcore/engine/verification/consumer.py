@@ -31,6 +31,7 @@ from quantcore.checkpoint.experts import is_in_stack
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.headers import read_json
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.checkpoint.private_copies import opened_weights
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.engine.evaluation.model import EvaluatedModel
@@ -65,9 +66,13 @@ def needed_bytes(tensors: Mapping[str, TensorHeader], layout: Mapping[str, Tenso
 
 
 def check_export(
-    export: str, layers: tuple[LayerPlan, ...], folder: Path, original: Model,
-    ours: Callable[[torch.dtype], EvaluatedModel], emit: Emit,
-) -> ConsumerCheck:  # fmt: skip
+    export: str,
+    layers: tuple[LayerPlan, ...],
+    folder: Path,
+    original: Model,
+    ours: Callable[[torch.dtype], EvaluatedModel],
+    emit: Emit,
+) -> ConsumerCheck:
     """Read the ``export`` in ``folder`` with Transformers; its ``layers`` were planned for ``original``.
 
     ``ours`` opens the same files with our engine, to compute in a dtype. Raises ProofError for files that are read
@@ -144,8 +149,8 @@ def _window(config: Mapping[str, Any]) -> torch.Tensor:
     """Return token ids [1, T] without special tokens. Raises ModelError for a model that Transformers does not know."""
     text_config = clean_config(dict(config)).get_text_config()
     special = {value for key, value in _items(config) if key.endswith(("token_id", "token_index"))}
-    sizes = [value for key, value in _items(config) if key == "vocab_size"]  # PI0's text config is deep inside
-    vocab_size = getattr(text_config, "vocab_size", None) or min(sizes, default=WINDOW_LEN)
+    sizes = ModelConfig(config).vocab_sizes
+    vocab_size = ModelConfig(text_config.to_dict()).vocab_size or min(sizes, default=WINDOW_LEN)
     usual = [token for token in range(min(vocab_size, 4 * WINDOW_LEN)) if token not in special]
     return torch.tensor([usual[::-3][:WINDOW_LEN]])
 

@@ -89,9 +89,12 @@ class ExpectedDigests:
                 _, window, own = name.split(".", 2)
                 media[int(window)][own] = tensor
         held_out = EvaluationText(
-            *texts, **record["counts"], targets_NP=tensors.get("targets"), media=tuple(media) if any(media) else (),
+            *texts,
+            **record["counts"],
+            targets_NP=tensors.get("targets"),
+            media=tuple(media) if any(media) else (),
             strata_N=tensors.get("strata"),
-        )  # fmt: skip
+        )
         states = tensors.get("original_states")
         first = tuple(record["first"])
         return cls(held_out, tensors["probe_logits"], states, record["model"], first, **record["digests"])

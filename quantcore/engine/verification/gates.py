@@ -191,9 +191,20 @@ def size(seen: GateInputs) -> Iterator[GateResult]:
 
 
 GATES: tuple[Callable[[GateInputs], Iterator[GateResult]], ...] = (
-    finite_numbers, calibration_coverage, layer_error, fallbacks, clipping, folding, round_trip, quality, generation,
-    side_files, overlap, provenance, size,
-)  # fmt: skip
+    finite_numbers,
+    calibration_coverage,
+    layer_error,
+    fallbacks,
+    clipping,
+    folding,
+    round_trip,
+    quality,
+    generation,
+    side_files,
+    overlap,
+    provenance,
+    size,
+)
 
 
 def _row(

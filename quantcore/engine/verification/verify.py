@@ -50,8 +50,7 @@ from quantcore.events import Emit, Eta, Progress
 from quantcore.export import EXPORTERS, Container, Decoder, file_of, tensor_name
 from quantcore.export.unread import unread
 from quantcore.importing.model import Model, read_model
-from quantcore.plan.job import plan_job
-from quantcore.plan.planner import FILE_TO_FILE, Plan, export_dir
+from quantcore.plan.planner import FILE_TO_FILE, Plan, export_dir, make_plan
 from quantcore.report.quality import (
     AnswerQuality,
     ConsumerCheck,
@@ -125,7 +124,7 @@ def prove_all(
     """
     original = read_model(task.model_folder)
     headers = original.headers
-    plan = plan_job(task, headers)
+    plan = make_plan(task, headers)
     expected = ExpectedDigests.load(scratch)
     for export in plan.exports:
         written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export, headers, expected)

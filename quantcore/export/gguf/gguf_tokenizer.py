@@ -99,9 +99,19 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int) -> Tok
     add_bos, add_eos = _adds_ends(tokenizer)
     template = tokenizer.chat_template
     return TokenizerData(
-        "llama" if model.get("byte_fallback") else "gpt2", pre, tokens, types, scores, merges, special, add_bos,
-        add_eos, prefix, template.get("default") if isinstance(template, dict) else template, warnings,
-    )  # fmt: skip
+        "llama" if model.get("byte_fallback") else "gpt2",
+        pre,
+        tokens,
+        types,
+        scores,
+        merges,
+        special,
+        add_bos,
+        add_eos,
+        prefix,
+        template.get("default") if isinstance(template, dict) else template,
+        warnings,
+    )
 
 
 def _too_many(vocabulary: dict[str, int], num_rows: int) -> tuple[str, ...]:

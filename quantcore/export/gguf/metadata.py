@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from quantcore.checkpoint.model_config import DEPTH, HEADS, HIDDEN, VOCABULARIES, ModelConfig, head_width, required
 from quantcore.export.gguf.gguf_tokenizer import TokenizerData
-from quantcore.export.gguf.tensor_names import rope_parts
+from quantcore.export.gguf.tensor_names import ARCHITECTURES, rope_parts
 
 if TYPE_CHECKING:
     import torch
@@ -26,35 +27,36 @@ def add_model(writer: GGUFWriter, config: Mapping[str, Any], name: str, file_typ
 
     ``config`` is completed by Transformers. ``file_type``: a LlamaFileType.
     """
-    heads, head_dim = config["num_attention_heads"], head_size(config)
+    sizes, heads, head_dim = ModelConfig(config), required(config, HEADS), head_width(config)
     writer.add_name(name)
     writer.add_file_type(file_type)
     writer.add_quantization_version(2)
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_vocab_size(required(config, VOCABULARIES))
+    writer.add_block_count(required(config, DEPTH))
     writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
+    writer.add_embedding_length(required(config, HIDDEN))
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    writer.add_head_count_kv(sizes.num_key_value_heads or heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     optional = {
         writer.add_attn_logit_softcapping: config.get("attn_logit_softcapping"),
         writer.add_final_logit_softcapping: config.get("final_logit_softcapping"),
-        writer.add_expert_count: config.get("num_local_experts") or config.get("num_experts"),
-        writer.add_expert_used_count: config.get("num_experts_per_tok"),
+        writer.add_expert_count: sizes.num_experts,
+        writer.add_expert_used_count: sizes.num_experts_per_token,
         writer.add_expert_feed_forward_length: config.get("moe_intermediate_size"),
     }
     for add, value in optional.items():
         if value is not None:
             add(value)
-    if config["model_type"].startswith("gemma") and config.get("sliding_window"):
+    window = ARCHITECTURES[config["model_type"]].window
+    if window == "by_layer" and config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-    if config["model_type"] == "phi3":
-        writer.add_sliding_window(config.get("sliding_window") or 0)  # the 0 marks a Phi 4, which has none
+    if window == "all":
+        writer.add_sliding_window(config.get("sliding_window") or 0)
     _add_rope(writer, config, head_dim)
 
 
@@ -91,11 +93,6 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: TokenizerData) -> None:
         writer.add_chat_template(tokenizer.chat_template)
 
 
-def head_size(config: Mapping[str, Any]) -> int:
-    """Return the number of rows of one attention head."""
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-
-
 def rope_tensors(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the divisors of the RoPE frequencies, float32, if the model's scaling is not a single number.
 
@@ -109,7 +106,7 @@ def rope_tensors(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         return {f"rope_factors_{end}.weight": torch.tensor(rope[f"{end}_factor"]).float() for end in ("long", "short")}
     if _kind(rope) != "llama3":
         return {}
-    positions = torch.arange(0, head_size(config), 2, dtype=torch.float32) / head_size(config)
+    positions = torch.arange(0, head_width(config), 2, dtype=torch.float32) / head_width(config)
     wavelength = 2 * math.pi * _theta(rope, config) ** positions
     factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
     turns = rope.get("original_max_position_embeddings", LLAMA3_CONTEXT) / wavelength  # in the context trained on
@@ -150,7 +147,7 @@ def _longrope_attention(rope: Mapping[str, Any], config: Mapping[str, Any], trai
 def warn_of_window(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Warn about a model whose attention window is shorter than the one llama.cpp uses."""
     window = config.get("sliding_window")
-    ignored = window and not config["model_type"].startswith(("gemma", "qwen"))  # a Qwen with windows is refused
+    ignored = window and ARCHITECTURES[config["model_type"]].warns_of_window
     if not ignored or window >= config["max_position_embeddings"]:
         return ()
     return (f"llama.cpp ignores this model's sliding window of {window} tokens: keep the context shorter than that.",)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
+from quantcore.checkpoint.model_config import HEAD_DIMS, ModelConfig, first
 from quantcore.errors import ConfigError
 
 FILE_NAME = "model.gguf"
@@ -55,18 +56,26 @@ class Architecture:
 
     ``interleaved``: its RoPE rotates neighbouring rows of a query or key head, not rows of its two halves.
     ``norm_offset``: the number to add to the checkpoint's RMS norms. ``own_head``: it may have a separate output
-    projection. ``assumes``: values of config.json that llama.cpp assumes.
+    projection. ``assumes``: values of config.json that llama.cpp assumes. ``class_name``: that of the model in
+    Transformers which reads a file of this architecture. ``window``: the file has a sliding window of no layer, of
+    those that config.json lists, or of all, where 0 stands for none. ``warns_of_window``: llama.cpp computes without
+    it. ``depth_with_wide_attention``: the number of blocks by which llama.cpp knows a model whose attention is divided
+    by another number than the width of a head.
     """
 
     name: str
+    class_name: str
     blocks: Mapping[str, str]
     interleaved: bool = False
     norm_offset: float = 0.0
     own_head: bool = True
     assumes: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+    window: Literal["none", "by_layer", "all"] = "none"
+    warns_of_window: bool = True
+    depth_with_wide_attention: int | None = None
 
 
-_LLAMA = Architecture("llama", _ATTENTION | _TWO_NORMS | _MLP, interleaved=True)
+_LLAMA = Architecture("llama", "LlamaForCausalLM", _ATTENTION | _TWO_NORMS | _MLP, interleaved=True)
 _GEMMA = _ATTENTION | _FOUR_NORMS | _MLP
 _GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
 _QWEN = {"hidden_act": "silu", "use_sliding_window": False}
@@ -74,16 +83,48 @@ _QWEN = {"hidden_act": "silu", "use_sliding_window": False}
 ARCHITECTURES = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "mixtral": Architecture("llama", _ATTENTION | _TWO_NORMS | _MIXTRAL, interleaved=True),
-    "qwen2": Architecture("qwen2", _ATTENTION | _TWO_NORMS | _MLP, assumes=_QWEN),
-    "qwen3": Architecture("qwen3", _ATTENTION | _HEAD_NORMS | _TWO_NORMS | _MLP, assumes=_QWEN),
-    "qwen3_moe": Architecture(
-        "qwen3moe", _ATTENTION | _HEAD_NORMS | _TWO_NORMS | _QWEN_MOE, assumes=_QWEN | {"norm_topk_prob": True}
+    "mixtral": Architecture("llama", "MixtralForCausalLM", _ATTENTION | _TWO_NORMS | _MIXTRAL, interleaved=True),
+    "qwen2": Architecture(
+        "qwen2", "Qwen2ForCausalLM", _ATTENTION | _TWO_NORMS | _MLP, assumes=_QWEN, warns_of_window=False
     ),
-    "gemma2": Architecture("gemma2", _GEMMA, norm_offset=1.0, own_head=False, assumes=_GEMMA_ACTIVATION),
-    "gemma3_text": Architecture("gemma3", _GEMMA | _HEAD_NORMS, norm_offset=1.0, assumes=_GEMMA_ACTIVATION),
+    "qwen3": Architecture(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        _ATTENTION | _HEAD_NORMS | _TWO_NORMS | _MLP,
+        assumes=_QWEN,
+        warns_of_window=False,
+    ),
+    "qwen3_moe": Architecture(
+        "qwen3moe",
+        "Qwen3MoeForCausalLM",
+        _ATTENTION | _HEAD_NORMS | _TWO_NORMS | _QWEN_MOE,
+        assumes=_QWEN | {"norm_topk_prob": True},
+        warns_of_window=False,
+    ),
+    "gemma2": Architecture(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        _GEMMA,
+        norm_offset=1.0,
+        own_head=False,
+        assumes=_GEMMA_ACTIVATION,
+        window="by_layer",
+        warns_of_window=False,
+        depth_with_wide_attention=46,
+    ),
+    "gemma3_text": Architecture(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        _GEMMA | _HEAD_NORMS,
+        norm_offset=1.0,
+        assumes=_GEMMA_ACTIVATION,
+        window="by_layer",
+        warns_of_window=False,
+        depth_with_wide_attention=62,
+    ),
     "phi3": Architecture(
         "phi3",
+        "Phi3ForCausalLM",
         _TWO_NORMS
         | {
             "input_layernorm": "attn_norm",
@@ -92,12 +133,12 @@ ARCHITECTURES = {
             "mlp.gate_up_proj": "ffn_up",
             "mlp.down_proj": "ffn_down",
         },
+        window="all",  # Phi 4 has none
     ),
 }
 """Architectures by the model_type of config.json."""
 
 GEMMA_HEAD = 256  # the default of head_dim in Transformers
-LARGEST_GEMMAS = (("gemma2", 46), ("gemma3_text", 62))
 ROPE_TYPES = ("default", "linear", "yarn", "llama3", "longrope")
 
 
@@ -127,8 +168,8 @@ class Places:
         if model_type not in ARCHITECTURES:
             raise _refused(f"there is no supported GGUF architecture for models of type '{model_type}'", ARCHITECTURES)
         self.architecture = ARCHITECTURES[model_type]
-        heads = int(model_config.get("num_attention_heads") or 0)
-        self._heads = {"attn_q": heads, "attn_k": int(model_config.get("num_key_value_heads") or heads)}
+        sizes = ModelConfig(model_config)
+        self._heads = {"attn_q": sizes.num_heads or 0, "attn_k": sizes.num_key_value_heads or 0}
 
     def find(self, name: str) -> Place | None:
         """Return the place of the checkpoint's tensor ``name``; None if the architecture has none for it."""
@@ -195,7 +236,7 @@ class Places:
                 first, same = stacks.setdefault(place.name, (name, layout))
                 if same != layout:
                     raise _refused(f"the experts of a layer must form one tensor, but {name} differs from {first}")
-        assumes = {**self.architecture.assumes, "query_pre_attn_scalar": _attention_scalar(model_config)}
+        assumes = {**self.architecture.assumes, "query_pre_attn_scalar": attention_scalar(model_config)}
         for key, value in assumes.items():
             if model_config.get(key, value) != value:
                 raise _refused(f"llama.cpp assumes {key} {value}, but config.json has {model_config[key]}")
@@ -216,14 +257,12 @@ def stored_part(header: TensorHeader, place: Place) -> TensorHeader:
     )
 
 
-def _attention_scalar(model_config: Mapping[str, Any]) -> Any:
-    """Return the number whose square root divides Gemma's attention.
-
-    llama.cpp knows the largest Gemmas by their depth.
-    """
-    width = model_config.get("hidden_size", 0) // (model_config.get("num_attention_heads") or 1)
-    is_largest = (model_config["model_type"], model_config.get("num_hidden_layers")) in LARGEST_GEMMAS
-    return width if is_largest else model_config.get("head_dim", GEMMA_HEAD)
+def attention_scalar(model_config: Mapping[str, Any]) -> int:
+    """Return the number whose square root divides Gemma's attention."""
+    sizes = ModelConfig(model_config)
+    if sizes.num_layers == ARCHITECTURES[model_config["model_type"]].depth_with_wide_attention:
+        return (sizes.hidden_size or 0) // (sizes.num_heads or 1)
+    return first(model_config, HEAD_DIMS) or GEMMA_HEAD
 
 
 def rope_parts(model_config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

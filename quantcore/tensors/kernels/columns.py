@@ -17,9 +17,14 @@ OUTPUTS = 32
 
 
 def round_in_turn(
-    value_KO: torch.Tensor, error_KO: torch.Tensor, feedback_KK: torch.Tensor, group_K: torch.Tensor,
-    step_JO: torch.Tensor, zero_JO: torch.Tensor | None, rounding: Rounding,
-) -> None:  # fmt: skip
+    value_KO: torch.Tensor,
+    error_KO: torch.Tensor,
+    feedback_KK: torch.Tensor,
+    group_K: torch.Tensor,
+    step_JO: torch.Tensor,
+    zero_JO: torch.Tensor | None,
+    rounding: Rounding,
+) -> None:
     """Round ``value_KO`` in place, input by input, each moved first by feedback[k, l] * error[l] of all l < k.
 
     ``error_KO`` holds the weights to reach, and then what they lost. ``group_K`` is the row of the parameters
@@ -29,20 +34,52 @@ def round_in_turn(
     num_inputs, num_outputs = value_KO.shape
     zeros = step_JO if zero_JO is None else zero_JO
     _round_in_turn[(triton.cdiv(num_outputs, OUTPUTS),)](
-        value_KO, error_KO, feedback_KK, group_K, step_JO, zeros, num_inputs, num_outputs,
-        value_KO.stride(0), error_KO.stride(0), feedback_KK.stride(0), step_JO.stride(0), zeros.stride(0),
-        HAS_ZERO=zero_JO is not None, INPUTS=triton.next_power_of_2(num_inputs), OUTPUTS=OUTPUTS,
-        **rounding._asdict(), num_warps=1, enable_fp_fusion=False,
-    )  # fmt: skip
+        value_KO,
+        error_KO,
+        feedback_KK,
+        group_K,
+        step_JO,
+        zeros,
+        num_inputs,
+        num_outputs,
+        value_KO.stride(0),
+        error_KO.stride(0),
+        feedback_KK.stride(0),
+        step_JO.stride(0),
+        zeros.stride(0),
+        HAS_ZERO=zero_JO is not None,
+        INPUTS=triton.next_power_of_2(num_inputs),
+        OUTPUTS=OUTPUTS,
+        **rounding._asdict(),
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
 
 
 @triton.jit
 def _round_in_turn(
-    value, error, feedback, group, step, zero, num_inputs, num_outputs,
-    value_stride, error_stride, feedback_stride, step_stride, zero_stride,
-    HAS_ZERO: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
-    IS_INT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, MAGIC: tl.constexpr, LOWEST_BINADE: tl.constexpr,
-):  # fmt: skip
+    value,
+    error,
+    feedback,
+    group,
+    step,
+    zero,
+    num_inputs,
+    num_outputs,
+    value_stride,
+    error_stride,
+    feedback_stride,
+    step_stride,
+    zero_stride,
+    HAS_ZERO: tl.constexpr,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    IS_INT: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    MAGIC: tl.constexpr,
+    LOWEST_BINADE: tl.constexpr,
+):
     k_K = tl.arange(0, INPUTS)
     o_O = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output_O = o_O < num_outputs

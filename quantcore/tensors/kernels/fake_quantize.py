@@ -23,17 +23,36 @@ def there_and_back(
     step = step_RG.contiguous()
     zero = step if zero_RG is None else zero_RG.contiguous()
     _there_and_back[(triton.cdiv(x.numel(), VALUES),)](
-        x, result, step, zero, x.numel(), x.shape[-1], HAS_ZERO=zero_RG is not None, VALUES=VALUES,
-        **rounding._asdict(), enable_fp_fusion=False,
-    )  # fmt: skip
+        x,
+        result,
+        step,
+        zero,
+        x.numel(),
+        x.shape[-1],
+        HAS_ZERO=zero_RG is not None,
+        VALUES=VALUES,
+        **rounding._asdict(),
+        enable_fp_fusion=False,
+    )
     return result
 
 
 @triton.jit
 def _there_and_back(
-    x, result, step, zero, num_values, group_size, HAS_ZERO: tl.constexpr, VALUES: tl.constexpr,
-    IS_INT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, MAGIC: tl.constexpr, LOWEST_BINADE: tl.constexpr,
-):  # fmt: skip
+    x,
+    result,
+    step,
+    zero,
+    num_values,
+    group_size,
+    HAS_ZERO: tl.constexpr,
+    VALUES: tl.constexpr,
+    IS_INT: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    MAGIC: tl.constexpr,
+    LOWEST_BINADE: tl.constexpr,
+):
     place_V = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
     is_inside_V = place_V < num_values
     group_V = place_V // group_size

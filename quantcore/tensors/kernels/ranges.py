@@ -66,11 +66,27 @@ class Search:
         zero_O = torch.empty_like(scale_O, dtype=torch.int32) if self.has_zero else None
         globals_, stride = (scale_O, 0) if global_O is None else (global_O, global_O.stride(0))
         _search[(triton.cdiv(num_outputs, OUTPUTS),)](
-            weight_SO, cost_S, globals_, self.factors, scale_O, scale_O if zero_O is None else zero_O,
-            num_inputs, num_outputs, weight_SO.stride(0), stride, self.num_first, len(self.factors),
-            HAS_GLOBAL=global_O is not None, HAS_ZERO=self.has_zero, INPUTS=triton.next_power_of_2(num_inputs),
-            OUTPUTS=OUTPUTS, **self.scales._asdict(), **self.rounding._asdict(), num_warps=2, enable_fp_fusion=False,
-        )  # fmt: skip
+            weight_SO,
+            cost_S,
+            globals_,
+            self.factors,
+            scale_O,
+            scale_O if zero_O is None else zero_O,
+            num_inputs,
+            num_outputs,
+            weight_SO.stride(0),
+            stride,
+            self.num_first,
+            len(self.factors),
+            HAS_GLOBAL=global_O is not None,
+            HAS_ZERO=self.has_zero,
+            INPUTS=triton.next_power_of_2(num_inputs),
+            OUTPUTS=OUTPUTS,
+            **self.scales._asdict(),
+            **self.rounding._asdict(),
+            num_warps=2,
+            enable_fp_fusion=False,
+        )
         return scale_O, zero_O
 
 
@@ -147,9 +163,16 @@ def _search(
 
 @triton.jit
 def _error(
-    w_SO, cost_S1, step_O, zero_O, IS_INT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    MAGIC: tl.constexpr, LOWEST_BINADE: tl.constexpr,
-):  # fmt: skip
+    w_SO,
+    cost_S1,
+    step_O,
+    zero_O,
+    IS_INT: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    MAGIC: tl.constexpr,
+    LOWEST_BINADE: tl.constexpr,
+):
     """Return the cost of rounding with these parameters, [O]."""
     x_SO = zero_O[None, :] + tl.div_rn(w_SO, step_O[None, :])
     lost_SO = x_SO - rounded(x_SO, IS_INT, LOW, HIGH, MAGIC, LOWEST_BINADE)
@@ -158,9 +181,16 @@ def _error(
 
 @triton.jit
 def _params(
-    minimum_O, maximum_O, unit_O, HAS_ZERO: tl.constexpr, TYPE: tl.constexpr,
-    CARRY: tl.constexpr, EMAX: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-):  # fmt: skip
+    minimum_O,
+    maximum_O,
+    unit_O,
+    HAS_ZERO: tl.constexpr,
+    TYPE: tl.constexpr,
+    CARRY: tl.constexpr,
+    EMAX: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+):
     """Return scale and zero point [O], a float, of a range: ``affine.find_params``."""
     zero_O = tl.zeros_like(minimum_O)
     if TYPE == "e8m0":

@@ -38,7 +38,7 @@ def rounding_of(fmt: Format, round_method: str) -> Rounding | None:
 @triton.jit
 def rounded(
     x, IS_INT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, MAGIC: tl.constexpr, LOWEST_BINADE: tl.constexpr
-):  # fmt: skip
+):
     """Round float32 numbers to the values of a format, as its ``round_`` does; NaN stays NaN."""
     inside = tl.where(x < LOW, LOW, tl.where(x > HIGH, HIGH, x))
     if IS_INT:  # with the sign of x where the sum would lose that of a zero

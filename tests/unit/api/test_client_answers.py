@@ -51,6 +51,13 @@ def test_a_schema_becomes_a_type(schema: dict[str, Any], line: str) -> None:
     assert made_of({"x": schema}, Other=empty, ParentOut=empty) == [line]
 
 
+def test_a_secret_that_is_shown_once_is_none_later() -> None:
+    later = {"properties": {"id": {"type": "string"}}}
+    made = {"description": "A.", "properties": {**later["properties"], "key": {"type": "string"}}}
+    text = Module("project_answers", {"NewKeyOut": made, "KeyOut": later})._class("NewKeyOut")
+    assert [line.strip() for line in text.splitlines()[3:5]] == ["id: str", "key: str | None = None"]
+
+
 def test_descriptions_and_words_become_docstrings() -> None:
     words = {"type": "string", "enum": ["ready", "ended", "gone"]}
     assert made_of({"x": {"$ref": "#/components/schemas/Words"}}, Words=words) == [

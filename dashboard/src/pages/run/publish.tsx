@@ -1,18 +1,11 @@
 import { type FormEvent, useState } from "react";
 import { post } from "../../api/client";
-import type { Job, Publication, Target } from "../../api/types";
+import type { Job, Publication, PublishPlan, Target } from "../../api/types";
 import { formatBytes, plural } from "../../format";
 import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
 import { Bar, Dialog, Failure, Time } from "../../ui/basics";
 import { HUB_TARGET, TargetFields } from "../target-fields";
-
-interface Plan {
-  url: string;
-  exists: boolean | null;
-  bytes: number;
-  files: unknown[];
-}
 
 const LOOKS: Record<string, [string, string]> = {
   pending: ["quiet", "◷ Pending"],
@@ -90,13 +83,13 @@ function Shown({ publication }: { publication: Publication }) {
 
 function PublishDialog({ job, onClose }: { job: Job; onClose: () => void }) {
   const [target, setTarget] = useState<Target>(HUB_TARGET);
-  const [plan, setPlan] = useState<Plan>();
+  const [plan, setPlan] = useState<PublishPlan>();
   const [error, setError] = useState<Error>();
   const send = async (event: FormEvent) => {
     event.preventDefault();
     setError(undefined);
     try {
-      if (!plan) return setPlan(await post<Plan>(`/v1/jobs/${job.id}/publish`, target, { dry_run: true }));
+      if (!plan) return setPlan(await post<PublishPlan>(`/v1/jobs/${job.id}/publish`, target, { dry_run: true }));
       await post(`/v1/jobs/${job.id}/publish`, target);
       announce("Publishing has started.");
       onClose();

@@ -220,9 +220,12 @@ def _metadata(model: Any, planned: Sequence[Planned], shapes: dict[str, tuple[in
 
 
 def _write(
-    model: Any, planned: Sequence[Planned], shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint,
+    model: Any,
+    planned: Sequence[Planned],
+    shapes: dict[str, tuple[int, ...]],
+    checkpoint: Checkpoint,
     job: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     _metadata(model, planned, shapes)
     writer, out = model.gguf_writer, Path(job["out"])
     writer.kv_data[0]["general.file_type"] = gguf.GGUFValue(job["file_type_number"], gguf.GGUFValueType.UINT32)

@@ -19,6 +19,7 @@ from quantcore.checkpoint.private_copies import tokenizer_files
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.model.skeleton import harmless_config
 from quantcore.errors import ModelError
+from quantcore.export import FileContents
 from quantcore.export.gguf import converter
 from quantcore.tensors.sink import Sink
 
@@ -30,23 +31,20 @@ NAMED = 3  # tensors that a warning names
 class ConvertedSink(Sink):
     """The single file of a GGUF artifact whose names, order and metadata are llama.cpp's.
 
-    ``write`` every tensor of ``layouts`` once, then ``finish``. ``tensors`` are the float checkpoint's. The converter
-    is asked at once if it can convert the model: raises ModelError ``unsupported_architecture`` with its reason.
+    ``write`` every tensor of the layouts once, then ``finish``. The converter is asked at once if it can convert the
+    model: raises ModelError ``unsupported_architecture`` with its reason.
     """
 
-    def __init__(
-        self, file: Path, layouts: Mapping[str, TensorLayout], tensors: Mapping[str, TensorHeader],
-        model_config: Mapping[str, Any], model_dir: Path, *, name: str, file_type: int, creates: bool,
-    ) -> None:  # fmt: skip
+    def __init__(self, file: Path, contents: FileContents, *, name: str, file_type: int, creates: bool) -> None:
         staged = file.parent / STAGED
-        super().__init__(staged, layouts, creates=creates)
+        super().__init__(staged, contents.layouts, creates=creates)
         self._file = file
-        self._model = model_config, model_dir
+        self._model = contents.model_config, contents.model_dir
         self._job = {
             "name": name,
             "staged": str(staged),
-            "stacks": _stacks(layouts, tensors),
-            "floats": _main_dtype(layouts),
+            "stacks": _stacks(contents.layouts, contents.tensors),
+            "floats": _main_dtype(contents.layouts),
             "file_type_number": file_type,
         }
         left_out = self._run(None)["left_out"]

@@ -52,7 +52,8 @@ def test_streams_of_a_project_read_one_after_the_other() -> None:
         await asyncio.sleep(0)
         assert await asyncio.wait_for(feed.read("other", "b", 0, lambda: "at once"), 20) == "at once"
         gate.set()
-        return most, await asyncio.wait_for(asyncio.gather(*waiting), 20)
+        numbers = await asyncio.wait_for(asyncio.gather(*waiting), 20)
+        return most, numbers
 
     most, numbers = asyncio.run(run())
     assert most == 1 and numbers == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]

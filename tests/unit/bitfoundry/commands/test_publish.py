@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bitfoundry.client.answers import ArtifactFile
-from bitfoundry.client.registry import ModelVersion
+from bitfoundry.client.model_answers import ModelVersion
 from bitfoundry.commands.publish import _check_version
 from bitfoundry.errors import BitfoundryError
 

@@ -3,8 +3,10 @@
 import pytest
 
 from quantcore.checkpoint.blocks import Blocks, find_blocks, warn_of_other_parts
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.errors import ModelError
 from quantcore.plan.planner import make_plan
 
@@ -159,7 +161,10 @@ def test_what_is_not_one_language_model_is_refused_with_the_reason(case):
 
 def test_a_plan_says_which_parts_it_leaves_alone():
     config, tensors, prefix, _ = FOUND["nested"]
-    plan = make_plan(presets.resolve("int8_weight_only"), {**config, "model_type": "llava"}, tensors, file2file=True)
+    plan = make_plan(
+        JobSpec(config=presets.resolve("int8_weight_only"), file2file=True),
+        ModelHeaders({**config, "model_type": "llava"}, tensors),
+    )
     assert len(plan.layers) == 6 and plan.blocks.prefixes == (prefix,)
     [warning] = plan.warnings
     assert "Only the language model, 'language_model.model.layers.*', is quantized." in warning

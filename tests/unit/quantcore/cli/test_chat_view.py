@@ -56,7 +56,8 @@ def test_a_model_cannot_control_the_terminal() -> None:
     assert "\x1b" not in text and "\x9b" not in text and "\ufffd[2J\ufffd5mred" in text and "\nnext" in text
 
 
-def test_the_end_of_a_growing_answer_is_shown_and_at_last_all_of_it() -> None:
+def test_the_end_of_a_growing_answer_is_shown_and_at_last_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # a dumb terminal shows no growing answer
     console = Console(file=StringIO(), width=40, height=6, force_terminal=True, color_system=None)
     lines = [f"line {number}" for number in range(20)]
     closed = False

@@ -8,9 +8,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore import Config, ConfigError, ModelQuantizer, QuantizationConfig, QuantizationSpec
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.cli.flags import parser
 from quantcore.cli.from_flags import task_of
 from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.kv_cache import holds_keys_or_values
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.engine.modules.layers import quantized_layers
@@ -30,7 +32,7 @@ GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4}
 def plan(folder, config=FP8_KV, exports=("quark",)):
     headers = read_model(folder).headers
     calibration = CalibrationConfig(num_samples=2, seq_len=32)
-    return make_plan(config, headers.config, headers.tensors, exports=exports, calibration=calibration)
+    return make_plan(JobSpec(config=config, export=exports, calibration=calibration), headers)
 
 
 def in_cache(layers):
@@ -124,7 +126,7 @@ def test_keys_of_another_width_than_the_heads_are_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     headers = read_model(folder).headers
     with pytest.raises(ConfigError, match="k_proj has 32 outputs"):
-        make_plan(FP8_KV, {**config, "num_key_value_heads": 1}, headers.tensors)
+        make_plan(JobSpec(config=FP8_KV), ModelHeaders({**config, "num_key_value_heads": 1}, headers.tensors))
 
 
 def task(tmp_path, *flags):

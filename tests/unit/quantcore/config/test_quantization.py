@@ -7,7 +7,8 @@ import jsonschema
 import pytest
 
 from quantcore.config import algorithms, presets
-from quantcore.config.algorithms import NAMES, SmoothQuantConfig, check_chain, config_of
+from quantcore.config.algorithm_chain import check_chain
+from quantcore.config.algorithms import NAMES, SmoothQuantConfig, config_of
 from quantcore.config.quantization import (
     Config,
     Dtype,

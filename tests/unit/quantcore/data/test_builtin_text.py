@@ -9,7 +9,7 @@ import pytest
 
 from quantcore.config.texts import CalibrationConfig
 from quantcore.data.builtin_text import KINDS, read_builtin, read_kind
-from quantcore.engine.data.windows import token_windows
+from quantcore.engine.data.windows import DocumentTokenizer, token_windows
 from quantcore.errors import CalibrationError
 
 FOLDER = files("quantcore.data") / "builtin"
@@ -70,7 +70,9 @@ def kind_of(window: list[int]) -> str:
 
 
 def test_both_parts_hold_every_kind_in_its_proportion_and_share_nothing() -> None:
-    found = token_windows(CalibrationConfig(num_samples=32, seq_len=512), tokenize, num_held_out=12, held_out_len=512)
+    found = token_windows(
+        CalibrationConfig(num_samples=32, seq_len=512), DocumentTokenizer(tokenize), num_held_out=12, held_out_len=512
+    )
     sizes = {kind: sum(map(len, read_kind(kind))) for kind in KINDS}
     for windows in (found.calibration_NT, found.held_out_NT):
         kinds = [kind_of(window) for window in windows.tolist()]

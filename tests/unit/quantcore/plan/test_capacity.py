@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from quantcore.checkpoint.blocks import find_blocks
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.config.algorithms import config_of
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.errors import ConfigError
 from quantcore.plan.capacity import distinct_blocks, plan_for
@@ -35,7 +37,9 @@ def config_json(name):
 def plan(name, hardware, preset="w4a16", *algorithms, calibration=LONG, **more):
     chosen = replace(presets.resolve(preset), algo_config=tuple(map(config_of, algorithms)))
     found = config_json(name)
-    return plan_for(hardware, chosen, found, tensors_of(found), calibration=calibration, **more)
+    return plan_for(
+        hardware, JobSpec(config=chosen, calibration=calibration, **more), ModelHeaders(found, tensors_of(found))
+    )
 
 
 def on(devices, nodes=1, host="1.5TB", disk="4TB"):
@@ -50,7 +54,9 @@ def test_a_language_model_inside_a_larger_one_is_planned_by_one_block_of_each_ki
         **{f"vision_tower.layers.{i}.fc.weight": TensorHeader("BF16", (32, 64), "", 0, 4096) for i in range(9)},
     }
     found = plan_for(
-        Hardware(), presets.resolve("int8_weight_only"), {"model_type": "llava", "text_config": depth}, tensors
+        Hardware(),
+        JobSpec(config=presets.resolve("int8_weight_only")),
+        ModelHeaders({"model_type": "llava", "text_config": depth}, tensors),
     )
     assert (found.num_layers, found.plan.num_blocks, found.size_before_bytes) == (6, 1, 6 * 8192 + 9 * 4096)
     assert any("'vision_tower.layers.*' (9 blocks" in warning for warning in found.plan.warnings)
@@ -142,11 +148,11 @@ def test_a_depth_of_many_blocks_is_planned_as_one_of_a_few():
     short, counts = distinct_blocks(tensors, "model.layers.", 5)
     assert counts == [5] and len(short) == 3 + (len(tensors) - 3) // 5
     chosen = presets.resolve("w4a16")
-    whole = make_plan(chosen, found, tensors)
+    whole = make_plan(JobSpec(config=chosen), ModelHeaders(found, tensors))
     for exclude in (("lm_head",), ("lm_head", "model.layers.0.*")):
         changed = replace(chosen, exclude=exclude)
-        whole = make_plan(changed, found, tensors)
-        answer = plan_for(Hardware(), changed, found, tensors)
+        whole = make_plan(JobSpec(config=changed), ModelHeaders(found, tensors))
+        answer = plan_for(Hardware(), JobSpec(config=changed), ModelHeaders(found, tensors))
         assert answer.num_layers == len(whole.layers)
         assert answer.size_after_bytes == whole.size_after_bytes
         assert answer.size_before_bytes == whole.size_before_bytes

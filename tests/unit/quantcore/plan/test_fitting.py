@@ -1,5 +1,6 @@
 """What a search chooses from, and what its first candidate can be."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from quantcore.checkpoint.headers import read_local
 from quantcore.config.goal import Goal
 from quantcore.config.job_spec import DEFAULT_EXPORTS
 from quantcore.config.quantization import CalibrationConfig
-from quantcore.plan.fitting import fit, possible_chains
+from quantcore.plan.fitting import fit, possible_chains, upper_bound
 from tests.support.models import tiny_model
 
 CHAINS: dict[str, tuple[dict[str, Any], tuple[tuple[str, ...], ...]]] = {
@@ -35,3 +36,13 @@ def test_other_types_are_tried_where_they_are_smaller_than_k_quants(tmp_path: Pa
     smaller = {"gguf_q4_0"} if width == 256 else {"gguf_q4_0", "gguf_q4_1"}  # the head is larger in gguf_q4_k
     assert {*found.plans} == {"gguf_q4_k", "gguf_q5_k", "gguf_q6_k", "gguf_q8_0", *smaller}
     assert found.smallest_bytes == found.plans["gguf_q4_0"][1].size_after_bytes
+
+
+def test_the_plan_of_a_goal_has_the_notes_and_the_stored_size_of_its_model(tmp_path: Path) -> None:
+    headers = replace(
+        read_local(tiny_model(tmp_path)), warnings=("The model was trained for another task.",), stored_bytes=123_456
+    )
+    goal = Goal.model_validate({"runtime": "vllm", "device": "24GB"})
+    plan = upper_bound(fit(goal, headers, CalibrationConfig(seq_len=64), DEFAULT_EXPORTS))
+    assert plan.warnings[0] == headers.warnings[0]
+    assert plan.size_before_bytes == 123_456

@@ -7,8 +7,9 @@ from quantcore.config import presets
 from quantcore.config.goal import Goal
 from quantcore.config.job_spec import NO_SCHEME, Evaluation, JobSpec, MixConfig
 from quantcore.config.quantization import CalibrationConfig, Config
-from quantcore.plan.job import plan_job, with_model_defaults, without_layers
+from quantcore.plan.job import with_model_defaults, without_layers
 from quantcore.plan.mix_schemes import resolve
+from quantcore.plan.planner import make_plan
 from tests.support.models import tiny_model
 
 SHORT = CalibrationConfig(seq_len=64)
@@ -24,7 +25,7 @@ def test_planned_layers_are_excluded_by_name_and_shown_by_pattern(tmp_path):
     less, patterns = without_layers(spec, headers, names)
     assert patterns == ["model.layers.*.mlp.up_proj"]  # lm_head is excluded already
     assert less.config.exclude == (*spec.config.exclude, *names[:2])
-    kept = {tensor.name: tensor.reason for tensor in plan_job(less, headers).kept}
+    kept = {tensor.name: tensor.reason for tensor in make_plan(less, headers).kept}
     assert kept["model.layers.1.mlp.up_proj"] == "excluded by 'model.layers.1.mlp.up_proj'"
     assert without_layers(spec, headers, []) == (spec, [])
 

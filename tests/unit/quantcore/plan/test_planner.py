@@ -13,6 +13,7 @@ from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.roles import SHARED
 from quantcore.config import presets
 from quantcore.config.algorithms import NAMES, config_of
+from quantcore.config.job_spec import JobSpec
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig
 from quantcore.engine.calibration.stats import Needs
 from quantcore.engine.solvers import SOLVERS, TUNERS
@@ -47,10 +48,17 @@ def smollm2(num_blocks=30, tied=True):
     return tensors
 
 
-def plan(preset="w4a16", tensors=None, model_config=None, calibration=None, exports=("quark",), **overrides):
+USUAL = CalibrationConfig()
+
+
+def plan_of(config, model_config, tensors, **options):
+    return make_plan(JobSpec(config=config, **options), ModelHeaders(model_config, tensors))
+
+
+def plan(preset="w4a16", tensors=None, model_config=None, calibration=USUAL, exports=("quark",), **overrides):
     config = presets.resolve(preset, group_size=overrides.pop("group_size", None))
     config = replace(config, **overrides)
-    return make_plan(config, model_config or SMOLLM2, tensors or smollm2(), calibration=calibration, exports=exports)
+    return plan_of(config, model_config or SMOLLM2, tensors or smollm2(), calibration=calibration, export=exports)
 
 
 def test_every_linear_layer_of_every_block_in_natural_order():
@@ -117,9 +125,9 @@ def test_what_looks_like_one_is_said_to_be_none():
 
 def test_a_head_that_is_included_by_name_is_quantized():
     config = presets.resolve("fp8", exclude=("*.o_proj",), include=("lm_head",))
-    result = make_plan(config, SMOLLM2, smollm2(tied=False))
+    result = plan_of(config, SMOLLM2, smollm2(tied=False))
     assert result.layers_of(None)[0].name == "lm_head" and len(result.layers) == 30 * 6 + 1
-    assert len(make_plan(presets.resolve("fp8", exclude=("*.o_proj",)), SMOLLM2, smollm2(tied=False)).layers) == 30 * 6
+    assert len(plan_of(presets.resolve("fp8", exclude=("*.o_proj",)), SMOLLM2, smollm2(tied=False)).layers) == 30 * 6
 
 
 def test_a_class_that_matches_nothing_is_a_warning_and_with_strict_an_error():
@@ -153,7 +161,7 @@ def test_layers_that_vllm_fuses_with_different_schemes_are_a_warning_and_with_st
 def test_whatever_else_vllm_does_not_load_is_a_warning_too():
     config = presets.resolve("w4a16_sym", group_size=64, include=("lm_head",))
     for exports, heads in ((("compressed_tensors",), 1), (("compressed_tensors", "awq"), 2), (("gptq",), 0)):
-        warnings = make_plan(config, SMOLLM2, smollm2(tied=False), exports=exports).warnings
+        warnings = plan_of(config, SMOLLM2, smollm2(tied=False), export=exports).warnings
         assert sum("vLLM does not read a quantized lm_head" in warning for warning in warnings) == heads
 
 
@@ -230,7 +238,7 @@ def test_planning_needs_no_torch():
 
 
 def test_config_without_lm_head_exclusion_on_a_tied_model_keeps_the_head():
-    result = make_plan(Config(global_quant_config=presets.PRESETS["fp8"].layer_config), SMOLLM2, smollm2())
+    result = plan_of(Config(global_quant_config=presets.PRESETS["fp8"].layer_config), SMOLLM2, smollm2())
     assert result.tied_lm_head and result.layers_of(None) == ()
 
 
@@ -276,12 +284,12 @@ def test_a_router_is_planned_only_if_it_is_named_exactly():
 
 def test_include_quantizes_what_its_role_would_keep():
     weight_only, gates = presets.PRESETS["int8_weight_only"].config, {"model.layers.0.block_sparse_moe.gate"}
-    planned = make_plan(replace(weight_only, include=("*.0.*.gate",)), MIXTRAL, mixtral()).layers
+    planned = plan_of(replace(weight_only, include=("*.0.*.gate",)), MIXTRAL, mixtral()).layers
     assert {layer.name for layer in planned if layer.name.endswith(".gate")} == gates
-    [warning] = make_plan(replace(weight_only, include=("*.router",)), MIXTRAL, mixtral()).warnings
+    [warning] = plan_of(replace(weight_only, include=("*.router",)), MIXTRAL, mixtral()).warnings
     assert warning == "The pattern '*.router' matches no layer."
     excluded = replace(weight_only, include=("*.gate",), exclude=("*.gate", "lm_head"))
-    assert not [layer for layer in make_plan(excluded, MIXTRAL, mixtral()).layers if layer.name.endswith(".gate")]
+    assert not [layer for layer in plan_of(excluded, MIXTRAL, mixtral()).layers if layer.name.endswith(".gate")]
 
 
 def test_blocks_for_multi_token_prediction_are_kept():

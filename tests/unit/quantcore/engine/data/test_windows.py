@@ -7,7 +7,7 @@ import torch
 
 from quantcore.config.texts import CalibrationConfig, TextPart
 from quantcore.data.documents import read_documents
-from quantcore.engine.data.windows import token_windows
+from quantcore.engine.data.windows import DocumentTokenizer, token_windows
 from quantcore.errors import CalibrationError
 
 
@@ -19,7 +19,10 @@ def tokenize(text):
 def windows(source, num_samples=3, seq_len=8, seed=0, num_held_out=2, held_out_len=8, separator=None):
     calibration = CalibrationConfig(source=str(source), num_samples=num_samples, seq_len=seq_len, seed=seed)
     return token_windows(
-        calibration, tokenize, num_held_out=num_held_out, held_out_len=held_out_len, separator=separator
+        calibration,
+        DocumentTokenizer(tokenize, separator=separator),
+        num_held_out=num_held_out,
+        held_out_len=held_out_len,
     )
 
 
@@ -101,9 +104,11 @@ def test_chats_are_rendered(tmp_path):
     file.write_text((json.dumps({"messages": chat}) + "\n") * 40)
     calibration = CalibrationConfig(source=str(file), num_samples=1, seq_len=8)
     found = token_windows(
-        calibration, tokenize, num_held_out=1, held_out_len=8,
-        render=lambda messages: "".join(f"<{one['content']}>" for one in messages),
-    )  # fmt: skip
+        calibration,
+        DocumentTokenizer(tokenize, render=lambda messages: "".join(f"<{one['content']}>" for one in messages)),
+        num_held_out=1,
+        held_out_len=8,
+    )
     assert "".join(map(chr, found.calibration_NT[0].tolist())) == "<ab><cd>"
     with pytest.raises(CalibrationError) as caught:
         windows(file)
@@ -120,7 +125,9 @@ def two(tmp_path, rows):
 
 def test_each_source_gives_its_share_of_both_parts(two, rows):
     calibration = CalibrationConfig(sources=two, num_samples=8, seq_len=8)
-    found, again = (token_windows(calibration, tokenize, num_held_out=4, held_out_len=8) for _ in range(2))
+    found, again = (
+        token_windows(calibration, DocumentTokenizer(tokenize), num_held_out=4, held_out_len=8) for _ in range(2)
+    )
     assert torch.equal(found.calibration_NT, again.calibration_NT)
     is_row = found.calibration_NT[:, 0] >= 0x4E00
     assert is_row.tolist() == [False, False, True, False, False, False, True, False]
@@ -141,7 +148,7 @@ def test_an_error_names_the_source_at_fault(two, tmp_path):
     ):
         calibration = CalibrationConfig(sources=[two[0], fault], num_samples=4, seq_len=8)
         with pytest.raises(CalibrationError) as caught:
-            token_windows(calibration, tokenize, num_held_out=2, held_out_len=8)
+            token_windows(calibration, DocumentTokenizer(tokenize), num_held_out=2, held_out_len=8)
         assert (caught.value.code, caught.value.field) == (code, field)
         assert caught.value.message.count(fault["source"]) == 1
 

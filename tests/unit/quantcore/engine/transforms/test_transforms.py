@@ -8,7 +8,7 @@ import torch
 
 from quantcore.config.algorithms import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.config.presets import INT8, INT8_CHANNEL, PRESETS
+from quantcore.config.preset_table import INT8, INT8_CHANNEL, PRESETS
 from quantcore.config.quantization import QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.engine.calibration.ranges import collect_ranges, learned
 from quantcore.engine.calibration.stats import Stats
