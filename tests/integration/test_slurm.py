@@ -1,7 +1,7 @@
 """Jobs whose engines run on the nodes of a real Slurm (see ``tests/support/slurm``)."""
 
 import json
-import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -245,8 +245,9 @@ def test_a_lost_node_costs_a_few_blocks(
     node = (get_job(job_id).allocation or {})["nodes"]
     cluster.kill(f"slurmd-{node}")
     try:
-        for file in real.work_dir.glob("*.launch"):  # the machine is gone, with all that ran there
-            os.system(f"pkill -KILL -f '{file}'")
+        # the machine is gone, with all that ran there; first what would tell the controller
+        for pattern in ("slurmstepd: ", *map(str, real.work_dir.glob("*.launch"))):
+            subprocess.run(["pkill", "-KILL", "-f", "--", pattern], check=True)
         wait_until(lambda: (get_job(job_id).allocation or {}).get("state") == "PENDING", note=cluster.jobs)
         cluster.start_requeued()
         job = wait_for(job_id, "succeeded", timeout_s=LIMIT_S)
