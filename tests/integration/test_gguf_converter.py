@@ -54,6 +54,15 @@ def test_a_model_of_another_architecture(tmp_path, arcee, proof_in_this_process)
     assert (tmp_path / "out" / ROWS).exists()
 
 
+def test_its_metadata_come_from_the_name_of_the_model(tmp_path, proof_in_this_process):
+    """The converter reads the name of the folder that it is given, so a random one made other bytes each time."""
+    model = model_with_tokenizer(tmp_path / "Tiny-Instruct", model_type="arcee", tie_word_embeddings=False)
+    run(model, tmp_path / "out", presets.resolve("gguf_q8_0"))
+    fields = GGUFReader(tmp_path / "out/model.gguf").fields
+    about = {name: fields[f"general.{name}"].contents() for name in ("name", "basename", "finetune")}
+    assert about == {"name": "Tiny-Instruct", "basename": "Tiny", "finetune": "Instruct"}
+
+
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_the_files_of_both_ways_are_equal(tmp_path, monkeypatch, proof_in_this_process, name):
     """What we lay out ourselves is the oracle: permuted heads, stacked experts, types, every byte of every tensor."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,7 @@ class ConvertedSink(Sink):
         self._job = {
             "name": name,
             "staged": str(staged),
-            "stacks": _stacks(layouts, tensors),
+            "stacks": stacks_of(layouts, tensors),
             "floats": _main_dtype(layouts),
             "file_type_number": file_type,
         }
@@ -62,31 +63,41 @@ class ConvertedSink(Sink):
         )
 
     def _run(self, out: Path | None) -> dict[str, Any]:
-        model_config, model_dir = self._model
-        with tempfile.TemporaryDirectory(prefix="bitfoundry-gguf-") as scratch, tokenizer_files(model_dir) as files:
-            if not (files.folder / "tokenizer.json").exists():  # that of a GGUF input, or of another library
-                load_tokenizer(model_dir).save_pretrained(files.folder)
-            _drop_code(files.folder / "tokenizer_config.json")
-            config, _ = harmless_config(model_config)
-            (files.folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            job_file = Path(scratch) / "job.json"
-            job = self._job | {"model": str(files.folder), "out": None if out is None else str(out)}
-            job_file.write_text(json.dumps(job), encoding="utf-8")
-            path = os.pathsep.join(map(str, [*converter.paths(), Path(__file__).parents[4]]))
-            command = [sys.executable, "-m", MODULE, str(job_file)]
-            environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            answer = job_file.with_suffix(".result")
-            result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
-        if not result or "error" in result:
-            reason = result.get("error") or (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-            raise ModelError(
-                f"llama.cpp's converter cannot convert this model: {reason}",
-                code="unsupported_architecture",
-                hint="Remove gguf from the formats. Models that lack a file or a field of their published form are"
-                " refused, too.",
-            )
-        return result
+        return run_converter(self._job | {"out": None if out is None else str(out)}, *self._model)
+
+
+def run_converter(job: Mapping[str, Any], model_config: Mapping[str, Any], model_dir: Path) -> dict[str, Any]:
+    """Return the result of a job of ``driver``, in a process of its own. Raises ModelError with the converter's reason.
+
+    The model has this config.json and the tokenizer in ``model_dir``.
+    """
+    with tempfile.TemporaryDirectory(prefix="bitfoundry-gguf-") as scratch, tokenizer_files(model_dir) as files:
+        if not (files.folder / "tokenizer.json").exists():  # that of a GGUF input, or of another library
+            load_tokenizer(model_dir).save_pretrained(files.folder)
+        _drop_code(files.folder / "tokenizer_config.json")
+        config, _ = harmless_config(model_config)
+        (files.folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        name = re.sub(r"[^\w.-]+", "-", str(job["name"]).rpartition("/")[2]).strip("-.") or "model"
+        folder = Path(scratch, "models", name)
+        folder.parent.mkdir()
+        folder.symlink_to(files.folder)  # its name becomes metadata: basename, size and finetune
+        job_file = Path(scratch) / "job.json"
+        job_file.write_text(json.dumps({**job, "model": str(folder)}), encoding="utf-8")
+        path = os.pathsep.join(map(str, [*converter.paths(), Path(__file__).parents[4]]))
+        command = [sys.executable, "-m", MODULE, str(job_file)]
+        environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        answer = job_file.with_suffix(".result")
+        result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
+    if not result or "error" in result:
+        reason = result.get("error") or (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ModelError(
+            f"llama.cpp's converter cannot convert this model: {reason}",
+            code="unsupported_architecture",
+            hint="Remove gguf from the formats. Models that lack a file or a field of their published form are"
+            " refused, too.",
+        )
+    return result
 
 
 def _drop_code(file: Path) -> None:
@@ -97,7 +108,7 @@ def _drop_code(file: Path) -> None:
         write_json(file, settings)
 
 
-def _stacks(layouts: Mapping[str, TensorLayout], tensors: Mapping[str, TensorHeader]) -> dict[str, Any]:
+def stacks_of(layouts: Mapping[str, TensorLayout], tensors: Mapping[str, TensorHeader]) -> dict[str, Any]:
     """Return the float checkpoint's tensors, by name: their shapes, and the parts that lie in each."""
     stacks: dict[str, Any] = {}
     for name, layout in layouts.items():
