@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from quantcore.checkpoint.folder import find_gguf, model_name
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.config.layer_plan import LayerPlan
+from quantcore.engine.containers.llama_cpp.places import converted_places
 from quantcore.engine.containers.llama_cpp.rows import MappedSource
 from quantcore.engine.containers.llama_cpp.sink import ConvertedSink
 from quantcore.engine.data.tokenizer import load_tokenizer
@@ -64,6 +65,18 @@ def source(
         gguf_file = find_gguf(folder) or folder / FILE_NAME
         return MappedSource(folder, gguf_file, read_gguf_header(gguf_file).tensors, layouts)
     return GgufSource(folder, layouts, model_config, floats)
+
+
+def places_of(
+    model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], model_dir: Path
+) -> dict[str, tuple[Place, ...]]:
+    """Return where each of the checkpoint's ``tensors`` lies in a GGUF file of the model.
+
+    Raises ModelError, ConfigError for an architecture that llama.cpp does not know.
+    """
+    if not has_own_layout(model_config):
+        return converted_places(model_config, tensors, model_dir)
+    return {name: (place,) for name, place in _places(tensors, model_config).items()}
 
 
 class GgufSink(OpenFiles):
@@ -190,7 +203,7 @@ class GgufSource:
         return lambda rows: rows_of_file(rows) if dtype is None else rows_of_file(rows).to(dtype)
 
 
-def _places(layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any]) -> dict[str, Place]:
+def _places(layouts: Iterable[str], model_config: Mapping[str, Any]) -> dict[str, Place]:
     places = Places(model_config)
     all_places = {name: places.find(name) for name in layouts}
     return {name: place for name, place in all_places.items() if place is not None}
