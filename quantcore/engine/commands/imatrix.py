@@ -44,7 +44,7 @@ def imatrix(model_name: str, file: Path, calibration: CalibrationConfig, emit: E
     emit(PhaseStarted("plan"))
     described = read_model(path)
     headers = described.headers
-    places = places_of(headers.config, headers.tensors, path)
+    places = places_of(headers.config, headers.tensors)
     calibration = text_with_model_defaults(calibration, headers.config)
     every_layer = presets.resolve("int8_weight_only")
     plan = make_plan(every_layer, headers.config, headers.tensors, calibration=calibration, exports=(EXPORT,))

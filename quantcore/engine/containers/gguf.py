@@ -18,11 +18,11 @@ import torch
 from quantcore.checkpoint.folder import find_gguf, model_name
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.engine.containers.llama_cpp.places import converted_places
 from quantcore.engine.containers.llama_cpp.rows import MappedSource
 from quantcore.engine.containers.llama_cpp.sink import ConvertedSink
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.model.skeleton import clean_config
+from quantcore.export.gguf.converted import converted_names
 from quantcore.export.gguf.gguf_tokenizer import describe_tokenizer
 from quantcore.export.gguf.header import read_gguf_header
 from quantcore.export.gguf.metadata import (
@@ -67,15 +67,13 @@ def source(
     return GgufSource(folder, layouts, model_config, floats)
 
 
-def places_of(
-    model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], model_dir: Path
-) -> dict[str, tuple[Place, ...]]:
+def places_of(model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> Mapping[str, tuple[Place, ...]]:
     """Return where each of the checkpoint's ``tensors`` lies in a GGUF file of the model.
 
     Raises ModelError, ConfigError for an architecture that llama.cpp does not know.
     """
     if not has_own_layout(model_config):
-        return converted_places(model_config, tensors, model_dir)
+        return converted_names(model_config, tensors).places
     return {name: (place,) for name, place in _places(tensors, model_config).items()}
 
 

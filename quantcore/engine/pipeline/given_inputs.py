@@ -21,5 +21,5 @@ def read_given_inputs(task: Task, model: Model, plan: Plan) -> GivenInputs | Non
         return None
     path, headers = Path(task.config.imatrix), model.headers
     entries = read_imatrix(path)
-    places = places_of(headers.config, headers.tensors, model.folder)
+    places = places_of(headers.config, headers.tensors)
     return inputs_of_layers(path, entries, places, {layer.name: layer.in_features for layer in plan.layers})
