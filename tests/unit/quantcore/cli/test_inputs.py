@@ -32,7 +32,7 @@ LINES = {
     "convert": ["convert", "nowhere", "--to", "awq"],
     "imatrix": ["imatrix", "nowhere", "-o", "im.gguf"],
     "imatrix's text": ["imatrix", "model", "-o", "im.gguf", "--dataset", "nowhere.txt"],
-    "an importance matrix": ["quantize", "model", "w4a16", "--imatrix", "nowhere.gguf"],
+    "an importance matrix": ["quantize", "model", "--imatrix", "nowhere.gguf"],
     "evaluate": ["evaluate", "nowhere"],
     "evaluate's original": ["evaluate", "model", "--against", "nowhere"],
     "evaluate's text": ["evaluate", "model", "--eval_dataset", "nowhere.jsonl"],
