@@ -179,7 +179,7 @@ def reach_of(
     key = settings.secret_key_file
     hidden = (settings.data_dir, *([key.resolve()] if key is not None else []))
     files: dict[Path, Identity | None] = {path: identify(path) for path in own}
-    for path in [*_model_files(task), *_texts(task)]:
+    for path in [*_model_files(task), *_texts(task), *_imatrices(task)]:
         _check_input(settings, path, hidden)
         with suppress(FileNotFoundError, PermissionError):  # the process says which of its files is missing
             files[path] = identify(path)
@@ -280,6 +280,12 @@ def _texts(task: Mapping[str, Any]) -> Iterator[Path]:
     for part in ("calibration", "evaluation"):
         for text in (task.get(part) or {}, *(task.get(part) or {}).get("sources", ())):
             yield from (Path(text[name]) for name in ("source", "include_path") if str(text.get(name)).startswith("/"))
+
+
+def _imatrices(task: Mapping[str, Any]) -> Iterator[Path]:
+    for algorithm in (task.get("config") or {}).get("algo_config", ()):
+        if "imatrix" in algorithm:
+            yield Path(algorithm["imatrix"])
 
 
 def _programs(settings: Settings) -> Iterator[Path]:

@@ -185,6 +185,10 @@ class Run:
             spec["calibration"] = self._with_source(calibration, "/calibration/source")
         if "source" in spec["evaluation"]:
             spec["evaluation"] = self._with_source(spec["evaluation"], "/evaluation/source")
+        for algorithm in spec["config"].get("algo_config", ()):
+            if "imatrix" in algorithm:
+                found = self._settings.find_input(algorithm["imatrix"], field="/config/algo_config")
+                algorithm["imatrix"] = str(found)
         if spec["evaluation"]["tasks"] and self._settings.lm_eval_tasks_dir is not None:
             spec["evaluation"]["include_path"] = str(self._settings.lm_eval_tasks_dir)  # the operator's own tasks
         return (

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from api.http.deps import Context
+from api.settings import Settings
 from api.store.accounts import datasets
 from api.store.accounts.audit import Caller
 from quantcore.config.job_spec import Evaluation
+from quantcore.config.quantization import Config
 from quantcore.config.texts import BUILTIN, CalibrationConfig, TextPart, at_part, is_dataset_id
 from quantcore.data import hub_dataset
 from quantcore.data.columns import no_column
 from quantcore.data.files import format_of
+from quantcore.data.imatrix import find_imatrix
 from quantcore.errors import CalibrationError, QuantError
 
 Locate = Callable[[TextPart], TextPart]
@@ -53,6 +56,16 @@ def locate_calibration(calibration: CalibrationConfig, locate: Locate) -> Calibr
         with at_part(calibration, number):
             located.append(locate(part))
     return calibration.with_parts(located)
+
+
+def locate_imatrix(config: Config, settings: Settings) -> Config:
+    """Return the config to store, with the real path of its importance matrix, if it has one.
+
+    Raises CalibrationError ``imatrix_not_found``, ModelError ``path_not_allowed``.
+    """
+    if config.imatrix is None:
+        return config
+    return config.with_imatrix(str(find_imatrix(settings.find_input(config.imatrix, field="/algo_config"))))
 
 
 def locate_evaluation(evaluation: Evaluation, locate: Locate) -> Evaluation:

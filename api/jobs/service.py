@@ -90,7 +90,11 @@ def prepare(request: JobRequest, context: Context, locate: Locate) -> Prepared:
     """Understand the request as far as that needs no model. Raises QuantError as ``make_plan``."""
     with _pointing_into(request):
         preset, spec = _spec_of(request, known_presets(context.settings.presets_file))
-        spec = spec.model_copy(update={"calibration": calibration.locate_calibration(spec.calibration, locate)})
+        located = {
+            "calibration": calibration.locate_calibration(spec.calibration, locate),
+            "config": calibration.locate_imatrix(spec.config, context.settings),
+        }
+        spec = spec.model_copy(update=located)
     return Prepared(request, preset, spec)
 
 

@@ -198,3 +198,26 @@ def harmless_file(name: str, data: bytes) -> tuple[bytes, tuple[KeyPath, ...]]:
         return data, ()
     kept, left_out = FILTERED[name].keep(values)
     return json.dumps(kept).encode(), left_out
+
+
+UNTRUSTED_KEYS = ("auto_map", "trust_remote_code", "quantization_config")
+UNTRUSTED_PREFIXES = (
+    "attn_implementation",
+    "_attn_implementation",
+    "experts_implementation",
+    "_experts_implementation",
+)
+
+
+def harmless_config(raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[KeyPath, ...]]:
+    """Return what of config.json Transformers may read, and the keys of text that is not known to be harmless."""
+    return CONFIG.keep(_without_untrusted(raw))
+
+
+def _without_untrusted(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``raw``, nested configs included, without the keys that can make loading run foreign code."""
+    return {
+        key: _without_untrusted(value) if isinstance(value, dict) else value
+        for key, value in raw.items()
+        if key not in UNTRUSTED_KEYS and not str(key).startswith(UNTRUSTED_PREFIXES)
+    }

@@ -333,6 +333,13 @@ def _add_algorithms(flags: argparse.ArgumentParser) -> None:
         help="algorithm to apply before those of --quant_algo; repeatable, applied in this order",
     )
     add(
+        "--imatrix",
+        metavar="FILE",
+        help="importance matrix of llama.cpp (llama-imatrix, .gguf or .dat; `bitfoundry imatrix` makes one): the mean"
+        " squares of the inputs in place of calibration, by which rtn chooses ranges. It has too little for gptq and"
+        " the other algorithms",
+    )
+    add(
         "--quant_algo_config_file",
         nargs=2,
         action="append",

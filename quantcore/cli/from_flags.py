@@ -23,7 +23,7 @@ from quantcore.cli.flags import (
 )
 from quantcore.cli.goal_flags import GOAL_FLAGS, goal_of
 from quantcore.config import presets
-from quantcore.config.algorithms import config_of, load_quant_algo_config_from_file
+from quantcore.config.algorithms import RTNConfig, config_of, load_quant_algo_config_from_file
 from quantcore.config.job_spec import MixConfig
 from quantcore.config.presets import PresetChanges
 from quantcore.config.quantization import (
@@ -261,8 +261,8 @@ def _with_algorithms(config: Config, chain: list[Any], options: argparse.Namespa
     """Return ``config`` with the algorithms of the flags."""
     if options.effort is not None:
         raise conflicting_effort(
-            f"The effort '{options.effort}' chooses the algorithms, and --quant_algo or"
-            " --pre_quantization_optimization names them."
+            f"The effort '{options.effort}' chooses the algorithms, and --quant_algo,"
+            " --pre_quantization_optimization or --imatrix names them."
         )
     if chain and config.algo_config:
         raise ConfigError(
@@ -280,7 +280,7 @@ def _chain(options: argparse.Namespace) -> list[Any] | None:
     None if no flag says anything about algorithms; --quant_algo none is an empty list.
     """
     before = options.pre_quantization_optimization
-    if not (before or options.quant_algo or options.quant_algo_config_file):
+    if not (before or options.quant_algo or options.quant_algo_config_file or options.imatrix):
         return None
     named = options.quant_algo if options.quant_algo and options.quant_algo.strip() != "none" else ""
     after = [name.strip() for name in named.split(",")] if named else []
@@ -296,7 +296,20 @@ def _chain(options: argparse.Namespace) -> list[Any] | None:
             code="invalid_algo_config",
             hint=f"Enable it: --quant_algo {','.join((*after, name))}.",
         )
-    return chain
+    return chain if options.imatrix is None else _with_imatrix(chain, options.imatrix)
+
+
+def _with_imatrix(chain: list[Any], file: str) -> list[Any]:
+    """Return the chain that uses an importance matrix: rtn alone, which may be named or not."""
+    if unable := [algorithm.name for algorithm in chain if not isinstance(algorithm, RTNConfig)]:
+        raise ConfigError(
+            f"--imatrix has the mean square of each input, and {unable[0]} needs more: {unable[0]} cannot use it.",
+            code="invalid_algo_config",
+            hint=f"Leave --imatrix out, so that {unable[0]} learns from calibration data; or leave {unable[0]} out:"
+            " rtn then chooses the ranges.",
+            field="/algo_config",
+        )
+    return [replace(algorithm, imatrix=str(Path(file).absolute())) for algorithm in chain or [RTNConfig()]]
 
 
 def _algorithm_files(pairs: Sequence[tuple[str, str]]) -> dict[type, Any]:

@@ -10,6 +10,7 @@ from quantcore.checkpoint.artifact import check_free
 from quantcore.config.job_spec import Evaluation
 from quantcore.config.task import Task
 from quantcore.data.documents import find_file
+from quantcore.data.imatrix import find_imatrix
 from quantcore.errors import ConfigError
 from quantcore.hub.download import find_local, is_model_id
 from quantcore.importing.model import read_model
@@ -49,6 +50,8 @@ def check_task(task: Task) -> None:
         read_model(task.model_dir)
     for part in task.calibration.parts:
         find_file(part)
+    if task.config.imatrix is not None:
+        find_imatrix(task.config.imatrix)
     check_text(task.evaluation)
 
 

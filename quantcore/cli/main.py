@@ -3,13 +3,14 @@
 ``python -m quantcore quantize MODEL [PRESET] [-o OUT]`` quantizes, and so does ``python -m quantcore --model_dir ...
 --output_dir ... --quant_scheme ...``, with the flags of the quantization script of AMD Quark. ``auto`` chooses the
 scheme for a goal, ``mix`` that of each layer for a size or a quality. ``convert`` writes a quantized model in another
-format, ``evaluate`` measures a model, ``reference`` writes what it predicts, to measure others by, ``speed`` times a
-program that serves it, ``compare`` shows several results, or measures whether one is worse than another, ``chat``
-shows the answers of a model beside its original's. ``plan`` shows the resources that a job would need. ``presets`` and
-``schema`` print the possible schemes, ``pull`` fetches a model from the Hub. ``selftest`` compares a device with the
-CPU. Five subcommands are for programs: ``run TASK.json`` (started by a worker; JSON lines on stdout), ``verify FOLDER
-EXPECTED`` (the proof's fresh process), ``examine FILE`` (the content of an uploaded data file), ``publish`` (uploads
-an artifact; the task is on standard input), ``converse TASK.json`` (a chat with prompts on standard input).
+format, ``imatrix`` an importance matrix for llama.cpp. ``evaluate`` measures a model, ``reference`` writes what it
+predicts, to measure others by, ``speed`` times a program that serves it, ``compare`` shows several results, or
+measures whether one is worse than another, ``chat`` shows the answers of a model beside its original's. ``plan`` shows
+the resources that a job would need. ``presets`` and ``schema`` print the possible schemes, ``pull`` fetches a model
+from the Hub. ``selftest`` compares a device with the CPU. Five subcommands are for programs: ``run TASK.json``
+(started by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE``
+(the content of an uploaded data file), ``publish`` (uploads an artifact; the task is on standard input), ``converse
+TASK.json`` (a chat with prompts on standard input).
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None, find: Find = find_run) -> int:
         "publish": _publish,
         "converse": _converse,
         "convert": _convert,
+        "imatrix": _imatrix,
         "evaluate": partial(_evaluate, find=find),
         "reference": partial(_reference, find=find),
         "compare": partial(_compare, find=find),
@@ -154,6 +156,12 @@ def _convert(arguments: list[str]) -> int:
     if options.json:
         return reporting(work, print_json_lines())
     return shown(work, lambda done: print(f"Converted {done['num_layers']} layers to {done['to']}: {output_dir}"))
+
+
+def _imatrix(arguments: list[str]) -> int:
+    from quantcore.cli import imatrix_command
+
+    return imatrix_command.run(imatrix_command.parser().parse_args(arguments))
 
 
 def _evaluate(arguments: list[str], find: Find) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from quantcore.report.quality import Step
 
-_ONE_OF = ({"effort", "quant_algo"}, {"o", "output", "output_dir"})
+_ONE_OF = ({"effort", "quant_algo", "imatrix"}, {"o", "output", "output_dir"})
 """Flags that exclude each other, or say the same."""
 
 

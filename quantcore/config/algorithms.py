@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -137,10 +138,12 @@ class RTNConfig(SolverConfig):
     name: Literal["rtn"] = "rtn"
     range_search: bool = True
     """Without it, and without any solver, the spec's observer finds the ranges in the weight alone."""
+    imatrix: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(default=None, exclude_if=not_)
+    """Path of an importance matrix (llama-imatrix), whose mean squares of the inputs take the place of calibration."""
 
     @property
     def needs_calibration(self) -> bool:
-        return self.range_search
+        return self.range_search and self.imatrix is None
 
 
 @dataclass(frozen=True, kw_only=True, config=OPTIONS)
@@ -421,9 +424,5 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> Any:
         what = f"The algorithm config {file_path}"
         raise config_error(error, what, code="invalid_algo_config", hint=hint, prefix="/algo_config") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{file_path} is not an algorithm config: {error}.",
-            code="invalid_algo_config",
-            hint=hint,
-            field="/algo_config",
-        ) from error
+        reason = f"{file_path} is not an algorithm config: {error}."
+        raise ConfigError(reason, code="invalid_algo_config", hint=hint, field="/algo_config") from error

@@ -287,6 +287,13 @@ def check_mix(config: Config, *, file2file: bool) -> None:
             hint="Remove one of them.",
             field="/file2file",
         )
+    if config.imatrix is not None:
+        raise ConfigError(
+            "A mix is chosen by running the model on text, and an importance matrix takes the place of that text.",
+            code="unsupported_config",
+            hint="Remove one of them.",
+            field="/algo_config",
+        )
     nothing = Config(global_quant_config=NO_SCHEME, algo_config=config.algo_config)
     names = [field.name for field in fields(Config) if getattr(config, field.name) != getattr(nothing, field.name)]
     if names:

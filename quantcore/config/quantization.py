@@ -19,7 +19,7 @@ from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
 
 from quantcore.config.algorithm_chain import check_chain
-from quantcore.config.algorithms import AlgoConfig, AutoRoundConfig, DistillConfig, RotationConfig
+from quantcore.config.algorithms import AlgoConfig, AutoRoundConfig, DistillConfig, RotationConfig, RTNConfig
 from quantcore.config.gguf_types import GgufTypes
 from quantcore.config.spec import (
     Dtype,
@@ -200,6 +200,16 @@ class Config(Value):
         return any(layer.needs_calibration for layer in layers)
 
     @property
+    def imatrix(self) -> str | None:
+        """The path of the importance matrix that takes the place of calibration, if there is one."""
+        return next((entry.imatrix for entry in self.algo_config if isinstance(entry, RTNConfig)), None)
+
+    def with_imatrix(self, path: str) -> Config:
+        """Return this config with another path of its importance matrix."""
+        chain = (replace(entry, imatrix=path) if isinstance(entry, RTNConfig) else entry for entry in self.algo_config)
+        return replace(self, algo_config=tuple(chain))
+
+    @property
     def runs_alone(self) -> str | None:
         """The name of an algorithm that no ranks can share, if there is one."""
         return next((algorithm.name for algorithm in self.algo_config if algorithm.on_one_process), None)
@@ -351,6 +361,13 @@ class Config(Value):
     @classmethod
     def _one_chain(cls, chain: tuple[Any, ...]) -> tuple[Any, ...]:
         check_chain(chain)
+        given = next((entry for entry in chain if isinstance(entry, RTNConfig) and entry.imatrix is not None), None)
+        if given is not None and (len(chain) > 1 or not given.range_search):
+            other = next((entry.name for entry in chain if entry is not given), "rtn without range_search")
+            raise ValueError(
+                f"an importance matrix holds mean squares of the inputs, with which rtn searches ranges; {other} cannot"
+                " use it: leave one of them out"
+            )
         return chain
 
 

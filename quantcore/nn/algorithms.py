@@ -57,6 +57,13 @@ def apply_algorithms(
     change. Raises ModelError for a model that is not a chain of blocks, CalibrationError for no batches, and any error
     of ``BlockAlgorithms``.
     """
+    if config.imatrix is not None:
+        raise ConfigError(
+            "An importance matrix names the tensors of a checkpoint, not the modules of a model in memory.",
+            code="unsupported_config",
+            hint="Remove imatrix, or quantize files: quantcore.run or bitfoundry quantize.",
+            field="/algo_config",
+        )
     if not batches:
         raise CalibrationError(
             "The dataloader is empty, but the algorithms in algo_config need data.",

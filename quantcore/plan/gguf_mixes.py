@@ -1,22 +1,38 @@
 """The type that llama.cpp's own tool gives each tensor in a named mix such as Q4_K_M. No torch.
 
 Rules as in ``llama-quant.cpp`` of llama.cpp (build 11434, October 2026), for a file that is made without an importance
-matrix. They give more bits to what costs most: values, the second matrix of the MLP, the output projection.
+matrix. They give more bits to what costs most: values, the second matrix of the MLP, the output projection. They go by
+the names of the tensors in the file, and by how many tensors of a kind came before.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
 
-from quantcore.checkpoint.model_config import ModelConfig
-from quantcore.config.gguf_types import MIXES, SHORT_ROWS
+from quantcore.config.gguf_types import MIXES
 from quantcore.config.spec import SUPER_BLOCK
-from quantcore.export.gguf.tensor_names import ARCHITECTURES
 
-_IN_BLOCK = re.compile(r"^blk\.(\d+)\.(attn_v|attn_qkv|attn_k|attn_output|ffn_down)(_exps)?\.weight$")
+_BLOCK = re.compile(r"^blk\.(\d+)\.")
+
+_KEPT_PARTS = (
+    "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel", "per_layer_model_proj",
+    "ssm_conv1d", "shortconv.conv.weight", "indexer.k_proj.weight", "indexer.q_proj.weight", "time_mix_first.weight",
+    "time_mix_w0.weight", "time_mix_w1.weight", "time_mix_w2.weight", "time_mix_v0.weight", "time_mix_v1.weight",
+    "time_mix_v2.weight", "time_mix_a0.weight", "time_mix_a1.weight", "time_mix_a2.weight", "time_mix_g1.weight",
+    "time_mix_g2.weight", "time_mix_decay_w1.weight", "time_mix_decay_w2.weight", "time_mix_lerp_fused.weight",
+    "attn_rel_b.weight", ".position_embd", "sam.pos_embd", "sam.neck.", "sam.net_", ".rel_pos", ".patch_embd",
+    ".patch_merger", "a.rvq.codebook", "mm.a.code_embd",
+)  # fmt: skip
+_KEPT_NAMES = ("position_embd.weight", "token_types.weight")
+"""Tensors that stay in floats: parts of their names, and whole names."""
+EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
+_ROLES = {
+    "attn_qkv.weight": "values", "attn_kv_b.weight": "values", "attn_v.weight": "values", "attn_k.weight": "keys",
+    "attn_q.weight": "", "attn_output.weight": "attention output", "ffn_up": "", "ffn_gate": "", "ffn_down": "down",
+}  # fmt: skip
+"""The first of these in a tensor's name -> the role that the rules know it by."""
 
 _VALUES_WITH_SHARED_HEADS = {"Q2_K": "Q4_K", "IQ4_NL": "Q5_K", "IQ4_XS": "Q5_K"}
 """Of models in which at least four heads share their keys and values."""
@@ -24,79 +40,129 @@ _VALUES = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
 _DOWN = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
 _ATTENTION_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
 _ATTENTION_OUTPUT_OF_8_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS")  # Q5_K
+_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
+"""Number of layers by which llama.cpp knows a 70B model of an architecture."""
+WITH_OTHER_RULES = ("glm5-next",)
+"""Architectures with rules of their own in llama.cpp, which are not known here."""
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """What the rules ask of a model."""
+class Traits:
+    """What the rules ask of a model, as in a GGUF file's metadata. ``heads_per_value`` is that of the first layer."""
 
+    architecture: str
     num_layers: int
     heads_per_value: int
     num_experts: int
-    is_70b: bool
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
-        sizes = ModelConfig(config)
-        per_value = (sizes.num_heads or 1) // (sizes.num_key_value_heads or 1)
-        num_layers = sizes.num_layers or 0
-        name = ARCHITECTURES[str(config["model_type"])].name
-        return cls(
-            num_layers,
-            per_value,
-            sizes.num_experts or 0,
-            num_layers == 80 and (name == "qwen2" or (name == "llama" and per_value > 1)),
-        )
-
-    def has_more_bits(self, index: int) -> bool:
-        """Return True for the first and the last eighth of the layers, and for every third between."""
-        eighth = self.num_layers // 8
-        return index < eighth or index >= 7 * self.num_layers // 8 or (index - eighth) % 3 == 2
+    @property
+    def is_70b(self) -> bool:
+        """True for the models of which llama.cpp gives the values more bits."""
+        shares_heads = self.architecture != "llama" or self.heads_per_value > 1
+        return _70B.get(self.architecture) == self.num_layers and shares_heads
 
 
-def type_in_mix(mix: str, stored: str, width: int, model_config: Mapping[str, Any], *, is_tied: bool) -> str:
-    """Return the GGUF type of the tensor called ``stored`` in the file, with rows of ``width``, in the named ``mix``.
+def types_in_mix(mix: str, shapes: Mapping[str, Sequence[int]], traits: Traits) -> dict[str, str | None]:
+    """Return the GGUF type of each tensor of a file in the named ``mix``; None for one that stays as it is.
 
-    ``is_tied``: the embedding is the output projection as well. The types of rows that are too short for super-blocks
-    are chosen afterwards (``SHORT_ROWS``).
+    ``shapes`` have the tensors by their names in the file, with the width of a row last. The types of rows that are too
+    short for super-blocks are chosen afterwards (``SHORT_ROWS``).
     """
-    usual, shape = MIXES[mix], _Shape.of(model_config)
-    if stored == "output.weight" or (is_tied and stored == "token_embd.weight"):
-        is_short = usual in SHORT_ROWS and width % SUPER_BLOCK
-        return "Q8_0" if usual == "Q8_0" or is_short else "Q6_K"
-    match = _IN_BLOCK.match(stored)
-    if match is None:
-        return usual
-    index, role = int(match[1]), match[2]
-    if role in ("attn_v", "attn_qkv"):
-        return _of_values(mix, index, shape)
-    if role == "attn_k":
-        return "Q8_0" if shape.num_experts == 8 else usual
-    if role == "ffn_down":
-        return _of_down(mix, index, shape)
-    if shape.num_experts == 8:
-        return "Q5_K" if mix in _ATTENTION_OUTPUT_OF_8_EXPERTS else usual
-    return _ATTENTION_OUTPUT.get(mix, usual)
+    names = sorted(shapes, key=_place)
+    is_tied = "output.weight" not in shapes
+    roles = {name: _role(name, is_tied=is_tied) for name in names}
+    rules = _Rules(mix, traits, sum(role == "values" for role in roles.values()))
+    return {
+        name: rules.type_of(name, roles[name], shapes[name][-1]) if _is_quantized(name, shapes[name]) else None
+        for name in names
+    }
 
 
-def _of_values(mix: str, index: int, shape: _Shape) -> str:
-    if shape.num_experts == 8:
-        return "Q8_0"
-    kind = _VALUES.get(mix, MIXES[mix])
-    if shape.heads_per_value >= 4:
-        kind = _VALUES_WITH_SHARED_HEADS.get(mix, kind)
-    if mix in ("Q4_K_M", "Q5_K_M") and shape.has_more_bits(index):
-        kind = "Q6_K"
-    elif (mix == "Q4_K_S" and index < 4) or (mix == "Q3_K_M" and index < 2):
-        kind = "Q5_K"
-    return "Q5_K" if shape.is_70b and kind in ("Q3_K", "Q4_K") else kind
+def _place(name: str) -> tuple[int, str]:
+    """Return the key of llama.cpp's order of tensors."""
+    block = _BLOCK.match(name)
+    return int(block[1]) if block else -1, name
 
 
-def _of_down(mix: str, index: int, shape: _Shape) -> str:
-    if mix in ("Q4_K_M", "Q5_K_M") and shape.has_more_bits(index):
-        return "Q6_K"
-    if mix == "Q3_K_M" and index < shape.num_layers // 16:
-        return "Q5_K"
-    if mix in ("Q4_K_S", "IQ4_NL", "IQ4_XS") and index < shape.num_layers // 8:
-        return "Q5_K"
-    return _DOWN.get(mix, MIXES[mix])
+def _is_quantized(name: str, shape: Sequence[int]) -> bool:
+    num_sides = len(shape) - next((count for count, side in enumerate(shape) if side > 1), 0)
+    is_kept = name in _KEPT_NAMES or any(part in name for part in _KEPT_PARTS)
+    return num_sides > 1 and name.endswith("weight") and not is_kept
+
+
+def _role(name: str, *, is_tied: bool) -> str:
+    if name == "output.weight" or (is_tied and name in EMBEDDINGS):
+        return "output"
+    if name in EMBEDDINGS:
+        return ""
+    return next((role for part, role in _ROLES.items() if part in name), "")
+
+
+class _Rules:
+    """The rules of a mix, applied to one tensor after another in llama.cpp's order."""
+
+    def __init__(self, mix: str, traits: Traits, num_values: int) -> None:
+        self._mix, self._traits, self._num_values = mix, traits, num_values
+        self._usual = MIXES[mix]
+        self._num_seen = {"values": 0, "down": 0}
+
+    def type_of(self, name: str, role: str, width: int) -> str:
+        index = self._num_seen.get(role, 0)
+        self._num_seen[role] = index + 1
+        if role == "output":
+            is_short = width % (SUPER_BLOCK if "_K" in self._usual or self._usual == "IQ4_XS" else 32)
+            return "Q8_0" if self._usual == "Q8_0" or is_short or self._is_falcon else "Q6_K"
+        if role == "values":
+            return self._of_values(index)
+        if role == "keys":
+            return "Q8_0" if self._traits.num_experts == 8 else self._usual
+        if role == "down":
+            return self._of_down(_place(name)[0] if self._traits.num_experts > 1 else index)
+        return self._of_attention_output() if role == "attention output" else self._usual
+
+    @property
+    def _is_falcon(self) -> bool:
+        return self._traits.architecture == "falcon"
+
+    def _of_values(self, index: int) -> str:
+        mix, traits = self._mix, self._traits
+        if traits.num_experts == 8:
+            return "Q8_0"
+        kind = _VALUES.get(mix, self._usual)
+        if traits.heads_per_value >= 4:
+            kind = _VALUES_WITH_SHARED_HEADS.get(mix, kind)
+        if mix in ("Q4_K_M", "Q5_K_M") and _has_more_bits(index, self._num_values):
+            kind = "Q6_K"
+        elif (mix == "Q4_K_S" and index < 4) or (mix == "Q3_K_M" and index < 2):
+            kind = "Q5_K"
+        return "Q5_K" if traits.is_70b and kind in ("Q3_K", "Q4_K") else kind
+
+    def _of_down(self, index: int) -> str:
+        mix, num_layers = self._mix, self._traits.num_layers
+        has_more_bits, is_early = _has_more_bits(index, num_layers), index < num_layers // 8
+        if self._is_falcon and mix in ("Q3_K_M", "Q3_K_L", "Q4_K_M", "Q4_K_S"):
+            first, more, rest = {
+                "Q3_K_M": ("Q5_K", "Q4_K", "Q3_K"), "Q3_K_L": ("Q4_K", "Q4_K", "Q4_K"),
+                "Q4_K_M": ("Q6_K", "Q5_K", "Q4_K"), "Q4_K_S": ("Q4_K", "Q4_K", "Q4_K"),
+            }[mix]  # fmt: skip
+            return first if index < num_layers // 16 else more if has_more_bits else rest
+        if mix in ("Q4_K_M", "Q5_K_M") and has_more_bits:
+            return "Q6_K"
+        if mix == "Q3_K_M" and index < num_layers // 16:
+            return "Q5_K"
+        if mix in ("Q4_K_S", "IQ4_NL", "IQ4_XS") and is_early:
+            return "Q5_K"
+        return _DOWN.get(mix, self._usual)
+
+    def _of_attention_output(self) -> str:
+        if self._is_falcon:
+            return "Q4_K" if self._mix == "Q3_K_L" else self._usual
+        if self._traits.num_experts == 8:
+            return "Q5_K" if self._mix in _ATTENTION_OUTPUT_OF_8_EXPERTS else self._usual
+        return _ATTENTION_OUTPUT.get(self._mix, self._usual)
+
+
+def _has_more_bits(index: int, count: int) -> bool:
+    """Return True for the first and the last eighth of the layers, and for every third between."""
+    eighth = count // 8
+    return index < eighth or index >= 7 * count // 8 or (index - eighth) % 3 == 2

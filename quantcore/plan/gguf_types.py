@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from quantcore.checkpoint.layers import is_head
 from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.roles import find_roles
 from quantcore.config.gguf_types import EMBEDDING, GGUF_TYPES, HEAD, MIXES
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, QuantizationConfig
 from quantcore.errors import ConfigError
 from quantcore.export import holds_codes
-from quantcore.export.gguf.tensor_names import ARCHITECTURES, Places, has_own_layout
-from quantcore.plan.gguf_mixes import type_in_mix
+from quantcore.export.gguf.converted import converted_names
+from quantcore.export.gguf.tensor_names import ARCHITECTURES, Place, Places, has_own_layout
+from quantcore.plan.gguf_mixes import EMBEDDINGS, WITH_OTHER_RULES, Traits, types_in_mix
 
 SEARCHED_BELOW_BITS = 5
 
@@ -23,8 +25,8 @@ def with_gguf_types(config: Config, model_config: Mapping[str, Any], tensors: Ma
     """Return ``config`` with the types that ``config.gguf`` gives to tensors, as layers by name.
 
     A type of the embedding or the output projection comes before the layers of ``config``, a mix after them. Raises
-    ConfigError for two types of one matrix, which is both in some models, and for a mix of an architecture that GGUF
-    files cannot store.
+    ConfigError for two types of one matrix, which is both in some models, and for a mix that llama.cpp's rules do not
+    give one type a layer; ModelError and ConfigError for a model that llama.cpp's converter does not convert.
     """
     if config.gguf is None:
         return config
@@ -33,46 +35,100 @@ def with_gguf_types(config: Config, model_config: Mapping[str, Any], tensors: Ma
     if is_tied:
         types = {EMBEDDING: _of_shared(types[EMBEDDING], types[HEAD])}
     first = {name: kind for name, kind in types.items() if kind is not None}
-    rest = {} if config.gguf.mix is None else _in_mix(config.gguf.mix, model_config, tensors, is_tied=is_tied)
-    layers = {name: _layer(name, kind) for name, kind in first.items()}
+    rest, kept = ({}, []) if config.gguf.mix is None else _in_mix(config.gguf.mix, model_config, tensors)
+    layers = {name: _layer(kind, is_embedding=name == EMBEDDING) for name, kind in first.items()}
     layers |= {name: layer for name, layer in config.layer_quant_config.items() if name not in layers}
-    layers |= {name: _layer(name, kind) for name, kind in rest.items() if name not in layers}
-    return replace(config, layer_quant_config=layers)
+    layers |= {name: layer for name, layer in rest.items() if name not in layers}
+    return replace(config, layer_quant_config=layers, exclude=(*config.exclude, *kept))
 
 
-def _layer(name: str, kind: str) -> QuantizationConfig:
+def _layer(kind: str, *, is_embedding: bool) -> QuantizationConfig:
     """Return the scheme of a type; for an embedding of few bits with the ranges of the least squared error.
 
     No solver comes after it there. On Gemma 3 270M's embedding these ranges take 13 % off the error of Q2_K, 9 % of
     Q3_K and 2 % of Q4_K, and nothing of types with more bits.
     """
     spec = GGUF_TYPES[kind]
-    if name == EMBEDDING and spec.format.bits < SEARCHED_BELOW_BITS:
+    if is_embedding and spec.format.bits < SEARCHED_BELOW_BITS:
         spec = replace(spec, observer_cls="PerGroupMSEObserver")
     return QuantizationConfig(weight=spec)
 
 
+@dataclass(frozen=True)
+class _InFile:
+    """The tensors of a GGUF file, by name, and the names of those that each tensor of the checkpoint lies in."""
+
+    shapes: Mapping[str, Sequence[int]]
+    places: Mapping[str, tuple[Place, ...]]
+    traits: Traits
+
+    @classmethod
+    def of(cls, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> Self:
+        if has_own_layout(model_config):
+            places = Places(model_config)
+            found = {name: place for name in tensors if (place := places.find(name)) is not None}
+            shapes = {place.name: tensors[name].shape for name, place in found.items()}
+            return cls(shapes, {name: (place,) for name, place in found.items()}, _traits(model_config))
+        names = converted_names(model_config, tensors)
+        fields = names.fields
+        heads, shared = (_first(fields[f"attention.{name}"]) for name in ("head_count", "head_count_kv"))
+        per_value = heads // (shared or heads or 1) if shared != 0 else 0
+        experts = int(fields["expert_count"] or 0)
+        traits = Traits(fields["architecture"], int(fields["block_count"] or 0), per_value, experts)
+        return cls(names.shapes, names.places, traits)
+
+
+def _first(value: Any) -> int:
+    """Return a number of the metadata, or that of the first layer."""
+    return int((value[0] if isinstance(value, list) else value) or 0)
+
+
+def _traits(config: Mapping[str, Any]) -> Traits:
+    heads = int(config.get("num_attention_heads") or 1)
+    return Traits(
+        ARCHITECTURES[str(config["model_type"])].name,
+        int(config.get("num_hidden_layers") or 0),
+        heads // int(config.get("num_key_value_heads") or heads),
+        int(config.get("num_local_experts") or config.get("num_experts") or 0),
+    )
+
+
 def _in_mix(
-    mix: str, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], *, is_tied: bool
-) -> dict[str, str]:
-    """Return the types of a mix by the layers' names: of the embedding, and of those that have not the usual type."""
-    if not has_own_layout(model_config):
-        raise ConfigError(
-            f"The named mixes of GGUF types are known for models of the types {', '.join(sorted(ARCHITECTURES))}, but"
-            f" not for '{model_config.get('model_type')}'.",
-            code="incompatible_export",
-            hint=f"Give one type for all layers, such as gguf_{MIXES[mix].lower()}.",
-            field="/config/preset",
-        )
-    places, types = Places(model_config), {}
+    mix: str, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]
+) -> tuple[dict[str, QuantizationConfig], list[str]]:
+    """Return the schemes of a mix by the layers' names, and the names of layers that llama.cpp keeps in floats.
+
+    Named are the embedding, layers that have not the usual type, and those that would be kept for their role.
+    """
+    file = _InFile.of(model_config, tensors)
+    if file.traits.architecture in WITH_OTHER_RULES:
+        raise _refused(mix, f"llama.cpp chooses the types of '{file.traits.architecture}' by rules of its own")
+    types = types_in_mix(mix, file.shapes, file.traits)
+    roles = find_roles({name: tensor.shape for name, tensor in tensors.items()})
+    layers, kept = {}, []
     for name, tensor in tensors.items():
-        place, module = places.find(name), name.removesuffix(".weight")
-        if place is None or module == name or len(tensor.shape) != 2:
+        module, stored = name.removesuffix(".weight"), [place.name for place in file.places.get(name, ())]
+        if not stored or module == name or len(tensor.shape) != 2:
             continue
-        kind = type_in_mix(mix, place.name, tensor.shape[1], model_config, is_tied=is_tied)
-        if kind != MIXES[mix] or module == EMBEDDING:
-            types[module] = kind
-    return types
+        kinds = {types[each] for each in stored}
+        kind = kinds.pop()
+        if kinds:
+            raise _refused(mix, f"'{name}' lies in tensors of different types: {', '.join(stored)}")
+        is_embedding = any(each in EMBEDDINGS for each in stored)
+        if kind is None:
+            kept += [] if module in roles else [module]
+        elif kind != MIXES[mix] or is_embedding or module in roles:
+            layers[HEAD if is_head(name) else module] = _layer(kind, is_embedding=is_embedding)
+    return layers, kept
+
+
+def _refused(mix: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"The named mix {mix} is not possible for this model: {reason}.",
+        code="incompatible_export",
+        hint=f"Give one type for all layers, such as gguf_{MIXES[mix].lower()}.",
+        field="/config/preset",
+    )
 
 
 def warn_of_growth(

@@ -408,4 +408,14 @@ def _check_data_free(config: Config, layers: Sequence[LayerPlan]) -> None:
 
 
 def _needs_calibration(config: Config, layers: Sequence[LayerPlan]) -> bool:
-    return any(part.needs_calibration for part in (*config.algo_config, *(layer.config for layer in layers)))
+    """Return True if algorithms or layers learn from calibration. Raises ConfigError for layers beside an imatrix."""
+    learning = next((layer for layer in layers if layer.config.needs_calibration), None)
+    if config.imatrix is not None and learning is not None:
+        raise ConfigError(
+            f"{learning.name} ({learning.scheme}) needs the ranges of its activations, which an importance matrix does"
+            " not have.",
+            code="needs_calibration",
+            hint="Remove the imatrix, or use a scheme with only weights or with dynamic inputs.",
+            field="/algo_config",
+        )
+    return learning is not None or any(algorithm.needs_calibration for algorithm in config.algo_config)

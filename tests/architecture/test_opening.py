@@ -36,7 +36,7 @@ ALLOWED = {
         "quantcore.tensors.sink": 1,
         "quantcore.engine.containers.gguf": 1,
         "quantcore.engine.containers.llama_cpp.driver": 4,  # and its job
-        "quantcore.engine.containers.llama_cpp.sink": 1,
+        "quantcore.export.gguf.converted": 1,
         "quantcore.engine.verification.gate_inputs": 1,
         "quantcore.engine.blockwise.savepoint": 5,
         "quantcore.engine.blockwise.distillation": 1,

@@ -5,7 +5,6 @@ perplexity altogether. It needs ``make consumers``; ``make test-all`` runs this.
 """
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,44 +12,15 @@ import torch
 
 from quantcore.config import presets
 from tests.support.consumers import TOLERANCE, check, export_all
-from tests.support.models import tiny_model
+from tests.support.converted import MODELS, with_tokenizer_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-
-VOCAB_SIZE = 49152  # of SmolLM2
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
-HYBRID = {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
-MODELS = {
-    "apertus": {},
-    "arcee": {},
-    "bloom": {},
-    "cohere2": {"rotary_pct": 1.0, "tie_word_embeddings": True},
-    "exaone4": {},
-    "gpt_oss": {},
-    "granite": {},
-    "granitemoe": {},
-    "hunyuan_v1_dense": {},
-    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
-    "olmo2": {},
-    "olmo3": {},
-    "olmoe": {"num_key_value_heads": 4},
-    "qwen2_moe": {},
-    "qwen3_5_text": {**HYBRID, "head_dim": 256},
-    "qwen3_next": {**HYBRID, "head_dim": 64},
-    "seed_oss": {},
-    "smollm3": {},
-    "stablelm": {},
-    "starcoder2": {},
-}
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_architecture(smollm2, tmp_path, name, agrees):
-    settings = {"tie_word_embeddings": False, "vocab_size": VOCAB_SIZE} | MODELS[name]
-    model = tiny_model(tmp_path / "model", model_type=name, dtype=torch.float32, **settings)
-    for file in TOKENIZER:
-        if (smollm2 / file).exists():
-            shutil.copy(smollm2 / file, model / file)
+    settings = {"tie_word_embeddings": False} | MODELS[name]
+    model = with_tokenizer_of(smollm2, tmp_path / "model", model_type=name, dtype=torch.float32, **settings)
     config = replace(presets.resolve("gguf_q4_1"), exclude=("*.v_proj",))
     results, windows = export_all(model, {"one": config}, ("gguf",), tmp_path)
     artifact, summary = results["one"]

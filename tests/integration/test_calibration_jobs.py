@@ -16,6 +16,7 @@ from huggingface_hub import constants
 
 from api.settings import Settings
 from api.store.tables.jobs import Job
+from quantcore.cli.main import main
 from tests.support.hub_server import TOKEN, HubServer
 from tests.support.models import tiny_model
 from tests.support.service import REAL_ENGINE, WorkerProcess
@@ -90,6 +91,32 @@ def test_a_file_of_chats(
     job = client.post("/v1/jobs", json=body(model, source=str(file))).json()
     row = wait_for(job["id"], "succeeded", "failed", timeout_s=LIMIT_S)
     assert row.error and row.error["code"] == "bad_chat_template"
+
+
+def test_a_place_of_an_importance_matrix_is_checked_at_once(client: TestClient, model: Path, tmp_path: Path) -> None:
+    def answer(path: Path) -> tuple[int, str, str]:
+        config = {"preset": "gguf_q4_0", "algo_config": [{"name": "rtn", "imatrix": str(path)}]}
+        answer = client.post("/v1/jobs?dry_run=true", json={"model": {"path": str(model)}, "config": config})
+        said = answer.json()
+        return answer.status_code, said["code"], said["errors"][0]["pointer"]
+
+    (tmp_path / "secret.gguf").touch()
+    assert answer(tmp_path / "secret.gguf") == (422, "path_not_allowed", "#/config/algo_config")
+    assert answer(model.parent / "nowhere.gguf") == (422, "imatrix_not_found", "#/config/algo_config")
+
+
+@pytest.mark.slow
+def test_an_importance_matrix(
+    client: TestClient, model: Path, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job]
+) -> None:
+    file = model.parent / "im.gguf"
+    assert main(["imatrix", str(model), "-o", str(file), "--num_calib_data", "2", "--seq_len", "32"]) == 0
+    algorithm = {"name": "rtn", "imatrix": str(file)}
+    asked = {"model": {"path": str(model)}, "config": {"preset": "gguf_q4_0", "algo_config": [algorithm]}}
+    job = client.post("/v1/jobs", json=asked).json()
+    start_worker()
+    row = wait_for(job["id"], "succeeded", "failed", timeout_s=LIMIT_S)
+    assert row.state == "succeeded", row.error
 
 
 @pytest.fixture

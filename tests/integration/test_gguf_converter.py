@@ -15,9 +15,9 @@ import pytest
 from gguf import GGUFReader
 
 from quantcore.config import presets
-from quantcore.engine.containers.llama_cpp.sink import MODULE
 from quantcore.errors import ConfigError, ModelError, ProofError, QuantError
 from quantcore.export.gguf import converter, tensor_names
+from quantcore.export.gguf.converted import MODULE
 from tests.support.gguf import run
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.tokenizers import saved, sentencepiece
@@ -52,6 +52,15 @@ def test_a_model_of_another_architecture(tmp_path, arcee, proof_in_this_process)
     assert report["warnings"] == [] and not (tmp_path / "out/.staged").exists()
     assert "quantcore" not in report["summary"]["exports"]["gguf"]["load"]
     assert (tmp_path / "out" / ROWS).exists()
+
+
+def test_its_metadata_come_from_the_name_of_the_model(tmp_path, proof_in_this_process):
+    """The converter reads the name of the folder that it is given, so a random one made other bytes each time."""
+    model = model_with_tokenizer(tmp_path / "Tiny-Instruct", model_type="arcee", tie_word_embeddings=False)
+    run(model, tmp_path / "out", presets.resolve("gguf_q8_0"))
+    fields = GGUFReader(tmp_path / "out/model.gguf").fields
+    about = {name: fields[f"general.{name}"].contents() for name in ("name", "basename", "finetune")}
+    assert about == {"name": "Tiny-Instruct", "basename": "Tiny", "finetune": "Instruct"}
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
@@ -138,7 +147,30 @@ def test_no_code_of_a_model_runs_in_the_converter(tmp_path):
     assert not canary.exists()
 
 
-def test_a_named_mix_is_refused_for_it(tmp_path, arcee):
-    with pytest.raises(ConfigError, match="not for 'arcee'") as refusal:
-        run(arcee, tmp_path / "out", presets.resolve("Q4_K_M"))
-    assert refusal.value.code == "incompatible_export"
+def test_a_named_mix_gives_its_tensors_the_types_of_llama_cpp(tmp_path, proof_in_this_process):
+    """Their names are known before any layer: half of the values and of the second matrices have more bits."""
+    wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 4}
+    model = model_with_tokenizer(tmp_path / "Tiny", model_type="arcee", tie_word_embeddings=False, **wide)
+    report = run(model, tmp_path / "out", presets.resolve("Q4_K_M"))
+    written = {name: tensor.tensor_type.name for name, tensor in tensors_of(tmp_path / "out").items()}
+    assert (tmp_path / "out/Tiny-Q4_K_M.gguf").exists() and report["warnings"] == []
+    for role in ("attn_v", "ffn_down"):
+        assert [written[f"blk.{index}.{role}.weight"] for index in range(4)] == ["Q4_K", "Q4_K", "Q6_K", "Q6_K"], role
+    assert {written[f"blk.{index}.{role}.weight"] for index in range(4) for role in ("attn_q", "ffn_up")} == {"Q4_K"}
+    assert (written["token_embd.weight"], written["output.weight"]) == ("Q4_K", "Q6_K")
+
+
+def test_the_service_plans_a_named_mix(client, settings):
+    """The converter runs in the confined process that reads the model."""
+    wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 4}
+    model = tiny_model(settings.model_roots[0] / "tiny", model_type="arcee", **wide)
+    asked = {"model": {"path": str(model)}, "config": {"preset": "Q4_K_M"}}
+    answer = client.post("/v1/jobs?dry_run=true", json=asked)
+    assert answer.status_code == 200, answer.text
+    layers = {layer["name"]: layer["scheme"] for layer in answer.json()["layers"]}
+    assert [layers[f"model.layers.{index}.mlp.down_proj"][:5] for index in range(4)] == [
+        "uint4",
+        "uint4",
+        "int6 ",
+        "int6 ",
+    ]

@@ -30,6 +30,7 @@ from quantcore.engine.blockwise.smoother import Smoother, check_fold
 from quantcore.engine.calibration.collector import StatsCollector
 from quantcore.engine.calibration.expert_token_topup import MIN_TOKENS
 from quantcore.engine.calibration.experts import lent_tokens, share_ranges, too_few_tokens
+from quantcore.engine.calibration.imatrix import GivenInputs
 from quantcore.engine.calibration.ranges import Watched, collect_ranges, learned, ranges_of_all
 from quantcore.engine.calibration.reduction import Span
 from quantcore.engine.calibration.stats import Stats
@@ -49,9 +50,15 @@ PLAIN = RTNConfig(range_search=False)
 
 
 class BlockAlgorithms:
-    """Runs the algorithms of ``config.algo_config`` on one block after another of a model."""
+    """Runs the algorithms of ``config.algo_config`` on one block after another of a model.
 
-    def __init__(self, config: Config, dtype: torch.dtype, ranks: Ranks = ALONE) -> None:
+    ``given``: what is known of the inputs of layers without calibration.
+    """
+
+    def __init__(
+        self, config: Config, dtype: torch.dtype, ranks: Ranks = ALONE, given: GivenInputs | None = None
+    ) -> None:
+        self._given = given
         self._dtype = dtype
         self._ranks = ranks
         self._solver_config: AlgoConfig = PLAIN
@@ -118,9 +125,9 @@ class BlockAlgorithms:
         Only the stream may be rotated. Raises NumericsError if a fold changed the block's function, CalibrationError or
         NumericsError for inputs whose range cannot be learned.
         """
-        if at.streams.calibration is None:
-            return Prepared({}, {})
         names = _names(at.block, layers)
+        if at.streams.calibration is None:
+            return Prepared(self._given_stats(layers), {}, names)
         modules = {names[layer]: module for layer, module in layers.items()}
         advance = not at.streams.through_quantized
         rotated = self._rotate(at)
@@ -151,9 +158,9 @@ class BlockAlgorithms:
         self, layers: Modules, logits: Callable[[torch.Tensor], torch.Tensor], streams: CalibrationStreams
     ) -> Prepared:
         """Do the same as ``prepare`` for layers behind the last block; ``logits`` runs them on a window."""
-        if streams.calibration is None or not layers:
-            return Prepared({}, {})
         names = {layer: layer.name for layer in layers}
+        if streams.calibration is None or not layers:
+            return Prepared(self._given_stats(layers), {}, names)
         collector = StatsCollector({layer.name: module for layer, module in layers.items()}, self._needs, streams.span)
         alone = nn.ModuleList(layers.values())  # no attention is around them
         with torch.no_grad(), collect_ranges(layers, alone) as ranges, collector.watching():
@@ -188,6 +195,15 @@ class BlockAlgorithms:
                 put(bias, whole(bias) + lost.to(bias.dtype))
                 prepared.changed.add(f"{prepared.names[solved.layer]}.bias")
             yield solved
+
+    def _given_stats(self, layers: Modules) -> dict[LayerPlan, Stats]:
+        """Return statistics of the layers whose inputs are given, each on one of the ranks in turn."""
+        if self._given is None:
+            return {}
+        return {
+            layer: self._given.stats(layer.name, module.get_parameter("weight").device, number % self._ranks.size)
+            for number, (layer, module) in enumerate(layers.items())
+        }
 
     def _rotate(self, at: RunningBlock) -> set[str]:
         if self._rotation is None:

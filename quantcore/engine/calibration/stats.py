@@ -58,6 +58,12 @@ class Stats:
     num_lent: int = 0
     outputs: Mapping[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
+    @classmethod
+    def of_mean_squares(cls, mean_square_I: torch.Tensor, num_tokens: int, owner: int = 0) -> Stats:
+        """Return statistics of which only the mean squares [I] are known; all others are empty."""
+        nothing = mean_square_I.new_empty(0)
+        return cls(num_tokens, nothing, nothing, nothing, diagonal_I=mean_square_I, owner=owner)
+
     @property
     def num_own(self) -> int:
         """The number of tokens that the model itself sent to the layers."""

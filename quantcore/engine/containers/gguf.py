@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from quantcore.engine.containers.llama_cpp.sink import ConvertedSink
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.model.skeleton import clean_config
 from quantcore.export import FileContents
+from quantcore.export.gguf.converted import converted_names
 from quantcore.export.gguf.gguf_tokenizer import describe_tokenizer
 from quantcore.export.gguf.header import read_gguf_header
 from quantcore.export.gguf.metadata import (
@@ -61,6 +62,16 @@ def source(
         gguf_file = find_gguf(folder) or folder / FILE_NAME
         return MappedSource(folder, gguf_file, read_gguf_header(gguf_file).tensors, layouts)
     return GgufSource(folder, layouts, model_config, floats)
+
+
+def places_of(model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> Mapping[str, tuple[Place, ...]]:
+    """Return where each of the checkpoint's ``tensors`` lies in a GGUF file of the model.
+
+    Raises ModelError, ConfigError for an architecture that llama.cpp does not know.
+    """
+    if not has_own_layout(model_config):
+        return converted_names(model_config, tensors).places
+    return {name: (place,) for name, place in _places(tensors, model_config).items()}
 
 
 class GgufSink(OpenFiles):
@@ -190,7 +201,7 @@ class GgufSource:
         return lambda rows: rows_of_file(rows) if dtype is None else rows_of_file(rows).to(dtype)
 
 
-def _places(layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any]) -> dict[str, Place]:
+def _places(layouts: Iterable[str], model_config: Mapping[str, Any]) -> dict[str, Place]:
     places = Places(model_config)
     all_places = {name: places.find(name) for name in layouts}
     return {name: place for name, place in all_places.items() if place is not None}

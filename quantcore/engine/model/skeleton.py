@@ -13,23 +13,16 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quantcore.checkpoint.blocks import Blocks
-from quantcore.checkpoint.harmless import CONFIG, KeyPath
+from quantcore.checkpoint.harmless import harmless_config
 from quantcore.engine.model.empty import build_empty
 from quantcore.engine.model.kinds import Kind, declared_class, model_class
 from quantcore.engine.model.stacks import restack
 from quantcore.errors import ModelError, reason_of
 
-UNTRUSTED_KEYS = ("auto_map", "trust_remote_code", "quantization_config")
 OUTPUT_KEYS = ("return_dict", "torchscript", "use_cache")
 """Keys that select the form in which a model returns its results, without an effect on the results."""
 NOT_READ = frozenset(("transformers_version", "_name_or_path"))
 """Fields of every config class that change nothing."""
-UNTRUSTED_PREFIXES = (
-    "attn_implementation",
-    "_attn_implementation",
-    "experts_implementation",
-    "_experts_implementation",
-)
 
 
 def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
@@ -78,20 +71,6 @@ def _is_read(config: Any, path: Sequence[str]) -> bool:
             return False
         config = getattr(config, name, None)
     return True
-
-
-def harmless_config(raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[KeyPath, ...]]:
-    """Return what of config.json Transformers may read, and the keys of text that is not known to be harmless."""
-    return CONFIG.keep(_without_untrusted(raw))
-
-
-def _without_untrusted(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``raw``, nested configs included, without the keys that can make loading run foreign code."""
-    return {
-        key: _without_untrusted(value) if isinstance(value, dict) else value
-        for key, value in raw.items()
-        if key not in UNTRUSTED_KEYS and not str(key).startswith(UNTRUSTED_PREFIXES)
-    }
 
 
 EXTRA_OUTPUTS = ("output_router_logits", "output_hidden_states", "output_attentions")

@@ -10,6 +10,7 @@ from typing import Any
 
 from quantcore.config.task import Task
 from quantcore.engine.blockwise.savepoint import SavePoint
+from quantcore.engine.calibration.imatrix import GivenInputs
 from quantcore.engine.runtime.devices import peak_memory_bytes
 from quantcore.engine.runtime.ranks import Ranks
 from quantcore.events import Emit, Event, PhaseClock, Warned
@@ -23,7 +24,8 @@ class RunContext:
 
     ``task`` has the defaults that depend on the model. ``model`` is the original as it lies on the disk. The result is
     written to ``folder``. ``emit`` is silent on all ranks but the first. ``saved`` is the state in ``savepoint`` behind
-    the last block of an earlier run; None for a job that begins.
+    the last block of an earlier run; None for a job that begins. ``given``: what is known of the layers' inputs without
+    calibration.
     """
 
     task: Task
@@ -33,6 +35,7 @@ class RunContext:
     emit: Emit
     savepoint: SavePoint
     saved: dict[str, Any] | None = None
+    given: GivenInputs | None = None
 
     @property
     def ranks(self) -> Ranks:

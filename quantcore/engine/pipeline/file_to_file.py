@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
+from quantcore.config.algorithms import RTNConfig
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.engine.blockwise.results import Solved
+from quantcore.engine.calibration.imatrix import GivenInputs
 from quantcore.engine.containers.dequantize import open_source
 from quantcore.engine.evaluation.provenance import provenance
 from quantcore.engine.evaluation.text import EvaluationText
@@ -22,7 +24,7 @@ from quantcore.engine.pipeline.writer import ResultWriter
 from quantcore.engine.runtime.devices import default_device, release_freed_memory
 from quantcore.engine.runtime.ranks import spread
 from quantcore.engine.solvers.global_scale import by_global_scale, global_scale, has_global_scale
-from quantcore.engine.solvers.rtn import round_to_nearest
+from quantcore.engine.solvers.rtn import RTN, round_to_nearest
 from quantcore.engine.verification.expectation import ExpectedDigests
 from quantcore.engine.verification.gate_inputs import Outcome
 from quantcore.errors import at_block
@@ -30,6 +32,9 @@ from quantcore.events import Eta, Progress, Saved
 from quantcore.formats.weight_layout import canonical, stored
 from quantcore.tensors.qtensor import check_finite
 from quantcore.tensors.source import TORCH_DTYPES, Source
+
+ROUND = RTN(RTNConfig())
+"""Rounds to nearest, in ranges that the inputs help to choose if anything is known of them."""
 
 
 def round_files(context: RunContext) -> Outcome:
@@ -40,7 +45,8 @@ def round_files(context: RunContext) -> Outcome:
     """
     plan, ranks, saved = context.plan, context.ranks, context.saved
     source = open_source(context.model)
-    weights = Weights(source, TORCH_DTYPES[context.model.headers.main_dtype], default_device())
+    dtype = TORCH_DTYPES[context.model.headers.main_dtype]
+    weights = Weights(source, dtype, default_device(), context.given)
     nothing_NT = torch.empty(0, 1, dtype=torch.long)
     expected = ExpectedDigests(EvaluationText(nothing_NT, nothing_NT[:, 0], 0, 0), torch.empty(0))
     writer = ResultWriter(context, source, expected)
@@ -62,10 +68,13 @@ def round_files(context: RunContext) -> Outcome:
 
 
 class Weights:
-    """Reads weights one at a time, onto ``device`` and in the model's ``dtype``."""
+    """Reads weights one at a time, onto ``device`` and in the model's ``dtype``; ``given`` is known of their inputs."""
 
-    def __init__(self, source: Source, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, source: Source, dtype: torch.dtype, device: torch.device, given: GivenInputs | None = None
+    ) -> None:
         self.source = source
+        self.given = given
         self._dtype = dtype
         self._device = device
 
@@ -122,4 +131,7 @@ def rounded(layers: Sequence[LayerPlan], weights: Weights, owner: int) -> Iterat
     scale = global_scale(map(weights.read, layers), spec) if has_global_scale(spec) else None
     for layer in layers:
         weight_OI = weights.read(layer)
-        yield Solved(layer, weight_OI, round_to_nearest(weight_OI, layer.weight, scale), None, owner)
+        stats = None if weights.given is None else weights.given.stats(layer.name, weight_OI.device, owner)
+        scales = {} if scale is None else {layer: scale}
+        [quantized] = ROUND.solve({layer: weight_OI}, stats, scales).values()
+        yield Solved(layer, weight_OI, quantized, stats, owner)

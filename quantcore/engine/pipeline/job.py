@@ -51,6 +51,7 @@ from quantcore.engine.pipeline.build_report import build_report, write_report
 from quantcore.engine.pipeline.context import RunContext, RunLog
 from quantcore.engine.pipeline.distill import code_files, distill, divided, num_more_windows
 from quantcore.engine.pipeline.file_to_file import Weights, round_files, round_layers
+from quantcore.engine.pipeline.given_inputs import read_given_inputs
 from quantcore.engine.pipeline.streams import JobStreams, find_gradients, no_gradients, rounded_alone
 from quantcore.engine.pipeline.writer import ResultWriter, write_side_files
 from quantcore.engine.runtime.devices import default_device, held_memory_bytes, release_freed_memory
@@ -122,6 +123,9 @@ def planned(task: Task, model: Model, log: RunLog, ranks: Ranks) -> Iterator[Run
     plan = make_plan(task, headers, num_schemes=len(log.mixed["uniform"]) if log.mixed else 0)
     for message in plan.warnings:
         emit(Warned("plan", message))
+    given = ranks.share(read_given_inputs(task, model, plan) if ranks.is_first else None)
+    for message in () if given is None else given.warnings:
+        emit(Warned("imatrix", message))
     if ranks.is_first and any(layer.is_cached for layer in plan.layers):
         prove_caches(model, emit)
     if ranks.is_first and may_compare_window(model, plan, ranks):
@@ -138,7 +142,7 @@ def planned(task: Task, model: Model, log: RunLog, ranks: Ranks) -> Iterator[Run
             )
         )
     with building(task.output_dir, savepoint.folder) if ranks.is_first else nullcontext(task.output_dir) as folder:
-        yield RunContext(task, model, plan, ranks.share(folder), emit, savepoint, saved)
+        yield RunContext(task, model, plan, ranks.share(folder), emit, savepoint, saved, given)
 
 
 def finish(context: RunContext, outcome: Outcome, log: RunLog, seen: Seen) -> Report:
@@ -197,10 +201,10 @@ def quantize(context: RunContext) -> Outcome:
         emit(Warned("calibration_text", message))
     source = open_source(original)
     model = stream_model(context, source)
-    weights = Weights(source, model.dtype, model.device)
+    weights = Weights(source, model.dtype, model.device, context.given)
     calibration, distilled_NT = divided(texts.calibration, num_more_windows(task))
     distilled = None
-    algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
+    algorithms = BlockAlgorithms(task.config, model.dtype, ranks, context.given)
     gradients = None
     if task.config.needs_backward:
         if (reason := no_gradients(model)) is not None:

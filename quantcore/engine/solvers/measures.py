@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from quantcore.config.spec import QuantizationSpec
+from quantcore.engine.calibration.stats import Stats
 from quantcore.engine.solvers.groups import GroupParams, Groups
 from quantcore.engine.solvers.ranges import FullRange
 from quantcore.tensors.affine import QParams
@@ -108,6 +109,13 @@ class Metric:
     def of_gram(cls, gram_II: torch.Tensor) -> Metric:
         """Make the metric from the mean of x x^T of the inputs."""
         return cls(gram_II.diagonal().float(), gram_II.float())
+
+    @classmethod
+    def of_stats(cls, stats: Stats) -> Metric | None:
+        """Make the metric from the statistics of the inputs; of their mean squares alone if nothing else is known."""
+        if stats.gram_II is not None:
+            return cls.of_gram(stats.gram_II)
+        return None if stats.diagonal_I is None else cls(stats.diagonal_I.float())
 
     def tiles(
         self, weight_SN: torch.Tensor, inputs: slice, full: FullRange, cross_SN: torch.Tensor | None = None

@@ -26,15 +26,15 @@ class RTN:
     """Rounds weight by weight; with calibration data, in the ranges that change the layer's output least."""
 
     def __init__(self, config: RTNConfig) -> None:
-        self.needs = Needs(gram=config.range_search)
+        self.needs = Needs(gram=config.needs_calibration)
         self.notes: list[str] = []
 
     def solve(
         self, weights: Weights, stats: Stats | None, global_scales: GlobalScales = NONE
     ) -> dict[LayerPlan, QTensor]:
-        if stats is None or stats.gram_II is None or not stats.gram_II.any():
+        metric = None if stats is None else Metric.of_stats(stats)
+        if metric is None or not metric.hessian_diagonal_I.any():
             return round_all(weights, global_scales)
-        metric = Metric.of_gram(stats.gram_II)
         quantized = {}
         for layers in group_by_spec(weights):
             spec = layers[0].weight

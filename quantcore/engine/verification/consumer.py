@@ -29,6 +29,7 @@ from transformers.utils import logging
 
 from quantcore.checkpoint.experts import is_in_stack
 from quantcore.checkpoint.folder import find_gguf
+from quantcore.checkpoint.harmless import harmless_config
 from quantcore.checkpoint.headers import read_json
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.checkpoint.model_config import ModelConfig
@@ -37,7 +38,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.engine.evaluation.model import EvaluatedModel
 from quantcore.engine.model.kinds import declared_class, inputs_of, language_model, outputs_of
 from quantcore.engine.model.parameter_names import stores_single_experts
-from quantcore.engine.model.skeleton import build_declared, clean_config, harmless_config, kind_of
+from quantcore.engine.model.skeleton import build_declared, clean_config, kind_of
 from quantcore.engine.runtime.devices import release_freed_memory
 from quantcore.errors import ModelError, ProofError
 from quantcore.events import Emit, Warned

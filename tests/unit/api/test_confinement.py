@@ -121,6 +121,14 @@ def test_every_source_of_the_text_can_be_read(settings: Settings, tmp_path: Path
     assert set(files) <= reach_of(settings, settings.work_dir / "job_1.1", task, with_hub=False).files.keys()
 
 
+def test_an_importance_matrix_can_be_read(settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "models" / "im.gguf"
+    file.touch()
+    config = {"algo_config": [{"name": "rtn", "imatrix": str(file)}]}
+    task = task_of(settings, tmp_path) | {"config": config}
+    assert file in reach_of(settings, settings.work_dir / "job_1.1", task, with_hub=False).files
+
+
 def test_what_a_snapshot_and_a_gguf_file_need(settings: Settings, tmp_path: Path) -> None:
     cache = tmp_path / "hub" / "models--a--b"
     snapshot = cache / "snapshots" / "abc"

@@ -155,15 +155,19 @@ def _sources(data: Any, read: Any) -> set[str]:
 def convert(job: dict[str, Any]) -> dict[str, Any]:
     """Write the GGUF file of the job and the map of its rows; with no ``out``, only see if the converter can.
 
-    Returns ``left_out``, the checkpoint's tensors that the converter does not take; of a file also ``computed``, its
-    tensors that hold other values than the checkpoint, and ``widened``, quantized weights that llama.cpp wants in
-    floats.
+    Returns ``left_out``, the checkpoint's tensors that the converter does not take, and ``tensors``, those of the file:
+    the shape of each, and the checkpoint's tensors that it is made from. Of a file also ``computed``, its tensors that
+    hold other values than the checkpoint, and ``widened``, quantized weights that llama.cpp wants in floats. A job with
+    ``names_only`` needs no tokenizer; it returns some ``fields`` of the metadata as well.
     """
     checkpoint = Checkpoint(Path(job["staged"]), job["stacks"])
     model, taken = _model(job, checkpoint)
     planned = _planned(model, checkpoint)
     shapes = {each.name: tuple(int(size) for size in each.data.shape) for each in planned}
-    result: dict[str, Any] = {"left_out": sorted(set(job["stacks"]) - taken)}
+    tensors = {each.name: {"shape": shapes[each.name], "sources": sorted(each.sources)} for each in planned}
+    result: dict[str, Any] = {"left_out": sorted(set(job["stacks"]) - taken), "tensors": tensors}
+    if job.get("names_only"):
+        return result | {"fields": _fields(model)}
     if job["out"] is None:
         _metadata(model, planned, shapes)
         return result
@@ -208,6 +212,16 @@ def _planned(model: Any, checkpoint: Checkpoint) -> list[Planned]:
     model.gguf_writer.add_tensor = add_tensor
     model.prepare_tensors()
     return planned
+
+
+def _fields(model: Any) -> dict[str, Any]:
+    """Return the metadata that the choice of types asks for; they need no tokenizer."""
+    model.set_gguf_parameters()
+    fields = model.gguf_writer.kv_data[0]
+    names = ("block_count", "attention.head_count", "attention.head_count_kv", "expert_count")
+    architecture = model.gguf_writer.arch
+    found = {name: fields.get(f"{architecture}.{name}") for name in names}
+    return {"architecture": architecture} | {name: None if each is None else each.value for name, each in found.items()}
 
 
 def _metadata(model: Any, planned: Sequence[Planned], shapes: dict[str, tuple[int, ...]]) -> None:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.artifact import STAGED, write_json
 from quantcore.checkpoint.headers import read_json
-from quantcore.checkpoint.layout import TensorHeader, TensorLayout
+from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.private_copies import tokenizer_files
 from quantcore.engine.data.tokenizer import load_tokenizer
-from quantcore.engine.model.skeleton import harmless_config
-from quantcore.errors import ModelError
 from quantcore.export import FileContents
-from quantcore.export.gguf import converter
+from quantcore.export.gguf.converted import run_converter, stacks_of
 from quantcore.tensors.sink import Sink
 
-MODULE = "quantcore.engine.containers.llama_cpp.driver"
 FLOATS = ("BF16", "F16", "F32")
 NAMED = 3  # tensors that a warning names
 
@@ -43,7 +34,7 @@ class ConvertedSink(Sink):
         self._job = {
             "name": name,
             "staged": str(staged),
-            "stacks": _stacks(contents.layouts, contents.tensors),
+            "stacks": stacks_of(contents.layouts, contents.tensors),
             "floats": _main_dtype(contents.layouts),
             "file_type_number": file_type,
         }
@@ -60,31 +51,16 @@ class ConvertedSink(Sink):
         )
 
     def _run(self, out: Path | None) -> dict[str, Any]:
-        model_config, model_dir = self._model
-        with tempfile.TemporaryDirectory(prefix="bitfoundry-gguf-") as scratch, tokenizer_files(model_dir) as files:
-            if not (files.folder / "tokenizer.json").exists():  # that of a GGUF input, or of another library
-                load_tokenizer(model_dir).save_pretrained(files.folder)
-            _drop_code(files.folder / "tokenizer_config.json")
-            config, _ = harmless_config(model_config)
-            (files.folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            job_file = Path(scratch) / "job.json"
-            job = self._job | {"model": str(files.folder), "out": None if out is None else str(out)}
-            job_file.write_text(json.dumps(job), encoding="utf-8")
-            path = os.pathsep.join(map(str, [*converter.paths(), Path(__file__).parents[4]]))
-            command = [sys.executable, "-m", MODULE, str(job_file)]
-            environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            answer = job_file.with_suffix(".result")
-            result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
-        if not result or "error" in result:
-            reason = result.get("error") or (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-            raise ModelError(
-                f"llama.cpp's converter cannot convert this model: {reason}",
-                code="unsupported_architecture",
-                hint="Remove gguf from the formats. Models that lack a file or a field of their published form are"
-                " refused, too.",
-            )
-        return result
+        return _run_with_tokenizer(self._job | {"out": None if out is None else str(out)}, *self._model)
+
+
+def _run_with_tokenizer(job: Mapping[str, Any], model_config: Mapping[str, Any], model_dir: Path) -> dict[str, Any]:
+    """Return the result of a job of ``driver``, for this config.json and the tokenizer in ``model_dir``."""
+    with tokenizer_files(model_dir) as files:
+        if not (files.folder / "tokenizer.json").exists():  # that of a GGUF input, or of another library
+            load_tokenizer(model_dir).save_pretrained(files.folder)
+        _drop_code(files.folder / "tokenizer_config.json")
+        return run_converter(job, model_config, files.folder)
 
 
 def _drop_code(file: Path) -> None:
@@ -93,26 +69,6 @@ def _drop_code(file: Path) -> None:
         settings = read_json(file, "no_tokenizer")
         settings.pop("auto_map", None)
         write_json(file, settings)
-
-
-def _stacks(layouts: Mapping[str, TensorLayout], tensors: Mapping[str, TensorHeader]) -> dict[str, Any]:
-    """Return the float checkpoint's tensors, by name: their shapes, and the parts that lie in each."""
-    stacks: dict[str, Any] = {}
-    for name, layout in layouts.items():
-        header = tensors.get(name)
-        if header is None or header.stack is None:
-            shape = layout.shape if header is None else header.shape
-            stacks[name] = {"shape": shape, "parts": {name: {}}, "stacked": False}
-            continue
-        stack, element = header.stack, header.num_bytes // max(1, math.prod(header.shape))
-        entry = stacks.setdefault(stack.name, {"shape": stack.shape, "parts": {}, "stacked": True})
-        entry["parts"][name] = {
-            "begin": (header.begin - stack.begin) // element,
-            "num_rows": header.shape[0] * (header.end - header.begin) // header.num_bytes,
-            "first": header.rows[0] if header.rows else 0,
-            "transposed": header.transposed,
-        }
-    return stacks
 
 
 def _main_dtype(layouts: Mapping[str, TensorLayout]) -> str:

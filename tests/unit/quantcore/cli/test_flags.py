@@ -9,9 +9,9 @@ from quantcore.cli.flags import parser
 from quantcore.cli.from_flags import task_of
 from quantcore.cli.grammar import ELSEWHERE, default_output
 from quantcore.config import presets
-from quantcore.config.algorithms import AWQConfig, GPTQConfig, RotationConfig, SmoothQuantConfig
+from quantcore.config.algorithms import AWQConfig, GPTQConfig, RotationConfig, RTNConfig, SmoothQuantConfig
 from quantcore.config.presets import PresetChanges, resolve
-from quantcore.config.quantization import parse_size
+from quantcore.config.quantization import parse_config, parse_size
 from quantcore.config.recipes import recipe
 from quantcore.errors import ConfigError
 from quantcore.tensors.sink import MAX_SHARD_BYTES
@@ -356,3 +356,25 @@ def test_a_config_file_may_be_given_layers_to_include(tmp_path):
     file.write_text(json.dumps(resolve("int8_dynamic", exclude=("*.gate",)).to_dict()))
     config = task(tmp_path, "--quant_scheme", str(file), "--include_layers", "lm_head").config
     assert config.exclude == ("*.gate",) and config.include == ("lm_head",)
+
+
+def test_an_importance_matrix_is_for_rtn_alone(tmp_path):
+    file = str(tmp_path / "im.gguf")
+    used = (RTNConfig(imatrix=file),)
+    assert chain(tmp_path, "--quant_scheme", "gguf_q4_k", "--imatrix", file) == used
+    assert chain(tmp_path, "--quant_scheme", "gguf_q4_k", "--imatrix", file, "--quant_algo", "rtn") == used
+    with pytest.raises(ConfigError, match="gptq cannot use it") as caught:
+        chain(tmp_path, "--quant_scheme", "gguf_q4_k", "--imatrix", file, "--quant_algo", "gptq")
+    assert caught.value.code == "invalid_algo_config" and "Leave --imatrix out" in caught.value.hint
+    with pytest.raises(ConfigError, match="or --imatrix names them"):
+        chain(tmp_path, "--quant_scheme", "gguf_q4_k", "--imatrix", file, "--effort", "best")
+    scheme = resolve("gguf_q4_k").to_dict()
+    given = {"name": "rtn", "imatrix": file}
+    for algorithms in (
+        [{"name": "awq"}, given],
+        [given, {"name": "bias_correction"}],
+        [given | {"range_search": False}],
+    ):
+        with pytest.raises(ConfigError, match="with which rtn searches ranges"):
+            parse_config(scheme | {"algo_config": algorithms})
+    assert not parse_config(scheme | {"algo_config": [given]}).needs_calibration

@@ -6,7 +6,9 @@ from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import presets
 from quantcore.config.gguf_types import MIXES
 from quantcore.errors import ConfigError
-from quantcore.plan.gguf_mixes import type_in_mix
+from quantcore.export.gguf.converted import ConvertedNames
+from quantcore.export.gguf.tensor_names import Place
+from quantcore.plan.gguf_mixes import Traits, types_in_mix
 from quantcore.plan.gguf_types import with_gguf_types
 from quantcore.plan.mix_schemes import MixConfig, resolve
 
@@ -14,13 +16,25 @@ LLAMA_8B = {"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads
 LLAMA_7B = {**LLAMA_8B, "num_key_value_heads": 32}
 LLAMA_70B = {**LLAMA_8B, "num_hidden_layers": 80, "num_attention_heads": 64}
 MIXTRAL = {**LLAMA_8B, "model_type": "mixtral", "num_local_experts": 8}
+ROLES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 MORE_BITS_OF_32 = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
 
 
+def traits_of(config, architecture="llama"):
+    heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
+    return Traits(architecture, config["num_hidden_layers"], heads // shared, config.get("num_local_experts", 0))
+
+
+def types_of(mix, config=LLAMA_8B, *, is_tied=False, width=4096, more=(), architecture="llama"):
+    names = [f"blk.{index}.{role}.weight" for index in range(config["num_hidden_layers"]) for role in ROLES]
+    names += ["token_embd.weight", *([] if is_tied else ["output.weight"]), *more]
+    return types_in_mix(mix, dict.fromkeys(names, (8, width)), traits_of(config, architecture))
+
+
 def layers_with(kind, mix, role, config=LLAMA_8B):
-    names = [f"blk.{index}.{role}.weight" for index in range(config["num_hidden_layers"])]
-    types = [type_in_mix(mix, name, 4096, config, is_tied=False) for name in names]
-    return [index for index, found in enumerate(types) if found == kind]
+    types = types_of(mix, config)
+    layers = range(config["num_hidden_layers"])
+    return [index for index in layers if types[f"blk.{index}.{role}.weight"] == kind]
 
 
 def test_half_of_values_and_of_down_projections_have_6_bits():
@@ -54,11 +68,34 @@ def test_the_last_layer_but_one_in_the_middle(mix, role, config, kind):
 def test_the_output_projection_has_6_bits_and_so_has_an_embedding_that_is_one():
     for mix in MIXES:
         expected = "Q8_0" if mix == "Q8_0" else "Q6_K"
-        assert type_in_mix(mix, "output.weight", 4096, LLAMA_8B, is_tied=False) == expected
-        assert type_in_mix(mix, "token_embd.weight", 4096, LLAMA_8B, is_tied=True) == expected
-        assert type_in_mix(mix, "token_embd.weight", 4096, LLAMA_8B, is_tied=False) == MIXES[mix]
-    assert type_in_mix("Q4_K_M", "output.weight", 576, LLAMA_8B, is_tied=False) == "Q8_0"  # rows too short for Q4_K
-    assert type_in_mix("Q4_0", "output.weight", 576, LLAMA_8B, is_tied=False) == "Q6_K"
+        assert types_of(mix)["output.weight"] == expected
+        assert types_of(mix, is_tied=True)["token_embd.weight"] == expected
+        assert types_of(mix)["token_embd.weight"] == MIXES[mix]
+    assert types_of("Q4_K_M", width=576)["output.weight"] == "Q8_0"  # rows too short for Q4_K
+    assert types_of("Q4_0", width=576)["output.weight"] == "Q6_K"
+
+
+def test_what_llama_cpp_keeps_in_floats():
+    more = ("blk.0.attn_norm.weight", "blk.0.ffn_gate_inp.weight", "position_embd.weight", "blk.0.attn_q.bias")
+    types = types_of("Q4_K_M", more=(*more, "blk.0.ssm_out.weight"))
+    assert [types[name] for name in more] == [None] * 4 and types["blk.0.ssm_out.weight"] == "Q4_K"
+    one_row = types_in_mix("Q4_K_M", {"blk.0.ffn_gate_inp_shexp.weight": (1, 256)}, traits_of(LLAMA_8B))
+    assert one_row["blk.0.ffn_gate_inp_shexp.weight"] is None
+
+
+def test_layers_without_attention_are_not_counted():
+    """The rules of the values go by how many values came before, those of an expert's matrix by its layer."""
+    names = [f"blk.{index}.attn_v.weight" for index in (1, 3, 5, 7)]
+    shapes = dict.fromkeys((*names, "blk.5.ffn_down_exps.weight"), (8, 256))
+    types = types_in_mix("Q4_K_M", shapes, Traits("other", 8, 1, 4))
+    assert [types[name] for name in names] == ["Q4_K", "Q4_K", "Q6_K", "Q6_K"]
+    assert types["blk.5.ffn_down_exps.weight"] == "Q4_K" and "output.weight" not in types
+
+
+def test_falcon_has_rules_of_its_own():
+    types = types_of("Q4_K_M", LLAMA_7B, architecture="falcon")
+    assert types["output.weight"] == "Q8_0"
+    assert [types[f"blk.{index}.ffn_down.weight"] for index in (0, 2, 4)] == ["Q6_K", "Q5_K", "Q4_K"]
 
 
 def tensors_of(*names):
@@ -83,8 +120,6 @@ def test_names_are_found_in_any_case_and_are_no_schemes_of_layers():
         presets.resolve("q4_k_x")
     with pytest.raises(ConfigError, match="Q4_K_M is a mix of types itself"):
         resolve(MixConfig(schemes=("gguf_q8_0", "Q4_K_M"), max_bits=5))
-    with pytest.raises(ConfigError, match="but not for 'olmo2'"):
-        with_gguf_types(presets.resolve("Q4_K_M"), {"model_type": "olmo2"}, {})
 
 
 def test_the_ranges_of_an_embedding_of_few_bits_are_searched():
@@ -94,3 +129,27 @@ def test_the_ranges_of_an_embedding_of_few_bits_are_searched():
         for mix in ("Q2_K", "Q5_K_M")
     ]
     assert [spec.observer_method for spec in chosen] == ["mse", "min_max"]
+
+
+def test_of_models_of_other_architectures_the_converter_names_the_tensors(monkeypatch):
+    """A layer named for another type, one that llama.cpp keeps in floats, and one that it divides."""
+    names = {"h.0.v": "blk.0.attn_v", "h.0.up": "blk.0.ffn_up", "h.0.mix": "blk.0.altup_proj", "wte": "token_embd"}
+    places = {f"{name}.weight": (Place(f"{stored}.weight"),) for name, stored in names.items()}
+    fields = {"architecture": "other", "block_count": 1, "attention.head_count": [4, 4], "expert_count": None}
+    fields |= {"attention.head_count_kv": [4, 0]}
+
+    def converted(*_):
+        shapes = {place.name: (256, 256) for found in places.values() for place in found}
+        return ConvertedNames(shapes, places, fields)
+
+    monkeypatch.setattr("quantcore.plan.gguf_types.converted_names", converted)
+    config = with_gguf_types(presets.resolve("Q4_K_M"), {"model_type": "other"}, tensors_of(*names))
+    chosen = {name: layer.weight.dtype for name, layer in config.layer_quant_config.items()}
+    assert chosen == {"h.0.v": "int6", "wte": "int6"} and "h.0.mix" in config.exclude
+    places["h.0.v.weight"] += (Place("blk.0.attn_gate.weight"),)
+    with pytest.raises(ConfigError, match=r"'h\.0\.v\.weight' lies in tensors of different types") as refusal:
+        with_gguf_types(presets.resolve("Q4_K_M"), {"model_type": "other"}, tensors_of(*names))
+    assert refusal.value.code == "incompatible_export" and "gguf_q4_k" in refusal.value.hint
+    fields["architecture"] = "glm5-next"
+    with pytest.raises(ConfigError, match="by rules of its own"):
+        with_gguf_types(presets.resolve("Q4_K_M"), {"model_type": "other"}, tensors_of(*names))
