@@ -223,7 +223,7 @@ class Allocation:
             self.failure = CANCELLED
         elif status.end is End.OUT_OF_MEMORY:
             self.failure = self._out_of_memory()
-        elif status.end is End.EXITED or first is not None:
+        elif status.end is End.EXITED or (status.end is End.FORGOTTEN and first is not None):
             if first is None and self._num_late < MAX_LATE:  # a network disk may show a file late
                 self._num_late += 1
                 return False
