@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import quantcore
-from quantcore.engine.containers.llama_cpp.sink import MODULE
+from quantcore.export.gguf.converted import MODULE
 from tests.support.models import tiny_model
 from tests.support.other_systems import folder_for
 from tests.support.params import with_rare

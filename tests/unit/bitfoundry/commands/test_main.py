@@ -19,10 +19,9 @@ from bitfoundry.client.answers import (
     LogLine,
     Plan,
     Summary,
-    Sweep,
 )
 from bitfoundry.client.connection import Connection
-from bitfoundry.client.model_answers import ModelFolders, ModelResults, UsedModel
+from bitfoundry.client.model_answers import ModelFolders, ModelResults, Sweep, UsedModel
 from bitfoundry.client.user_config import UserConfig
 from bitfoundry.commands import main as cli
 from bitfoundry.commands import options

@@ -10,6 +10,7 @@ from bitfoundry.client.answers import Job
 from bitfoundry.commands import main as cli
 from bitfoundry.commands import options, results
 from bitfoundry.errors import ApiError, BitfoundryError
+from quantcore.cli import evaluate_command
 from quantcore.cli import main as engine
 from quantcore.cli.inputs import path_of
 from quantcore.report import local_runs
@@ -126,7 +127,8 @@ def test_without_a_service_there_are_local_runs(run: local_runs.LocalRun) -> Non
 def test_commands_get_the_folder(line: list[str], run: local_runs.LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("quantcore.cli.chat.run", lambda options: seen.append(options.model_dir) or 0)
-    monkeypatch.setattr(engine, "shown", lambda work, _: seen.append(_closed_over(work)) or 0)
+    for module in (engine, evaluate_command):
+        monkeypatch.setattr(module, "shown", lambda work, _: seen.append(_closed_over(work)) or 0)
     monkeypatch.setattr("quantcore.report.compare.compare", lambda folders: seen.extend(folders))
     monkeypatch.setattr("quantcore.cli.console.show_comparison", lambda _: None)
     assert cli.run(line) == 0
