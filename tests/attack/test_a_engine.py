@@ -12,7 +12,7 @@ import pytest
 from api.confinement import originals_of, reach_of
 from api.settings import Settings
 from quantcore.sandbox import landlock
-from worker.engine import Engine
+from worker.engine import Engine, HubAccess
 from worker.memory_watch import MemoryLimit
 
 HOSTILE = """
@@ -102,7 +102,7 @@ def everything(settings: Settings, *ports: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"with_hub": True}], ids=["offline", "with the Hub"])
+@pytest.mark.parametrize("options", [{}, {"hub": HubAccess()}], ids=["offline", "with the Hub"])
 def test_it_reaches_nothing_of_the_service(settings: Settings, options: dict[str, Any]) -> None:
     found = run(settings, everything(settings, 5432, 6379), settings.model_roots[0] / "m", **options)
     assert {found.pop("pair"), found.pop("own status")} == {"done"}
