@@ -42,6 +42,7 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
         "state": "queued",
         "state_times": "",
         "waiting_reason": "no live worker",
+        "allocation": None,
         "queue_position": 1,
         "phase": None,
         "progress": None,

@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from quantcore.checkpoint.blocks import find_blocks
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layers import is_head, is_matrix
 from quantcore.checkpoint.roles import DRAFT, GATE, INDEXER, LATENT, ROUTER, TINY
 from quantcore.config import presets
@@ -58,12 +59,15 @@ KEPT_LINEAR = {
 def test_the_linear_layers_of_the_text_model_are_planned_and_nothing_else(name, tower):
     found = outline(name, CLASSES[name], 6, TOWER_DEPTHS[tower])
     config = replace(presets.resolve("int8_weight_only"), exclude=())
+    headers = ModelHeaders(found.config, found.tensors)
     if name in SEVERAL_LISTS:
         with pytest.raises(ModelError, match=r"encoder and a decoder|several lists") as caught:
-            make_plan(JobSpec(config=config, file2file=True), found)
+            make_plan(JobSpec(config=config, file2file=True), headers)
         assert caught.value.code == "unsupported_architecture"
         return
-    plan = make_plan(JobSpec(config=config, export=("fake_quantized",), file2file=True), found)
+    plan = make_plan(
+        JobSpec(config=config, export=("fake_quantized",), file2file=True), ModelHeaders(found.config, found.tensors)
+    )
     if len(plan.blocks.lists) == 2 and not plan.blocks.take_turns:
         assert has_encoder(found) and found.model.main_input_name == "input_ids"
     else:

@@ -3,6 +3,7 @@
 import json
 import math
 from array import array
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from quantcore.config.task import EvaluationConfig
 from quantcore.config.texts import CalibrationConfig
 from quantcore.engine.commands.evaluate import evaluate
 from quantcore.engine.evaluation.samples import find_prompts
-from quantcore.engine.evaluation.text import of_stream, of_windows, read_text
+from quantcore.engine.evaluation.text import document_tokenizer, of_stream, of_windows, read_text
 from quantcore.engine.pipeline.job import read_windows, run
 from quantcore.engine.runtime.matmul import matmul_precision
 from quantcore.errors import ProofError
@@ -100,7 +101,8 @@ def test_a_missing_first_token_is_caught_in_the_job(
     model, text_file, tmp_path, proof_in_this_process, monkeypatch, part
 ):
     """The mutant: calibration, or an evaluation's own text, without what begins a text."""
-    monkeypatch.setattr(f"{part}.begin_of_windows", lambda folder, tokenizer: ())
+    made = document_tokenizer
+    monkeypatch.setattr(f"{part}.document_tokenizer", lambda *arguments: replace(made(*arguments), begin=()))
     job = task(model, tmp_path / "out", "w4a16", ("compressed_tensors",))
     evaluation = EvaluationConfig(num_windows=2, seq_len=64, source=str(text_file), num_prompts=0)
     with pytest.raises(ProofError) as caught:
