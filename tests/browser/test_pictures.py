@@ -86,7 +86,7 @@ PAGES = (
     Shown("run-artifacts", f"{RUN}?tab=artifacts", "quark/model.safetensors"),
     Shown("run-events", f"{RUN}?tab=events", '"succeeded"'),
     Shown("run-chat", f"{RUN}?tab=chat", "You ended this chat."),
-    Shown("run-running", f"jobs/{rows.RUNNING}", "block 12 of 30"),
+    Shown("run-running", f"jobs/{rows.RUNNING}", "Show as table"),  # with the layers, which come by the stream
     Shown("run-failed", FAILED, "Clone and change"),
     Shown("run-failed-log", f"{FAILED}?tab=log", "mlp.up_proj are NaN"),
     Shown("run-queued", f"jobs/{rows.NEXT}", "next in queue"),
