@@ -11,9 +11,13 @@ STATE = "allocation.json"
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that only this user can read. Others see the old text or the new one, and nothing in between."""
+    """Write a file that only this user can read. Others see the old text or the new one, and nothing in between.
+
+    Follows no link: an engine may have left one in a folder of its own. Raises FileExistsError if it is that quick.
+    """
     beside = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
         file.flush()
