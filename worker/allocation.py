@@ -26,6 +26,7 @@ from worker.launchers import LAUNCHERS, End, Launcher, LauncherAway, Request, St
 from worker.memory_watch import limit_of
 from worker.on_node import LAUNCH, START, TASK, TOKEN, end_of, events_of, log_of
 from worker.shared_files import STATE, Tail, write_whole
+from worker.workspace import RESUME
 
 READ_S = 1.0
 """Seconds between two looks at the files."""
@@ -58,14 +59,9 @@ CANCELLED = Failure(
 
 @dataclass(frozen=True)
 class Launch:
-    """What starts an engine elsewhere: ``folder`` for the files of its launch, ``attempt_dir`` for its own.
+    """The files that start an engine elsewhere. ``said`` is what the nodes read (see ``worker.on_node``)."""
 
-    ``said`` is what the nodes read (see ``worker.on_node``).
-    """
-
-    lease: Lease
     folder: Path
-    attempt_dir: Path
     said: Mapping[str, Any]
 
     def write(self, task: Mapping[str, Any], token: str | None) -> None:
@@ -81,7 +77,7 @@ class Launch:
 def launch_of(
     settings: Settings, lease: Lease, folder: Path, attempt_dir: Path, *, with_hub: bool, traceparent: str | None
 ) -> Launch:
-    """Return the launch of an attempt. The nodes get no secret but the job's own Hub token."""
+    """Return the launch of an attempt in ``attempt_dir``. The nodes get no secret but the job's own Hub token."""
     kept = settings.model_dump(mode="json", include=set(NODE_SETTINGS))
     urls = {name: getattr(settings, name).get_secret_value() for name in ("database_url", "broker_url")}
     said = {
@@ -94,7 +90,7 @@ def launch_of(
         "planned_bytes": lease.needs_memory_bytes,
         "project_id": lease.project_id,
     }
-    return Launch(lease, folder, attempt_dir, said)
+    return Launch(folder, said)
 
 
 class Allocation:
@@ -109,15 +105,18 @@ class Allocation:
         self._settings = settings
         self._launcher = launcher
         self._launch = launch
+        self._num_nodes: int = launch.said["nodes"]
         self._on_status = on_status
         state = json.loads((launch.folder / STATE).read_text())
         self._id: str | None = state["id"]
         self._progress: str | None = state["progress"]
         self._num_starts: int = state["num_starts"]
         self._read = state["read"]
+        self._written = ""
         self._events = self._tails(events_of)
         self._logs = [*self._tails(log_of), self._tail(f"{launcher.name}.log")]
         self._exit_status = 0
+        self._is_running = False
         self._is_cancelled = False
         self._is_concluded = False
         self._num_late = 0
@@ -190,14 +189,16 @@ class Allocation:
             if self.stopped_by is not None and not self._is_cancelled:
                 self._launcher.cancel(self._id)
                 self._is_cancelled = True
-            return self._launcher.status(self._id)
+            status = self._launcher.status(self._id)
         except LauncherAway as error:
-            return Status("AWAY", reason=str(error))
+            return Status("AWAY", is_running=self._is_running, reason=str(error))
+        self._is_running = status.is_running
+        return status
 
     def _find(self) -> str | None:
         """Return the allocation of this launch whose id nobody wrote down. Cancels those of earlier launches."""
         found = self._launcher.find(self._launch.said["name"])
-        mine = [number for number, folder in found.items() if folder == self._launch.folder]
+        mine = _of_folder(found, self._launch.folder)
         for number in found.keys() - mine[:1]:
             self._launcher.cancel(number)
         return mine[0] if mine else None
@@ -205,19 +206,14 @@ class Allocation:
     def _request(self) -> Request:
         said = self._launch.said
         environment = engine_environment(self._settings, with_hub=said["with_hub"]) | {START: str(self._num_starts)}
-        lease = self._launch.lease
-        return _request(
-            self._settings, said["name"], self._launch.folder, lease.nodes, lease.needs_memory_bytes, environment
-        )
+        return _request(self._settings, said, self._launch.folder, environment)
 
     def _conclude(self, status: Status) -> bool:
         """Find out what the end of an allocation means. Returns False if another one follows it."""
-        ends = {rank: end for rank in range(self._launch.lease.nodes) if (end := self._end_of(rank)) is not None}
+        ends = {rank: end for rank in range(self._num_nodes) if (end := self._end_of(rank)) is not None}
         first = ends.get(0)
-        if first is not None and first["status"] == 0:
-            return True
         self._exit_status = first["status"] if first else 1
-        if self.stopped_by is not None:
+        if self._exit_status == 0 or self.stopped_by is not None:
             return True
         if status.end is End.CANCELLED:
             self.failure = CANCELLED
@@ -230,7 +226,9 @@ class Allocation:
             told = next((end["failure"] for end in ends.values() if end["failure"]), None)
             self.failure = Failure(**told) if told else None if first else self._never_began()
         elif status.end is End.INTERRUPTED or self._has_progress():
-            self._id = None
+            for rank in ends:
+                (self._launch.folder / end_of(rank)).unlink(missing_ok=True)  # how the next start ends, it says itself
+            self._id, self._num_late = None, 0
             self._write_state()
             return False
         else:
@@ -239,7 +237,14 @@ class Allocation:
 
     def _has_progress(self) -> bool:
         """Return whether the engine has saved anything since it was submitted last."""
-        saved = sorted((file.name, file.stat().st_size) for file in self._launch.attempt_dir.glob("resume/**/*"))
+        folder = Path(self._launch.said["attempt_dir"], RESUME)
+        saved = (
+            []
+            if folder.is_symlink()
+            else sorted(  # engines may make links to anywhere
+                (name, os.lstat(Path(place, name)).st_size) for place, _, names in os.walk(folder) for name in names
+            )
+        )
         before, self._progress = self._progress, hashlib.sha256(repr(saved).encode()).hexdigest()
         return self._progress != before
 
@@ -271,7 +276,7 @@ class Allocation:
         return end
 
     def _tails(self, name_of: Callable[[int], str]) -> list[Tail]:
-        return [self._tail(name_of(rank)) for rank in range(self._launch.lease.nodes)]
+        return [self._tail(name_of(rank)) for rank in range(self._num_nodes)]
 
     def _tail(self, name: str) -> Tail:
         return Tail(self._launch.folder / name, self._read.get(name, 0))
@@ -279,7 +284,9 @@ class Allocation:
     def _write_state(self) -> None:
         read = {tail.path.name: tail.position for tail in (*self._events, *self._logs)}
         state = {"id": self._id, "read": read, "progress": self._progress, "num_starts": self._num_starts}
-        write_whole(self._launch.folder / STATE, json.dumps(state))
+        if (text := json.dumps(state)) != self._written:
+            write_whole(self._launch.folder / STATE, text)
+            self._written = text
 
 
 def end(launcher: Launcher, folder: Path) -> bool:
@@ -289,8 +296,7 @@ def end(launcher: Launcher, folder: Path) -> bool:
         return True  # it was never begun
     found = [json.loads(state.read_text())["id"]]
     if found == [None]:
-        mine = launcher.find(json.loads(launch.read_text())["name"])
-        found = [number for number, where in mine.items() if where == folder]
+        found = _of_folder(launcher.find(json.loads(launch.read_text())["name"]), folder)
     for number in found:
         launcher.cancel(number)
     return all(launcher.status(number).end is not None for number in found)
@@ -304,19 +310,22 @@ def preview(name: str, *, nodes: int, planned_bytes: int | None) -> str:
     launcher = LAUNCHERS.get(name)
     known = {"database_url": "postgresql://", "broker_url": "redis://", "launcher": name}
     settings = Settings(**known, data_dir=Path(os.environ.get("BITFOUNDRY_DATA_DIR", "/DATA_DIR")))  # type: ignore[arg-type]
-    request = _request(settings, "bitfoundry-JOB", settings.work_dir / "JOB.launch", nodes, planned_bytes, {})
-    return launcher.preview(settings, request)
+    said = {"name": "bitfoundry-JOB", "nodes": nodes, "planned_bytes": planned_bytes}
+    return launcher.preview(settings, _request(settings, said, settings.work_dir / "JOB.launch", {}))
 
 
-def _request(
-    settings: Settings, name: str, folder: Path, nodes: int, planned_bytes: int | None, environment: Mapping[str, str]
-) -> Request:
+def _of_folder(found: Mapping[str, Path], folder: Path) -> list[str]:
+    """Return the ids of those of the ``found`` allocations that are of the launch in ``folder``."""
+    return [number for number, where in found.items() if where == folder]
+
+
+def _request(settings: Settings, said: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> Request:
     return Request(
-        name=name,
+        name=said["name"],
         folder=folder,
         argv=(sys.executable, "-m", "worker.on_node", str(folder)),
-        nodes=nodes,
-        memory_bytes=limit_of(settings, planned_bytes) + OVERHEAD_BYTES,
+        nodes=said["nodes"],
+        memory_bytes=limit_of(settings, said["planned_bytes"]) + OVERHEAD_BYTES,
         cpus=settings.engine_threads,
         environment=environment,
     )

@@ -120,6 +120,7 @@ class Child:
         ``limit`` is that of its memory.
         """
         self.stopped_by: Stop | None = None
+        self.is_left_alone = False  # it ends with this worker; an ``Allocation`` may not
         self.limit = limit
         self._grace_s = settings.stop_grace_s
         self._lock = threading.Lock()

@@ -83,6 +83,7 @@ class Run:
             on_order=lambda order: self.stop(_STOPS[order]),
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
+        # a launcher brings the other nodes: then there are none here to gather
         self._nodes = Nodes(lease if launcher is None else replace(lease, nodes=1), self._held, settings)
         self._redactor = Redactor.of_worker(settings)
         self._hub: HubAccess | None = None
@@ -101,6 +102,7 @@ class Run:
                 self._execute()
         except LeaseLost:
             self._may_go_on = True
+            self._is_left_alone = self._launcher is not None  # whoever has the lease may have taken its folders over
             logger.warning("%s: the lease was lost, nothing was written", self.lease.job_id)
         finally:
             json_log.job_id.set(None)
@@ -161,9 +163,8 @@ class Run:
             "nodes": status.nodes,
         }  # fmt: skip
         told = {name: self._redactor.clean(text) for name, text in told.items()}
-        self._log.add(
-            f"worker: {told['launcher']} job {allocation}: {status.word} {status.reason or status.nodes}", "info"
-        )
+        place = told["reason"] or told["nodes"]
+        self._log.add(f"worker: {told['launcher']} job {told['id']}: {told['state']} {place}", "info")
         self._held.write(leases.note_allocation, told=told, is_running=status.is_running)
 
     def _prepare(self) -> None:
@@ -267,7 +268,6 @@ class Run:
         except BaseException as error:
             # its work has no owner any more; of an engine elsewhere only a lost lease takes the owner away
             engine.kill(Stop.LEASE_LOST if isinstance(error, LeaseLost) else Stop.CANCELLED)
-            self._is_left_alone = isinstance(engine, Allocation) and isinstance(error, LeaseLost)
             engine.wait()
             raise
         finally:
@@ -276,7 +276,7 @@ class Run:
 
     def _conclude(self, engine: Engine | Allocation, journal: Journal) -> None:
         status = engine.wait()
-        self._is_left_alone = isinstance(engine, Allocation) and engine.is_left_alone
+        self._is_left_alone = engine.is_left_alone
         how = "goes on without this worker" if self._is_left_alone else f"ended with status {status}"
         self._log.add(f"worker: the engine {how}", "info")
         self._log.close()
@@ -306,6 +306,8 @@ class Run:
         self._held.write(leases.release)
 
     def _publish(self, journal: Journal) -> None:
+        if self._launcher is not None:  # another worker may have taken the same folders over: is it still ours?
+            self._held.write(leases.record, happened=[], columns={})
         path, manifest = self._workspace.publish()
         self._held.write(
             leases.succeed,

@@ -13,7 +13,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -101,8 +101,8 @@ class Supervisor:
 
     def _end_orphans(self, session: Session, launcher: Launcher) -> None:
         """Cancel the allocations of jobs that ended while no worker held them. It may take long: in a thread."""
-        if self._undertaker is None or not self._undertaker.is_alive():
-            orphans = find_orphans(session, self._settings)
+        is_busy = self._undertaker is not None and self._undertaker.is_alive()
+        if not is_busy and (orphans := find_orphans(session, self._settings)):
             self._undertaker = threading.Thread(target=end_orphans, args=(launcher, orphans), daemon=True)
             self._undertaker.start()
 
@@ -295,10 +295,7 @@ def remove_stale_attempts(session: Session, settings: Settings, *, has_room: boo
     attempts = {folder: who for folder, who in workspace.list_attempts(settings).items() if folder not in launched}
     between = workspace.list_between_attempts(settings)
     ids = {job_id for job_id, _ in attempts.values()} | set(between.values())
-    if not ids:
-        return
-    needed = load_only(Job.fence, Job.state, Job.attempt, Job.error, Job.finished_at)  # this runs every few seconds
-    jobs = session.scalars(select(Job).options(needed).where(Job.id.in_(ids))).all()
+    jobs = _jobs(session, ids)
     may_go_on = {job.id for job in jobs if job.state not in FINAL or (has_room and keeps_progress(job))}
     held = {(job.id, job.fence) for job in jobs if job.state in HELD}
     for folder, attempt in attempts.items():
@@ -315,7 +312,7 @@ def find_orphans(session: Session, settings: Settings) -> dict[Path, bool]:
     Folder of the attempt -> whether what it has saved is kept, for a retry.
     """
     launched = workspace.list_launches(settings)
-    jobs = {job.id: job for job in session.scalars(select(Job).where(Job.id.in_(set(launched.values()))))}
+    jobs = {job.id: job for job in _jobs(session, set(launched.values()))}
     orphans = {}
     for folder, job_id in launched.items():
         job = jobs.get(job_id)
@@ -333,6 +330,14 @@ def end_orphans(launcher: Launcher, orphans: Mapping[Path, bool]) -> None:
                 shutil.rmtree(workspace.launch_dir(folder), ignore_errors=True)
         except LauncherAway as error:
             logger.warning("cannot end what %s runs for %s: %s", launcher.name, folder.name, error)
+
+
+def _jobs(session: Session, ids: Collection[str]) -> Sequence[Job]:
+    """Return what their folders depend on, of the jobs that are there."""
+    if not ids:
+        return ()
+    needed = load_only(Job.fence, Job.state, Job.attempt, Job.error, Job.finished_at)  # this runs every few seconds
+    return session.scalars(select(Job).options(needed).where(Job.id.in_(ids))).all()
 
 
 def keeps_progress(job: Job) -> bool:

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from sqlalchemy import update
 
 from api.settings import Settings
 from api.store.engine import Sessions
@@ -188,7 +190,40 @@ def test_what_the_cluster_ends_or_refuses_is_said(
             cluster.end_in_time(name)
     job = wait_for(job_id, "failed")
     assert job.error is not None and job.error["code"] == code
-    assert "exceeded quota" in job.error["message"] if what == "quota" else True
+    if what == "quota":
+        assert "exceeded quota" in job.error["message"]
+    wait_for_empty(settings.work_dir)
+
+
+@pytest.mark.parametrize(("num_nodes", "how"), [(1, "deadline"), (2, "eviction")])
+def test_a_job_that_is_submitted_again_succeeds(
+    num_nodes: int, how: str, settings: Settings, make_model: MakeModel, submit: Submit, start_here: StartHere,
+    wait_for: WaitFor, get_job: GetJob, cluster: Cluster,
+) -> None:  # fmt: skip
+    """How the first allocation ended is forgotten: it is no second attempt, and no failure."""
+    start_here(settings)
+    job_id = submit(make_model(mode="slow_once", node_mode="ends late"), nodes=num_nodes)
+    wait_until(lambda: get_job(job_id).phase == "quantize")
+    name = name_of(f"bitfoundry-{job_id}")
+    (cluster.end_in_time if how == "deadline" else cluster.evict)(name)
+    job = wait_for(job_id, "succeeded", "failed")
+    assert (job.state, job.attempt, job.failure_count) == ("succeeded", 1, 0), job.error
+    assert len(cluster.manifests) == 2
+    wait_for_empty(settings.work_dir)
+
+
+def test_a_worker_that_lost_its_lease_leaves_the_folders_to_the_next(
+    settings: Settings, sessions: Sessions, make_model: MakeModel, submit: Submit, start_here: StartHere,
+    wait_for: WaitFor, get_job: GetJob, cluster: Cluster,
+) -> None:  # fmt: skip
+    start_here(settings)
+    job_id = submit(make_model(mode="steady", block_s=1))
+    wait_until(lambda: get_job(job_id).phase == "quantize")
+    with sessions.begin() as session:
+        session.execute(update(Job).where(Job.id == job_id).values(lease_expires_at=datetime.now(UTC)))
+    job = wait_for(job_id, "succeeded", "failed")
+    assert (job.state, outcomes(sessions, job_id)) == ("succeeded", ["lost", "succeeded"]), job.error
+    assert len(cluster.manifests) == 1
     wait_for_empty(settings.work_dir)
 
 
