@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from quantcore.checkpoint.layers import is_head
 from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.checkpoint.roles import find_roles
 from quantcore.config.gguf_types import EMBEDDING, GGUF_TYPES, HEAD, MIXES
 from quantcore.config.layer_plan import LayerPlan
@@ -84,13 +85,11 @@ def _first(value: Any) -> int:
 
 
 def _traits(config: Mapping[str, Any]) -> Traits:
-    heads = int(config.get("num_attention_heads") or 1)
-    return Traits(
-        ARCHITECTURES[str(config["model_type"])].name,
-        int(config.get("num_hidden_layers") or 0),
-        heads // int(config.get("num_key_value_heads") or heads),
-        int(config.get("num_local_experts") or config.get("num_experts") or 0),
-    )
+    sizes = ModelConfig(config)
+    heads = sizes.num_heads or 1
+    per_value = heads // (sizes.num_key_value_heads or heads)
+    name = ARCHITECTURES[str(config["model_type"])].name
+    return Traits(name, sizes.num_layers or 0, per_value, sizes.num_experts or 0)
 
 
 def _in_mix(
