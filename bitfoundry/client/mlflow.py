@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -94,7 +95,8 @@ class MLflow:
                 for step, value in enumerate(values)
             ),
         ]
-        metrics = [{**metric, "timestamp": 0} for metric in metrics if math.isfinite(metric["value"])]
+        now_ms = int(time.time() * 1000)
+        metrics = [{**metric, "timestamp": now_ms} for metric in metrics if math.isfinite(metric["value"])]
         tags = [{"key": name, "value": value[:MAX_TAG]} for name, value in logged.tags.items()]
         for some in _pieces(params, MAX_PARAMS):
             self._send("POST", "runs/log-batch", {"run_id": run_id, "params": some})

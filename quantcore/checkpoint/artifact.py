@@ -54,6 +54,17 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
             shutil.rmtree(kept, ignore_errors=True)
 
 
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield a path beside ``path`` to write to, which takes its place at the end, or is removed after a failure."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield scratch
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
 def check_free(output_dir: Path) -> None:
     """Raise ConfigError ``output_exists`` if ``output_dir`` is a file, or a folder that is not empty."""
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):

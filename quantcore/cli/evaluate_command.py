@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quantcore.cli.flags import add_evaluation
+from quantcore.cli.flags import add_evaluation, new_file
 from quantcore.cli.from_flags import evaluation_of
 from quantcore.cli.grammar import of_a_model
 from quantcore.cli.inputs import Find, check_models, check_text, found
@@ -63,10 +63,10 @@ def evaluate(arguments: list[str], find: Find) -> int:
     if status or options.gate == "warn" or not results:
         return status
     verdict = results[0].verdict
-    assert verdict is not None  # there was an original
-    if verdict.level not in UNPUBLISHED:
+    if verdict is not None and verdict.level not in UNPUBLISHED:
         return 0
-    print(f"The gate failed: the verdict is {verdict.level}, and {verdict.reason}.", file=sys.stderr)
+    why = "there is no verdict" if verdict is None else f"the verdict is {verdict.level}, and {verdict.reason}"
+    print(f"The gate failed: {why}.", file=sys.stderr)
     return WORSE
 
 
@@ -78,7 +78,14 @@ def reference(arguments: list[str], find: Find) -> int:
         " later, on another machine or in a pipeline, without the model: evaluate OUT --reference FILE.",
         has_original=False,
     )
-    flags.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="file to write (safetensors)")
+    flags.add_argument(
+        "-o",
+        "--output",
+        type=new_file,
+        required=True,
+        metavar="FILE",
+        help="file to write (safetensors); it must not exist",
+    )
     add_evaluation(flags)
     options = found(flags.parse_args(arguments), find)
 
@@ -86,12 +93,6 @@ def reference(arguments: list[str], find: Find) -> int:
         evaluation = evaluation_of(options)
         check_models(options.model_dir)
         check_text(evaluation)
-        if not options.output.parent.is_dir():
-            raise ConfigError(
-                f"There is no folder '{options.output.parent}' for the reference.",
-                code="folder_not_found",
-                hint="Make it first, or name a file in another one.",
-            )
         from quantcore.engine.commands.reference import make_reference
         from quantcore.engine.runtime.devices import limit_threads
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from quantcore.cli.flags import add_calibration, new_file
 from quantcore.cli.from_flags import calibration_of
 from quantcore.cli.grammar import Flags, add_model
 from quantcore.cli.inputs import check_models
-from quantcore.cli.running import shown
+from quantcore.cli.running import print_json, shown
 from quantcore.data.documents import find_file
 from quantcore.events import Emit
 
@@ -45,9 +44,6 @@ def run(options: argparse.Namespace) -> int:
         return imatrix(options.model_dir, options.output, calibration, emit)
 
     def show(done: dict[str, Any]) -> None:
-        if options.json:
-            print(json.dumps(done, indent=2))
-        else:
-            print(f"Wrote the inputs of {done['num_tensors']} tensors on {done['num_tokens']} tokens: {done['file']}")
+        print(f"Wrote the inputs of {done['num_tensors']} tensors on {done['num_tokens']} tokens: {done['file']}")
 
-    return shown(work, show)
+    return shown(work, print_json if options.json else show)

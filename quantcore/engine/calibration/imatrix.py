@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import torch
 
+from quantcore.checkpoint.artifact import written_whole
 from quantcore.data.imatrix import HINT, find_imatrix
 from quantcore.engine.calibration.stats import Stats
 from quantcore.errors import CalibrationError
@@ -234,21 +235,20 @@ def write_imatrix(path: Path, tensors: Mapping[str, Sequence[InputSums]], settin
     """
     from gguf import GGUFWriter
 
-    beside = path.with_name(f"{path.name}.part")
-    writer = GGUFWriter(beside, "")
-    writer.kv_data[0].clear()  # an architecture, which such a file does not have
-    writer.add_type("imatrix")
-    writer.add_array(DATASETS, list(settings[DATASETS]))
-    writer.add_uint32(NUM_CHUNKS, settings[NUM_CHUNKS])
-    writer.add_uint32(CHUNK_SIZE, settings[CHUNK_SIZE])
-    for name in sorted(tensors):
-        parts = tensors[name]
-        writer.add_tensor(f"{name}{SQUARES}", torch.stack([part.square_I for part in parts]).float().numpy())
-        counts = numpy.array([[part.num_tokens] for part in parts], dtype=numpy.float32)
-        writer.add_tensor(f"{name}{COUNTS}", counts)
-        writer.add_tensor(f"{name}{SUMS}", torch.stack([part.sum_I for part in parts]).float().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    beside.rename(path)
+    with written_whole(path) as scratch:
+        writer = GGUFWriter(scratch, "")
+        writer.kv_data[0].clear()  # an architecture, which such a file does not have
+        writer.add_type("imatrix")
+        writer.add_array(DATASETS, list(settings[DATASETS]))
+        writer.add_uint32(NUM_CHUNKS, settings[NUM_CHUNKS])
+        writer.add_uint32(CHUNK_SIZE, settings[CHUNK_SIZE])
+        for name in sorted(tensors):
+            parts = tensors[name]
+            writer.add_tensor(f"{name}{SQUARES}", torch.stack([part.square_I for part in parts]).float().numpy())
+            counts = numpy.array([[part.num_tokens] for part in parts], dtype=numpy.float32)
+            writer.add_tensor(f"{name}{COUNTS}", counts)
+            writer.add_tensor(f"{name}{SUMS}", torch.stack([part.sum_I for part in parts]).float().numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()

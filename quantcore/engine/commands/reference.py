@@ -49,7 +49,7 @@ def make_reference(model_name: str, evaluation: EvaluationConfig, output: Path, 
         with model.vocabulary(states[0]) as vocabulary:
             of_answers = predictions_of(vocabulary, states, answers.scored)
     about = {"model": model_name, "identity": baselines.model, "environment": environment()}
-    write(Reference(about, spelling(text, load_tokenizer(path)), text, of_text, answers, of_answers), output)
+    write(Reference(about, spelling(text, answers, load_tokenizer(path)), text, of_text, answers, of_answers), output)
     return {
         "output": str(output),
         "model": model_name,

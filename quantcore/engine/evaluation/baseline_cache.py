@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import quantcore
+from quantcore.checkpoint.artifact import written_whole
 from quantcore.engine.evaluation.provenance import environment
 from quantcore.engine.runtime.ranks import ALONE, Ranks
 
@@ -108,14 +109,10 @@ class BaselineCache:
         """Write an entry as a whole or not at all. A cache that cannot be written is no reason to fail."""
         if path is None:
             return
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
         with suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            try:
+            with written_whole(path) as scratch:
                 write(scratch)
-                scratch.replace(path)
-            finally:
-                scratch.unlink(missing_ok=True)
             _make_room(path.parent)
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from quantcore.engine.evaluation.perplexity import exponential, mean_and_stderr, perplexities
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.evaluation.token_sums import TokenSums, sums_of_tokens
-from quantcore.engine.runtime.block_capture import NonBlockParts
 from quantcore.engine.runtime.vocabulary import Vocabulary, common_parts
 from quantcore.plan.workload import LOGIT_ROWS, PART_ROWS
 from quantcore.report.quality import AbsoluteQuality, Divergence, Measure, PositionQuality, Quality
@@ -44,20 +44,8 @@ def measure(
 
     ``states`` are the last hidden states [1, T, H]; ``original`` has vocabulary and states of the float model.
     """
-    others = [] if original is None else [original[0]]
-    sums: dict[tuple[int, int], TokenSums] = {}
-    with torch.inference_mode():
-        for tokens in common_parts(vocabulary, *others):
-            with vocabulary.part(tokens) as logits, _part_of(original, tokens) as original_logits:
-                for window, predicted_P in enumerate(text.predicted_NP):
-                    for rows in _slices(len(predicted_P), PART_ROWS if tokens else LOGIT_ROWS):
-                        outputs = [logits(states[window][:, rows])[0]]
-                        if original is not None and original_logits is not None:
-                            outputs.insert(0, original_logits(original[1][window][:, rows])[0])
-                        added = sums_of_tokens(outputs, predicted_P[rows], tokens.start if tokens else 0)
-                        before = sums.get((window, rows.start))
-                        sums[window, rows.start] = added if before is None else before.joined(added)
-    found, shape = [sums[place] for place in sorted(sums)], (len(text.ids_NT), -1)
+    models = [(vocabulary, states)] if original is None else [original, (vocabulary, states)]
+    found, shape = sums_of(models, text), (len(text.ids_NT), -1)
     *of_original, losses_NP = (
         torch.cat(parts).view(shape) for parts in zip(*(each.losses() for each in found), strict=True)
     )
@@ -66,10 +54,37 @@ def measure(
     return Measured(losses_NP, of_original[0], torch.cat([each.distances() for each in found]).view(*shape, 4))
 
 
-def _part_of(
-    original: tuple[Vocabulary, Sequence[torch.Tensor]] | None, tokens: range | None
-) -> AbstractContextManager[NonBlockParts | None]:
-    return nullcontext() if original is None else original[0].part(tokens)
+class Seen(Protocol):
+    """Gets the logits [R, v] of the first model for the tokens from ``first`` on, of ``rows`` of a window."""
+
+    def __call__(self, window: int, rows: slice, logits: torch.Tensor, first: int) -> None: ...
+
+
+def sums_of(
+    models: Sequence[tuple[Vocabulary, Sequence[torch.Tensor]]], text: EvaluationText, see: Seen | None = None
+) -> list[TokenSums]:
+    """Return the sums of one model, or of an original and another one, for some rows of each window after the other.
+
+    Each model comes with its last hidden states. ``see`` is shown all logits, a part of the vocabulary at a time.
+    """
+    sums: dict[tuple[int, int], TokenSums] = {}
+    with torch.inference_mode():
+        for tokens in common_parts(*(vocabulary for vocabulary, _ in models)):
+            first, size = (tokens.start, PART_ROWS) if tokens else (0, LOGIT_ROWS)
+            with ExitStack() as parts:
+                logits_of = [parts.enter_context(vocabulary.part(tokens)) for vocabulary, _ in models]
+                for window, predicted_P in enumerate(text.predicted_NP):
+                    for rows in _slices(len(predicted_P), size):
+                        outputs = [
+                            logits(states[window][:, rows])[0]
+                            for logits, (_, states) in zip(logits_of, models, strict=True)
+                        ]
+                        if see is not None:
+                            see(window, rows, outputs[0], first)
+                        added = sums_of_tokens(outputs, predicted_P[rows], first)
+                        before = sums.get((window, rows.start))
+                        sums[window, rows.start] = added if before is None else before.joined(added)
+    return [sums[place] for place in sorted(sums)]
 
 
 def summarize(measured: Measured, text: EvaluationText) -> AbsoluteQuality:

@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
+from quantcore.checkpoint.artifact import written_whole
 from quantcore.engine.data.tokenizer import load_tokenizer
-from quantcore.engine.evaluation.divergence import Measured
+from quantcore.engine.evaluation.divergence import Measured, sums_of
 from quantcore.engine.evaluation.own_answers import Answers
 from quantcore.engine.evaluation.text import EvaluationText
-from quantcore.engine.evaluation.token_sums import TokenSums, sums_of_tokens
-from quantcore.engine.runtime.vocabulary import Vocabulary, common_parts
+from quantcore.engine.runtime.vocabulary import Vocabulary
 from quantcore.errors import ConfigError, reason_of
-from quantcore.plan.workload import LOGIT_ROWS, PART_ROWS
 
 FORMAT = 1
 NUM_TOP = 128
@@ -59,7 +57,7 @@ class Predictions:
 class Reference:
     """A reference in memory. ``about``: the original (``model``, ``identity``) and where it was computed.
 
-    ``spelled`` is a digest of the tokens as text: another tokenizer would spell them otherwise.
+    ``spelled`` is a digest of all tokens as text: another tokenizer would spell them otherwise.
     """
 
     about: Mapping[str, Any]
@@ -68,12 +66,6 @@ class Reference:
     of_text: Predictions
     answers: Answers | None = None
     of_answers: Predictions | None = None
-
-
-class Seen(Protocol):
-    """Gets the logits [R, v] for the tokens from ``first`` on, of ``rows`` of a window."""
-
-    def __call__(self, window: int, rows: slice, logits: torch.Tensor, first: int) -> None: ...
 
 
 def write(reference: Reference, path: Path) -> None:
@@ -88,12 +80,8 @@ def write(reference: Reference, path: Path) -> None:
             "kinds": answers.kinds, "num_ended": answers.num_ended, "left_out": dict(answers.left_out),
             "counts": _counts(answers.scored),
         }  # fmt: skip
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with written_whole(path) as scratch:
         save_file(tensors, scratch, metadata={METADATA: json.dumps(about)})
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Reference:
@@ -104,26 +92,29 @@ def read(path: Path) -> Reference:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
         if about is None or about["format"] != FORMAT:
             raise _invalid(path, f"it is not of format {FORMAT}")
-        shown, _, of_text = _part_of(TEXT, tensors, about["counts"])
+        text, of_text = _part_of(TEXT, tensors, about["counts"], tensors[f"{TEXT}.ids"])
         answers = of_answers = None
         if (said := about.get("answers")) is not None:
-            whole, scored, of_answers = _part_of(ANSWERS, tensors, said["counts"])
+            ids_NT, targets_NP = (tensors[f"{ANSWERS}.{each}"].long() for each in ("ids", "targets"))
+            scored, of_answers = _part_of(ANSWERS, tensors, said["counts"], targets_NP.clamp(min=0))
+            whole = EvaluationText(ids_NT, torch.ones(len(ids_NT), dtype=torch.long), 0, 0)
             starts = tuple(tensors[f"{ANSWERS}.starts"].tolist())
             answers = Answers(whole, scored, starts, tuple(said["kinds"]), said["num_ended"], said["left_out"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise _invalid(path, reason_of(error)) from error
-    return Reference(about, about["spelled"], shown, of_text, answers, of_answers)
+    return Reference(about, about["spelled"], text, of_text, answers, of_answers)
 
 
-def spelling(text: EvaluationText, tokenizer: PreTrainedTokenizerBase) -> str:
+def spelling(text: EvaluationText, answers: Answers | None, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a digest of the text that ``tokenizer`` makes of the tokens."""
-    spelled = json.dumps(tokenizer.batch_decode(text.ids_NT.tolist()))
+    rows = [*text.ids_NT.tolist(), *([] if answers is None else answers.shown.ids_NT.tolist())]
+    spelled = json.dumps(tokenizer.batch_decode(rows))
     return hashlib.sha256(spelled.encode()).hexdigest()
 
 
 def check_fits(reference: Reference, folder: Path) -> None:
     """Raise ConfigError ``other_tokenizer`` unless the tokenizer in ``folder`` is the original's."""
-    if spelling(reference.text, load_tokenizer(folder)) != reference.spelled:
+    if spelling(reference.text, reference.answers, load_tokenizer(folder)) != reference.spelled:
         raise ConfigError(
             f"The reference is one of {reference.about['model']}, whose tokenizer is another than this model's.",
             code="other_tokenizer",
@@ -158,22 +149,25 @@ def _tensors_of(
 
 
 def _part_of(
-    name: str, tensors: Mapping[str, torch.Tensor], counts: Sequence[int]
-) -> tuple[EvaluationText, EvaluationText, Predictions]:
-    """Return the text that models run on, the one that is scored, and the predictions. Raises ValueError, KeyError."""
-    ids_NT, targets_NP = (tensors[f"{name}.{each}"].long() for each in ("ids", "targets"))
-    strata = tensors.get(f"{name}.strata")
+    name: str, tensors: Mapping[str, torch.Tensor], counts: Sequence[int], ids_NT: torch.Tensor
+) -> tuple[EvaluationText, Predictions]:
+    """Return a text that is scored, and what was predicted of it. Raises ValueError, KeyError."""
+    targets_NP, strata_N = tensors[f"{name}.targets"].long(), tensors.get(f"{name}.strata")
     num_scored, (num_words, num_bytes) = int((targets_NP >= 0).sum()), map(int, counts)
     stored = [tensors[f"{name}.{each}"] for each in ("losses", "top", "top_log", "drawn", "drawn_log")]
+    if any((tensors[each] < 0).any() for each in (f"{name}.ids", f"{name}.top")):
+        raise ValueError("it has tokens below 0")
     if any(len(tensor) != num_scored for tensor in stored):
         raise ValueError(f"it has {len(stored[0])} predictions for {num_scored} tokens")
-    predictions = Predictions(*stored)
-    shown = EvaluationText(
-        ids_NT, torch.zeros(len(ids_NT), dtype=torch.long), num_words, num_bytes, targets_NP,
-        strata_N=None if strata is None else strata.long(),
-    )  # fmt: skip
-    is_text = targets_NP.shape[1] == ids_NT.shape[1] - 1
-    return shown, shown if is_text else replace(shown, ids_NT=targets_NP.clamp(min=0)), predictions
+    text = EvaluationText(
+        ids_NT.long(),
+        torch.zeros(len(ids_NT), dtype=torch.long),
+        num_words,
+        num_bytes,
+        targets_NP,
+        strata_N=None if strata_N is None else strata_N.long(),
+    )
+    return text, Predictions(*stored)
 
 
 def predictions_of(vocabulary: Vocabulary, states: Sequence[torch.Tensor], text: EvaluationText) -> Predictions:
@@ -190,7 +184,7 @@ def predictions_of(vocabulary: Vocabulary, states: Sequence[torch.Tensor], text:
         best = values.sort(dim=1, descending=True, stable=True).indices[:, :NUM_TOP]
         top[place] = values.gather(1, best).cpu(), ids.gather(1, best).cpu()
 
-    sums = _look(vocabulary, states, text, keep)
+    sums = sums_of([(vocabulary, states)], text, keep)
     log_total_M = torch.cat([each.models[0].log_total for each in sums])
     values, ids = (torch.cat(parts) for parts in zip(*(top[place] for place in sorted(top)), strict=True))
     losses_M = torch.cat([each.losses()[0] for each in sums])
@@ -235,7 +229,7 @@ def _draw(
         drawn_log_MD[own] = torch.where(is_drawn, logs.gather(1, places), drawn_log_MD[own])
         passed_M[own] = ends[:, -1]
 
-    _look(vocabulary, states, text, draw)
+    sums_of([(vocabulary, states)], text, draw)
     return drawn_MD, drawn_log_MD
 
 
@@ -258,7 +252,7 @@ def measure_against(
         values = logits.float().gather(1, places.clamp(0, logits.shape[1] - 1).to(logits.device)).double().cpu()
         found_NPX[window, rows] += torch.where(is_here, values, 0.0)
 
-    sums = _look(vocabulary, states, text, pick)
+    sums = sums_of([(vocabulary, states)], text, pick)
     losses_NP = torch.cat([each.losses()[0] for each in sums]).view(shape)
     log_total_NP = torch.cat([each.models[0].log_total for each in sums]).view(shape)
     choice_NP = torch.cat([each.models[0].choice for each in sums]).view(shape)
@@ -279,24 +273,3 @@ def _divergence(predictions: Predictions, log_q_SX: torch.Tensor) -> torch.Tenso
     changes_SD = torch.where(is_drawn, predictions.drawn_log_SD.double() - log_q_SX[:, num_top:], 0.0)
     rest_S = (1 - p.sum(1)).clamp(min=0)
     return listed_S + rest_S * changes_SD.sum(1) / is_drawn.sum(1).clamp(min=1)
-
-
-def _look(vocabulary: Vocabulary, states: Sequence[torch.Tensor], text: EvaluationText, see: Seen) -> list[TokenSums]:
-    """Show all logits to ``see``, for a part of the vocabulary after the other. Returns the sums of all tokens."""
-    sums: dict[tuple[int, int], TokenSums] = {}
-    with torch.inference_mode():
-        for tokens in common_parts(vocabulary):
-            first, size = (tokens.start, PART_ROWS) if tokens else (0, LOGIT_ROWS)
-            with vocabulary.part(tokens) as logits:
-                for window, predicted_P in enumerate(text.predicted_NP):
-                    for rows in _slices(len(predicted_P), size):
-                        output = logits(states[window][:, rows])[0]
-                        see(window, rows, output, first)
-                        added = sums_of_tokens([output], predicted_P[rows], first)
-                        before = sums.get((window, rows.start))
-                        sums[window, rows.start] = added if before is None else before.joined(added)
-    return [sums[place] for place in sorted(sums)]
-
-
-def _slices(num_rows: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size))
