@@ -232,10 +232,13 @@ def test_a_lost_node_costs_a_few_blocks(
     real: Settings, expected: dict[str, str], sessions: Sessions, model: Path, submit: Submit, start_here: StartHere,
     wait_for: WaitFor, get_job: GetJob, cluster: Cluster,
 ) -> None:  # fmt: skip
-    """And a controller that is killed in between costs nothing."""
+    """And a controller that is killed in between costs nothing. Meanwhile the engine is held: it must not finish."""
     start_here(real)
     job_id = submit(model, **ASKED)
     wait_until_quantizing(get_job, job_id, 1)
+    launches = [str(path) for path in real.work_dir.glob("*.launch")]
+    for launch in launches:
+        subprocess.run(["pkill", "-STOP", "-f", "--", launch], check=True)
     cluster.kill("slurmctld")
     wait_until(
         lambda: (get_job(job_id).allocation or {}).get("state") == "AWAY", note=lambda: get_job(job_id).allocation
@@ -246,7 +249,7 @@ def test_a_lost_node_costs_a_few_blocks(
     cluster.kill(f"slurmd-{node}")
     try:
         # the machine is gone, with all that ran there; first what would tell the controller
-        for pattern in ("slurmstepd: ", *map(str, real.work_dir.glob("*.launch"))):
+        for pattern in ("slurmstepd: ", *launches):
             subprocess.run(["pkill", "-KILL", "-f", "--", pattern], check=True)
         wait_until(lambda: (get_job(job_id).allocation or {}).get("state") == "PENDING", note=cluster.jobs)
         cluster.start_requeued()
@@ -275,6 +278,21 @@ def test_the_schedulers_time_limit_is_no_end(
     job = wait_for(job_id, "failed")
     assert job.error is not None and job.error["code"] == "scheduler_time_limit"
     assert len(ended) == 2 and states_of(sessions, job_id).count("TIMEOUT") == 2
+    wait_for_empty(settings.work_dir)
+
+
+def test_a_job_that_a_time_limit_ended_once_succeeds(
+    settings: Settings, sessions: Sessions, make_model: MakeModel, submit: Submit, start_here: StartHere,
+    wait_for: WaitFor, cluster: Cluster,
+) -> None:  # fmt: skip
+    """The engine says how it ended when the limit came; that is forgotten with the next submission."""
+    start_here()
+    job_id = submit(make_model(mode="slow_once"))
+    ((number, *_),) = wait_until(lambda: cluster.jobs("RUNNING"))
+    cluster.ask("scontrol", "update", f"jobid={number}", "TimeLimit=1")
+    job = wait_for(job_id, "succeeded", "failed", timeout_s=LIMIT_S)
+    assert (job.state, job.attempt, job.failure_count) == ("succeeded", 1, 0), job.error
+    assert states_of(sessions, job_id).count("TIMEOUT") == 1
     wait_for_empty(settings.work_dir)
 
 
