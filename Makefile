@@ -88,7 +88,12 @@ slurm-for-tests:
 	@{ command -v slurmctld && command -v slurmd && command -v munged; } >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; } \
 	  || { echo "the tests of the Slurm launcher need Debian's slurm-wlm and munge: run make slurm-for-tests as root" >&2; exit 1; }
 
-test-all: $(UI) converter consumers slurm-for-tests  ## all the tests, the slow ones and vLLM included
+.PHONY: ceph-for-tests
+ceph-for-tests:
+	@{ command -v ceph-mon && command -v ceph-osd && command -v radosgw; } >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends ceph-mon ceph-osd radosgw; } \
+	  || { echo "the tests of object storage need Debian's ceph-mon, ceph-osd and radosgw: run make ceph-for-tests as root" >&2; exit 1; }
+
+test-all: $(UI) converter consumers slurm-for-tests ceph-for-tests  ## all the tests, the slow ones and vLLM included
 	@$(NPM) --silent test
 	@$(PYTEST) $(ARGS)
 

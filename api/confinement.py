@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from api.settings import Settings
 from quantcore.checkpoint.side_files import side_files
 from quantcore.errors import ConfigError, ModelError
+from quantcore.hub import object_store
 from quantcore.sandbox import landlock
 from quantcore.sandbox.opening import VARIABLE, Identity, folders_beside, identify
 
@@ -72,7 +73,7 @@ ORIGINALS = "BITFOUNDRY_ORIGINALS_DIR"
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 LAST_PORT = 65535
 HUB_PORTS = (53, 80, 443)
-"""Name servers that answer over TCP, and the Hub's servers; its addresses in the environment may add others."""
+"""Name servers that answer over TCP, the Hub's servers and object stores; addresses in the environment add others."""
 
 
 @dataclass(frozen=True)
@@ -159,16 +160,17 @@ def reach_of(
     task: Mapping[str, Any],
     *,
     with_hub: bool,
+    with_store: bool = False,
     num_processes: int = 1,
     own: Sequence[Path] = (),
     originals: Path | None = None,
 ) -> Reach:
     """Return the rules for a process whose ``folder`` holds its ``task``: the attempt of an engine, a chat, a reader.
 
-    ``own`` are files of the service that it may read as well, ``originals`` a folder of results that it may write (see
-    ``originals_of``). Makes the folders that the process needs. Raises
-    ModelError ``path_not_allowed`` for a file that no such process may read, and ``unsafe_path`` if a link has taken
-    the place of one since its path was resolved.
+    It reaches the Hub's servers and caches ``with_hub``, and object stores ``with_store``. ``own`` are files of the
+    service that it may read as well, ``originals`` a folder of results that it may write (see ``originals_of``). Makes
+    the folders that the process needs. Raises ModelError ``path_not_allowed`` for a file that no such process may read,
+    and ``unsafe_path`` if a link has taken the place of one since its path was resolved.
     """
     scratch = folder / "tmp"
     written = [folder, *_hub_caches()] if with_hub else [folder]
@@ -180,7 +182,8 @@ def reach_of(
     hidden = (settings.data_dir, *([key.resolve()] if key is not None else []))
     files: dict[Path, Identity | None] = {path: identify(path) for path in own}
     for path in [*_model_files(task), *_texts(task), *_imatrices(task)]:
-        _check_input(settings, path, hidden)
+        if not path.is_relative_to(folder):  # else the service itself has put it there
+            _check_input(settings, path, hidden)
         with suppress(FileNotFoundError, PermissionError):  # the process says which of its files is missing
             files[path] = identify(path)
     beside = [Path(task["model_dir"]).parent] if Path(task.get("model_dir") or "").is_file() else []
@@ -197,7 +200,7 @@ def reach_of(
         **{name: str(scratch / kind) for name, kind in CACHES.items()},
     }
     files |= {path.resolve(): None for path in written}
-    families, tcp = _network(settings, with_hub, num_processes)
+    families, tcp = _network(settings, with_hub, with_store, num_processes)
     return Reach(files, tuple(listed), tuple(read), (*written, *devices), variables, families, tcp)
 
 
@@ -230,9 +233,9 @@ def _check_input(settings: Settings, path: Path, hidden: Sequence[Path]) -> None
 
 
 def _network(
-    settings: Settings, with_hub: bool, num_processes: int
+    settings: Settings, with_hub: bool, with_store: bool, num_processes: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Return the families of sockets and the TCP ports of a process: none without the Hub or other processes.
+    """Return the families of sockets and the TCP ports of a process: none without servers or other processes.
 
     Processes of one job find each other under any port, but for those of the database and the broker. On GPUs their
     libraries share memory through AF_UNIX.
@@ -243,8 +246,9 @@ def _network(
         starts, ends = [1, *(port + 1 for port in closed)], [*(port - 1 for port in closed), LAST_PORT]
         families = (AF_INET, AF_INET6, AF_NETLINK, *([AF_UNIX] if Path("/dev/nvidia0").exists() else []))
         return families, tuple((first, last) for first, last in zip(starts, ends, strict=True) if first <= last)
-    if with_hub:
-        addresses = (os.environ.get(name, "") for name in ("HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY"))
+    if with_hub or with_store:
+        addresses = [os.environ.get(name, "") for name in ("HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY")]
+        addresses += [object_store.address()] if with_store else []
         ports = {*HUB_PORTS, *filter(None, map(_port, addresses))}
         return (AF_INET, AF_INET6, AF_NETLINK), tuple((port, port) for port in sorted(ports))
     return (), ()

@@ -16,14 +16,17 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from api import confinement
 from api.settings import Settings
 from quantcore.cli.readers import Request
 from quantcore.config.job_spec import JobSpec
 from quantcore.errors import ModelError, QuantError
+from quantcore.hub import object_store
+from quantcore.hub.names import is_store_url
 from quantcore.plan.hardware import Hardware
 
 KEPT_VARIABLES = (
@@ -62,6 +65,14 @@ class Readers:
         """Return ``{"sha": ..., "inspection": {...}}``. Raises QuantError."""
         return self._ask(model, None, None, token)
 
+    def copy(self, model: Mapping[str, Any], folder: Path, what: Literal["outline", "tokenizer"]) -> str:
+        """Copy the outline or the tokenizer of a model in an object store to a new ``folder``. Returns its ``sha``.
+
+        The process that does this has the keys of the store, and reads no model. Raises QuantError.
+        """
+        request = Request(model_id=model["id"], revision=model["revision"], into=str(folder), what=what)
+        return str(self._send(request, folder.parent, {}, with_store=True)["sha"])
+
     def close(self) -> None:
         """End the process."""
         with self._lock:
@@ -76,45 +87,62 @@ class Readers:
     def _ask(
         self, model: Mapping[str, Any], specs: Sequence[JobSpec] | None, hardware: Hardware | None, token: str | None
     ) -> dict[str, Any]:
-        with self._rules(model) as (rules, variables):
+        with _scratch() as folder:
+            if "path" in model:
+                request = Request(path=model["path"], specs=specs, hardware=hardware)
+                return self._send(request, folder, {"model_dir": model["path"]})
+            if is_store_url(model["id"]):
+                return self._ask_of_copy(model, folder / "model", specs, hardware)
             request = Request(
-                path=model.get("path"),
-                model_id=model.get("id"),
-                revision=model.get("revision", "main"),
-                token=token,
-                specs=specs,
-                hardware=hardware,
-                rules=rules,
-                variables=variables,
-                memory_bytes=self._settings.reader_memory_bytes,
-                seconds=SECONDS,
+                model_id=model["id"], revision=model["revision"], token=token, specs=specs, hardware=hardware
             )
-            with self._connect() as connection, connection.makefile("rwb") as stream:
-                connection.settimeout(3 * SECONDS)
-                try:
-                    pickle.dump(request, stream)
-                    stream.flush()
-                    answer = json.loads(stream.read())
-                except (OSError, ValueError) as error:  # the child's end is closed when it is killed
-                    raise _unreadable() from error
+            return self._send(request, folder, {}, with_hub=True)
+
+    def _ask_of_copy(
+        self, model: Mapping[str, Any], outline: Path, specs: Sequence[JobSpec] | None, hardware: Hardware | None
+    ) -> dict[str, Any]:
+        """Ask one process to draw the outline of a model, and another one to read it."""
+        sha = self.copy(model, outline, "outline")
+        request = Request(path=str(outline), is_outline=True, specs=specs, hardware=hardware)
+        try:
+            return self._send(request, outline.parent, {"model_dir": str(outline)}) | {"sha": sha}
+        except QuantError as error:
+            error.message = error.message.replace(str(outline), model["id"])  # the folder is ours, not the user's
+            raise
+
+    def _send(
+        self,
+        request: Request,
+        folder: Path,
+        task: Mapping[str, Any],
+        *,
+        with_hub: bool = False,
+        with_store: bool = False,
+    ) -> dict[str, Any]:
+        """Return the answer of a new child that may write in ``folder`` and read the model of the ``task``."""
+        rules, variables = None, {"TMPDIR": str(folder)}
+        own = object_store.key_files() if with_store else []
+        if self._settings.confine_engine:
+            reach = confinement.reach_of(
+                self._settings, folder, task, with_hub=with_hub, with_store=with_store, own=own
+            )
+            rules, variables = reach.rules(), reach.environment()
+        if with_store:
+            variables = variables | object_store.key_variables()
+        memory_bytes = self._settings.reader_memory_bytes
+        request = replace(request, rules=rules, variables=variables, memory_bytes=memory_bytes, seconds=SECONDS)
+        with self._connect() as connection, connection.makefile("rwb") as stream:
+            connection.settimeout(3 * SECONDS)
+            try:
+                pickle.dump(request, stream)
+                stream.flush()
+                answer = json.loads(stream.read())
+            except (OSError, ValueError) as error:  # the child's end is closed when it is killed
+                raise _unreadable() from error
         if "error" in answer:
             raise error_of(answer["error"])
         result: dict[str, Any] = answer["result"]
         return result
-
-    @contextmanager
-    def _rules(self, model: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any] | None, dict[str, str]]]:
-        """Yield the rules and the variables of a child, and remove its folder afterwards."""
-        folder = Path(tempfile.mkdtemp(prefix="bitfoundry-reader-")).resolve()
-        try:
-            if not self._settings.confine_engine:
-                yield None, {"TMPDIR": str(folder)}
-                return
-            task = {} if model.get("path") is None else {"model_dir": model["path"]}
-            reach = confinement.reach_of(self._settings, folder, task, with_hub="id" in model)
-            yield reach.rules(), reach.environment()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _connect(self) -> socket.socket:
         """Return a connection to a new child."""
@@ -149,6 +177,16 @@ class Readers:
                 )
             self._requests = ours
         return self._requests
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Yield the folder of a request, and remove it afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="bitfoundry-reader-")).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def error_of(described: Mapping[str, Any]) -> QuantError:

@@ -32,7 +32,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from api.store.vault import Vault
 from quantcore.config.values import sentence_of
 from quantcore.errors import ConfigError, ModelError, PublishError
-from quantcore.hub.target import check_url, is_below, is_url, real_url
+from quantcore.hub.names import is_below, is_plain_url
+from quantcore.hub.target import check_url, real_url
 from quantcore.sandbox.opening import resolved
 
 
@@ -134,6 +135,8 @@ class Settings(BaseSettings):
     public_url: Annotated[str, AfterValidator(_check_public_url)] | None = None
     # URLs of folders, as file:///srv/models,s3://bucket/models: artifacts may be published there, and below.
     publish_urls: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)] = ()
+    # URLs of folders in object stores, as s3://bucket/models,gs://other/models: jobs may read models below them.
+    model_urls: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)] = ()
     requests_per_minute: PositiveInt = 60_000  # of a project that has no limit of its own
     sign_in_s: PositiveFloat = 12 * 3600  # how long a browser stays signed in
     # Days after a job's end; None keeps it. Logs: also its events. Jobs: all of it, with its artifact.
@@ -195,6 +198,16 @@ class Settings(BaseSettings):
             return Vault.of_text(self.secret_key.get_secret_value())
         return Vault.of_file(self.secret_key_file) if self.secret_key_file is not None else None
 
+    def check_model_url(self, url: str) -> None:
+        """Raise ModelError ``model_url_not_allowed`` unless jobs may read models at ``url``."""
+        if not is_below(url, self.model_urls):
+            raise ModelError(
+                f"This service may not read models from '{url}'.",
+                code="model_url_not_allowed",
+                hint="Use a URL below one that the operator allows (BITFOUNDRY_MODEL_URLS).",
+                allowed=self.model_urls,
+            )
+
     def find_output(self, url: str) -> str:
         """Return the real URL of a folder that artifacts may be published to: below one of ``publish_urls``.
 
@@ -203,7 +216,7 @@ class Settings(BaseSettings):
         """
         with _pointing_at("/publish/to"):
             real = real_url(url)
-        if not is_below(real, self.publish_urls) or not is_url(real):  # a link's target may make no valid URL
+        if not is_below(real, self.publish_urls) or not is_plain_url(real):  # a link's target may make no valid URL
             raise PublishError(
                 f"This service may not publish to '{url}'.",
                 code="target_not_allowed",

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 import threading
+from collections import deque
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -26,10 +27,12 @@ from api.store.queue.chat_leases import Asked, ChatLease, Limits
 from api.store.queue.leases import LeaseLost, Order
 from api.store.tables.chats import EndReason
 from quantcore.errors import QuantError
+from quantcore.hub.names import is_model_id, is_store_url
 from worker.engine import Child, EventLost, Stop, StopSwitch, engine_environment
 from worker.hub_token import find_hub_token
 from worker.lease import HeldLease
 from worker.memory_watch import MemoryLimit
+from worker.model_copy import start_copy
 from worker.redaction import Redactor
 from worker.workspace import chat_folder
 
@@ -108,14 +111,16 @@ class Conversation:
 
     def _start(self) -> Child:
         """Start the process of the chat. Raises ModelError and ProofError for models that are not there any more."""
-        on_hub = "id" in self.lease.model
+        self._folder.mkdir(mode=0o700, parents=True)
+        if is_store_url(self.lease.model.get("id", "")):
+            self._copy_original()
+        on_hub = is_model_id(self.lease.model.get("id", ""))
         task = {
             "artifact_dir": str(self._artifact()),
             "max_new_tokens": self.lease.max_new_tokens,
             "token_on_stdin": on_hub,
             **self._original(),
         }
-        self._folder.mkdir(mode=0o700, parents=True)
         task_file = self._folder / "task.json"
         task_file.write_text(json.dumps(task))
         command = [part.replace("{python}", sys.executable) for part in shlex.split(self._settings.chat_command)]
@@ -140,8 +145,28 @@ class Conversation:
         paths = [export["path"] for export in self.lease.exports.values()]
         return folder / paths[0] if paths else folder
 
+    def _copy_original(self) -> None:
+        """Copy the original from its object store to this machine. Raises QuantError."""
+        model = self.lease.model
+        limit = MemoryLimit(self._settings, None, f"{self.lease.chat_id}.{self.lease.fence}.model")
+        copy = self._switch.start(
+            lambda: start_copy(self._settings, model["id"], model["sha"], self._folder / "model", limit)
+        )
+        failure: dict[str, Any] = {}
+        threading.Thread(target=lambda: deque(copy.log_lines(), 0), name="log", daemon=True).start()
+        for line in copy.lines():
+            failure = line if line["kind"] == "failed" else failure
+        if copy.wait() != 0 and copy.stopped_by is None:
+            raise QuantError(
+                failure.get("message", "The original could not be copied from its object store."),
+                code=failure.get("code", "store_unreachable"),
+                hint=failure.get("hint", ""),
+            )
+
     def _original(self) -> dict[str, str]:
         model = self.lease.model
+        if is_store_url(model.get("id", "")):
+            return {"model_dir": str(self._folder / "model")}
         if "id" in model:
             return {"model_id": model["id"], "revision": model["sha"]}
         return {"model_dir": str(self._settings.find_input(model["path"], field="/model/path", is_own=self._is_own))}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from api.store.queue.events import NewEvent
 from api.store.queue.leases import Failure, LeaseLost
 from api.store.queue.publication_leases import PublicationLease
 from quantcore.errors import QuantError
+from quantcore.hub.object_store import key_variables
 from worker.engine import Child, Stop, StopSwitch, engine_environment
 from worker.hub_token import find_hub_token
 from worker.joblog import JobLog
@@ -31,8 +31,6 @@ from worker.redaction import Redactor
 
 logger = logging.getLogger(__name__)
 
-# The operator's keys for stores behind URLs: only a child that writes to one gets them.
-STORE_PREFIXES = ("AWS_", "GOOGLE_", "GCS_", "AZURE_STORAGE_", "FSSPEC_")
 MANIFESTS = ("MANIFEST.json", manifest.MANIFEST)  # they do not list themselves
 MAX_FAILURES = 5  # of retryable failures
 CRASHED = Failure(
@@ -126,7 +124,7 @@ class Publish:
     def _environment(self) -> Mapping[str, str]:
         variables = engine_environment(self._settings, with_hub=True) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         if "to" in self.lease.target:
-            variables |= {name: value for name, value in os.environ.items() if name.startswith(STORE_PREFIXES)}
+            variables |= key_variables()
         return variables
 
     def _listen(self, child: Child) -> tuple[dict[str, Any] | None, Failure | None]:

@@ -17,7 +17,9 @@ from api.settings import Settings
 MASK = "***"
 MIN_SECRET_LENGTH = 8  # a shorter value would mask half of every log
 
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|ACCOUNT_KEY|STORAGE_KEY|_SAS|CREDENTIAL", re.IGNORECASE
+)
 _PATTERNS = (
     (re.compile(r"\bhf_[A-Za-z0-9]{8,}"), MASK),  # Hugging Face
     (re.compile(r"\bbf_[0-9a-f]{12}_[0-9A-Za-z_-]{43}"), MASK),  # ours

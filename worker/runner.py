@@ -17,15 +17,17 @@ from api.store.queue import jobs, leases, node_slots
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from quantcore.config.quantization import is_dataset_id
 from quantcore.errors import CalibrationError, QuantError
+from quantcore.hub.names import is_model_id, is_store_url
 from worker.allocation import Allocation, launch_of
 from worker.disk_watch import DiskWatch
-from worker.engine import Engine, HubAccess, Stop, StopSwitch
+from worker.engine import Child, Engine, HubAccess, Stop, StopSwitch
 from worker.hub_token import find_hub_token
 from worker.joblog import JobLog
 from worker.journal import Journal, crash
 from worker.launchers import Launcher, Status
 from worker.lease import HeldLease
 from worker.memory_watch import MemoryLimit
+from worker.model_copy import start_copy
 from worker.nodes import NODE_LOST, Nodes, NodesMissing
 from worker.redaction import Redactor
 from worker.torchrun import Node
@@ -116,7 +118,12 @@ class Run:
 
     def _execute(self) -> None:
         try:
-            engine = self._start() if self._launcher is None else self._launch(self._launcher)
+            is_taken_over = self._launcher is not None and self._workspace.take_over()
+            if not is_taken_over:
+                self._prepare()
+                if not self._copy_model():
+                    return
+            engine = self._start() if self._launcher is None else self._launch(self._launcher, is_taken_over)
             journal = self._listen(engine)
             self._conclude(engine, journal)
         except NodesMissing:
@@ -133,15 +140,11 @@ class Run:
 
     def _start(self) -> Engine:
         """Start the engine here, together with those of the other nodes."""
-        self._prepare()
         self._workspace.write_task(self._task())
         return self._start_engine(self._nodes.wait_for_all(lambda: self._switch.reason is not None))
 
-    def _launch(self, launcher: Launcher) -> Allocation:
+    def _launch(self, launcher: Launcher, is_taken_over: bool) -> Allocation:
         """Start the engine elsewhere, or go on with the one that an earlier attempt has started."""
-        is_taken_over = self._workspace.take_over()
-        if not is_taken_over:
-            self._prepare()
         launch = launch_of(
             self._settings,
             self.lease,
@@ -172,6 +175,22 @@ class Run:
         if self._needs_hub:
             name = self.lease.model.get("hub_token")
             self._hub = HubAccess(find_hub_token(self._settings, self.lease, name, self._redactor))
+
+    def _copy_model(self) -> bool:
+        """Copy a model in an object store to this machine. Returns False if the attempt has ended with that."""
+        model = self.lease.model
+        if not is_store_url(model.get("id", "")):
+            return True
+        limit = MemoryLimit(self._settings, None, f"{self._name}.model")
+        copy = self._switch.start(
+            lambda: start_copy(self._settings, model["id"], model["sha"], self._workspace.model_dir, limit)
+        )
+        journal = self._listen(copy)
+        status = copy.wait()
+        if status != 0:
+            self._log.close()
+            self._end(copy, journal, status)
+        return status == 0
 
     def _task(self) -> dict[str, Any]:
         """Return the engine's task: the job's spec, with the folders and files of this machine."""
@@ -218,10 +237,11 @@ class Run:
         return text | {"source": str(self._settings.datasets_dir / datasets.file_name(dataset))}
 
     def _model(self) -> dict[str, str]:
-        """Return the task's model: a commit on the Hub, or a folder."""
+        """Return the task's model: a commit on the Hub, the copy of a model in an object store, or a folder."""
         model = self.lease.model
         if "id" in model:
-            return {"model_id": model["id"], "revision": model["sha"]}
+            copied = {"model_dir": str(self._workspace.model_dir)} if is_store_url(model["id"]) else {}
+            return {"model_id": model["id"], "revision": model["sha"]} | copied
         # Looked up again: a link may lead elsewhere by now than when the job was submitted.
         folder = self._settings.find_input(model["path"], field="/model/path", is_own=self._is_own)
         return {"model_dir": str(folder)}
@@ -235,7 +255,7 @@ class Run:
         """True if the model, a text or the data of a task is on the Hub."""
         spec = self.lease.spec
         on_hub = any(text.revision is not None for text in (*spec.calibration.parts, spec.evaluation))
-        return "id" in self.lease.model or on_hub or bool(spec.evaluation.tasks)
+        return is_model_id(self.lease.model.get("id", "")) or on_hub or bool(spec.evaluation.tasks)
 
     def _start_engine(self, node: Node | None) -> Engine:
         hub, self._hub = self._hub, None
@@ -251,7 +271,7 @@ class Run:
         )
         return self._switch.start(start)
 
-    def _listen(self, engine: Engine | Allocation) -> Journal:
+    def _listen(self, engine: Child | Allocation) -> Journal:
         """Write the engine's events until it ends."""
         journal = Journal(self._held, self._redactor)
         self._log.follow(engine.log_lines())
@@ -274,7 +294,7 @@ class Run:
             phases.leave()
         return journal
 
-    def _conclude(self, engine: Engine | Allocation, journal: Journal) -> None:
+    def _conclude(self, engine: Child | Allocation, journal: Journal) -> None:
         status = engine.wait()
         self._is_left_alone = engine.is_left_alone
         how = "goes on without this worker" if self._is_left_alone else f"ended with status {status}"
@@ -283,7 +303,12 @@ class Run:
         if status == 0 and not self._is_left_alone:  # whole and proven: kept even if a cancel came in the last moment
             self._nodes.wait_for_ends()
             self._publish(journal)
-        elif engine.stopped_by in (Stop.CANCELLED, Stop.PAUSED, Stop.DRAINED):
+        else:
+            self._end(engine, journal, status)
+
+    def _end(self, engine: Child | Allocation, journal: Journal, status: int) -> None:
+        """Write the end of an attempt without a result."""
+        if engine.stopped_by in (Stop.CANCELLED, Stop.PAUSED, Stop.DRAINED):
             self._release(may_go_on=engine.stopped_by is not Stop.CANCELLED)
         elif engine.stopped_by is Stop.TIME_IS_UP:
             self._fail(OUT_OF_TIME)

@@ -3,9 +3,9 @@
 The attempt's folder carries the fence, so two attempts never share one. The artifact's folder carries its content's
 hash, so a rename makes it visible whole, and a late worker can at worst add the very same bytes.
 
-The files from which the engine resumes are in ``resume`` in the attempt's folder. Between two attempts they are in
-``work/<job>.resume``. The next attempt on this disk takes them with a rename, so that an engine of the previous
-attempt, if it still runs, loses its access.
+What a next attempt uses is in ``resume`` in the attempt's folder: the files from which the engine resumes, and the
+copy of a model in an object store. Between two attempts it is in ``work/<job>.resume``. The next attempt on this disk
+takes it with a rename, so that an engine of the previous attempt, if it still runs, loses its access.
 
 An engine on a scheduler's nodes has a second folder, ``work/<job>.<fence>.launch``, in which it cannot write. Such an
 engine outlives its worker: the next attempt goes on with both folders as they are.
@@ -46,7 +46,9 @@ class Workspace:
         self.launch_dir = launch_dir(folder)
         self.task_file = self.folder / "task.json"
         self.output_dir = self.folder / "output"
-        self.resume_dir = self.folder / RESUME
+        self._kept = self.folder / RESUME
+        self.resume_dir = self._kept / "saved"
+        self.model_dir = self._kept / "model"
 
     def take_over(self) -> bool:
         """Use the folders of an earlier attempt whose engine a scheduler may still run. Returns False if none is there.
@@ -64,9 +66,9 @@ class Workspace:
         self.folder.mkdir(mode=0o700, parents=True)
         self._artifacts_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         earlier = self._between.parent.glob(f"{self._job_id}.*/{RESUME}")  # of attempts that were killed
-        for resume_dir in (self._between, *sorted(earlier, key=_fence_of, reverse=True)):
+        for kept in (self._between, *sorted(earlier, key=_fence_of, reverse=True)):
             with suppress(OSError):  # not there, or gone in this moment
-                resume_dir.rename(self.resume_dir)
+                kept.rename(self._kept)
                 return
 
     def write_task(self, task: dict[str, Any]) -> None:
@@ -109,7 +111,7 @@ class Workspace:
     def remove(self, *, may_go_on: bool = False) -> None:
         """Delete the attempt's folder. Keeps the resume files for another attempt if ``may_go_on``."""
         if may_go_on:
-            _keep(self.resume_dir, self._between)
+            _keep(self._kept, self._between)
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self.launch_dir, ignore_errors=True)
 
@@ -178,13 +180,13 @@ def _is_begun(launch_dir: Path) -> bool:
     return (launch_dir / STATE).exists()
 
 
-def _keep(resume_dir: Path, between: Path) -> None:
+def _keep(folder: Path, between: Path) -> None:
     with suppress(OSError):  # no such folder, or a later attempt's is in its place
-        resume_dir.rename(between)
+        folder.rename(between)
 
 
-def _fence_of(resume_dir: Path) -> int:
-    fence = resume_dir.parent.name.rpartition(".")[2]
+def _fence_of(kept: Path) -> int:
+    fence = kept.parent.name.rpartition(".")[2]
     return int(fence) if fence.isdecimal() else -1
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,14 @@ async def examine(
     settings: Settings,
     *,
     task: Mapping[str, Any] | None = None,
+    own: Sequence[Path] = (),
     token: str | None = None,
     **options: str | int | None,
 ) -> dict[str, Any]:
     """Examine the file with ``quantcore.engine.data.examine`` in a child process. Take a turn first (``http.turns``).
 
-    The child reaches the file and the model of the ``task``, if any, as an engine does; ``token`` is for a model on the
+    The child reaches the file, ``own`` files of the service, and the model of the ``task``, if any, as an engine does;
+    ``token`` is for a model on the
     Hub. Raises QuantError for a fault in the file, Problem 422 ``unreadable_file`` if the reader did not survive it.
     """
     with tempfile.TemporaryDirectory(prefix="bitfoundry-reader-") as scratch:
@@ -49,7 +51,7 @@ async def examine(
         with_hub = options.get("model_id") is not None
         if settings.confine_engine:
             reach = await run_in_threadpool(
-                confinement.reach_of, settings, Path(scratch).resolve(), task or {}, with_hub=with_hub, own=[file]
+                confinement.reach_of, settings, Path(scratch).resolve(), task or {}, with_hub=with_hub, own=[file, *own]
             )
             argv, environment = reach.command(argv), environment | reach.environment()
         output, status = await _run(argv, environment, f"{token or ''}\n")

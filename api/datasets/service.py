@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from api.store.tables.jobs import Dataset, Upload
 from quantcore.data.files import format_of, is_packed
 from quantcore.errors import QuantError
 from quantcore.hub.access import own_token
+from quantcore.hub.names import is_store_url
 
 
 def read_format(filename: str) -> str:
@@ -125,7 +127,7 @@ async def preview(dataset: Dataset, num_rows: int, context: Context) -> dict[str
 
 
 async def count_tokens(dataset: Dataset, model: str, revision: str, seq_len: int, context: Context) -> dict[str, Any]:
-    """Count the rows in tokens of a model: a folder, or an id on the Hub, of which only the tokenizer is fetched."""
+    """Count the rows in tokens of a model: a folder, or one elsewhere, of which only the tokenizer is fetched."""
     settings, file, column = context.settings, path_of(dataset, context.settings), dataset.text_column
     async with context.turns.take(dataset.project_id):
         if model.startswith("/"):
@@ -134,6 +136,15 @@ async def count_tokens(dataset: Dataset, model: str, revision: str, seq_len: int
             return await child.examine(
                 file, "tokens", settings, task=task, column=column, model=folder, seq_len=seq_len
             )
+        if is_store_url(model):
+            settings.check_model_url(model)
+            with tempfile.TemporaryDirectory(prefix="bitfoundry-reader-") as scratch:
+                copy = Path(scratch).resolve() / "model"
+                asked = {"id": model, "revision": revision}
+                await run_in_threadpool(context.readers.copy, asked, copy, "tokenizer")
+                return await child.examine(
+                    file, "tokens", settings, own=[copy], column=column, model=str(copy), seq_len=seq_len
+                )
         return await child.examine(
             file,
             "tokens",

@@ -18,10 +18,11 @@ from api.store.queue import jobs
 from quantcore.config.job_spec import JobSpec
 from quantcore.errors import QuantError
 from quantcore.hub.access import own_token
+from quantcore.hub.names import is_store_url
 from quantcore.plan.hardware import Hardware
 
 Reference = dict[str, Any]
-"""What a job stores of its model: a path as a real path, or a model on the Hub with the commit of its revision."""
+"""What a job stores of its model: a real path, or the name of a model elsewhere with the ``sha`` of its contents."""
 
 
 async def take_turn(caller: Annotated[Caller, Depends(authenticate)], context: ContextDep) -> AsyncIterator[None]:
@@ -42,8 +43,9 @@ def plan(
 ) -> tuple[Reference, list[dict[str, Any]]]:
     """Return (the reference to store, an answer for each of ``specs``: see ``Readers.plan``). Raises QuantError.
 
-    The reference says exactly what was read: a path as a real path, a Hub model with the commit that its revision
-    stood for at this moment (``sha``), so that a retry of the job quantizes the same bytes.
+    The reference says exactly what was read, so that a retry of the job quantizes the same bytes: a path as a real
+    path, or a ``sha``: the commit that a revision on the Hub stood for at this moment, or the digest of the files in a
+    store.
     """
     with _pointing_at("/model/path") if model.id is None else _pointing_at("/model/revision", "/model/id"):
         given, token = _given(model, context, caller)
@@ -66,7 +68,11 @@ def _given(model: ModelRef, context: Context, caller: Caller) -> tuple[Reference
     """Return the model as a reader gets it, and the token for the Hub."""
     if model.path is not None:
         return {"path": str(_find(model.path, context, caller))}, None
+    assert model.id is not None
     given = {"id": model.id, "revision": model.revision}
+    if is_store_url(model.id):
+        context.settings.check_model_url(model.id)
+        return given, None
     if model.hub_token is None:
         return given, own_token()
     with context.sessions.begin() as session:

@@ -34,7 +34,7 @@ from quantcore.config.job_spec import JobOptions, JobSpec, MixConfig
 from quantcore.config.presets import PresetChanges
 from quantcore.config.recipes import Effort
 from quantcore.errors import ConfigError
-from quantcore.hub.download import is_model_id
+from quantcore.hub.names import is_remote, is_store_url
 from quantcore.hub.target import Target
 from quantcore.report.values import Summary
 
@@ -72,8 +72,9 @@ class RequestBody(BaseModel):
 
 
 class ModelRef(RequestBody):
-    """A folder that the service can read, or a model on the Hugging Face Hub.
+    """A folder that the service can read, or a model on the Hugging Face Hub or in an object store.
 
+    ``id`` is org/name on the Hub, or the URL of a folder, such as s3://bucket/models/name; a store has no revisions.
     ``hub_token``: the name of a token that the project keeps (``PUT /v1/hub-tokens/{name}``), never the token itself.
     """
 
@@ -85,12 +86,14 @@ class ModelRef(RequestBody):
     @model_validator(mode="after")
     def _make_sense(self) -> ModelRef:
         if (self.path is None) == (self.id is None):
-            raise PydanticCustomError("invalid_model", "give either `path` (a folder) or `id` (a model on the Hub)")
+            raise PydanticCustomError(
+                "invalid_model", "give either `path` (a folder) or `id` (a model on the Hub or in a store)"
+            )
         if self.path is not None and not self.path.startswith("/"):
             raise PydanticCustomError("invalid_model", "`path` must be absolute: it starts with /")
-        if self.id is not None and not is_model_id(self.id):
-            raise PydanticCustomError("invalid_model_id", "`id` must look like org/name")
-        if self.hub_token is not None and self.id is None:
+        if self.id is not None and not is_remote(self.id):
+            raise PydanticCustomError("invalid_model_id", "`id` must look like org/name or s3://bucket/folder")
+        if self.hub_token is not None and (self.id is None or is_store_url(self.id)):
             raise PydanticCustomError("invalid_model", "`hub_token` is for a model on the Hub")
         return self
 

@@ -196,12 +196,12 @@ def inspect(
 
 def _inspect_here(model: str, revision: str | None) -> Inspection:
     from quantcore.errors import QuantError
-    from quantcore.hub.download import is_model_id
+    from quantcore.hub.names import is_remote
     from quantcore.plan import inspection
 
     path = Path(model)
     try:
-        if path.exists() or not is_model_id(model):
+        if path.exists() or not is_remote(model):
             return Inspection.model_validate({"model": {"path": str(path)}, **inspection.inspect(path).to_dict()})
         found, sha = inspection.inspect_hub(model, revision or "main")
         return Inspection.model_validate({"model": {"id": model, "revision": sha}, **found.to_dict()})

@@ -39,7 +39,8 @@ from quantcore.config.texts import parse_sources
 from quantcore.config.values import config_error
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.export import default_format
-from quantcore.hub.download import is_model_id, resolve
+from quantcore.hub.download import resolve
+from quantcore.hub.names import is_remote
 from quantcore.plan.mix_schemes import resolve as resolve_schemes
 
 CALIBRATION_FLAGS = {
@@ -128,7 +129,7 @@ def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
 def model_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields for the model: an existing folder, or a Hub id at its current commit, as in Quark's script."""
     folder = Path(options.model_dir)
-    if folder.exists() or not is_model_id(options.model_dir):
+    if folder.exists() or not is_remote(options.model_dir):
         if options.revision:
             raise ConfigError(
                 "--revision applies only to a model on the Hub.", code="invalid_task", hint="Remove it for a folder."

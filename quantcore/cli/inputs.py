@@ -12,7 +12,7 @@ from quantcore.config.task import Task
 from quantcore.data.documents import find_file
 from quantcore.data.imatrix import find_imatrix
 from quantcore.errors import ConfigError
-from quantcore.hub.download import find_local, is_model_id
+from quantcore.hub.names import find_local, is_remote
 from quantcore.importing.model import read_model
 from quantcore.report import local_runs
 
@@ -33,8 +33,8 @@ def find_run(name: str) -> Path | None:
 
 
 def path_of(name: str, find: Find) -> str:
-    """Return the path of the model or result that ``name`` stands for; a path or a Hub id stands for itself."""
-    if Path(name).exists() or is_model_id(name):
+    """Return the path of the model or result that ``name`` stands for; a path, a Hub id or a URL stands for itself."""
+    if Path(name).exists() or is_remote(name):
         return name
     return str(find(name) or name)
 
@@ -56,7 +56,7 @@ def check_task(task: Task) -> None:
 
 
 def check_models(*names: str | Path | None) -> None:
-    """Raise ModelError ``model_not_found`` for a name that is neither a path nor one on the Hub."""
+    """Raise ModelError ``model_not_found`` for a name that is neither a path nor one that can be downloaded."""
     for name in names:
         if name is not None:
             find_local(str(name))

@@ -48,7 +48,7 @@ from quantcore.config.quantization import json_schema
 from quantcore.config.task import read_task
 from quantcore.data.documents import find_file
 from quantcore.errors import QuantError
-from quantcore.events import Completed, Emit, Failed, print_json_lines
+from quantcore.events import Completed, Emit, Failed, PhaseStarted, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
 from quantcore.report.quality import PairedQuality
 from quantcore.sandbox.parent_death import end_with_parent
@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None, find: Find = find_run) -> int:
         "verify": verify,
         "examine": _examine,
         "publish": _publish,
+        "fetch": _fetch,
         "converse": _converse,
         "convert": _convert,
         "imatrix": _imatrix,
@@ -312,6 +313,21 @@ def _publish(arguments: list[str]) -> int:
             emit(push(task, token, emit))
 
     return reporting(publish, print_json_lines())
+
+
+def _fetch(arguments: list[str]) -> int:
+    """Run ``fetch URL SHA FOLDER``: copy a model from an object store, and print one JSON line per event on stdout."""
+    if len(arguments) != 3:
+        print("usage: python -m quantcore fetch URL SHA FOLDER", file=sys.stderr)
+        return 2
+
+    def fetch(emit: Emit) -> None:
+        from quantcore.hub.download import download
+
+        emit(PhaseStarted("download"))
+        download(arguments[0], arguments[1], emit, folder=Path(arguments[2]))
+
+    return reporting(fetch, print_json_lines())
 
 
 def _converse(arguments: list[str]) -> int:

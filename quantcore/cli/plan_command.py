@@ -17,6 +17,7 @@ from quantcore.cli.from_flags import calibration_of, config_of_flags, exports_of
 from quantcore.cli.grammar import Flags, add_model
 from quantcore.config.job_spec import JobSpec
 from quantcore.hub import download as hub
+from quantcore.hub.names import is_remote
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import read_model
 from quantcore.plan.capacity import Capacity, plan_for
@@ -61,7 +62,7 @@ def answer(options: argparse.Namespace) -> Capacity:
 def read_outline(model: str) -> ModelHeaders:
     """Read the headers of the weight files; without files, derive the tensors from config.json."""
     path = Path(model)
-    if not path.exists() and hub.is_model_id(model):
+    if not path.exists() and is_remote(model):
         return hub.read_headers(model)[0]
     has_weights = path.is_dir() and any(path.glob("*.safetensors"))
     if has_weights or path.suffix == ".gguf":

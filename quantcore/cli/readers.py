@@ -20,15 +20,16 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config.job_spec import JobSpec
 from quantcore.errors import ModelError, QuantError
 from quantcore.export.importer import READ_BY_IMPORTERS
 from quantcore.hub import download as hub
+from quantcore.hub.outline import draw_outline
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import read_model
 from quantcore.plan import inspection, mix_schemes
@@ -45,20 +46,25 @@ from quantcore.sandbox import landlock
 class Request:
     """What a service asks of a model: its plans for ``specs``, or its inspection if there are none.
 
-    The model is the folder or file ``path``, or ``model_id`` on the Hub with a ``revision``. ``rules`` are those of
+    The model is the folder or file ``path``, or ``model_id`` elsewhere with a ``revision``. With ``into`` it is only
+    copied to that folder: its outline, or its tokenizer if that is ``what``. So a process that has the keys of a store
+    reads no model, and the one that reads the copy (``is_outline``) has no keys. ``rules`` are those of
     ``landlock.confine``, None where the kernel has no Landlock; ``variables`` are added to the environment.
     """
 
-    path: str | None
-    model_id: str | None
-    revision: str
-    token: str | None
-    specs: Sequence[JobSpec] | None
-    hardware: Hardware | None
-    rules: Mapping[str, Any] | None
-    variables: Mapping[str, str]
-    memory_bytes: int
-    seconds: int
+    path: str | None = None
+    model_id: str | None = None
+    revision: str = hub.MAIN
+    token: str | None = None
+    specs: Sequence[JobSpec] | None = None
+    hardware: Hardware | None = None
+    into: str | None = None
+    what: Literal["outline", "tokenizer"] = "outline"
+    is_outline: bool = False
+    rules: Mapping[str, Any] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    memory_bytes: int = 0
+    seconds: int = 0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -108,13 +114,27 @@ def _read(request: Request) -> dict[str, Any]:
     os.chdir("/")
     if request.rules is not None:
         landlock.confine(request.rules)
+    if request.into is not None:
+        return {"sha": _copy(request, Path(request.into))}
     if request.specs is None:
         if request.model_id is None:
-            return {"sha": None, "inspection": inspection.inspect(Path(str(request.path))).to_dict()}
+            inspected = inspection.inspect(Path(str(request.path)), is_whole=not request.is_outline)
+            return {"sha": None, "inspection": inspected.to_dict()}
         inspected, commit = inspection.inspect_hub(request.model_id, request.revision, token=request.token)
         return {"sha": commit, "inspection": inspected.to_dict()}
     headers, sha = _headers(request)
     return {"sha": sha, "plans": [_plan(spec, headers, request.hardware) for spec in request.specs]}
+
+
+def _copy(request: Request, folder: Path) -> str:
+    """Copy a model's outline or tokenizer into ``folder`` and return its ``sha``."""
+    folder.mkdir()
+    listing = hub.list_files(str(request.model_id), request.revision, request.token)
+    if request.what == "tokenizer":
+        hub.download_tokenizer(listing.name, listing.sha, token=request.token, folder=folder)
+    else:
+        draw_outline(listing, folder, READ_BY_IMPORTERS)
+    return listing.sha
 
 
 def _headers(request: Request) -> tuple[ModelHeaders, str | None]:

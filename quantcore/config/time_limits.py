@@ -33,6 +33,11 @@ HUB_S = 10.0
 HUB_TRANSFER_S = 60.0
 """For the next bytes of a download, and for the answer to an upload or a commit."""
 
+STORE_CONNECT_S = 10.0
+"""To connect to an object store."""
+STORE_TRANSFER_S = 60.0
+"""For a part of a file, and for all tries of a request."""
+
 WEBHOOK_S = 15.0
 """For all of an attempt."""
 

@@ -8,64 +8,57 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Any
 
 from quantcore.errors import PublishError
+from quantcore.hub.target_folder import TargetFolder
 
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-class LocalFolder:
-    """The part of an fsspec file system that ``storage`` uses, with absolute paths."""
+class LocalFolder(TargetFolder):
+    """The folder at an absolute path."""
 
-    def invalidate_cache(self) -> None:
-        """There is none."""
+    def __init__(self, root: str) -> None:
+        self._root = root
 
-    def isdir(self, path: str) -> bool:
+    def present(self) -> dict[str, int]:
         try:
-            with self._folder(path):
-                return True
+            return dict(self._present(self._root, ""))
         except FileNotFoundError:
-            return False
+            return {}
 
-    def find(self, path: str, *, detail: bool) -> dict[str, dict[str, Any]]:
-        """Return path -> {"size"} of everything below the folder that is no folder; a link is not followed."""
-        found: dict[str, dict[str, Any]] = {}
-        with self._folder(path) as descriptor:
+    def _present(self, folder: str, prefix: str) -> Iterator[tuple[str, int]]:
+        with self._folder(folder) as descriptor:
             names = os.listdir(descriptor)  # noqa: PTH208  it is open
             status = {name: os.stat(name, dir_fd=descriptor, follow_symlinks=False) for name in names}
         for name, each in status.items():
             if stat.S_ISDIR(each.st_mode):
-                found |= self.find(f"{path}/{name}", detail=detail)
-            else:
-                found[f"{path}/{name}"] = {"size": each.st_size}
-        return found
+                yield from self._present(f"{folder}/{name}", f"{prefix}{name}/")
+            else:  # a link, too, is not followed
+                yield f"{prefix}{name}", each.st_size
 
-    def makedirs(self, path: str, *, exist_ok: bool) -> None:
-        with self._folder(path, make=True):
-            pass
-
-    def cat_file(self, path: str) -> bytes:
+    def read(self, path: str) -> bytes:
         with self._parent(path) as (descriptor, name):
             opened = self._open(path, name, descriptor, os.O_RDONLY)
         with os.fdopen(opened, "rb") as file:
             return file.read()
 
-    def pipe_file(self, path: str, data: bytes) -> None:
-        with self.open(path, "wb") as file:
-            file.write(data)
-
-    def open(self, path: str, mode: str) -> IO[bytes]:
-        """Open a new file for writing in the place of what is there, which may have other names elsewhere."""
+    def write(self, path: str, parts: Iterable[bytes]) -> None:
+        """See ``TargetFolder``. A file that is there already may have other names elsewhere: those stay as they are."""
+        with self._folder(f"{self._root}/{path}".rpartition("/")[0], make=True):
+            pass
         with self._parent(path) as (descriptor, name):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=descriptor)
-            return os.fdopen(self._open(path, name, descriptor, os.O_WRONLY | os.O_CREAT | os.O_EXCL), mode)
+            opened = self._open(path, name, descriptor, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with os.fdopen(opened, "wb") as file:
+            for part in parts:
+                file.write(part)
 
-    def rm_file(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         with self._parent(path) as (descriptor, name):
             os.unlink(name, dir_fd=descriptor)
 
@@ -87,7 +80,7 @@ class LocalFolder:
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
-        folder, _, name = path.rpartition("/")
+        folder, _, name = f"{self._root}/{path}".rpartition("/")
         with self._folder(folder) as descriptor:
             yield descriptor, name
 

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import glob
-import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from quantcore.checkpoint.artifact import sha256
 from quantcore.config.time_limits import HUB_S
 from quantcore.errors import ModelError
 from quantcore.events import Emit, PhaseStarted
-from quantcore.hub.download import (
-    NUM_CONNECTIONS,
-    PICKLES,
-    RemoteFile,
-    check_downloaded,
-    is_model_id,
-    matches,
-)
 from quantcore.hub.download_progress import ByteCounter
+from quantcore.hub.listing import MANIFEST, NUM_CONNECTIONS, PICKLES, check_manifest, matches
+from quantcore.hub.names import is_model_id
+from quantcore.hub.repository import CommittedFile, check_downloaded
 from quantcore.hub.session import hub_api, limit_waits
 
 LEFT_OUT = (*PICKLES, "*.py", "*.msgpack", "*.h5")
-MANIFEST = "MANIFEST.json"
 
 
 def pull(model_id: str, revision: str, output_dir: Path, emit: Emit) -> dict[str, Any]:
@@ -57,13 +49,14 @@ def pull(model_id: str, revision: str, output_dir: Path, emit: Emit) -> dict[str
         )
         for name, file in files.items():
             check_downloaded(output_dir / name, file)
-    _check_manifest(output_dir, files)
+    if MANIFEST in files:
+        check_manifest(output_dir, files, (output_dir / MANIFEST).read_bytes())
     counter.finish()
     folder = str(output_dir.absolute())
     return {"model_id": model_id, "sha": sha, "folder": folder, "num_files": len(files), "left_out": left_out}
 
 
-def _list(model_id: str, revision: str) -> tuple[str, dict[str, RemoteFile], list[str]]:
+def _list(model_id: str, revision: str) -> tuple[str, dict[str, CommittedFile], list[str]]:
     """Return (commit, its files, the names of the files that are left out)."""
 
     info = hub_api().model_info(model_id, revision=revision, files_metadata=True, timeout=HUB_S)
@@ -75,7 +68,7 @@ def _list(model_id: str, revision: str) -> tuple[str, dict[str, RemoteFile], lis
         if matches(name, LEFT_OUT) or not _is_safe(name):
             left_out.append(name)
         else:
-            files[name] = RemoteFile(entry.size or 0, entry.blob_id or "", entry.lfs.sha256 if entry.lfs else None)
+            files[name] = CommittedFile(entry.size or 0, entry.blob_id or "", entry.lfs.sha256 if entry.lfs else None)
     return info.sha, files, left_out
 
 
@@ -90,21 +83,3 @@ def _is_safe(name: str) -> bool:
         and name.isprintable()
         and path.parts[0] not in (".git", ".cache")
     )
-
-
-def _check_manifest(folder: Path, files: dict[str, RemoteFile]) -> None:
-    """Check the downloaded files against the MANIFEST.json of the publisher."""
-    if MANIFEST not in files:
-        return
-    try:
-        entries = json.loads((folder / MANIFEST).read_bytes())["files"]
-        listed = {str(entry["path"]): str(entry["sha256"]) for entry in entries}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return  # an unrelated file of that name
-    for name, expected in listed.items():
-        if name in files and sha256(folder / name) != expected:
-            raise ModelError(
-                f"{name} does not match {MANIFEST}: one of them was changed after publication.",
-                code="hub_hash_mismatch",
-                hint="Ask the publisher of the model, or pull an earlier revision.",
-            )

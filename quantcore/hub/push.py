@@ -24,10 +24,10 @@ from huggingface_hub.hf_api import RepoFile
 from quantcore.config.time_limits import HUB_S
 from quantcore.errors import PublishError
 from quantcore.events import Emit, PhaseStarted, Published
-from quantcore.hub.download import Listing, git_sha1, git_sha1_of, read_range
 from quantcore.hub.push_errors import conflict, hub_explained
 from quantcore.hub.push_progress import ByteProgress
 from quantcore.hub.push_task import MANIFEST, PublishTask, digest, listed
+from quantcore.hub.repository import Repository, git_sha1, git_sha1_of
 from quantcore.hub.session import hub_api
 from quantcore.hub.target import MAIN
 
@@ -177,8 +177,8 @@ def _files_at(work: _Push, sha: str) -> dict[str, RepoFile]:
 
 
 def _listed_at(work: _Push, sha: str) -> dict[str, tuple[int, str]]:
-    listing = Listing(work.repo_id, sha, {}, work.api.token if isinstance(work.api.token, str) else None)
-    return listed(read_range(listing, work.task.target.place(MANIFEST), 0, MAX_MANIFEST_BYTES))
+    repository = Repository(work.repo_id, sha, {}, work.api.token if isinstance(work.api.token, str) else None)
+    return listed(repository.read(work.task.target.place(MANIFEST), 0, MAX_MANIFEST_BYTES))
 
 
 def _is_same(stored: RepoFile, sha256: str, content: Path | bytes) -> bool:

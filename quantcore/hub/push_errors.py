@@ -18,7 +18,8 @@ from huggingface_hub.errors import (
 )
 
 from quantcore.errors import PublishError, QuantError
-from quantcore.hub.hub_errors import DISK_FULL, rate_limited
+from quantcore.hub.hub_errors import rate_limited
+from quantcore.hub.object_store import Fault, fault_of
 
 
 @contextmanager
@@ -126,32 +127,32 @@ def _speaks_of_storage(text: str) -> bool:
 
 @contextmanager
 def storage_explained(url: str) -> Iterator[None]:
-    """Turn all errors of fsspec raised inside into PublishError: every store has its own classes of errors.
-
-    Errors of ours pass unchanged.
-    """
+    """Turn all errors of a store or a disk raised inside into PublishError; errors of ours pass unchanged."""
     try:
         yield
     except QuantError:
         raise
-    except ImportError as error:
-        raise PublishError(
-            f"To write to {url}, the service needs the package {error.name or 'of that store'}.",
-            code="target_needs_package",
-            hint="The operator must install it: s3fs for s3://, gcsfs for gs://, adlfs for abfs://.",
-        ) from error
-    except PermissionError as error:
-        raise PublishError(
+    except Exception as error:
+        raise _of_storage(error, url) from error
+
+
+def _of_storage(error: Exception, url: str) -> PublishError:
+    fault = fault_of(error)
+    if fault is Fault.FORBIDDEN:
+        return PublishError(
             f"The service may not write to {url}.",
             code="target_forbidden",
             hint="The operator must grant write access to the worker's account, or to its keys for that store.",
-        ) from error
-    except OSError as error:
-        if error.errno in DISK_FULL:
-            raise PublishError(f"There is no space left at {url}.", code="disk_full", retryable=True) from error
-        raise _target_unreachable(url, type(error).__name__) from error
-    except Exception as error:  # a store's own error, such as botocore's
-        raise _target_unreachable(url, type(error).__name__) from error
+        )
+    if fault is Fault.FULL:
+        return PublishError(f"There is no space left at {url}.", code="disk_full", retryable=True)
+    if fault is Fault.NOT_FOUND:
+        return PublishError(
+            f"There is no bucket or container at {url}.",
+            code="target_not_found",
+            hint="Make it first: publishing makes folders, but no buckets.",
+        )
+    return _target_unreachable(url, type(error).__name__)
 
 
 def _target_unreachable(url: str, why: str) -> PublishError:

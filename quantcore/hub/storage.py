@@ -1,4 +1,4 @@
-"""Publishes an artifact as a folder behind an fsspec URL: file://, s3://, gs:// and others with a package for them.
+"""Publishes an artifact as a folder at a URL: on this machine (file://) or in an object store (s3://, gs://, az://).
 
 Such stores rename nothing, so MANIFEST.json is written last: a folder that has it is complete. While files are being
 written, a note (``NOTE``) lies in its place that marks the folder as ours.
@@ -7,7 +7,7 @@ written, a note (``NOTE``) lies in its place that marks the folder as ours.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Iterator
 
 from quantcore.errors import ProofError, PublishError
 from quantcore.events import Emit, PhaseStarted, Published
@@ -15,6 +15,7 @@ from quantcore.hub.local_folder import LocalFolder
 from quantcore.hub.push_errors import storage_explained
 from quantcore.hub.push_progress import ByteProgress
 from quantcore.hub.push_task import MANIFEST, ManifestFile, PublishTask, digest, listed
+from quantcore.hub.target_folder import TargetFolder
 from quantcore.sandbox.opening import open_file
 
 NOTE = "MANIFEST.json.partial"
@@ -32,9 +33,9 @@ def store(task: PublishTask, emit: Emit) -> Published:
     emit(PhaseStarted("publish"))
     manifest = task.manifest()
     with storage_explained(url):
-        files, folder = _open_store(url)
-        present = _present(files, folder)
-        before = _read(files, f"{folder}/{MANIFEST}") if MANIFEST in present else b""
+        folder = _open(url)
+        present = folder.present()
+        before = folder.read(MANIFEST) if MANIFEST in present else b""
         if before == manifest and all(present.get(file.path) == file.size for file in task.files):
             return Published(digest(manifest), url, is_new=False, num_bytes=0)
         if present and not listed(before) and NOTE not in present:
@@ -43,68 +44,56 @@ def store(task: PublishTask, emit: Emit) -> Published:
                 code="target_occupied",
                 hint="Use a new or empty folder, or one that an artifact was published to.",
             )
-        is_own_try = NOTE in present and _read(files, f"{folder}/{NOTE}") == manifest
+        is_own_try = NOTE in present and folder.read(NOTE) == manifest
         if present and not is_own_try and not task.target.replace:
             raise PublishError(
                 f"{url} contains another artifact.",
                 code="target_occupied",
                 hint="Use another folder, or replace its contents with --replace (replace: true).",
             )
-        _write(files, f"{folder}/{NOTE}", manifest)
+        folder.write(NOTE, [manifest])
         if before:
-            files.rm_file(f"{folder}/{MANIFEST}")
+            folder.remove(MANIFEST)
         progress = ByteProgress(sum(file.size for file in task.files) + len(manifest), emit)
         for file in task.files:
-            _copy(files, folder, file, task, progress)
+            _copy(folder, file, task, progress)
         for path in listed(before).keys() & present.keys() - {file.path for file in task.files}:
-            files.rm_file(f"{folder}/{path}")
-        _write(files, f"{folder}/{MANIFEST}", manifest)
-        files.rm_file(f"{folder}/{NOTE}")
+            folder.remove(path)
+        folder.write(MANIFEST, [manifest])
+        folder.remove(NOTE)
         progress.finish({MANIFEST: len(manifest)})
     return Published(digest(manifest), url, is_new=True, num_bytes=progress.total)
 
 
-def _open_store(url: str) -> tuple[Any, str]:
-    """Return the store behind the URL, and the folder's path in it. A folder on this machine is entered by no link."""
+def _open(url: str) -> TargetFolder:
+    """Return the folder at the URL. A folder on this machine is entered by no link."""
     if url.startswith("file://"):
-        return LocalFolder(), url.removeprefix("file://").rstrip("/")
-    from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+        return LocalFolder(url.removeprefix("file://").rstrip("/"))
 
-    files, folder = url_to_fs(url)
-    return files, str(folder).rstrip("/")
+    from quantcore.hub.store_folder import StoreFolder
 
-
-def _present(files: Any, folder: str) -> dict[str, int]:
-    """Return path below the folder -> size. Bypasses the cache: other processes write there, too."""
-    files.invalidate_cache()
-    entries = files.find(folder, detail=True) if files.isdir(folder) else {}
-    return {path.removeprefix(folder).lstrip("/"): int(entry["size"] or 0) for path, entry in entries.items()}
+    return StoreFolder(url)
 
 
-def _read(files: Any, path: str) -> bytes:
-    return bytes(files.cat_file(path))
-
-
-def _write(files: Any, path: str, data: bytes) -> None:
-    files.makedirs(path.rpartition("/")[0], exist_ok=True)
-    files.pipe_file(path, data)
-
-
-def _copy(files: Any, folder: str, file: ManifestFile, task: PublishTask, progress: ByteProgress) -> None:
+def _copy(folder: TargetFolder, file: ManifestFile, task: PublishTask, progress: ByteProgress) -> None:
     """Copy one file and check the hash of the copied bytes."""
-    target = f"{folder}/{file.path}"
-    files.makedirs(target.rpartition("/")[0], exist_ok=True)
     hashed = hashlib.sha256()
-    with open_file(task.folder / file.path, root=task.folder) as source, files.open(target, "wb") as out:
-        while part := source.read(CHUNK_BYTES):
-            out.write(part)
-            hashed.update(part)
-            progress.reach(file.path, source.tell())
+
+    def parts() -> Iterator[bytes]:
+        with open_file(task.folder / file.path, root=task.folder) as source:
+            while part := source.read(CHUNK_BYTES):
+                yield part
+                hashed.update(part)
+                progress.reach(file.path, source.tell())
+
+    folder.write(file.path, parts())
     if hashed.hexdigest() != file.sha256:
         raise ProofError(
             f"The artifact is damaged: '{file.path}' has changed since it was written.",
             code="artifact_corrupt",
             hint="Do not use it; run the job again.",
         )
-    if files.size(target) != file.size:
-        raise PublishError(f"{target} did not arrive completely.", code="target_unreachable", retryable=True)
+    if folder.size(file.path) != file.size:
+        raise PublishError(
+            f"{task.target.to}/{file.path} did not arrive completely.", code="target_unreachable", retryable=True
+        )

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import Annotated
-from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from quantcore.hub.download import is_model_id
+from quantcore.hub.names import is_model_id, is_plain_path, is_plain_url, is_store_url
 from quantcore.sandbox.opening import resolved
 
 MAIN = "main"
 RESERVED = frozenset({".git", ".cache"})
-MAX_NAME_BYTES = 255  # of a file or folder, on the usual disks
 BRANCH = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 
 
@@ -50,7 +47,7 @@ class Target(BaseModel):
             raise _invalid("`replace` is only for `to`: a repository on the Hub keeps its history")
         if not is_model_id(self.repo_id or ""):
             raise PydanticCustomError("invalid_repo_id", "`repo_id` must look like org/name")
-        if self.path_in_repo and not (_is_plain(self.path_in_repo) and _is_free(self.path_in_repo)):
+        if self.path_in_repo and not (is_plain_path(self.path_in_repo) and _is_free(self.path_in_repo)):
             raise _invalid(
                 "`path_in_repo` must be a relative path without '..', .git and .cache, such as quantized/int4"
             )
@@ -71,33 +68,12 @@ class Target(BaseModel):
 
 
 def check_url(text: str) -> None:
-    """Raise PydanticCustomError ``invalid_publish`` unless ``text`` is a plain ``scheme://place/folder``.
-
-    Plain: no user or password, no query, no fragment, no chain (``::``), no ``..``, nothing encoded.
-    """
-    parts = urlsplit(text)
-    plain = text.isprintable() and " " not in text and "\\" not in text and "::" not in text and unquote(text) == text
-    folders = parts.path.strip("/")
-    if not (
-        plain
-        and parts.scheme
-        and text.startswith(f"{parts.scheme}://")
-        and not (parts.query or parts.fragment or "@" in parts.netloc or "?" in text or "#" in text)
-        and _is_plain(folders)
-        and (parts.scheme != "file" or not parts.netloc)
-    ):
+    """Raise PydanticCustomError ``invalid_publish`` unless ``text`` is the plain URL of a folder here or in a store."""
+    if not is_store_url(text) and not (text.startswith("file://") and is_plain_url(text)):
         raise _invalid(
-            "`to` must be a plain URL of a folder, such as s3://bucket/models/name or file:///srv/models/name"
+            "`to` must be a plain URL of a folder, such as file:///srv/models/name, s3://bucket/models/name, "
+            "gs://bucket/models/name or az://container/models/name"
         )
-
-
-def is_url(text: str) -> bool:
-    """Return True if ``check_url`` accepts the URL."""
-    try:
-        check_url(text)
-    except PydanticCustomError:
-        return False
-    return True
 
 
 def real_url(url: str) -> str:
@@ -107,24 +83,6 @@ def real_url(url: str) -> str:
     """
     scheme, _, path = url.rstrip("/").partition("://")
     return f"file://{resolved(path)}" if scheme == "file" else url.rstrip("/")
-
-
-def is_below(url: str, prefixes: tuple[str, ...]) -> bool:
-    """Return True if ``url`` is one of ``prefixes`` or lies in it; whole path segments are compared."""
-    return any(url.rstrip("/") == prefix.rstrip("/") or url.startswith(prefix.rstrip("/") + "/") for prefix in prefixes)
-
-
-def _is_plain(path: str) -> bool:
-    pure = PurePosixPath(path)
-    return (
-        bool(path)
-        and str(pure) == path
-        and not pure.is_absolute()
-        and path.isprintable()
-        and not {"..", "."} & set(pure.parts)
-        and "\\" not in path
-        and all(len(part.encode()) <= MAX_NAME_BYTES for part in pure.parts)
-    )
 
 
 def _is_free(path: str) -> bool:

@@ -24,6 +24,7 @@ from quantcore.errors import ModelError, QuantError
 from quantcore.export import formats_for, holds_codes
 from quantcore.export.gguf.model import read_gguf
 from quantcore.hub import download as hub
+from quantcore.hub.outline import MAX_CARD_BYTES
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import read_model
 from quantcore.plan.planner import make_plan
@@ -139,7 +140,7 @@ def read_license(folder: Path) -> str | None:
     """Return the license in the front matter of the model's card (``license: apache-2.0``), None if there is none."""
     try:
         with open_file(folder / "README.md") as file:
-            text = file.read(hub.MAX_CARD_BYTES).decode("utf-8", "replace")
+            text = file.read(MAX_CARD_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         return None
     front, end, _ = text.removeprefix("---\n").partition("\n---")

@@ -9,7 +9,8 @@ from typing import Any
 from huggingface_hub import ModelCardData, metadata_load
 
 from quantcore.checkpoint.folder import find_gguf
-from quantcore.hub.download import MAX_FETCHED_CARD_BYTES
+from quantcore.hub.listing import MAX_FETCHED_CARD_BYTES
+from quantcore.hub.names import is_model_id
 from quantcore.report.quality import metric_title
 from quantcore.report.values import GoalResult, Mix, Report
 from quantcore.sandbox.opening import open_file, path_for_libraries
@@ -23,7 +24,7 @@ def model_card(report: Report, source: Path) -> str:
     metadata = source_metadata(source)
     front = {key: metadata[key] for key in KEPT_FIELDS if key in metadata}
     front |= {"base_model": base_model(report, metadata)}
-    front |= {"base_model_relation": "quantized"} if report.model.id else {}
+    front |= {"base_model_relation": "quantized"} if is_model_id(report.model.id or "") else {}
     front["tags"] = list(dict.fromkeys([*_strings(metadata.get("tags")), "quantized", *report.summary.exports]))
     sections = [
         f"# {escape(report.model.name)}, quantized",
@@ -53,8 +54,10 @@ def source_metadata(source: Path) -> dict[str, Any]:
 
 
 def base_model(report: Report, metadata: dict[str, Any]) -> str | list[str] | None:
-    """Return the float model's id on the Hub; for a folder the base models that its card names."""
-    return report.model.id or _strings(metadata.get("base_model")) or None
+    """Return the float model's id on the Hub; for another model the base models that its card names."""
+    if report.model.id is not None and is_model_id(report.model.id):
+        return report.model.id
+    return _strings(metadata.get("base_model")) or None
 
 
 def escape(text: str) -> str:
@@ -71,7 +74,9 @@ def code(text: str) -> str:
 
 
 def _intro(report: Report) -> str:
-    summary, commit = report.summary, f" at commit {code(report.model.sha)}" if report.model.sha else ""
+    summary = report.summary
+    kind = "at commit" if is_model_id(report.model.id or "") else "with the digest"
+    commit = f" {kind} {code(report.model.sha)}" if report.model.sha else ""
     return (
         f"This is {code(report.model.name)}{commit} with {summary.num_layers_quantized} layers quantized"
         f" ({', '.join(map(code, report.schemes))}) by Bitfoundry {report.environment['quantcore']}."

@@ -57,7 +57,9 @@ ALLOWED = {
     },
     "pipes to a process of the engine's own": {"quantcore.sandbox.fork_server": 3},
     "what was just downloaded, or is checked on its way": {
-        "quantcore.hub.download": 3,
+        "quantcore.hub.outline": 2,
+        "quantcore.hub.repository": 1,
+        "quantcore.hub.object_store": 1,
         "quantcore.hub.pull": 1,
         "quantcore.data.hub_dataset": 1,
     },
@@ -95,7 +97,7 @@ ALLOWED = {
         "worker.on_node": 7,
         "worker.shared_files": 3,
     },
-    "where an artifact goes": {"quantcore.hub.storage": 1, "quantcore.hub.local_folder": 6},
+    "where an artifact goes": {"quantcore.hub.local_folder": 5},
     "the operator's settings": {
         "api.settings": 1,
         "api.tracing": 1,

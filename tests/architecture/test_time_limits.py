@@ -15,7 +15,7 @@ from tests.support.sources import MODULES, tree_of
 CLIENTS = {
     "psycopg.connect", "Connection.connect", "create_engine", "create_async_engine", "redis.Redis",
     "redis.Redis.from_url", "Celery", "HfApi", "get_session", "snapshot_download", "hf_hub_download", "HfFileSystem",
-    "load_dataset", "url_to_fs", "urlopen", "urlretrieve", "create_connection", "open_connection", "httpx2.Client",
+    "load_dataset", "from_url", "urlopen", "urlretrieve", "create_connection", "open_connection", "httpx2.Client",
     "httpx2.AsyncClient", "httpx2.get", "httpx2.post", "httpx2.request", "httpx2.stream", "requests.get",
 }  # fmt: skip
 LIMITS = "quantcore.config.time_limits"
@@ -27,12 +27,13 @@ LIMITED = {
         "bitfoundry.local.postgres": 1,
         "bitfoundry.local.backup": 1,
         "bitfoundry.local.valkey": 1,
+        "quantcore.hub.object_store": 1,
         "migrations.env": 1,
     },
     "a limit of the settings of Celery's transport": {"api.store.queue.wakeups": 1},
     "of a client that is made in quantcore.hub.session": {
         "quantcore.hub.session": 1,
-        "quantcore.hub.download": 2,
+        "quantcore.hub.repository": 2,
         "quantcore.hub.pull": 1,
         "quantcore.data.hub_dataset": 1,
     },
@@ -42,9 +43,8 @@ LIMITED = {
     },
     "requests of a person's command, whose limit stands beside them": {"bitfoundry.client.mlflow": 1},
     "requests to our own service on this machine": {"bitfoundry.local.stack": 2},
-    "a store behind a URL: each package for one has limits of its own": {"quantcore.hub.storage": 1},
 }
-WITHOUT_LIMITS = ("of a client", "a store", "requests to our own service, whose caller chooses", "requests of a person")
+WITHOUT_LIMITS = ("of a client", "requests to our own service, whose caller chooses", "requests of a person")
 
 
 def client_calls(tree: ast.Module) -> Iterator[ast.Call]:

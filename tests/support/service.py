@@ -111,6 +111,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
     environment.pop("BITFOUNDRY_SECRET_KEY_FILE", None)
     environment["BITFOUNDRY_WEBHOOK_NETWORKS"] = ",".join(map(str, settings.webhook_networks))
     environment["BITFOUNDRY_PUBLISH_URLS"] = ",".join(settings.publish_urls)
+    environment["BITFOUNDRY_MODEL_URLS"] = ",".join(settings.model_urls)
     environment["BITFOUNDRY_MODEL_ROOTS"] = os.pathsep.join(map(str, settings.model_roots))
     environment["DATABASE_URL"] = settings.database_url.get_secret_value()
     environment["BROKER_URL"] = settings.broker_url.get_secret_value()

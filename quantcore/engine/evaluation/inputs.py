@@ -16,11 +16,12 @@ from quantcore.engine.evaluation.model import EvaluatedModel
 from quantcore.engine.evaluation.text import EvaluationText, document_tokenizer, of_held_out, read_text
 from quantcore.events import Emit, Eta, PhaseStarted, Progress
 from quantcore.hub import download as hub
+from quantcore.hub.names import find_local
 
 
 def find_model(name: str, emit: Emit) -> Path:
     """Return the path of a folder or file, or download a model on the Hub. Raises ModelError ``model_not_found``."""
-    if (path := hub.find_local(name)) is not None:
+    if (path := find_local(name)) is not None:
         return path
     emit(PhaseStarted("download"))
     return hub.download(name, hub.resolve(name), emit)

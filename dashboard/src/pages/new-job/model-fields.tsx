@@ -27,16 +27,16 @@ export function ModelFields(props: Props) {
         </label>
         <label>
           <input type="radio" name="where" checked={isHub} onChange={() => onChange({ ...body, model: { id: "" } })} />{" "}
-          Hugging Face Hub
+          Hugging Face Hub or object store
         </label>
       </div>
       {isHub ? (
         <div className="fields">
-          <Field label="Repository ID" error={errorAt("/model/id") ?? errorAt("/model")}>
+          <Field label="Repository or URL" error={errorAt("/model/id") ?? errorAt("/model")}>
             {(own) => (
               <input
                 {...own}
-                placeholder="org/name"
+                placeholder="org/name or s3://bucket/folder"
                 value={body.model.id}
                 onChange={(event) => onChange({ ...body, model: { ...body.model, id: event.target.value.trim() } })}
               />

@@ -19,6 +19,8 @@ from quantcore.config.task import Task
 from quantcore.errors import ModelError
 from quantcore.events import Event, PhaseStarted, Progress
 from quantcore.hub import download as hub
+from quantcore.hub import outline
+from quantcore.hub.names import is_model_id
 from tests.support.hub_server import TOKEN, HubServer
 
 CONFIG = json.dumps({"model_type": "llama", "num_hidden_layers": 1}).encode()
@@ -98,7 +100,7 @@ def test_headers_are_read_without_the_weights(server: HubServer) -> None:
     headers, _ = hub.read_headers("org/tiny")
     assert headers.total_bytes == 30_000_000
     (request,) = server.asked("/cdn/")
-    assert request.headers["range"] == f"bytes=0-{hub.FIRST_BYTES - 1}"
+    assert request.headers["range"] == f"bytes=0-{outline.FIRST_BYTES - 1}"
     assert server.asked("/tokenizer.json") == []
 
 
@@ -113,13 +115,13 @@ def test_small_tensors_that_a_plan_needs_are_filled_in(server: HubServer, monkey
         seen.append({name: data[one.begin : one.end] == bytes(range(64)) for name, one in headers.tensors.items()})
         return headers
 
-    monkeypatch.setattr(hub, "LARGEST_GAP", 10)
+    monkeypatch.setattr(outline, "LARGEST_GAP", 10)
     assert set(hub.read_headers("org/tiny", read=read, needed=needed)[0].tensors) == {
         "a.g_idx", "b", "c.g_idx", "d.g_idx"
     }  # fmt: skip
     assert seen == [{"a.g_idx": True, "b": False, "c.g_idx": True, "d.g_idx": True}]
     assert len(server.asked("/cdn/")) == 3
-    monkeypatch.setattr(hub, "MAX_SPANS", 1)
+    monkeypatch.setattr(outline, "MAX_SPANS", 1)
     with pytest.raises(ModelError, match="0 MiB in 2 pieces") as error:
         hub.read_headers("org/tiny", read=read, needed=needed)
     assert error.value.code == "header_too_large" and "Download it" in error.value.hint
@@ -165,7 +167,7 @@ def test_a_bad_id_never_leaves_the_house(server: HubServer, model_id: str) -> No
 
 def test_good_ids() -> None:
     for model_id in ("org/name", "HuggingFaceTB/SmolLM2-135M", "a/b", "_x/Qwen2.5_0.5B", "01-ai/Yi-1.5-6B"):
-        assert hub.is_model_id(model_id), model_id
+        assert is_model_id(model_id), model_id
 
 
 def test_what_is_not_there(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

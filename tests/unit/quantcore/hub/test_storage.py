@@ -1,26 +1,27 @@
-"""Artifacts copied to folders behind URLs: real files, and fsspec's own memory in place of an object store."""
+"""Artifacts copied to folders at URLs: on this machine, and through obstore (tests of a real store are slow)."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped]
 import pytest
+from obstore.exceptions import GenericError, PermissionDeniedError
 from pydantic import ValidationError
 
 from quantcore.errors import QuantError
 from quantcore.hub import storage
+from quantcore.hub.names import is_below
 from quantcore.hub.push_task import MANIFEST, PublishTask, digest
 from quantcore.hub.storage import NOTE, store
-from quantcore.hub.target import Target, is_below
+from quantcore.hub.target import Target
+from tests.support.buckets import use_folders
 from tests.support.publishing import assert_is_there, make_task, silence, task_of
 
 
-@pytest.fixture(params=["file", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    yield f"file://{tmp_path}/out/model" if request.param == "file" else "memory://bucket/out/model"
-    fsspec.filesystem("memory").store.clear()
+@pytest.fixture(params=["file", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    use_folders(tmp_path / "buckets", monkeypatch)
+    return f"file://{tmp_path}/out/model" if request.param == "file" else "s3://bucket/out/model"
 
 
 def to(task: PublishTask, url: str, *, replace: bool = False) -> PublishTask:
@@ -28,8 +29,8 @@ def to(task: PublishTask, url: str, *, replace: bool = False) -> PublishTask:
 
 
 def read(url: str) -> dict[str, bytes]:
-    files, folder = fsspec.core.url_to_fs(url)
-    return {path.removeprefix(folder).lstrip("/"): files.cat_file(path) for path in files.find(folder)}
+    folder = storage._open(url)
+    return {path: folder.read(path) for path in folder.present()}
 
 
 def test_the_files_and_the_manifest(url: str, tmp_path: Path) -> None:
@@ -58,9 +59,7 @@ def test_another_artifact_takes_its_place(url: str, tmp_path: Path) -> None:
 
 
 def test_whoever_is_there_already_is_left_alone(url: str, tmp_path: Path) -> None:
-    files, folder = fsspec.core.url_to_fs(url)
-    files.makedirs(folder, exist_ok=True)
-    files.pipe_file(f"{folder}/precious.txt", b"mine")
+    storage._open(url).write("precious.txt", [b"mine"])
     with pytest.raises(QuantError) as caught:
         store(to(make_task(tmp_path / "a"), url), silence)
     assert caught.value.code == "target_occupied"
@@ -104,15 +103,12 @@ def test_what_is_damaged_is_not_copied_as_whole(url: str, tmp_path: Path) -> Non
 
 
 def test_errors_have_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_folders(tmp_path / "buckets", monkeypatch)
     task = make_task(tmp_path / "a")
     (tmp_path / "file").write_text("not a folder")
-    for url, code in (
-        ("nosuch://bucket/x", "target_unreachable"),
-        (f"file://{tmp_path}/file/x", "target_unreachable"),
-    ):
-        with pytest.raises(QuantError) as caught:
-            store(to(task, url), silence)
-        assert caught.value.code == code
+    with pytest.raises(QuantError) as caught:
+        store(to(task, f"file://{tmp_path}/file/x"), silence)
+    assert caught.value.code == "target_unreachable"
 
     def fails(error: Exception) -> Any:
         def copy(*_: Any) -> None:
@@ -124,13 +120,15 @@ def test_errors_have_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (
             (OSError(28, "No space left on device"), "disk_full"),
             (PermissionError(13, "no"), "target_forbidden"),
-            (ImportError("Install s3fs", name="s3fs"), "target_needs_package"),
-            (RuntimeError("botocore says AKIA-secret"), "target_unreachable"),
+            (PermissionDeniedError("secret"), "target_forbidden"),
+            (GenericError("403 Forbidden: <Code>QuotaExceeded</Code>"), "disk_full"),
+            (GenericError("404 Not Found: <Code>NoSuchBucket</Code>"), "target_not_found"),
+            (RuntimeError("it says AKIA-secret"), "target_unreachable"),
         )
     ):
         monkeypatch.setattr(storage, "_copy", fails(error))
         with pytest.raises(QuantError) as caught:
-            store(to(task, f"memory://bucket/{number}"), silence)
+            store(to(task, f"s3://bucket/{number}"), silence)
         assert caught.value.code == code
         assert "secret" not in str(caught.value)
 
