@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from api.settings import Settings
+from quantcore.checkpoint.folder import gguf_parts
 from quantcore.checkpoint.side_files import side_files
 from quantcore.errors import ConfigError, ModelError
 from quantcore.hub import object_store
@@ -265,7 +266,7 @@ def _port(url: str) -> int | None:
 
 
 def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the model's folder with the blobs that a snapshot links to; for a GGUF file also its side files.
+    """Yield the model's folder with the blobs that a snapshot links to; for a GGUF file its parts and side files.
 
     The task of a chat also names a result.
     """
@@ -277,6 +278,7 @@ def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:
     yield model
     yield from folders_beside(model)
     if model.is_file():
+        yield from (part for part in gguf_parts(model) if part != model and part.is_file() and not part.is_symlink())
         yield from (path for name in side_files(model.parent) if not (path := model.parent / name).is_symlink())
 
 

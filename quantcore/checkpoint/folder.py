@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def model_name(path: Path) -> str:
@@ -15,11 +18,28 @@ def model_name(path: Path) -> str:
 
 
 def find_gguf(path: Path) -> Path | None:
-    """Return the GGUF file ``path``, or the only one in a folder without config.json; None for other paths."""
+    """Return the GGUF file ``path``, or the only one in a folder without config.json; None for other paths.
+
+    Of a model that is split into several files it is the first one.
+    """
     if path.suffix == ".gguf" and path.is_file():
         real = path.resolve()  # the path may be a link; one in the Hub's cache leads to a hash without suffix
         return real if path.is_symlink() and real.suffix == ".gguf" else path
     if not path.is_dir() or (path / "config.json").exists():
         return None
     files = sorted(path.glob("*.gguf"))
-    return files[0] if len(files) == 1 else None
+    return files[0] if files and set(files) <= set(gguf_parts(files[0])) else None
+
+
+def gguf_parts(gguf_file: Path) -> list[Path]:
+    """Return the paths of all parts of a GGUF file by its name, ``NAME-00001-of-00003.gguf``; else the file alone."""
+    found = _PART.fullmatch(gguf_file.name)
+    if found is None:
+        return [gguf_file]
+    name, count = found[1], int(found[3])
+    return [gguf_file.with_name(part_name(name, number, count)) for number in range(1, count + 1)]
+
+
+def part_name(name: str, number: int, count: int) -> str:
+    """Return llama.cpp's name of part ``number`` (from 1 on) of a GGUF file that is split."""
+    return f"{name}-{number:05}-of-{count:05}.gguf"

@@ -177,7 +177,7 @@ class JobOptions(Settings):
         Field(
             examples=["5GB"],
             description="Maximum size of a weight file, such as 500MB or 5GB; a larger tensor gets its own file. "
-            "GGUF is a single file.",
+            "GGUF is a single file up to 48 GB, unless another size than the default is given.",
         ),
     ] = DEFAULT_SHARD_SIZE
     file2file: Annotated[

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.checkpoint.roles import DRAFT_PART
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.config.quantization import Config, Dtype, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
+from quantcore.config.quantization import (
+    DEFAULT_SHARD_SIZE,
+    Config,
+    Dtype,
+    QSchemeType,
+    QuantizationSpec,
+    ScaleType,
+    ZeroPointType,
+    parse_size,
+)
 from quantcore.export.readers import Readers
 from quantcore.registry import Registry
 
@@ -24,6 +33,8 @@ if TYPE_CHECKING:
     from quantcore.tensors.source import TensorSource
 
 UNKNOWN = Readers()
+MAX_FILE_BYTES = 48_000_000_000
+"""Of a container that can be split: the Hub takes files of up to 50 GB."""
 Tensors = dict[str, "torch.Tensor"]
 
 KV_SCALES = {"k_proj": "../k_scale", "v_proj": "../v_scale"}
@@ -105,6 +116,10 @@ class Container(Protocol):
     def holds_tokenizer(self) -> bool: ...
 
     @property
+    def can_be_split(self) -> bool:
+        """Whether a program reads the container from several files."""
+
+    @property
     def file_module(self) -> str:
         """The full name of the module with the functions of ``ContainerFile``. It may need torch; exporters do not."""
 
@@ -124,7 +139,7 @@ class FileContents:
 
     ``layouts`` has every tensor of the file, those of the planned ``layers`` included. ``model_config`` is config.json,
     ``model_dir`` has the tokenizer, and ``tensors`` are the float checkpoint's. ``mix``: the name of a mix of GGUF
-    types that was asked for.
+    types that was asked for. ``max_bytes``: of the tensors of one file, if the format can have several.
     """
 
     layouts: Mapping[str, TensorLayout]
@@ -133,6 +148,7 @@ class FileContents:
     model_dir: Path
     tensors: Mapping[str, TensorHeader]
     mix: str | None = None
+    max_bytes: int = MAX_FILE_BYTES
 
 
 class ContainerFile(Protocol):
@@ -153,6 +169,11 @@ class ContainerFile(Protocol):
         floats: Mapping[str, TensorHeader],
     ) -> TensorSource:
         """Return the source that reads the written files; ``floats`` are the checkpoint's tensors."""
+
+
+def max_file_bytes(max_shard_size: str) -> int:
+    """Return the bytes of tensors in one file of a container that can be split, for the ``max_shard_size`` of a job."""
+    return MAX_FILE_BYTES if max_shard_size == DEFAULT_SHARD_SIZE else parse_size(max_shard_size)
 
 
 def readers_of(export: str) -> Readers:

@@ -18,7 +18,7 @@ from typing import Any
 from quantcore.checkpoint.besides import warn_of_besides
 from quantcore.checkpoint.blocks import find_blocks, natural_order
 from quantcore.checkpoint.experts import unstack_experts, unstack_mxfp4
-from quantcore.checkpoint.folder import find_gguf
+from quantcore.checkpoint.folder import find_gguf, gguf_parts
 from quantcore.checkpoint.headers import ModelHeaders, check_files, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader, TensorLayout
@@ -106,7 +106,8 @@ def read_model(path: Path | str) -> Model:
     """Read the headers of the folder or GGUF file ``path``. Raises ModelError for a damaged or unsupported model."""
     folder = Path(path)
     gguf_file = find_gguf(folder)
-    check_files(folder if gguf_file is None else gguf_file)
+    for path in [folder] if gguf_file is None else gguf_parts(gguf_file):
+        check_files(path)
     if gguf_file is None:
         config, tensors = read_folder(folder)
         quantization_config = config.get("quantization_config") or own_description(folder)

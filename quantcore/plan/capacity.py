@@ -22,6 +22,7 @@ from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.config.job_spec import JobSpec
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
+from quantcore.export.exporter import max_file_bytes
 from quantcore.plan.distillation import BYTES_PER_SCALE, SAVED_BYTES_PER_SCALE, bytes_of_scales, num_passes
 from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Parts, by_block
 from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
@@ -164,6 +165,7 @@ def capacity(plan: Plan, spec: JobSpec, headers: ModelHeaders, counts: Sequence[
     if footprint.states:
         disk["saved_states"] = 2 * footprint.states
     disk |= {"staged_codes": after} if footprint.laid_out else {}
+    disk |= {"file_to_split": after} if "gguf" in spec.export and after > max_file_bytes(spec.max_shard_size) else {}
     disk |= {"measured_states": footprint.all_states} if footprint.num_schemes else {}
     if footprint.needs_backward:
         disk["gradients"] = footprint.all_states

@@ -10,6 +10,7 @@ import torch
 
 from quantcore.config import presets
 from quantcore.engine.data.tokenizer import load_tokenizer
+from quantcore.export.gguf.splitting import split_gguf
 from tests.support.consumers import TOLERANCE, check, export_all
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.tokenizers import CUTS, byte_level, saved, sentencepiece
@@ -70,6 +71,15 @@ def test_every_type_of_block(tmp_path, preset, agrees):
     file, perplexity, windows = one_export(model, presets.resolve(preset), tmp_path)
     output = check("llamacpp", "check_llamacpp.py", file, windows)
     agrees("llama.cpp", "gguf", preset, output["perplexity"], perplexity, TOLERANCE, "tiny llama")
+
+
+def test_a_split_file(smollm2, tmp_path):
+    """llama.cpp finds the other parts by the first one, and computes the same to the last bit."""
+    file, _, windows = one_export(smollm2, presets.resolve("gguf_q4_0"), tmp_path)
+    whole = check("llamacpp", "check_llamacpp.py", file, windows, TEXT)
+    parts = split_gguf(file, tmp_path, 20_000_000)
+    assert len(parts) > 3
+    assert check("llamacpp", "check_llamacpp.py", parts[0], windows, TEXT) == whole
 
 
 def test_a_mix_of_types(tmp_path, agrees):

@@ -52,6 +52,9 @@ def test_a_model_of_another_architecture(tmp_path, arcee, proof_in_this_process)
     assert report["warnings"] == [] and not (tmp_path / "out/.staged").exists()
     assert "quantcore" not in report["summary"]["exports"]["gguf"]["load"]
     assert (tmp_path / "out" / ROWS).exists()
+    listed = (tmp_path / "out/reproduce.sh").read_text().partition("END_OF_SUMS'\n")[2].partition("END_OF_SUMS")[0]
+    names = [line.split()[1] for line in listed.splitlines()]
+    assert names and all((tmp_path / "out" / name).exists() for name in names)
 
 
 def test_its_metadata_come_from_the_name_of_the_model(tmp_path, proof_in_this_process):

@@ -19,10 +19,11 @@ from quantcore.config import presets
 from quantcore.engine.commands.convert import convert
 from quantcore.engine.containers.dequantize import open_source
 from quantcore.engine.data.tokenizer import load_tokenizer
+from quantcore.engine.evaluation.provenance import identity_of
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export.gguf.header import LONGEST_KEPT, read_gguf_header, shortest
 from quantcore.importing.model import read_model
-from tests.support.gguf import LLAMA3, MODELS, WIDE
+from tests.support.gguf import LLAMA3, MODELS, WIDE, split
 from tests.support.models import tiny_model
 from tests.support.params import with_rare, with_usual
 from tests.support.proofs import proving_here
@@ -305,3 +306,49 @@ def test_long_lists_are_passed_over_and_numbers_are_short(written):
         rounded = struct.unpack("<f", struct.pack("<f", number))[0]
         assert struct.pack("<f", shortest(rounded)) == struct.pack("<f", number)
     assert shortest(struct.unpack("<f", struct.pack("<f", 0.1))[0]) == 0.1 and LONGEST_KEPT > 512
+
+
+def test_a_split_file_is_the_model_of_its_parts(written, tmp_path):
+    """By its first part, and by the folder; tokenizer, weights and the identity of its bytes come from all parts."""
+    _, _, folder = written("llama")
+    first = split(folder / "model.gguf", tmp_path / "parts", max_tensors=7)
+    parts = sorted(first.parent.iterdir())
+    assert len(parts) > 3 and first.name == f"tiny-00001-of-0000{len(parts)}.gguf"
+    whole = read_model(folder)
+    for path in (first, first.parent):
+        found = read_model(path)
+        assert (
+            found.headers.tensors.keys() == whole.headers.tensors.keys()
+            and found.headers.config == whole.headers.config
+        )
+        expected, tensors = open_source(whole), open_source(found)
+        assert all(torch.equal(expected.read(name), tensors.read(name)) for name in whole.headers.tensors)
+    assert load_tokenizer(first).get_vocab() == load_tokenizer(folder).get_vocab()
+    before = identity_of(first)
+    data = bytearray(parts[-1].read_bytes())
+    data[-40] ^= 1
+    parts[-1].write_bytes(data)
+    assert identity_of(first) != before
+
+
+def test_what_is_wrong_with_parts_is_said(written, tmp_path):
+    _, _, folder = written("llama")
+    first = split(folder / "model.gguf", tmp_path / "parts", max_tensors=7)
+    second, third = sorted(first.parent.iterdir())[1:3]
+
+    def refusal(path):
+        with pytest.raises(ModelError) as refused:
+            read_model(path)
+        assert refused.value.code == "missing_shard"
+        return f"{refused.value.message} {refused.value.hint}"
+
+    assert "Give the first part" in refusal(second)
+    kept = second.read_bytes()
+    second.write_bytes(third.read_bytes())
+    assert f"{second.name} is not a part of the same model" in refusal(first)
+    second.unlink()
+    assert f"{second.name}, part 2 of" in refusal(first)
+    second.write_bytes(kept)
+    other = first.with_name("other.gguf")
+    first.rename(other)
+    assert "Give the first part" in refusal(other)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig as ForeignConfig
+from gguf import GGUFReader
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -185,7 +186,7 @@ def test_mixed_layers_and_shards(tmp_path, proof_in_this_process):
 
 
 def test_shards_are_as_large_as_they_may_be(tmp_path, proof_in_this_process):
-    """Each tensor in the file that the index names; a format of one file says that it is one."""
+    """Each tensor in the file that the index names; GGUF files are split as llama.cpp does."""
     model_dir = tiny_model(tmp_path / "model")
     asked = task(model_dir, tmp_path / "out", "gguf_q8_0", ("gguf", "compressed_tensors"))
     report = run(asked.model_copy(update={"max_shard_size": "90KB"}), lambda event: None).to_dict()
@@ -195,7 +196,16 @@ def test_shards_are_as_large_as_they_may_be(tmp_path, proof_in_this_process):
     held = {name: file.name for file in files for name in load_file(file)}
     assert index["weight_map"] == held
     assert index["metadata"]["total_size"] == sum(t.nbytes for file in files for t in load_file(file).values())
-    assert [line for line in report["warnings"] if "gguf is one file: max_shard_size 90KB" in line]
+    parts = sorted((tmp_path / "out/gguf").glob("*.gguf"))
+    assert [part.name for part in parts] == [f"model-{n:05}-of-{len(parts):05}.gguf" for n in range(1, len(parts) + 1)]
+    assert len(parts) > 2 and all(part.stat().st_size < 90_000 + 10_000 for part in parts[1:])
+    assert not [line for line in report["warnings"] if "max_shard_size" in line]
+    # gguf's own reader finds what is in the file of a job that splits nothing
+    run(asked.model_copy(update={"output_dir": tmp_path / "one", "export": ("gguf",)}), lambda event: None)
+    whole = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "one/model.gguf").tensors}
+    found = {tensor.name: tensor for part in parts for tensor in GGUFReader(part).tensors}
+    assert found.keys() == whole.keys()
+    assert all((found[name].data == whole[name].data).all() for name in whole)
 
 
 def test_nothing_is_left_behind_after_a_failure(model_dir, tmp_path):

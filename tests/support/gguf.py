@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from gguf import GGUFReader, GGUFWriter
+
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.pipeline import job as pipeline
@@ -25,6 +27,24 @@ MODELS = {
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
 
 CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
+
+
+def split(file: Path, folder: Path, *, max_tensors: int) -> Path:
+    """Split a GGUF file as gguf's own writer does, and return the first part."""
+    reader = GGUFReader(file)
+    architecture = reader.fields["general.architecture"].contents()
+    folder.mkdir()
+    writer = GGUFWriter(folder / "tiny.gguf", architecture, split_max_tensors=max_tensors)
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return min(folder.iterdir())
 
 
 def run(model: Path, folder: Path, config: Config, exports: tuple[str, ...] = ("gguf",)) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from quantcore.checkpoint.artifact import sync
+from quantcore.checkpoint.folder import gguf_parts
 from quantcore.config.task import Task
 from quantcore.engine.runtime.ranks import Ranks
 
@@ -204,7 +205,7 @@ def fingerprint(task: Task) -> str:
     """Hash everything that decides the bytes of the result."""
     model, texts = task.model_folder, [Path(part.source) for part in task.calibration.parts]
     weights = [path for pattern in WEIGHTS for path in sorted(model.glob(pattern))]
-    files = [model if model.is_file() else model / "config.json", *weights, *texts]
+    files = [*(gguf_parts(model) if model.is_file() else [model / "config.json"]), *weights, *texts]
     parts = {
         "task": task.model_dump(mode="json", exclude={"output_dir", "resume_dir", "model_dir", "shard_blocks"}),
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()],

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from quantcore.checkpoint.artifact import STAGED
 from quantcore.checkpoint.folder import find_gguf, model_name
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.engine.containers.llama_cpp.rows import MappedSource
@@ -33,6 +34,7 @@ from quantcore.export.gguf.metadata import (
     rope_tensors,
     warn_of_window,
 )
+from quantcore.export.gguf.splitting import is_split, split_gguf
 from quantcore.export.gguf.tensor_names import FILE_NAME, Place, Places, has_own_layout, stored_part
 from quantcore.tensors.sink import OpenFiles, TensorSink, open_for_writing, write_at
 from quantcore.tensors.source import TORCH_DTYPES, Rows, Source, TensorSource, interleaved
@@ -75,7 +77,7 @@ def places_of(model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeade
 
 
 class GgufSink(OpenFiles):
-    """The single file of a GGUF artifact. ``write`` every tensor of the layouts once, then ``finish``.
+    """The file of a GGUF artifact. ``write`` every tensor of the layouts once, then ``finish``, which may split it.
 
     ``warnings`` are about config.json and the tokenizer. A file with a named
     ``mix`` of types is called as on the Hub, ``NAME-Q4_K_M.gguf``; others are called model.gguf.
@@ -93,8 +95,12 @@ class GgufSink(OpenFiles):
         self.warnings = tokenizer.warnings + warn_of_window(config)
         computed = rope_tensors(config)
         about, name = _general(model_dir), _model_name(model_config, model_dir)
-        file = folder / _file_name(name, contents.mix)
-        writer = _writer(_header_of(file), Places(model_config).architecture.name)
+        whole_file = _file_name(name, contents.mix)
+        self._folder, self._max_bytes = folder, contents.max_bytes
+        self._is_split = is_split((layout.num_bytes for layout in layouts.values()), contents.max_bytes)
+        self._file = folder / STAGED / whole_file if self._is_split else folder / whole_file
+        self._file.parent.mkdir(exist_ok=True)
+        writer = _writer(_header_of(self._file), Places(model_config).architecture.name)
         add_model(
             writer, config, about.pop("general.name", None) or _without_types(name), _file_type(layouts, contents.mix)
         )
@@ -106,9 +112,14 @@ class GgufSink(OpenFiles):
             for name, place in self._places.items()
         }
         shapes |= {name: TensorLayout("F32", tuple(tensor.shape)) for name, tensor in computed.items()}
-        self._handles = [self._write_header(writer, file, shapes, creates=creates)]
+        self._handles = [self._write_header(writer, self._file, shapes, creates=creates)]
         for name, tensor in computed.items():
             write_at(self._handles[0], tensor, self._offsets[name])
+
+    def finish(self) -> None:
+        super().finish()
+        if self._is_split:
+            split_gguf(self._file, self._folder, self._max_bytes)
 
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype in which ``write`` takes the tensor called ``name``."""

@@ -14,7 +14,7 @@ import torch
 
 import quantcore
 from quantcore.checkpoint.artifact import sha256
-from quantcore.checkpoint.folder import find_gguf
+from quantcore.checkpoint.folder import find_gguf, gguf_parts
 from quantcore.config.task import Task
 from quantcore.engine.runtime.devices import default_device
 from quantcore.tensors.hashing import tensor_sha256
@@ -75,6 +75,8 @@ def identity_of(folder: Path) -> str:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the GGUF file, or config.json and the weights."""
+    """Return the GGUF file or all its parts, or config.json and the weights."""
     gguf_file = find_gguf(folder)
-    return [gguf_file] if gguf_file is not None else [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    if gguf_file is not None:
+        return gguf_parts(gguf_file)
+    return [folder / "config.json", *sorted(folder.glob("*.safetensors"))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from quantcore.checkpoint.artifact import sha256
+from quantcore.checkpoint.artifact import STAGED, sha256
 from quantcore.config.task import Task
 from quantcore.engine.evaluation.provenance import environment
 
@@ -59,7 +59,8 @@ def script(task: Task, folder: Path) -> str:
     A local model is looked for at its old path, or at the path in MODEL_DIR.
     """
     task_json = task.model_dump_json(exclude=NOT_SAID, exclude_none=True)
-    files = sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern))
+    found = (path for pattern in WEIGHTS for path in folder.rglob(pattern))
+    files = sorted(path for path in found if STAGED not in path.relative_to(folder).parts)
     sums = "\n".join(f"{sha256(path)}  {path.relative_to(folder).as_posix()}" for path in files)
     is_local = not task.model_id
     return _SCRIPT.format(

@@ -29,6 +29,7 @@ from quantcore.engine.verification.expectation import ExpectedDigests
 from quantcore.errors import ModelError
 from quantcore.events import LayerQuantized, Warned, parse
 from quantcore.export import EXPORTERS, Container, FileContents, encoded, file_of, holds_codes, json_files, layouts_of
+from quantcore.export.exporter import max_file_bytes
 from quantcore.formats.weight_layout import stored
 from quantcore.plan.planner import export_dir
 from quantcore.tensors.hashing import Hashing
@@ -269,7 +270,8 @@ def open_sink(export: str, context: RunContext, *, creates: bool) -> TensorSink 
             return None
         model_config = plan.result_config(headers.config)
         mix = None if task.config.gguf is None else task.config.gguf.mix
-        contents = FileContents(layouts, plan.layers, model_config, task.model_folder, headers.tensors, mix)
+        limit = max_file_bytes(task.max_shard_size)
+        contents = FileContents(layouts, plan.layers, model_config, task.model_folder, headers.tensors, mix, limit)
         return file_of(exporter).sink(target, contents, creates=creates)
     tensors, size = {} if holds_codes(export) else headers.tensors, parse_size(task.max_shard_size)
     if not ranks.is_first:
@@ -296,7 +298,8 @@ def other_bytes(export: str, context: RunContext) -> int:
 
 def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
     """Return a warning if a shard size is given for a format that is one file; other formats may have shards."""
-    if not isinstance(EXPORTERS.get(export), Container) or task.max_shard_size == DEFAULT_SHARD_SIZE:
+    exporter = EXPORTERS.get(export)
+    if not isinstance(exporter, Container) or exporter.can_be_split or task.max_shard_size == DEFAULT_SHARD_SIZE:
         return ()
     return (f"{export} is one file: max_shard_size {task.max_shard_size} says nothing there.",)
 

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from quantcore.checkpoint.experts import is_in_stack
-from quantcore.checkpoint.folder import find_gguf
+from quantcore.checkpoint.folder import find_gguf, gguf_parts
 from quantcore.checkpoint.harmless import harmless_config
 from quantcore.checkpoint.headers import read_json
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
@@ -81,6 +81,11 @@ def check_export(
     """
     if reason := unread(export, layers):
         return ConsumerCheck(not_checked=reason)
+    gguf_file = find_gguf(folder)
+    if gguf_file is not None and len(gguf_parts(gguf_file)) > 1:
+        return ConsumerCheck(
+            not_checked="Transformers reads only the first part of a GGUF file that is split.", is_refused=True
+        )
     config, readers = original.headers.config, readers_of(export)
     if readers.stores_each_expert and _holds_only_stacks(config, layers):
         return ConsumerCheck(

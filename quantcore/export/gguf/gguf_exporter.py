@@ -70,6 +70,7 @@ class GgufExporter:
         types_every_tensor=True,
     )
     holds_tokenizer = True
+    can_be_split = True
     file_module = "quantcore.engine.containers.gguf"
 
     def refuse(self, layer: LayerPlan) -> str | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from quantcore.checkpoint.folder import gguf_parts
 from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, READ_AS_FLOATS, TensorHeader
 from quantcore.errors import ModelError
 from quantcore.sandbox.opening import open_file
@@ -41,7 +42,7 @@ OTHER_TYPES = {9: "Q8_1", 15: "Q8_K", 40: "NVFP4", 41: "Q1_0"}
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The header of a GGUF file.
+    """The header of a GGUF file, or of all parts of one that is split.
 
     ``fields`` by name, without the long lists; ``tensors`` by name, rows of blocks as bytes.
     """
@@ -53,16 +54,61 @@ class GgufHeader:
     def read_floats(self, name: str) -> list[float]:
         """Return the values of a small float32 tensor."""
         header = self.tensors[name]
-        with open_file(self.path) as file:
+        with open_file(self.path.with_name(header.file)) as file:
             file.seek(header.begin)
             return list(struct.unpack(f"<{header.num_bytes // 4}f", file.read(header.num_bytes)))
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Return the header of the GGUF file at ``path``.
+    """Return the header of the GGUF file at ``path``; for the first part of a split file, with the tensors of all.
 
-    Raises ModelError ``invalid_gguf`` for a damaged file, ``unsupported_quantization`` for a type not known here.
+    Raises ModelError ``invalid_gguf`` for a damaged file, ``missing_shard`` for a part that is not there or not of this
+    file, and ``unsupported_quantization`` for a type not known here.
     """
+    header = _read(path)
+    count = header.fields.get("split.count", 1)
+    if not isinstance(count, int) or count < 2:
+        return header
+    parts = gguf_parts(path)
+    if len(parts) != count or header.fields.get("split.no") != 0 or parts[0] != path:
+        raise ModelError(
+            f"{path.name} is one of {count} parts of a model.",
+            code="missing_shard",
+            hint="Give the first part, with the others beside it, all called as in NAME-00001-of-00003.gguf.",
+        )
+    tensors = dict(header.tensors)
+    for number, part in enumerate(parts[1:], start=1):
+        if not part.is_file():
+            raise ModelError(
+                f"{part.name}, part {number + 1} of {count}, does not exist.",
+                code="missing_shard",
+                hint="Download all parts of the model into one folder.",
+            )
+        more = _read(part)
+        if more.fields.get("split.no") != number or more.tensors.keys() & tensors.keys():
+            raise _not_of_this(part)
+        tensors |= more.tensors
+    if header.fields.get("split.tensors.count") != len(tensors):
+        raise _not_of_this(path)
+    return GgufHeader(path, header.fields, tensors)
+
+
+@dataclass(frozen=True)
+class RawHeader:
+    """The header of a GGUF file as bytes: its fields, and what it says of each tensor but the offset."""
+
+    num_fields: int
+    fields: bytes
+    tensors: Mapping[str, bytes]
+
+
+def read_raw_header(path: Path) -> RawHeader:
+    """Return the header of the GGUF file at ``path``, which is one of ours."""
+    with open_file(path) as file:
+        return _Reader(file, path, os.fstat(file.fileno()).st_size).raw_header()
+
+
+def _read(path: Path) -> GgufHeader:
     try:
         with open_file(path) as file:
             return _Reader(file, path, os.fstat(file.fileno()).st_size).header()
@@ -92,6 +138,24 @@ class _Reader:
             raise ValueError(f"its alignment is {alignment}")
         start = -(-self._file.tell() // alignment) * alignment
         return GgufHeader(self._path, fields, {info[0]: self._tensor(*info, start) for info in infos})
+
+    def raw_header(self) -> RawHeader:
+        self._take(len(b"GGUF") + struct.calcsize("<I"))
+        num_tensors, num_fields = self._number("Q"), self._number("Q")
+        begin = self._file.tell()
+        for _ in range(num_fields):
+            self._field()
+        fields, tensors = self._bytes_since(begin), {}
+        for _ in range(num_tensors):
+            begin = self._file.tell()
+            name, *_ = self._tensor_info()
+            tensors[name] = self._bytes_since(begin)[: -struct.calcsize("<Q")]
+        return RawHeader(num_fields, fields, tensors)
+
+    def _bytes_since(self, begin: int) -> bytes:
+        end = self._file.tell()
+        self._file.seek(begin)
+        return self._file.read(end - begin)
 
     def _field(self) -> tuple[str, Any]:
         return self._text(), self._value(self._number("I"))
@@ -169,6 +233,14 @@ def shortest(number: float) -> float:
     candidates = (float(f"{number:.{digits}g}") for digits in range(1, 10))
     fitting = (short for short in candidates if abs(short) <= LARGEST_FLOAT32)
     return next((short for short in fitting if struct.unpack("<f", struct.pack("<f", short))[0] == number), number)
+
+
+def _not_of_this(part: Path) -> ModelError:
+    return ModelError(
+        f"{part.name} is not a part of the same model as the files beside it.",
+        code="missing_shard",
+        hint="Download all parts of the model again, of the same revision.",
+    )
 
 
 def _invalid(path: Path, reason: str) -> ModelError:

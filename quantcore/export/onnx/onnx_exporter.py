@@ -54,6 +54,7 @@ class OnnxExporter:
     title = "ONNX (ONNX Runtime)"
     readers = Readers("ONNX Runtime", preference=6, main_reads_all=True)
     holds_tokenizer = False
+    can_be_split = False
     file_module = "quantcore.engine.containers.onnx"
 
     def refuse(self, layer: LayerPlan) -> str | None:

@@ -13,6 +13,7 @@ from quantcore.checkpoint.private_copies import tokenizer_files
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.export import FileContents
 from quantcore.export.gguf.converted import run_converter, stacks_of
+from quantcore.export.gguf.splitting import is_split, split_gguf
 from quantcore.tensors.sink import Sink
 
 FLOATS = ("BF16", "F16", "F32")
@@ -20,7 +21,7 @@ NAMED = 3  # tensors that a warning names
 
 
 class ConvertedSink(Sink):
-    """The single file of a GGUF artifact whose names, order and metadata are llama.cpp's.
+    """The file of a GGUF artifact whose names, order and metadata are llama.cpp's.
 
     ``write`` every tensor of the layouts once, then ``finish``. The converter is asked at once if it can convert the
     model: raises ModelError ``unsupported_architecture`` with its reason.
@@ -29,7 +30,7 @@ class ConvertedSink(Sink):
     def __init__(self, file: Path, contents: FileContents, *, name: str, file_type: int, creates: bool) -> None:
         staged = file.parent / STAGED
         super().__init__(staged, contents.layouts, creates=creates)
-        self._file = file
+        self._file, self._max_bytes = file, contents.max_bytes
         self._model = contents.model_config, contents.model_dir
         self._job = {
             "name": name,
@@ -45,6 +46,9 @@ class ConvertedSink(Sink):
         """Lay the staged tensors out as llama.cpp's converter does. Raises as when it was asked."""
         super().finish()
         result = self._run(self._file)
+        if is_split((layout.num_bytes for layout in self._layouts.values()), self._max_bytes):
+            split_gguf(self._file, self._file.parent, self._max_bytes)
+            self._file.unlink()  # what it was made from is still staged
         self.warnings += _named("llama.cpp wants floats in place of codes for", result["widened"])
         self.warnings += _named(
             "llama.cpp's converter computes other values from the checkpoint for", result["computed"]
