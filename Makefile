@@ -76,10 +76,19 @@ demo: ui-if-possible  ## quantize a real language model for a goal and with two 
 up: ui-if-possible  ## run the whole service on this machine; Ctrl-C stops it
 	@$(BIN)/bitfoundry up $(ARGS)
 
+# The OpenID provider of the tests, a program of npm.
+OIDC := tests/support/oidc
+OIDC_STAMP := $(OIDC)/node_modules/.stamp-$(shell cat $(OIDC)/package-lock.json $(OIDC)/.npmrc | cksum | cut -d' ' -f1)
+
+$(OIDC_STAMP): | $(STAMP)
+	@echo "installing the OpenID provider of the tests into $(OIDC)/node_modules"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix $(OIDC) --loglevel error ci
+	@touch $@
+
 converter: $(STAMP)
 	@$(BIN)/bitfoundry install-converter
 
-test: $(UI) converter  ## the tests, with real PostgreSQL and Valkey (eight minutes on two cores)
+test: $(UI) $(OIDC_STAMP) converter  ## the tests, with real PostgreSQL and Valkey (eight minutes on two cores)
 	@$(NPM) --silent test
 	@$(PYTEST) -m "not slow" $(ARGS)
 
@@ -88,7 +97,7 @@ slurm-for-tests:
 	@{ command -v slurmctld && command -v slurmd && command -v munged; } >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; } \
 	  || { echo "the tests of the Slurm launcher need Debian's slurm-wlm and munge: run make slurm-for-tests as root" >&2; exit 1; }
 
-test-all: $(UI) converter consumers slurm-for-tests  ## all the tests, the slow ones and vLLM included
+test-all: $(UI) $(OIDC_STAMP) converter consumers slurm-for-tests  ## all the tests, the slow ones and vLLM included
 	@$(NPM) --silent test
 	@$(PYTEST) $(ARGS)
 
@@ -225,4 +234,4 @@ bench-service: $(STAMP)  ## the service under load on this machine: submissions,
 	@$(BIN)/python -m bench.service $(ARGS)
 
 clean:  ## remove the environments and caches of this checkout (never your models or artifacts)
-	@rm -rf $(VENV) $(CONSUMERS) .pytest_cache .mypy_cache .ruff_cache build dist api/ui dashboard/node_modules
+	@rm -rf $(VENV) $(CONSUMERS) .pytest_cache .mypy_cache .ruff_cache build dist api/ui dashboard/node_modules $(OIDC)/node_modules
