@@ -76,10 +76,19 @@ demo: ui-if-possible  ## quantize a real language model for a goal and with two 
 up: ui-if-possible  ## run the whole service on this machine; Ctrl-C stops it
 	@$(BIN)/bitfoundry up $(ARGS)
 
+# The OpenID provider of the tests, a program of npm.
+OIDC := tests/support/oidc
+OIDC_STAMP := $(OIDC)/node_modules/.stamp-$(shell cat $(OIDC)/package-lock.json $(OIDC)/.npmrc | cksum | cut -d' ' -f1)
+
+$(OIDC_STAMP): | $(STAMP)
+	@echo "installing the OpenID provider of the tests into $(OIDC)/node_modules"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix $(OIDC) --loglevel error ci
+	@touch $@
+
 converter: $(STAMP)
 	@$(BIN)/bitfoundry install-converter
 
-test: $(UI) converter  ## the tests, with real PostgreSQL and Valkey (eight minutes on two cores)
+test: $(UI) $(OIDC_STAMP) converter  ## the tests, with real PostgreSQL and Valkey (eight minutes on two cores)
 	@$(NPM) --silent test
 	@$(PYTEST) -m "not slow" $(ARGS)
 
@@ -93,7 +102,7 @@ ceph-for-tests:
 	@{ command -v ceph-mon && command -v ceph-osd && command -v radosgw; } >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends ceph-mon ceph-osd radosgw; } \
 	  || { echo "the tests of object storage need Debian's ceph-mon, ceph-osd and radosgw: run make ceph-for-tests as root" >&2; exit 1; }
 
-test-all: $(UI) converter consumers slurm-for-tests ceph-for-tests  ## all the tests, the slow ones and vLLM included
+test-all: $(UI) $(OIDC_STAMP) converter consumers slurm-for-tests ceph-for-tests  ## all the tests, the slow ones and vLLM included
 	@$(NPM) --silent test
 	@$(PYTEST) $(ARGS)
 
@@ -230,4 +239,4 @@ bench-service: $(STAMP)  ## the service under load on this machine: submissions,
 	@$(BIN)/python -m bench.service $(ARGS)
 
 clean:  ## remove the environments and caches of this checkout (never your models or artifacts)
-	@rm -rf $(VENV) $(CONSUMERS) .pytest_cache .mypy_cache .ruff_cache build dist api/ui dashboard/node_modules
+	@rm -rf $(VENV) $(CONSUMERS) .pytest_cache .mypy_cache .ruff_cache build dist api/ui dashboard/node_modules $(OIDC)/node_modules

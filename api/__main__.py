@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return fsck.run(settings, repair=options.repair, as_json=options.json)
         else:
             check_exposure(options.host, settings)
-            _ = settings.vault  # as create_app does: a bad key fails before any process is started
+            _ = settings.vault, settings.oidc  # as create_app does: bad ones fail before any process is started
             json_log.configure(settings.log_format)
             descriptors.check()
             uvicorn.run(

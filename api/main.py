@@ -44,6 +44,7 @@ from api.http.trace_requests import TraceRequests
 from api.integrity.watch import Watch
 from api.jobs.retention_task import RetentionTask
 from api.json_log import request_id as current_request_id
+from api.oidc.provider import Provider
 from api.readers import Readers
 from api.settings import Settings, read_settings
 from api.store.engine import connect, dispose
@@ -77,6 +78,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     watch = Watch(settings, sessions)
     readers = Readers(settings)
+    provider = Provider(settings.oidc) if settings.oidc else None
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
@@ -106,7 +108,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         responses=errors.RESPONSES,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.context = Context(settings, sessions, celery, upkeep, feed, rates, readers)
+    app.state.context = Context(settings, sessions, celery, upkeep, feed, rates, readers, provider)
     app.state.readiness = readiness
     app.add_middleware(TraceRequests)
     app.add_middleware(RequestId)  # outermost: the span has the request's id
@@ -118,7 +120,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         "dependencies": [Depends(authenticate)],
         "responses": errors.may(401, 403, 429),
     }
-    app.include_router(signin.router, prefix="/v1")
+    for router in signin.routers:
+        app.include_router(router, prefix="/v1")
     app.include_router(shares.open_router, prefix="/v1")
     app.include_router(metrics.router, **guarded)
     work = *jobs.routers, shares.router, *chats.routers, sweeps.router, *datasets.routers

@@ -29,7 +29,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from api.store.vault import Vault
+from api.oidc.config import SIGN_IN_PAGE, OidcClient, read_config
+from api.store.vault import Vault, read_secret_file
 from quantcore.config.values import sentence_of
 from quantcore.errors import ConfigError, ModelError, PublishError
 from quantcore.hub.names import is_below, is_plain_url
@@ -139,6 +140,11 @@ class Settings(BaseSettings):
     model_urls: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)] = ()
     requests_per_minute: PositiveInt = 60_000  # of a project that has no limit of its own
     sign_in_s: PositiveFloat = 12 * 3600  # how long a browser stays signed in
+    # Sign-in through an OpenID provider: a JSON file (``api.oidc.config``), and this service's secret at the provider,
+    # here or in a file of mode 0600.
+    oidc_file: Path | None = None
+    oidc_client_secret: SecretStr | None = None
+    oidc_client_secret_file: Path | None = None
     # Days after a job's end; None keeps it. Logs: also its events. Jobs: all of it, with its artifact.
     keep_logs_days: PositiveFloat | None = None
     keep_jobs_days: PositiveFloat | None = None
@@ -207,6 +213,26 @@ class Settings(BaseSettings):
                 hint="Use a URL below one that the operator allows (BITFOUNDRY_MODEL_URLS).",
                 allowed=self.model_urls,
             )
+
+    @cached_property
+    def oidc(self) -> OidcClient | None:
+        """The OpenID provider that browsers sign in with, None without one. Raises ConfigError for what is missing."""
+        if self.oidc_file is None:
+            return None
+        config = read_config(self.oidc_file)
+        secret = self.oidc_client_secret.get_secret_value() if self.oidc_client_secret else ""
+        if not secret and self.oidc_client_secret_file is not None:
+            secret = read_secret_file(self.oidc_client_secret_file).strip()
+        if not secret or self.public_url is None:
+            missing = "BITFOUNDRY_OIDC_CLIENT_SECRET_FILE" if self.public_url else "BITFOUNDRY_PUBLIC_URL"
+            raise ConfigError(
+                f"BITFOUNDRY_OIDC_FILE is set, and {missing} is not.",
+                code="oidc_setting_missing",
+                hint="Sign-in through a provider needs the secret that the provider gave to this service "
+                "(BITFOUNDRY_OIDC_CLIENT_SECRET_FILE, a file of mode 0600, or BITFOUNDRY_OIDC_CLIENT_SECRET), and the "
+                "address that people open (BITFOUNDRY_PUBLIC_URL): the provider sends them back there.",
+            )
+        return OidcClient(config, SecretStr(secret), self.public_url + SIGN_IN_PAGE)
 
     def find_output(self, url: str) -> str:
         """Return the real URL of a folder that artifacts may be published to: below one of ``publish_urls``.

@@ -16,6 +16,7 @@ from api.http.errors import Problem
 from api.http.event_stream import Feed
 from api.http.rate_limit import RateLimiter
 from api.http.turns import Turns
+from api.oidc.provider import Provider
 from api.readers import Readers
 from api.settings import Settings
 from api.store.engine import Sessions
@@ -34,6 +35,7 @@ class Context:
     feed: Feed
     rates: RateLimiter
     readers: Readers
+    provider: Provider | None
     turns: Turns = field(default_factory=Turns)
     model_turns: Turns = field(default_factory=Turns)
 

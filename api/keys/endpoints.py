@@ -13,7 +13,14 @@ from api.http.deps import SessionsDep
 from api.http.errors import Problem, may
 from api.http.security import Admin
 from api.http.strict_json import StrictJsonRoute
-from api.keys.grants import check_in_future, check_may_grant, check_not_locked_out, open_member
+from api.keys.grants import (
+    check_in_future,
+    check_may_grant,
+    check_may_take,
+    check_not_locked_out,
+    check_not_of_provider,
+    open_member,
+)
 from api.keys.schemas import KeyCreate, KeyList, KeyOut, KeyRotate, NewKeyOut
 from api.projects.endpoints import open_project
 from api.store.accounts import audit, keys, projects
@@ -25,7 +32,7 @@ router = APIRouter(prefix="/keys", tags=["keys"], route_class=StrictJsonRoute)
 KeyId = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 
 
-@router.post("", status_code=201, responses=may(404, 422))
+@router.post("", status_code=201, responses=may(404, 409, 422))
 def create_key(body: KeyCreate, caller: Admin, sessions: SessionsDep, response: Response) -> NewKeyOut:
     """Create a key. It is in this response and nowhere else: the service keeps only a hash."""
     project_id = body.project_id or caller.project_id
@@ -38,6 +45,7 @@ def create_key(body: KeyCreate, caller: Admin, sessions: SessionsDep, response: 
         if body.member_id is not None:
             projects.lock(session, project_id)  # the role stays while the key is made
             member = open_member(session, project_id, body.member_id)
+            check_not_of_provider(member)
         scopes, follows_role = _scopes_of(body, member), member is not None and body.scopes is None
         row, plain = security.new_key(project_id, body.name, scopes, body.expires_at, member, follows_role=follows_role)
         check_may_grant(session, caller, row.scopes, row.expires_at)
@@ -82,6 +90,7 @@ def rotate_key(
     secret = security.new_secret()
     with sessions.begin() as session:
         key = _open(session, caller, key_id)
+        check_not_of_provider(key.member)
         check_may_grant(session, caller, key.scopes, key.expires_at)  # who rotates a key holds it
         if key.revoked_at is not None:
             raise Problem(409, "key_revoked", "The key was revoked.", hint="Create a new one.")
@@ -97,8 +106,7 @@ def revoke_key(key_id: KeyId, caller: Admin, sessions: SessionsDep) -> KeyOut:
     with sessions.begin() as session:
         projects.lock(session, caller.project_id)
         key = _open(session, caller, key_id)
-        if security.OPERATOR in key.scopes:  # an admin may not revoke an operator's key
-            security.check_scope(caller, security.OPERATOR)
+        check_may_take(caller, [key])
         keys.revoke(session, key)
         check_not_locked_out(session, caller)
         audit.note(session, caller, "key.revoke", key_id)

@@ -11,7 +11,7 @@ from api.http import security
 from api.http.errors import Problem
 from api.store.accounts import keys, members
 from api.store.accounts.audit import Caller
-from api.store.tables.jobs import Member
+from api.store.tables.jobs import ApiKey, Member
 
 
 def check_may_grant(session: Session, caller: Caller, scopes: Iterable[str], until: datetime | None) -> None:
@@ -55,6 +55,23 @@ def check_not_locked_out(session: Session, caller: Caller) -> None:
             "The project would be locked out: no valid key would have the scope 'admin'.",
             hint="Add another member with the role admin first, or create another key with that scope.",
         )
+
+
+def check_not_of_provider(member: Member | None) -> None:
+    """Check that nobody but the OpenID provider decides about this member's role and keys. Raises Problem 409."""
+    if member is not None and member.subject is not None:
+        raise Problem(
+            409,
+            "member_of_provider",
+            f"'{member.name}' signs in through the OpenID provider, which decides about the name, role and key.",
+            hint="Change the person's groups at the provider, or add another member with an API key.",
+        )
+
+
+def check_may_take(caller: Caller, taken: Iterable[ApiKey]) -> None:
+    """Check that the caller may revoke these keys: an operator's takes an operator. Raises Problem 403."""
+    if any(security.OPERATOR in key.scopes for key in taken):
+        security.check_scope(caller, security.OPERATOR)
 
 
 def open_member(session: Session, project_id: str, member_id: str) -> Member:

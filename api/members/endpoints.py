@@ -13,7 +13,14 @@ from api.http.errors import Problem, may
 from api.http.security import Admin
 from api.http.strict_json import StrictJsonRoute
 from api.keys.endpoints import note_creation
-from api.keys.grants import check_in_future, check_may_grant, check_not_locked_out, open_member
+from api.keys.grants import (
+    check_in_future,
+    check_may_grant,
+    check_may_take,
+    check_not_locked_out,
+    check_not_of_provider,
+    open_member,
+)
 from api.keys.schemas import NewKeyOut
 from api.members.schemas import MemberCreate, MemberList, MemberOut, MemberPatch, NewMemberOut, columns_of
 from api.store.accounts import audit, keys, members, projects
@@ -64,6 +71,7 @@ def edit_member(member_id: MemberId, body: MemberPatch, caller: Admin, sessions:
     with sessions.begin() as session:
         projects.lock(session, caller.project_id)
         member = open_member(session, caller.project_id, member_id)
+        check_not_of_provider(member)
         if changes.get("name", member.name) != member.name:
             _check_name(session, caller, body.name)
             member.name = body.name
@@ -76,12 +84,17 @@ def edit_member(member_id: MemberId, body: MemberPatch, caller: Admin, sessions:
 
 @router.delete("/{member_id}", status_code=204, responses=may(404, 409))
 def remove_member(member_id: MemberId, caller: Admin, sessions: SessionsDep) -> None:
-    """Remove a member and revoke the member's keys, for ever. The audit log goes on naming them."""
+    """Remove a member and revoke the member's keys, for ever. The audit log goes on naming them.
+
+    Whoever signs in through an OpenID provider comes back with the next sign-in, unless the provider's claims change.
+    """
     with sessions.begin() as session:
         projects.lock(session, caller.project_id)
         member = open_member(session, caller.project_id, member_id)
+        present = keys.find_of_member(session, member_id)
+        check_may_take(caller, present)
         audit.note(session, caller, "member.remove", member_id, name=member.name)
-        for key in keys.find_of_member(session, member_id):
+        for key in present:
             keys.revoke(session, key)
             audit.note(session, caller, "key.revoke", key.id, member_id=member_id)
         members.remove(session, member)

@@ -1,5 +1,11 @@
-"""Sign-in of browsers: an API key becomes a cookie. ``api.http.security`` checks the requests that come with it."""
+"""Sign-in of browsers: an API key, or a person of an OpenID provider, becomes a cookie.
 
-from api.signin.endpoints import router
+``api.http.security`` checks the requests that come with it.
+"""
 
-__all__ = ["router"]
+from api.signin.endpoints import project_router, router
+from api.signin.oidc import router as oidc_router
+
+__all__ = ["routers"]
+
+routers = (router, project_router, oidc_router)

@@ -62,16 +62,7 @@ class Vault:
 
         Raises ConfigError ``unsafe_secret_key_file``, also if there is no such file.
         """
-        try:
-            with path.open() as stream:
-                mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)  # of the file that is read, not of a path
-                text = stream.read(1024)
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not text"
-            raise _unsafe(f"The secret key file {path} cannot be read: {why}.") from error
-        if mode & 0o077:
-            raise _unsafe(f"Other users can read the secret key file {path}: its mode is {mode:04o}.")
-        return cls.of_text(text)
+        return cls.of_text(read_secret_file(path))
 
     def seal(self, text: str, about: str) -> bytes:
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -100,6 +91,23 @@ def write_new_key(path: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as stream:
         stream.write(base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode() + "\n")
+
+
+def read_secret_file(path: Path) -> str:
+    """Return the text of a file that only its owner may read.
+
+    Raises ConfigError ``unsafe_secret_key_file``, also if there is no such file.
+    """
+    try:
+        with path.open() as stream:
+            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)  # of the file that is read, not of a path
+            text = stream.read(1024)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise _unsafe(f"The secret key file {path} cannot be read: {why}.") from error
+    if mode & 0o077:
+        raise _unsafe(f"Other users can read the secret key file {path}: its mode is {mode:04o}.")
+    return text
 
 
 def _unsafe(message: str) -> ConfigError:

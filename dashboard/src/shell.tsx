@@ -1,6 +1,8 @@
 import { Outlet, useLocation } from "@tanstack/react-router";
 import { useEffect, useState, useSyncExternalStore } from "react";
+import { post } from "./api/client";
 import { connection } from "./api/connection";
+import type { SignIn } from "./api/types";
 import { capitalize } from "./format";
 import { Link } from "./link";
 import { isShown, menuFor, type Section, sectionOf } from "./menu";
@@ -11,7 +13,7 @@ import { applyTheme, readTheme, THEMES, type Theme } from "./ui/theme";
 
 /** What is around every page: the menus, the search, and a notice while the service is away. */
 export function Shell() {
-  const { key, signOut } = useSession();
+  const { key, projects, signOut } = useSession();
   const path = useLocation({ select: ({ pathname }) => pathname });
   const palette = usePalette();
   const { main, sections, newJob } = menuFor(key.scopes);
@@ -52,7 +54,8 @@ export function Shell() {
             </Link>
           )}
           <ThemeChoice />
-          <span className="faint key-name" title="The API key you are signed in with">
+          {projects.length > 1 && <ProjectChoice projects={projects} current={key.project_id} />}
+          <span className="faint key-name" title="Signed in as">
             {key.name}
           </span>
           <button type="button" className="small" onClick={() => void signOut()}>
@@ -80,6 +83,23 @@ function SectionMenu({ section: { text, pages }, path }: { section: Section; pat
         </Link>
       ))}
     </nav>
+  );
+}
+
+/** The projects of a person who signed in through a provider. The sign-in goes on in another one, with a new page. */
+function ProjectChoice({ projects, current }: { projects: SignIn["projects"]; current: string }) {
+  const change = async (id: string) => {
+    await post<SignIn>("/v1/sign-in/project", { project_id: id }).catch(() => {}); // as a tab whose sign-in is over
+    window.location.assign(import.meta.env.BASE_URL);
+  };
+  return (
+    <select aria-label="Project" className="small" value={current} onChange={({ target }) => void change(target.value)}>
+      {projects.map(({ id, name }) => (
+        <option key={id} value={id}>
+          {name}
+        </option>
+      ))}
+    </select>
   );
 }
 

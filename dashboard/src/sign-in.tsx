@@ -1,11 +1,14 @@
 import { createContext, type FormEvent, useCallback, useContext, useEffect, useState } from "react";
 import { forgetAnswers, get, Problem, post, remove, setCsrfToken, Unreachable, whenSignedOut } from "./api/client";
 import { queryClient } from "./api/query";
-import type { Key, SignIn } from "./api/types";
+import type { Key, Oidc, SignIn } from "./api/types";
+import { endSignIn, leave, takeReturn } from "./oidc";
 import { Failure, Field } from "./ui/basics";
 
 export interface Session {
   key: Key;
+  /** Those that this sign-in can change to, with its own. */
+  projects: SignIn["projects"];
   can: (scope: Key["scopes"][number]) => boolean;
   signOut: () => Promise<void>;
 }
@@ -27,6 +30,7 @@ export function takeKeyFromAddress(): string {
 }
 
 const keyOfLink = takeKeyFromAddress();
+const returned = takeReturn();
 
 /** "ended": this browser was signed in, and its key or its sign-in is not valid any more. */
 type Door = "unknown" | "closed" | "ended" | "unreachable" | SignIn;
@@ -34,6 +38,7 @@ type Door = "unknown" | "closed" | "ended" | "unreachable" | SignIn;
 /** The sign-in state of this browser, with functions to sign in and out. */
 export function useSignIn() {
   const [door, setDoor] = useState<Door>("unknown");
+  const [failure, setFailure] = useState<Error>();
 
   const enter = useCallback((signIn: SignIn) => {
     setCsrfToken(signIn.csrf_token);
@@ -46,8 +51,9 @@ export function useSignIn() {
   const restore = useCallback(async () => {
     try {
       if (keyOfLink) await signIn(keyOfLink);
-      else enter(await get<SignIn>("/v1/sign-in"));
+      else enter(await (returned ? endSignIn(returned) : get<SignIn>("/v1/sign-in")));
     } catch (error) {
+      if (returned) setFailure(error as Error);
       setDoor(error instanceof Unreachable ? "unreachable" : "closed");
     }
   }, [enter, signIn]);
@@ -83,28 +89,38 @@ export function useSignIn() {
     return () => window.clearTimeout(timer);
   });
 
-  return { door, signIn, signOut };
+  return { door, failure, signIn, signOut };
 }
 
-export function SignInPage({ signIn, hasEnded }: { signIn: (key: string) => Promise<void>; hasEnded: boolean }) {
+/** `failure`: of a sign-in through the OpenID provider that the browser came back from. */
+export function SignInPage(props: { signIn: (key: string) => Promise<void>; hasEnded: boolean; failure?: Error }) {
+  const { signIn, hasEnded, failure } = props;
   const [key, setKey] = useState("");
-  const [error, setError] = useState<Error>();
+  const [error, setError] = useState(failure);
   const [busy, setBusy] = useState(false);
+  const [provider, setProvider] = useState<string | null>(null);
 
   useEffect(() => {
     document.title = "Sign in · Bitfoundry";
+    get<Oidc>("/v1/sign-in/oidc").then(
+      ({ name }) => setProvider(name),
+      () => {}, // a key still works
+    );
   }, []);
 
-  const submit = async (event: FormEvent) => {
-    event.preventDefault();
+  const attempt = async (what: () => Promise<void>) => {
     setBusy(true);
     setError(undefined);
     try {
-      await signIn(key.trim());
+      await what();
     } catch (caught) {
       setError(caught as Error);
       setBusy(false);
     }
+  };
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    void attempt(() => signIn(key.trim()));
   };
   const refused = error instanceof Problem && error.status === 401;
   return (
@@ -139,6 +155,11 @@ export function SignInPage({ signIn, hasEnded }: { signIn: (key: string) => Prom
         <button type="submit" className="primary" disabled={busy}>
           Sign in
         </button>
+        {provider && (
+          <button type="button" disabled={busy} onClick={() => void attempt(leave)}>
+            Sign in with {provider}
+          </button>
+        )}
       </form>
     </main>
   );

@@ -1,7 +1,8 @@
 """The time limits of calls to other systems, in seconds: no call waits for ever, and here is how long each one waits.
 
 A system that hangs is not one that is gone: it accepts connections and says nothing. Every client of PostgreSQL, the
-broker, the Hub and of webhooks' receivers is made with these (tests/architecture/test_time_limits.py).
+broker, the Hub, webhooks' receivers and an OpenID provider is made with these
+(tests/architecture/test_time_limits.py).
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ STORE_TRANSFER_S = 60.0
 
 WEBHOOK_S = 15.0
 """For all of an attempt."""
+
+OIDC_S = 5.0
+"""For all of an answer of the OpenID provider; a sign-in asks it four questions at most."""
 
 LOCAL_S = 5.0
 """For our own servers on this machine, while ``bitfoundry up`` starts and tends them."""

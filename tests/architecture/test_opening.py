@@ -100,6 +100,7 @@ ALLOWED = {
     "where an artifact goes": {"quantcore.hub.local_folder": 5},
     "the operator's settings": {
         "api.settings": 1,
+        "api.oidc.config": 1,
         "api.tracing": 1,
         "worker.launchers.slurm": 1,
         "worker.launchers.kubernetes": 2,

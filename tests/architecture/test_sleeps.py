@@ -11,6 +11,7 @@ KNOWN = {
     "stand-ins that are slow because they shall be": {
         "support/stub_engine": 10,
         "support/receiver": 1,
+        "support/lying_oidc": 1,
         "support/hostile_engine": 1,
     },
     "one try after the other of something that may not work yet": {

@@ -72,8 +72,9 @@ def test_no_version_with_a_known_hole(package: str) -> None:
     assert Version(pins()[package]) >= Version(floor), hole
 
 
-def test_what_npm_installs_has_hashes() -> None:
+@pytest.mark.parametrize("folder", ["dashboard", "tests/support/oidc"])
+def test_what_npm_installs_has_hashes(folder: str) -> None:
     import json
 
-    packages = json.loads((ROOT / "dashboard" / "package-lock.json").read_text())["packages"]
+    packages = json.loads((ROOT / folder / "package-lock.json").read_text())["packages"]
     assert all("integrity" in entry for name, entry in packages.items() if name and not entry.get("link"))

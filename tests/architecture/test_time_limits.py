@@ -1,4 +1,4 @@
-"""Every client of PostgreSQL, the broker, the Hub and of webhooks has a time limit, and all limits are in one place.
+"""Every client of PostgreSQL, the broker, the Hub, webhooks and an OpenID provider has a time limit, all in one place.
 
 A call that makes a client, or asks without one, is listed with the place of its limit. The limits themselves are tested
 on systems that accept connections and say nothing (tests/attack/test_c_dependencies.py).
@@ -24,6 +24,7 @@ LIMITED = {
         "api.store.engine": 1,
         "api.store.broker": 1,
         "api.webhooks.deliverer": 1,
+        "api.oidc.provider": 1,
         "bitfoundry.local.postgres": 1,
         "bitfoundry.local.backup": 1,
         "bitfoundry.local.valkey": 1,

@@ -9,10 +9,11 @@ from fastapi.testclient import TestClient
 
 from api.store.accounts import projects
 
-OPEN_ROUTES = {"/healthz/live", "/healthz/ready", "/openapi.json", "/docs"}
+OPEN_ROUTES = {"/healthz/live", "/healthz/ready", "/openapi.json", "/docs", "/v1/sign-in/oidc"}
 SHARED_ROUTES = {"/v1/shared/{token}", "/v1/shared/{token}/report.json"}
 """Routes that a link opens, without a key."""
-DOOR = ("POST", "/v1/sign-in")  # the key is in the body
+DOORS = {("POST", "/v1/sign-in"), ("POST", "/v1/sign-in/oidc"), ("POST", "/v1/sign-in/oidc/callback")}
+"""Routes that sign in: the key, or what stands for it, is in the body."""
 JOB = "job_" + "0" * 32
 PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetensors"} | {
     "dataset_id": "dst_" + "0" * 32,

@@ -13,7 +13,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from api.store.tables.jobs import IdempotencyKey
+from api.store.tables.accounts import IdempotencyKey
 
 KEPT_FOR = timedelta(hours=24)
 

@@ -10,7 +10,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from api.store.accounts.keys import is_live
-from api.store.tables.jobs import ApiKey, Member
+from api.store.tables.jobs import ApiKey, Member, Project
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,26 @@ def find(session: Session, project_id: str, member_id: str) -> Member | None:
 def find_by_name(session: Session, project_id: str, name: str) -> Member | None:
     """Return the present member of the project who has this name."""
     return session.scalar(_present(project_id).where(Member.name == name))
+
+
+def find_of_subject(session: Session, issuer: str, subject: str) -> Sequence[Member]:
+    """Return the rows of a person of an OpenID provider, one for each project; of removed ones, too."""
+    return session.scalars(select(Member).where(Member.issuer == issuer, Member.subject == subject)).all()
+
+
+def find_reachable(session: Session, key_id: str) -> Sequence[tuple[Project, ApiKey]]:
+    """Return the projects that a sign-in with this key can be for, by name, each with the key for it.
+
+    For a person of an OpenID provider these are the projects of the last sign-in; for all others that of the key.
+    """
+    own = session.get_one(ApiKey, key_id)
+    wanted = select(Project, ApiKey).join(ApiKey, ApiKey.project_id == Project.id).order_by(Project.name)
+    if own.member is None or own.member.subject is None:
+        wanted = wanted.where(ApiKey.id == key_id)
+    else:
+        person = Member.issuer == own.member.issuer, Member.subject == own.member.subject
+        wanted = wanted.join(Member, Member.id == ApiKey.member_id).where(*person, is_live())
+    return [(project, key) for project, key in session.execute(wanted).all()]
 
 
 def find_all(session: Session, project_id: str) -> Sequence[Listed]:

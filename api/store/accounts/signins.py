@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from api.store.accounts import keys
 from api.store.accounts.audit import Shown
 from api.store.accounts.keys import ValidKey
 from api.store.tables.accounts import SignIn
+from api.store.tables.jobs import ApiKey
 
 
-def add(session: Session, token_sha256: bytes, key: ValidKey, secret_sha256: bytes, lasts_s: float) -> datetime:
-    """Sign in with ``key``, opened with the secret of that hash, for ``lasts_s`` seconds. Returns the end.
+def add(session: Session, token_sha256: bytes, key_id: str, secret_sha256: bytes, lasts_s: float) -> datetime:
+    """Sign in with the key, opened with the secret of that hash, for ``lasts_s`` seconds. Returns the end.
 
     Sign-ins that are over are deleted at this occasion.
     """
@@ -23,7 +24,7 @@ def add(session: Session, token_sha256: bytes, key: ValidKey, secret_sha256: byt
     session.execute(delete(SignIn).where(SignIn.expires_at <= now))
     row = SignIn(
         token_sha256=token_sha256,
-        api_key_id=key.id,
+        api_key_id=key_id,
         secret_sha256=secret_sha256,
         expires_at=now + timedelta(seconds=lasts_s),
     )
@@ -58,6 +59,15 @@ def find_open(session: Session, shown: Collection[Shown]) -> dict[Shown, frozens
         and credential.secret_sha256 in key.secrets_sha256
         and credential.sign_in_sha256 in alive
     }
+
+
+def switch(session: Session, token_sha256: bytes, new_token_sha256: bytes, key: ApiKey) -> None:
+    """Continue a sign-in with another key of the same person, and with a new token. Its end stays the same."""
+    session.execute(
+        update(SignIn)
+        .where(SignIn.token_sha256 == token_sha256)
+        .values(token_sha256=new_token_sha256, api_key_id=key.id, secret_sha256=key.secret_sha256)
+    )
 
 
 def remove(session: Session, token_sha256: bytes) -> None:

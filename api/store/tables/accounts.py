@@ -120,3 +120,16 @@ class SignIn(Base):
     secret_sha256: Mapped[bytes]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class IdempotencyKey(Base):
+    """A client's idempotency key for a request, and the id it created. Unique: two at once create one object."""
+
+    __tablename__ = "idempotency_key"
+
+    api_key_id: Mapped[str] = mapped_column(ForeignKey("api_key.id", ondelete="CASCADE"), primary_key=True)
+    route: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    body_sha256: Mapped[bytes]
+    made_id: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW, index=True)

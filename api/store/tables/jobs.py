@@ -105,7 +105,11 @@ class Project(Base):
 
 
 class Member(Base):
-    """A person of a project, who signs in with a key. Rows of removed members stay for the audit log."""
+    """A person of a project, who signs in with a key. Rows of removed members stay for the audit log.
+
+    Whoever signs in through an OpenID provider has an ``issuer`` and a ``subject`` there, one row for each project, and
+    one key, whose secret nobody knows.
+    """
 
     __tablename__ = "member"
 
@@ -113,12 +117,15 @@ class Member(Base):
     project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))
     name: Mapped[str]
     role: Mapped[str]
+    issuer: Mapped[str | None]
+    subject: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     removed_at: Mapped[datetime | None]
 
     __table_args__ = (
         CheckConstraint("role IN ('admin', 'editor', 'viewer')", name="role"),
         Index("uq_member_name", "project_id", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
+        Index("uq_member_subject", "issuer", "subject", "project_id", unique=True),  # rows without them are no doubles
     )
 
 
@@ -149,19 +156,6 @@ class ApiKey(Base):
     revoked_at: Mapped[datetime | None]
 
     member: Mapped[Member | None] = relationship(lazy="joined")
-
-
-class IdempotencyKey(Base):
-    """A client's idempotency key for a request, and the id it created. Unique: two at once create one object."""
-
-    __tablename__ = "idempotency_key"
-
-    api_key_id: Mapped[str] = mapped_column(ForeignKey("api_key.id", ondelete="CASCADE"), primary_key=True)
-    route: Mapped[str] = mapped_column(primary_key=True)
-    key: Mapped[str] = mapped_column(primary_key=True)
-    body_sha256: Mapped[bytes]
-    made_id: Mapped[str]
-    created_at: Mapped[datetime] = mapped_column(server_default=NOW, index=True)
 
 
 class Sweep(Base):
