@@ -199,6 +199,7 @@ def test_no_pod_has_more_rights_than_it_needs(profile: str) -> None:
         assert container(pod)["securityContext"] == {
             "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
         }  # fmt: skip
+        assert spec["shareProcessNamespace"] is COMPOSE["api"]["init"] is True, "somebody reaps what engines leave"
         launches = environment(pod).get("BITFOUNDRY_LAUNCHER") == "kubernetes"
         assert spec["automountServiceAccountToken"] is launches and ("serviceAccountName" in spec) is launches, name
         models = [each for each in container(pod)["volumeMounts"] if each["mountPath"] == "/models"]

@@ -86,9 +86,11 @@ characters. */}}
 {{- end }}
 {{- end }}
 
-{{/* No variables named after Services: they would begin with BITFOUNDRY_ as our settings do. */}}
+{{/* No variables named after Services: they would begin with BITFOUNDRY_ as our settings do. And a first process that
+reaps what engines leave behind: the pod's own, in place of ours. */}}
 {{- define "bitfoundry.pod" -}}
 enableServiceLinks: false
+shareProcessNamespace: true
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
