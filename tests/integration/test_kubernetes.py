@@ -84,7 +84,7 @@ def test_a_job_runs_as_pods(
 ) -> None:  # fmt: skip
     """The manifest is that of the template with what the job needs, and no secret reaches the cluster."""
     noted = tmp_path / "environment.json"
-    start_worker(settings)
+    start_worker(settings, more={"NVIDIA_VISIBLE_DEVICES": "all", "NCCL_DEBUG": "INFO"})  # as an image may set them
     job_id = submit(make_model(environment=str(noted)), nodes=num_nodes)
     job = wait_for(job_id, "succeeded")
     assert job.attempt == 1 and job.allocation is not None
@@ -101,6 +101,7 @@ def test_a_job_runs_as_pods(
     )
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     assert variables["HF_HOME"] == "/shared/hf" and not {"PATH", "HOME", "DATABASE_URL"} & variables.keys()
+    assert variables["NCCL_DEBUG"] == "INFO" and "NVIDIA_VISIBLE_DEVICES" not in variables, "the node chooses its GPUs"
     everything = json.dumps(manifest) + noted.read_text()
     assert settings.secret_key is not None
     for secret in ("canary-in-the-environment", settings.secret_key.get_secret_value()):

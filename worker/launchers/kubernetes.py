@@ -37,8 +37,12 @@ TIMEOUT_S = 30
 CONFLICT, NOT_FOUND = 409, 404
 REFUSALS = {400, 403, 422}
 WAITING = {"ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError", "CrashLoopBackOff"}
-NOT_KEPT = ("PATH", "HOME", "USER", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR")
-"""Variables of the worker's machine that mean nothing in an image."""
+NOT_KEPT = (
+    "PATH", "HOME", "USER", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR",
+    "NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+)  # fmt: skip
+"""Variables of the worker's machine that mean nothing in a pod. Its GPUs are those that the node gives it: a variable
+in the manifest comes before that of the node's device plugin, and images for CUDA name all GPUs."""
 
 
 @LAUNCHERS.add("kubernetes")
