@@ -12,7 +12,8 @@ from sqlalchemy import func, select, text
 from api.store.engine import Sessions
 from api.store.queue import control
 from api.store.states import State
-from api.store.tables.jobs import IdempotencyKey, Job
+from api.store.tables.accounts import IdempotencyKey
+from api.store.tables.jobs import Job
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
