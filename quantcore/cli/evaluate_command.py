@@ -14,7 +14,7 @@ from quantcore.cli.running import WORSE, is_first_rank, print_json, reporting, s
 from quantcore.config.verdict_levels import UNPUBLISHED
 from quantcore.errors import ConfigError
 from quantcore.events import Emit, print_json_lines
-from quantcore.report.quality import EvaluationResult
+from quantcore.report.evaluation_result import EvaluationResult
 
 GATES = ("warn", "fail")
 
@@ -31,6 +31,8 @@ def evaluate(arguments: list[str], find: Find) -> int:
     options = found(flags.parse_args(arguments), find)
     if options.reference is not None and (options.against is not None or options.eval_dataset is not None):
         flags.error("--reference brings its own text and original; remove --against and --eval_dataset")
+    if options.behaviour and options.against is None:
+        flags.error("--behaviour needs the original itself, which also answers: --against MODEL")
     if options.gate == "fail" and options.reference is None and options.against is None:
         flags.error("--gate fail needs an original: --against MODEL or --reference FILE")
     results: list[EvaluationResult] = []
@@ -88,6 +90,8 @@ def reference(arguments: list[str], find: Find) -> int:
     )
     add_evaluation(flags)
     options = found(flags.parse_args(arguments), find)
+    if options.behaviour:
+        flags.error("a reference holds no behaviour: use `bitfoundry evaluate OUT --against MODEL --behaviour`")
 
     def work(emit: Emit) -> dict[str, Any]:
         evaluation = evaluation_of(options)

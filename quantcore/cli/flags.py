@@ -57,6 +57,12 @@ def _share(text: str) -> float:
     return value
 
 
+def _num_prompts(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of prompts; a model comes before this flag")
+    return int(text)
+
+
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -210,6 +216,20 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
         help="comma-separated tasks of lm-evaluation-harness (bitfoundry[eval]), run in addition to perplexity",
     )
     add("--eval_batch_size", type=positive, default=usual.batch_size, help="batch size of these tasks (default: 8)")
+    add(
+        "--behaviour",
+        type=_num_prompts,
+        nargs="?",
+        const=usual.num_answers,
+        metavar="N",
+        help="both models answer N packaged prompts (at most 38; 24 without a number), greedily and as their settings"
+        " sample: finds loops, answers without an end, broken JSON and tool calls; generating takes minutes or more",
+    )
+    add(
+        "--behaviour_len",
+        type=positive,
+        help=f"most tokens of these answers; models that think need thousands (default: {usual.behaviour_len})",
+    )
     add("--limit", type=positive, help="maximum documents per task (default: all)")
     add("--num_fewshot", type=int, help="few-shot examples per question (default: the task's own)")
     add("--include_path", help="folder with YAML files of additional tasks")

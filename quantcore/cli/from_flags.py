@@ -61,7 +61,13 @@ TEXT_FLAGS = {
     "chat_template_kwargs": "eval_chat_template_kwargs",
     "stride": "eval_stride",
 }
-EVALUATION_FLAGS = TEXT_FLAGS | {"limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size"}
+EVALUATION_FLAGS = TEXT_FLAGS | {
+    "limit": "limit",
+    "num_fewshot": "num_fewshot",
+    "batch_size": "eval_batch_size",
+    "num_behaviour_prompts": "behaviour",
+    "behaviour_len": "behaviour_len",
+}
 """The flag of each field whose value is passed on unchanged."""
 CHANGE_FLAGS = {field: flag.removeprefix("--") for field, flag in PresetChanges.flags().items()}
 SCHEME_FLAGS = ("quant_scheme", *CHANGE_FLAGS.values(), "layer_quant_scheme", "preset_file", "strict")
@@ -83,8 +89,9 @@ def task_of(options: argparse.Namespace) -> Task:
 
 
 def _without_windows(options: argparse.Namespace) -> EvaluationConfig:
-    """Return an evaluation without measurements. It keeps tasks, if any are named, so that the Task refuses them."""
-    return EvaluationConfig(num_windows=0, tasks=evaluation_of(options).tasks)
+    """Return an evaluation without measurements. It keeps tasks and behaviour, so that the Task refuses them."""
+    asked = evaluation_of(options)
+    return EvaluationConfig(num_windows=0, tasks=asked.tasks, num_behaviour_prompts=asked.num_behaviour_prompts)
 
 
 def calibration_of(options: argparse.Namespace) -> CalibrationConfig:

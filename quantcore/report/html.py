@@ -9,6 +9,7 @@ from typing import Any
 
 from quantcore.config.verdict_levels import LEVELS
 from quantcore.report.answers import common_length
+from quantcore.report.behaviour import Behaviour
 from quantcore.report.error_chart import HEIGHT, LEFT, WIDTH, error_chart, grid, height
 from quantcore.report.quality import (
     AnswerQuality,
@@ -66,6 +67,7 @@ def page(report: Report) -> str:
         _gates(report.summary),
         _quality(report.quality, report.drafts) if report.encoder is None else _encoder(report.encoder),
         _answers(report.answers),
+        _behaviour(report.behaviour),
         _clipping(report.clipping),
         _tasks(report.harness, report.summary.failed_tasks),
         _mix(report.mix),
@@ -234,6 +236,17 @@ def _answers(answers: AnswerQuality | None) -> str:
         for kind, reason in answers.left_out.items()
     )
     return f"<h2>Own answers</h2>{table}{left_out}{_positions(answers.by_position, 'an answer')}"
+
+
+def _behaviour(behaviour: Behaviour | None) -> str:
+    if behaviour is None:
+        return ""
+    rows = [tuple(escape(text) for text in row) for row in behaviour.rows]
+    caption = (
+        f"Answers of both models to {behaviour.num_prompts} prompts, in at most {behaviour.max_tokens} tokens each:"
+        f" {behaviour}"
+    )
+    return "<h2>Behaviour</h2>" + _table(caption, ("", "original", "quantized", ""), rows)
 
 
 def _clipping(shares: Mapping[str, float]) -> str:

@@ -196,59 +196,6 @@ class Interval(Record):
     high: Number
 
 
-class FaultChange(Record):
-    """How often answers have a fault, of both models, paired by prompt.
-
-    ``original`` and ``result`` are shares of the answers to ``num_prompts``. ``num_worse`` of these prompts have more
-    faulty answers than the original's, ``num_better`` fewer; ``change`` is the difference of both as a share of the
-    prompts. ``chance`` is the probability of so many worse ones among those that differ, if both models were alike.
-    ``is_worse``: it is too small for chance, all tests considered. Otherwise ``num_needed`` prompts would show such a
-    difference (None: the result is not worse).
-    """
-
-    fault: str
-    title: str
-    num_prompts: int
-    original: Number
-    result: Number
-    num_worse: int
-    num_better: int
-    change: Interval
-    chance: Number
-    is_worse: bool
-    num_needed: int | None
-
-    def __str__(self) -> str:
-        """Return the shares and what is known, such as ``20 % of the answers do not end (original: 10 %)``."""
-        return f"{self.result:.0%} of the answers {self.title} (original: {self.original:.0%}); {self.outcome}"
-
-    @property
-    def outcome(self) -> str:
-        """Whether the result is worse, and the number of prompts that would tell."""
-        where = f"worse on {self.num_worse} of {self.num_prompts} prompts, better on {self.num_better}"
-        if self.is_worse or not self.num_worse + self.num_better:
-            return where if self.is_worse else "no difference"
-        needed = "" if self.num_needed is None else f", about {self.num_needed} prompts would tell"
-        return f"{where}: no finding{needed}"
-
-
-class LengthChange(Record):
-    """Number of tokens of the answers, result / original, with the 95 % interval of the ratio.
-
-    ``is_off``: the ratio is beyond doubt above 1.25 or below 0.8. Otherwise ``num_needed`` prompts would tell, if the
-    ratio is outside of these limits as measured.
-    """
-
-    ratio: Interval
-    is_off: bool
-    num_needed: int | None
-
-    def __str__(self) -> str:
-        ratio = f"{self.ratio.value:.2f} times the original's ({self.ratio.low:.2f} to {self.ratio.high:.2f})"
-        needed = "" if self.num_needed is None else f": no finding, about {self.num_needed} prompts would tell"
-        return ratio + needed
-
-
 Change = Literal["better", "worse", "no difference found"]
 
 
@@ -402,24 +349,3 @@ class Verdict(Record):
     def __str__(self) -> str:
         """Return the verdict in a sentence."""
         return f"{self.level}: {self.reason}"
-
-
-class EvaluationResult(Record):
-    """Result of ``bitfoundry evaluate``: measurements of an existing model, alone or beside its original.
-
-    ``harness`` has one number per metric for a model alone, and a pair for two models. ``reference`` describes the
-    file that took the original's place.
-    """
-
-    model: str
-    against: str | None
-    environment: dict[str, str]
-    served_by: dict[str, str] = Field(default_factory=dict)
-    quality: Quality | AbsoluteQuality | None = None
-    verdict: Verdict | None = None
-    reference: dict[str, Any] | None = None
-    drafts: DraftQuality | None = None
-    answers: AnswerQuality | None = None
-    samples: tuple[Sample, ...] | None = None
-    harness: TaskResults | dict[str, dict[str, Measure]] = Field(default_factory=dict)
-    failed_tasks: dict[str, str] = Field(default_factory=dict)

@@ -17,7 +17,8 @@ from typing import Any
 
 from quantcore.engine.evaluation.answer_faults import FAULTS, Answered, Asked, faults_of, final_number, without_thinking
 from quantcore.engine.evaluation.paired import CONFIDENCE, POWER, student_quantile
-from quantcore.report.quality import FaultChange, Interval, LengthChange
+from quantcore.report.behaviour import FaultChange, LengthChange
+from quantcore.report.quality import Interval
 
 LEVEL = (1 - CONFIDENCE) / 2
 """Probability of a finding by chance, of all tests together: that beyond one end of a 95 % interval."""

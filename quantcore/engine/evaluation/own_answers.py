@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
-from quantcore.data.builtin_text import read_prompts
+from quantcore.data.prompts import ChatPrompt, packaged_prompts
 from quantcore.engine.data.chat_template import chat_renderer
 from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
@@ -35,19 +35,28 @@ ANSWER_LEN = 64
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt and its kind: chat, maths, code, json, languages, turns or tools."""
+    """What is asked, and the prompt that a chat template makes of it; ``ending`` is the end of the prompt as text."""
 
-    kind: str
+    asked: ChatPrompt
     prompt: Prompt
+    ending: str = ""
+
+    @property
+    def kind(self) -> str:
+        return self.asked.kind
 
 
 def find_questions(
-    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], num: int, longest: int | None
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, Any],
+    prompts: Sequence[ChatPrompt],
+    longest: int | None,
+    answer_len: int = ANSWER_LEN,
 ) -> tuple[list[Question], dict[str, str]]:
-    """Return up to ``num`` of the packaged prompts in the chat template, and the kinds left out, with reasons.
+    """Return the prompts in the chat template, and the kinds left out, in part or at all, with reasons.
 
-    ``arguments`` are those of the template, ``longest`` is the number of tokens that the model reads. Nothing is
-    returned for a tokenizer without a template.
+    ``arguments`` are those of the template, ``longest`` is the number of tokens that the model reads, answers of
+    ``answer_len`` included. Nothing is returned for a tokenizer without a template.
     """
     if not tokenizer.chat_template:
         return [], {}
@@ -55,16 +64,17 @@ def find_questions(
     tokenize = tokenize_with(tokenizer)
     questions: list[Question] = []
     left_out: dict[str, str] = {}
-    for row in read_prompts()[:num]:
+    for asked in prompts:
         try:
-            ids = tokenize(render(row["messages"], row.get("tools")))
+            text = render(asked.messages, asked.tools)
+            ids = tokenize(text)
         except CalibrationError as error:
-            left_out.setdefault(row["kind"], error.message)
+            left_out.setdefault(asked.kind, error.message)
             continue
-        if longest is not None and len(ids) + ANSWER_LEN > longest:
-            left_out.setdefault(row["kind"], f"a prompt of {len(ids)} tokens and its answer are too long for the model")
+        if longest is not None and len(ids) + answer_len > longest:
+            left_out.setdefault(asked.kind, f"a prompt of {len(ids)} tokens and its answer are too long for the model")
             continue
-        questions.append(Question(row["kind"], Prompt(ids, row["messages"][-1]["content"])))
+        questions.append(Question(asked, Prompt(ids, str(asked.messages[-1]["content"])), text.rstrip()[-40:]))
     return questions, left_out
 
 
@@ -128,7 +138,9 @@ def answer_prompts(
     """
     assert original.stored is not None
     tokenizer = load_tokenizer(folder)
-    questions, left_out = find_questions(tokenizer, arguments, num, longest_input(original.streamed.model.config))
+    questions, left_out = find_questions(
+        tokenizer, arguments, packaged_prompts(num), longest_input(original.streamed.model.config)
+    )
     if not questions:
         return None
     ends = sorted(end_tokens(original.stored, tokenizer))

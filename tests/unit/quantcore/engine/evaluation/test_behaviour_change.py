@@ -18,7 +18,7 @@ from quantcore.engine.evaluation.behaviour_change import (
     paired_interval,
     sign_test,
 )
-from quantcore.report.quality import FaultChange
+from quantcore.report.behaviour import FaultChange
 
 GOOD = Answered("The tank is full after 24 minutes.", 10, is_ended=True)
 CUT = Answered("The tank is full after 24 minutes, because", 64, is_ended=False)
