@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from quantcore.cli.grammar import Flags, add_model, add_output
 from quantcore.config.algorithms import algorithm_names
-from quantcore.config.job_spec import JobOptions
+from quantcore.config.job_spec import MAX_ANSWERS, JobOptions
 from quantcore.config.presets import PresetChanges
 from quantcore.config.quantization import (
     CalibrationConfig,
@@ -220,15 +220,20 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
         "--behaviour",
         type=_num_prompts,
         nargs="?",
-        const=usual.num_answers,
+        const=MAX_ANSWERS,
         metavar="N",
-        help="both models answer N packaged prompts (at most 38; 24 without a number), greedily and as their settings"
+        help=f"both models answer the first N prompts (default: {MAX_ANSWERS}), greedily and as their settings"
         " sample: finds loops, answers without an end, broken JSON and tool calls; generating takes minutes or more",
     )
     add(
         "--behaviour_len",
         type=positive,
         help=f"most tokens of these answers; models that think need thousands (default: {usual.behaviour_len})",
+    )
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="your own prompts (.jsonl) in place of the packaged ones, for own answers and --behaviour",
     )
     add("--limit", type=positive, help="maximum documents per task (default: all)")
     add("--num_fewshot", type=int, help="few-shot examples per question (default: the task's own)")

@@ -76,6 +76,13 @@ EXPORT_FLAGS = ("model_export", "custom_mode", "export_weight_format")
 
 def task_of(options: argparse.Namespace) -> Task:
     """Return the Task of the flags. Raises ConfigError for an unknown value, with the list of the known ones."""
+    if options.prompts and (options.skip_evaluation or options.file2file):
+        flag = "--skip_evaluation" if options.skip_evaluation else "--file2file_quantization"
+        raise ConfigError(
+            f"--prompts are measured, but {flag} turns all measurements off.",
+            code="unsupported_config",
+            hint="Remove one of them.",
+        )
     return Task(
         **model_of(options),
         output_dir=Path(options.output_dir).absolute(),
@@ -149,6 +156,12 @@ def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
 
     They come from the flags in ``given`` alone: the service fills in its own defaults. Raises ConfigError.
     """
+    if "prompts" in given:
+        raise ConfigError(
+            "The service asks its packaged prompts alone; a file of your own (--prompts) stays on this machine.",
+            code="unsupported_config",
+            hint="Remove it, or measure the result here: bitfoundry evaluate OUT --against MODEL --prompts FILE.",
+        )
     plain = (*plain_options(), "effort")
     body: dict[str, Any] = {name: getattr(options, name) for name in plain if name in given}
     if config := _config_request(options, given):
@@ -349,6 +362,7 @@ def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
         | {
             "tasks": _names(options.tasks),
             "include_path": Path(options.include_path).absolute() if options.include_path else None,
+            "prompts": Path(options.prompts).absolute() if options.prompts else None,
         }
     )
 

@@ -66,7 +66,8 @@ class Behaviour(Record):
     Each of ``num_prompts`` has ``num_answers`` of both models, of at most ``max_tokens`` tokens: a greedy one,
     and those that a model's own settings sample. ``lost_ends`` are tokens that ended answers of the original and end
     none of the result. ``num_rendered_otherwise`` prompts have other tokens than the original's. ``changed_finals`` is
-    the share of greedy answers to maths with another final number. ``left_out`` as in AnswerQuality.
+    the share of greedy answers to maths with another final number. ``left_out`` and
+    ``prompts_sha256`` as in AnswerQuality.
     """
 
     num_prompts: int
@@ -78,6 +79,7 @@ class Behaviour(Record):
     lost_ends: tuple[str, ...]
     num_rendered_otherwise: int
     left_out: dict[str, str] = Field(default_factory=dict)
+    prompts_sha256: str | None = None
 
     @property
     def findings(self) -> tuple[str, ...]:

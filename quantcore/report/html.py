@@ -229,7 +229,8 @@ def _answers(answers: AnswerQuality | None) -> str:
         for each in answers.by_kind
     ]
     every = ("all", str(answers.num_tokens), str(answers.divergence.kl_mean), str(answers.divergence.top1_agreement))
-    caption = f"Predictions of both models on {answers.num_windows} answers that the original gave to packaged prompts"
+    source = "packaged prompts" if answers.prompts_sha256 is None else f"prompts of the user ({answers.prompts_sha256})"
+    caption = f"Predictions of both models on {answers.num_windows} answers that the original gave to {source}"
     table = _table(caption, ("prompts", "tokens", "mean KL divergence", "top-1 agreement"), [*rows, every])
     left_out = "".join(
         f"<p>Left out, in part or at all: {escape(kind)} ({escape(reason)})</p>"

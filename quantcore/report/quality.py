@@ -172,12 +172,13 @@ class AnswerQuality(Quality):
 
     ``num_windows`` is the number of answers and ``seq_len`` the length of the longest one; positions are those in an
     answer. ``num_ended`` of the answers came to their end. ``left_out``: kinds of prompts that could not be asked, in
-    part or at all, with the reason.
+    part or at all, with the reason. ``prompts_sha256``: that of the file with the prompts, unless they are packaged.
     """
 
     num_ended: int
     by_kind: tuple[KindQuality, ...]
     left_out: dict[str, str] = Field(default_factory=dict)
+    prompts_sha256: str | None = None
 
     def __str__(self) -> str:
         """Return the distance in a sentence, with what was left out."""

@@ -1,11 +1,14 @@
 """Behaviour in a job and in ``bitfoundry evaluate``: both models answer, and the report says what got worse."""
 
+import hashlib
 import json
 
 import pytest
 from transformers import AutoTokenizer
 
 from quantcore.cli import main as cli
+from quantcore.cli.flags import parser
+from quantcore.cli.from_flags import evaluation_of, request_of, task_of
 from quantcore.config.task import EvaluationConfig
 from quantcore.engine.pipeline.job import run
 from quantcore.errors import ConfigError
@@ -23,6 +26,16 @@ def chat_model(tmp_path_factory):
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    """A file with three prompts of two kinds."""
+    file = tmp_path_factory.mktemp("prompts") / "own.jsonl"
+    rows = [{"messages": [{"role": "user", "content": text}]} for text in ("Hello!", "How are you?", "Goodbye!")]
+    rows[1]["answer"] = 42
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +64,38 @@ def test_a_result_is_compared_as_its_job_did(made, chat_model, capsys):
     assert json.loads(capsys.readouterr().out)["behaviour"] == json.loads(json.dumps(report.behaviour.to_dict()))
 
 
+def test_own_prompts_are_asked_instead_of_the_packaged_ones(made, chat_model, prompts, tmp_path, capsys):
+    """Beside the original, and by its reference; the hash of the file is in both reports."""
+    out, digest = str(made[0]), hashlib.sha256(prompts.read_bytes()).hexdigest()
+    command = ["evaluate", out, "--against", str(chat_model), *FLAGS, "--prompts", str(prompts), "--json"]
+    assert cli.main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["behaviour"]["num_prompts"], found["behaviour"]["prompts_sha256"]) == (3, digest)
+    assert (found["answers"]["num_windows"], found["answers"]["prompts_sha256"]) == (3, digest)
+    assert [each["kind"] for each in found["answers"]["by_kind"]] == ["chat", "maths"]
+    file = tmp_path / "reference.safetensors"
+    assert cli.main(["reference", str(chat_model), "-o", str(file), *FLAGS[:4], "--prompts", str(prompts)]) == 0
+    capsys.readouterr()
+    assert cli.main(["evaluate", out, "--reference", str(file), "--json"]) == 0
+    by_file = json.loads(capsys.readouterr().out)
+    assert by_file["answers"]["prompts_sha256"] == digest == by_file["reference"]["answers"]["prompts_sha256"]
+    assert by_file["answers"]["divergence"]["top1_agreement"] == found["answers"]["divergence"]["top1_agreement"]
+
+
+def test_a_model_that_cannot_be_asked_refuses_own_prompts(prompts, tmp_path, capsys):
+    plain = tiny_model(tmp_path / "plain")
+    assert cli.main(["reference", str(plain), "-o", str(tmp_path / "a"), *FLAGS[:4], "--prompts", str(prompts)]) == 1
+    assert "no_answers" in capsys.readouterr().err and not (tmp_path / "a").exists()
+
+
+def test_wrong_prompts_are_told_before_a_model_is_read(chat_model, tmp_path, capsys):
+    (tmp_path / "own.jsonl").write_text('{"prompt": "Hello"}')
+    for command in (["evaluate", str(chat_model), "--against", str(chat_model)], ["quantize", str(chat_model), "fp8"]):
+        more = ["-o", str(tmp_path / "out")] if command[0] == "quantize" else []
+        assert cli.main([*command, *more, "--prompts", str(tmp_path / "own.jsonl")]) == 1
+        assert "there is no field 'prompt'" in " ".join(capsys.readouterr().err.split())
+
+
 def test_without_the_flag_nobody_answers(made, chat_model, capsys, monkeypatch):
     monkeypatch.setattr("quantcore.engine.commands.evaluate.compare_behaviour", None)
     assert cli.main(["evaluate", str(made[0]), "--against", str(chat_model), *FLAGS[:4], "--json"]) == 0
@@ -62,6 +107,8 @@ def test_without_the_flag_nobody_answers(made, chat_model, capsys, monkeypatch):
     [
         (["evaluate", "out", "--behaviour"], "--behaviour needs the original itself"),
         (["evaluate", "--behaviour", "out", "--against", "x"], "a model comes before this flag"),
+        (["evaluate", "out", "--prompts", "own.jsonl"], "--prompts needs an original, which answers them"),
+        (["evaluate", "out", "--reference", "a", "--prompts", "own.jsonl"], "--reference brings its own prompts"),
         (["reference", "out", "-o", "new.safetensors", "--behaviour", "3"], "a reference holds no behaviour"),
     ],
 )
@@ -80,3 +127,15 @@ def test_what_measures_nothing_refuses_behaviour(changes, chat_model, tmp_path):
     with pytest.raises(ConfigError) as caught:
         type(task(chat_model, tmp_path / "out")).model_validate(job | changes | {"evaluation": evaluation})
     assert caught.value.field == "/evaluation/num_behaviour_prompts"
+
+
+def test_what_cannot_ask_own_prompts_refuses_them(prompts, tmp_path):
+    flags = parser()
+    words = ["model", "fp8", "-o", str(tmp_path / "out"), "--prompts", str(prompts)]
+    with pytest.raises(ConfigError, match="--skip_evaluation turns all measurements off"):
+        task_of(flags.parse_args([*words, "--skip_evaluation"]))
+    with pytest.raises(ConfigError, match="stays on this machine"):
+        request_of(flags.parse_args(words), flags.given(words))
+    with pytest.raises(ConfigError, match="38 packaged prompts; more come from a file"):
+        evaluation_of(flags.parse_args(["model", "--behaviour", "39"]))
+    assert evaluation_of(flags.parse_args([*words, "--behaviour", "39"])).num_behaviour_prompts == 39

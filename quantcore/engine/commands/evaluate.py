@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from quantcore.config.task import EvaluationConfig
-from quantcore.data.prompts import packaged_prompts
+from quantcore.data.prompts import read_prompt_set
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.evaluation import harness
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
@@ -18,7 +18,7 @@ from quantcore.engine.evaluation.drafts import Drafting, measure_drafts
 from quantcore.engine.evaluation.inputs import block_progress, find_model, held_out_text
 from quantcore.engine.evaluation.model import EvaluatedModel, open_model
 from quantcore.engine.evaluation.model_pair import ModelPair
-from quantcore.engine.evaluation.own_answers import compare_own_answers
+from quantcore.engine.evaluation.own_answers import compare_own_answers, prompts_of
 from quantcore.engine.evaluation.provenance import environment, identity_of
 from quantcore.engine.evaluation.reference import Reference, check_fits, measure_against
 from quantcore.engine.evaluation.reference import read as read_reference
@@ -81,11 +81,11 @@ def evaluate(
     if pair is not None:
         arguments, is_causal = evaluation.chat_template_kwargs, model.streamed.kind is Kind.causal
         if evaluation.num_answers and is_causal:
-            answers = compare_own_answers(path, arguments, evaluation.num_answers, pair, emit)
+            answers = compare_own_answers(path, arguments, prompts_of(evaluation), pair, emit)
             fields |= {} if answers is None else {"answers": answers}
         if evaluation.num_behaviour_prompts:
             assert original_path is not None
-            prompts = packaged_prompts(evaluation.num_behaviour_prompts)
+            prompts = read_prompt_set(evaluation.prompts, evaluation.num_behaviour_prompts)
             folders = original_path, path
             fields["behaviour"] = compare_behaviour(folders, arguments, prompts, evaluation.behaviour_len, pair, emit)
         if evaluation.num_prompts:

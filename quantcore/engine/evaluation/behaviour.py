@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.headers import read_json
-from quantcore.data.prompts import ChatPrompt
+from quantcore.data.prompts import ChatPrompt, PromptSet
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.evaluation.answer_faults import THINKING, Answered, Asked
 from quantcore.engine.evaluation.behaviour_change import AnsweredPrompt, compare_answers
@@ -83,7 +83,7 @@ class _Side:
 def compare_behaviour(
     folders: tuple[Path, Path],
     arguments: Mapping[str, Any],
-    prompts: Sequence[ChatPrompt],
+    prompts: PromptSet,
     max_tokens: int,
     pair: ModelPair,
     emit: Emit,
@@ -95,12 +95,12 @@ def compare_behaviour(
     template takes none of the prompts.
     """
     longest = longest_input(pair.original.streamed.model.config)
-    first, left_out = _side(pair.original, folders[0], arguments, prompts, longest, max_tokens)
+    first, left_out = _side(pair.original, folders[0], arguments, prompts.prompts, longest, max_tokens)
     taken = [question.asked for question in first.questions if question is not None]
     if not taken:
         why = next(iter(left_out.values()), "its tokenizer has no chat template")
         raise ConfigError(
-            f"The original cannot be asked any of the {len(prompts)} prompts: {why}",
+            f"The original cannot be asked any of the {len(prompts.prompts)} prompts: {why}",
             code="no_behaviour",
             hint="Behaviour is that of chat models. Leave it out, or use other prompts.",
         )
@@ -117,7 +117,7 @@ def compare_behaviour(
         for number, place in enumerate(asked)
     ]
     used = {first.ends[ids[-1]] for each in answers[0] for ids in each if ids[-1] in first.ends}
-    return Behaviour(
+    found = Behaviour(
         num_prompts=len(taken),
         num_answers=(len(answers[0]), len(answers[1])),
         max_tokens=max_tokens,
@@ -126,6 +126,7 @@ def compare_behaviour(
         left_out=left_out,
         **compare_answers(answered),
     )
+    return found if prompts.sha256 is None else found.replace(prompts_sha256=prompts.sha256)
 
 
 def _ask(

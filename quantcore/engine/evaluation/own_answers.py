@@ -15,7 +15,8 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
-from quantcore.data.prompts import ChatPrompt, packaged_prompts
+from quantcore.config.task import MAX_OWN_PROMPTS, EvaluationConfig
+from quantcore.data.prompts import ChatPrompt, PromptSet, read_prompt_set
 from quantcore.engine.data.chat_template import chat_renderer
 from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
@@ -25,12 +26,17 @@ from quantcore.engine.evaluation.model import EvaluatedModel
 from quantcore.engine.evaluation.model_pair import ModelPair
 from quantcore.engine.evaluation.text import EvaluationText, scoring
 from quantcore.engine.runtime.devices import release_freed_memory
-from quantcore.errors import CalibrationError
+from quantcore.errors import CalibrationError, ConfigError
 from quantcore.events import Emit, Progress
 from quantcore.report.quality import AnswerQuality, KindQuality
 
 ANSWER_LEN = 64
 """Most tokens of an answer. The first 50 lose more than the rest, so more answers say more than longer ones."""
+
+
+def prompts_of(evaluation: EvaluationConfig) -> PromptSet:
+    """Return the prompts whose answers are scored: all of the evaluation's own file, or some of the packaged ones."""
+    return read_prompt_set(evaluation.prompts, MAX_OWN_PROMPTS if evaluation.prompts else evaluation.num_answers)
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ class Answers:
 
     Models run on ``shown``, prompts and answers; ``scored`` has the answers alone, with the kind of each as its
     stratum. ``starts``: the number of tokens of each prompt. ``num_ended`` of the answers came to their end.
+    ``prompts_sha256``: that of the file with the prompts, None for the packaged ones.
     """
 
     shown: EvaluationText
@@ -92,6 +99,7 @@ class Answers:
     kinds: tuple[str, ...]
     num_ended: int
     left_out: Mapping[str, str]
+    prompts_sha256: str | None = None
 
     def states(self, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the states [1, P, H] that predict each answer, of those [1, T, H] of ``shown``."""
@@ -100,12 +108,13 @@ class Answers:
 
     def quality(self, measured: Measured) -> AnswerQuality:
         quality = summarize_both(measured, self.scored)
-        return AnswerQuality(
+        found = AnswerQuality(
             **{name: getattr(quality, name) for name in quality.model_fields_set},
             num_ended=self.num_ended,
             by_kind=tuple(_by_kind(measured, self.scored, self.kinds)),
             left_out=dict(self.left_out),
         )
+        return found if self.prompts_sha256 is None else found.replace(prompts_sha256=self.prompts_sha256)
 
 
 def answers_of(
@@ -130,17 +139,31 @@ def answers_of(
 
 
 def answer_prompts(
-    original: EvaluatedModel, baselines: BaselineCache, folder: Path, arguments: Mapping[str, Any], num: int, emit: Emit
+    original: EvaluatedModel,
+    baselines: BaselineCache,
+    folder: Path,
+    arguments: Mapping[str, Any],
+    asked: PromptSet,
+    emit: Emit,
 ) -> Answers | None:
-    """Let the original answer up to ``num`` prompts. None for a model without a chat template that takes them.
+    """Let the original answer prompts. None for a model without a chat template that takes packaged ones.
+
+    Raises ConfigError ``no_answers`` for a file with prompts of which the template takes none.
 
     The tokenizer in ``folder`` is not in memory beside a model (see ``samples.compare_samples``).
     """
     assert original.stored is not None
     tokenizer = load_tokenizer(folder)
     questions, left_out = find_questions(
-        tokenizer, arguments, packaged_prompts(num), longest_input(original.streamed.model.config)
+        tokenizer, arguments, asked.prompts, longest_input(original.streamed.model.config)
     )
+    if not questions and asked.sha256 is not None:
+        why = next(iter(left_out.values()), "its tokenizer has no chat template.")
+        raise ConfigError(
+            f"The model cannot be asked any of the {len(asked.prompts)} prompts: {why}",
+            code="no_answers",
+            hint="Use a chat model, or other prompts.",
+        )
     if not questions:
         return None
     ends = sorted(end_tokens(original.stored, tokenizer))
@@ -150,17 +173,17 @@ def answer_prompts(
     prompts = [question.prompt for question in questions]
     settings = {"prompts": [prompt.ids for prompt in prompts], "new_tokens": ANSWER_LEN, "ends": ends}
     answers = baselines.value(settings, lambda: continue_prompts(original, prompts, ends, ANSWER_LEN))
-    return answers_of(questions, answers, ends, left_out, load_tokenizer(folder))
+    return replace(answers_of(questions, answers, ends, left_out, load_tokenizer(folder)), prompts_sha256=asked.sha256)
 
 
 def compare_own_answers(
-    folder: Path, arguments: Mapping[str, Any], num: int, pair: ModelPair, emit: Emit
+    folder: Path, arguments: Mapping[str, Any], asked: PromptSet, pair: ModelPair, emit: Emit
 ) -> AnswerQuality | None:
-    """Return the distance of both models on the original's answers to ``num`` prompts.
+    """Return the distance of both models on the original's answers to the prompts ``asked``.
 
     None for a model without a chat template that takes them; if ranks share the models, for all ranks but the first.
     """
-    answers = answer_prompts(pair.original, pair.baselines, folder, arguments, num, emit)
+    answers = answer_prompts(pair.original, pair.baselines, folder, arguments, asked, emit)
     if answers is None or not pair.baselines.ranks.is_first:
         return None
     emit(Progress("verify", 2, 2, "answers of the original"))

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.config.task import Task
-from quantcore.data.prompts import packaged_prompts
+from quantcore.data.prompts import read_prompt_set
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.evaluation import harness
 from quantcore.engine.evaluation.behaviour import compare_behaviour
 from quantcore.engine.evaluation.model_pair import ModelPair
-from quantcore.engine.evaluation.own_answers import compare_own_answers
+from quantcore.engine.evaluation.own_answers import compare_own_answers, prompts_of
 from quantcore.engine.evaluation.samples import compare_samples
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.model.kinds import Kind
@@ -39,7 +39,7 @@ def run_whole(
     if evaluation.num_answers and kind is Kind.causal:
         if may_be_whole(plan, plan.allows_whole):
             with failure_as_warning("answers_failed", "Comparing own answers", emit):
-                answers = compare_own_answers(task.model_folder, arguments, evaluation.num_answers, pair, emit)
+                answers = compare_own_answers(task.model_folder, arguments, prompts_of(evaluation), pair, emit)
                 found["answers"] = answers
         elif load_tokenizer(task.model_folder).chat_template:
             emit(Warned("answers_left_out", why_not_whole(plan, "The model's own answers were not measured")))
@@ -76,7 +76,7 @@ def _behaviour(task: Task, plan: Plan, pair: ModelPair, folder: Path, emit: Emit
     evaluation, found = task.evaluation, {}
     arguments = {**task.calibration.chat_template_kwargs, **evaluation.chat_template_kwargs}
     with failure_as_warning("behaviour_failed", "Comparing behaviour", emit):
-        prompts = packaged_prompts(evaluation.num_behaviour_prompts)
+        prompts = read_prompt_set(evaluation.prompts, evaluation.num_behaviour_prompts)
         folders = task.model_folder, folder
         behaviour = compare_behaviour(folders, arguments, prompts, evaluation.behaviour_len, pair, emit)
         found["behaviour"] = behaviour

@@ -56,7 +56,7 @@ export function OwnAnswers({ answers }: { answers: NonNullable<Report["answers"]
     <>
       <h3>Own answers</h3>
       <Distances
-        caption={`Predictions of both models on ${num_windows} answers that the original gave to packaged prompts.`}
+        caption={`Predictions of both models on ${num_windows} answers that the original gave itself.`}
         of="Prompts"
         rows={rows}
       />

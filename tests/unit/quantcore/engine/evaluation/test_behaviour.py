@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from quantcore.data.prompts import packaged_prompts
+from quantcore.data.prompts import read_prompt_set
 from quantcore.engine.evaluation.baseline_cache import VARIABLE, BaselineCache
 from quantcore.engine.evaluation.behaviour import SEEDS, compare_behaviour, served
 from quantcore.engine.evaluation.generation import Prompt, continue_prompts
@@ -24,7 +24,7 @@ from tests.support.models import tiny_model
 
 TEMPLATE = "{{ tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 LEN = 16
-PROMPTS = packaged_prompts(5)
+PROMPTS = read_prompt_set(None, 5)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
-    text = tokenizer.apply_chat_template(PROMPTS[0].messages, tokenize=False)
+    text = tokenizer.apply_chat_template(PROMPTS.prompts[0].messages, tokenize=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     [answer] = continue_prompts(open_model(read_model(folder)), [Prompt(ids, "")], [], LEN)
     generates(folder, eos_token_id=[0, answer[5]])

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quantcore.config.job_spec import MAX_ANSWERS
 from quantcore.data.builtin_text import read_kind, read_prompts
-from quantcore.data.prompts import ChatPrompt, packaged_prompts
+from quantcore.data.prompts import ChatPrompt, packaged_prompts, read_prompt_set
 from quantcore.engine.evaluation.baseline_cache import VARIABLE, BaselineCache
 from quantcore.engine.evaluation.generation import Prompt
 from quantcore.engine.evaluation.model import open_model
@@ -81,16 +81,16 @@ def test_scores_are_those_of_a_plain_loop(pair: tuple[Path, ModelPair]) -> None:
 
 def test_answers_are_made_once_and_cached(pair: tuple[Path, ModelPair], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, models = pair
-    first = compare_own_answers(folder, {}, 5, models, silence)
+    first = compare_own_answers(folder, {}, read_prompt_set(None, 5), models, silence)
     assert first is not None and first.num_windows == 5 and first.seq_len <= ANSWER_LEN
     monkeypatch.setattr("quantcore.engine.evaluation.own_answers.continue_prompts", None)
-    assert compare_own_answers(folder, {}, 5, models, silence) == first
+    assert compare_own_answers(folder, {}, read_prompt_set(None, 5), models, silence) == first
 
 
 def test_a_model_beside_itself_is_the_same(pair: tuple[Path, ModelPair]) -> None:
     folder, models = pair
     twice = ModelPair(models.original, open_model(read_model(folder)), models.baselines)
-    same = compare_own_answers(folder, {}, 3, twice, silence)
+    same = compare_own_answers(folder, {}, read_prompt_set(None, 3), twice, silence)
     assert same is not None
     assert (same.divergence.kl_mean.value, same.divergence.top1_agreement.value, same.ratio.value) == (0.0, 1.0, 1.0)
 
