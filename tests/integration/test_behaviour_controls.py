@@ -20,8 +20,10 @@ QUESTIONS = (
     "How many days does a week have?", "What is the opposite of hot?", "Which animal says meow?",
     "What is 2 plus 3?", "Who wrote Romeo and Juliet?", "What is the largest planet of the solar system?",
     "Say hello to my friend Anna.", "What do bees make?", "Which month comes after May?",
+    "What is the capital of Italy?", "What is the capital of Germany?", "Who painted the Mona Lisa?",
+    "In which year did the Second World War end?",
 )  # fmt: skip
-NEW_TOKENS = 48
+NEW_TOKENS = 64
 
 
 @pytest.fixture(scope="module")
