@@ -33,8 +33,10 @@ from quantcore.report.behaviour import Behaviour
 
 SEEDS = (0, 1)
 """Seeds of the answers that are sampled, beside the greedy one."""
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-"""Settings of generation_config.json that decide how answers are drawn."""
+SAMPLING: Mapping[str, type[int] | type[float]] = {
+    "temperature": float, "top_k": int, "top_p": float, "min_p": float, "typical_p": float, "repetition_penalty": float,
+}  # fmt: skip
+"""Settings of generation_config.json that decide how answers are drawn, and what Transformers takes for them."""
 GGUF_ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
     "<|return|>", "<|call|>", "<EOT>", "</s>",
@@ -185,11 +187,12 @@ def served(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[frozenset[
         return numbers(config.get("eos_token_id", inner)), None
     generation = read_json(path, "no_generation_config")
     sampling = {
-        name: value
-        for name in SAMPLING
+        name: kind(value)
+        for name, kind in SAMPLING.items()
         if isinstance(value := generation.get(name), int | float) and not isinstance(value, bool)
     }
-    return numbers(generation.get("eos_token_id")), sampling if generation.get("do_sample") is True else None
+    samples = generation.get("do_sample") is True and sampling.get("temperature", 1.0) > 0
+    return numbers(generation.get("eos_token_id")), sampling if samples else None
 
 
 def _asked(side: _Side, place: int) -> Asked:

@@ -47,8 +47,8 @@ def continue_prompts(
     With ``sampling``, settings of GenerationConfig such as ``temperature``, they are drawn, by ``seed``.
 
     Prompts of about the same length are continued together. They are filled up on the left to the same length, and the
-    model does not attend to what fills them: the prompt's first token, since a penalty of repetition counts it all the
-    same. A model with a recurrent state would read it, so it continues one prompt at a time.
+    model does not attend to what fills them. A model with a recurrent state would read it all the same, so it continues
+    one prompt at a time.
     """
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=sampling is not None,
@@ -81,7 +81,7 @@ def _to_its_end(row: list[int], ends: Sequence[int]) -> list[int]:
 def _answers(model: PreTrainedModel, prompts: Sequence[list[int]], settings: GenerationConfig) -> list[list[int]]:
     """Return the new tokens after each of some ``prompts``; those behind the end of an answer fill it up."""
     length = max(map(len, prompts))
-    ids_NT = torch.tensor([ids[:1] * (length - len(ids)) + ids for ids in prompts])
+    ids_NT = torch.tensor([[settings.pad_token_id] * (length - len(ids)) + ids for ids in prompts])
     mask_NT = torch.tensor([[0] * (length - len(ids)) + [1] * len(ids) for ids in prompts])
     rows: list[list[int]] = generate(model, ids_NT, settings, mask_NT=mask_NT)[:, length:].tolist()
     return rows

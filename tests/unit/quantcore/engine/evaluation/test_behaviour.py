@@ -105,6 +105,16 @@ def test_samples_are_drawn_by_the_seed(original: Path) -> None:
     )
 
 
+def test_what_fills_up_a_prompt_is_not_penalized_as_repeated(original: Path) -> None:
+    """Transformers leaves it out. Otherwise a stop token that fills shorter prompts would come less often for them."""
+    model, prompts = open_model(read_model(original)), [Prompt([5, 6, 7], ""), Prompt([8] * 12, "")]
+    penalty = {"top_k": 1, "repetition_penalty": 100.0}
+    [[end]] = continue_prompts(model, prompts[:1], [], 1)
+    together = continue_prompts(model, prompts, [end], LEN, penalty)
+    assert together == [continue_prompts(model, [prompt], [end], LEN, penalty)[0] for prompt in prompts]
+    assert together[0] == [end]
+
+
 def test_the_original_answers_once(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result, asked = copied(original), []
 
@@ -138,3 +148,10 @@ def test_stop_tokens_are_those_that_transformers_takes(original: Path) -> None:
         assert served(original, tokenizer) == (ends, None)
     generates(original, do_sample=True, temperature=0.6, top_p="high", pad_token_id=1)
     assert served(original, tokenizer) == (set(), {"temperature": 0.6})
+    generates(original, do_sample=True, temperature=2, top_k=20.0, repetition_penalty=2)
+    _, sampling = served(original, tokenizer)
+    assert sampling == {"temperature": 2, "top_k": 20, "repetition_penalty": 2}
+    assert {name: type(value) for name, value in sampling.items()} == dict.fromkeys(sampling, float) | {"top_k": int}
+    for greedy in ({"do_sample": True, "temperature": 0}, {"do_sample": False, "temperature": 1}):
+        generates(original, **greedy)
+        assert served(original, tokenizer)[1] is None
