@@ -19,7 +19,8 @@ from quantcore.export.loading import at_folder
 
 if TYPE_CHECKING:
     from quantcore.report.compare import Comparison
-    from quantcore.report.quality import EvaluationResult, Interval, PairedQuality, Step, Verdict
+    from quantcore.report.evaluation_result import EvaluationResult
+    from quantcore.report.quality import Interval, PairedQuality, Step, Verdict
     from quantcore.report.values import Report
 
 _console = Console(stderr=True)
@@ -76,6 +77,8 @@ def show_report(report: Report, output_dir: str, command_of: Callable[[Step], st
     ]
     if report.answers is not None:
         rows.insert(1, ("own answers", str(report.answers)))
+    if report.behaviour is not None:
+        rows.insert(2 if report.answers is not None else 1, ("behaviour", str(report.behaviour)))
     before, after, ratio = summary.perplexity_before, summary.perplexity_after, summary.perplexity_ratio
     if before is not None and after is not None and ratio is not None:
         text = f"{before:.3f} -> {after:.3f} ({100 * (ratio - 1):+.2f} %)"
@@ -138,6 +141,10 @@ def show_evaluation(result: EvaluationResult) -> None:
             table.add_row(f"kl mean, positions {each}", "", str(each.kl_mean))
     if result.answers is not None:
         table.add_row("own answers", "", str(result.answers))
+    if result.behaviour is not None:
+        for name, original, quantized, outcome in result.behaviour.rows:
+            table.add_row(name, original, f"{quantized} ({outcome})")
+        table.add_row("behaviour", "", Text(str(result.behaviour)))
     if result.verdict is not None:
         for name, text in _verdict_rows(result.verdict):
             table.add_row(name, "", text)

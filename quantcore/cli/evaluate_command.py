@@ -9,12 +9,12 @@ from typing import Any
 from quantcore.cli.flags import add_evaluation, new_file
 from quantcore.cli.from_flags import evaluation_of
 from quantcore.cli.grammar import of_a_model
-from quantcore.cli.inputs import Find, check_models, check_text, found
+from quantcore.cli.inputs import Find, check_models, check_prompts, check_text, found
 from quantcore.cli.running import WORSE, is_first_rank, print_json, reporting, saying_nothing, shown
 from quantcore.config.verdict_levels import UNPUBLISHED
 from quantcore.errors import ConfigError
 from quantcore.events import Emit, print_json_lines
-from quantcore.report.quality import EvaluationResult
+from quantcore.report.evaluation_result import EvaluationResult
 
 GATES = ("warn", "fail")
 
@@ -31,6 +31,12 @@ def evaluate(arguments: list[str], find: Find) -> int:
     options = found(flags.parse_args(arguments), find)
     if options.reference is not None and (options.against is not None or options.eval_dataset is not None):
         flags.error("--reference brings its own text and original; remove --against and --eval_dataset")
+    if options.reference is not None and options.prompts is not None:
+        flags.error("--reference brings its own prompts; give --prompts to `bitfoundry reference`")
+    if options.prompts is not None and options.against is None:
+        flags.error("--prompts needs an original, which answers them: --against MODEL")
+    if options.behaviour and options.against is None:
+        flags.error("--behaviour needs the original itself, which also answers: --against MODEL")
     if options.gate == "fail" and options.reference is None and options.against is None:
         flags.error("--gate fail needs an original: --against MODEL or --reference FILE")
     results: list[EvaluationResult] = []
@@ -39,6 +45,7 @@ def evaluate(arguments: list[str], find: Find) -> int:
         evaluation = evaluation_of(options)
         check_models(options.model_dir, options.against)
         check_text(evaluation)
+        check_prompts(evaluation)
         if options.reference is not None and not options.reference.is_file():
             raise ConfigError(
                 f"There is no file '{options.reference}'.",
@@ -88,11 +95,14 @@ def reference(arguments: list[str], find: Find) -> int:
     )
     add_evaluation(flags)
     options = found(flags.parse_args(arguments), find)
+    if options.behaviour:
+        flags.error("a reference holds no behaviour: use `bitfoundry evaluate OUT --against MODEL --behaviour`")
 
     def work(emit: Emit) -> dict[str, Any]:
         evaluation = evaluation_of(options)
         check_models(options.model_dir)
         check_text(evaluation)
+        check_prompts(evaluation)
         from quantcore.engine.commands.reference import make_reference
         from quantcore.engine.runtime.devices import limit_threads
 

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from quantcore.cli.grammar import Flags, add_model, add_output
 from quantcore.config.algorithms import algorithm_names
-from quantcore.config.job_spec import JobOptions
+from quantcore.config.job_spec import MAX_ANSWERS, JobOptions
 from quantcore.config.presets import PresetChanges
 from quantcore.config.quantization import (
     CalibrationConfig,
@@ -55,6 +55,12 @@ def _share(text: str) -> float:
     if not text.endswith("%") or not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a percentage such as 5%")
     return value
+
+
+def _num_prompts(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of prompts; a model comes before this flag")
+    return int(text)
 
 
 def positive(text: str) -> int:
@@ -210,6 +216,25 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
         help="comma-separated tasks of lm-evaluation-harness (bitfoundry[eval]), run in addition to perplexity",
     )
     add("--eval_batch_size", type=positive, default=usual.batch_size, help="batch size of these tasks (default: 8)")
+    add(
+        "--behaviour",
+        type=_num_prompts,
+        nargs="?",
+        const=MAX_ANSWERS,
+        metavar="N",
+        help=f"both models answer the first N prompts (default: {MAX_ANSWERS}), greedily and as their settings"
+        " sample: finds loops, answers without an end, broken JSON and tool calls; generating takes minutes or more",
+    )
+    add(
+        "--behaviour_len",
+        type=positive,
+        help=f"most tokens of these answers; models that think need thousands (default: {usual.behaviour_len})",
+    )
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="your own prompts (.jsonl) in place of the packaged ones, for own answers and --behaviour",
+    )
     add("--limit", type=positive, help="maximum documents per task (default: all)")
     add("--num_fewshot", type=int, help="few-shot examples per question (default: the task's own)")
     add("--include_path", help="folder with YAML files of additional tasks")

@@ -62,7 +62,13 @@ TEXT_FLAGS = {
     "chat_template_kwargs": "eval_chat_template_kwargs",
     "stride": "eval_stride",
 }
-EVALUATION_FLAGS = TEXT_FLAGS | {"limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size"}
+EVALUATION_FLAGS = TEXT_FLAGS | {
+    "limit": "limit",
+    "num_fewshot": "num_fewshot",
+    "batch_size": "eval_batch_size",
+    "num_behaviour_prompts": "behaviour",
+    "behaviour_len": "behaviour_len",
+}
 """The flag of each field whose value is passed on unchanged."""
 CHANGE_FLAGS = {field: flag.removeprefix("--") for field, flag in PresetChanges.flags().items()}
 SCHEME_FLAGS = ("quant_scheme", *CHANGE_FLAGS.values(), "layer_quant_scheme", "preset_file", "strict")
@@ -71,6 +77,13 @@ EXPORT_FLAGS = ("model_export", "custom_mode", "export_weight_format")
 
 def task_of(options: argparse.Namespace) -> Task:
     """Return the Task of the flags. Raises ConfigError for an unknown value, with the list of the known ones."""
+    if options.prompts and (options.skip_evaluation or options.file2file):
+        flag = "--skip_evaluation" if options.skip_evaluation else "--file2file_quantization"
+        raise ConfigError(
+            f"--prompts are measured, but {flag} turns all measurements off.",
+            code="unsupported_config",
+            hint="Remove one of them.",
+        )
     return Task(
         **model_of(options),
         output_dir=Path(options.output_dir).absolute(),
@@ -84,8 +97,9 @@ def task_of(options: argparse.Namespace) -> Task:
 
 
 def _without_windows(options: argparse.Namespace) -> EvaluationConfig:
-    """Return an evaluation without measurements. It keeps tasks, if any are named, so that the Task refuses them."""
-    return EvaluationConfig(num_windows=0, tasks=evaluation_of(options).tasks)
+    """Return an evaluation without measurements. It keeps tasks and behaviour, so that the Task refuses them."""
+    asked = evaluation_of(options)
+    return EvaluationConfig(num_windows=0, tasks=asked.tasks, num_behaviour_prompts=asked.num_behaviour_prompts)
 
 
 def calibration_of(options: argparse.Namespace) -> CalibrationConfig:
@@ -143,6 +157,12 @@ def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
 
     They come from the flags in ``given`` alone: the service fills in its own defaults. Raises ConfigError.
     """
+    if "prompts" in given:
+        raise ConfigError(
+            "The service asks its packaged prompts alone; a file of your own (--prompts) stays on this machine.",
+            code="unsupported_config",
+            hint="Remove it, or measure the result here: bitfoundry evaluate OUT --against MODEL --prompts FILE.",
+        )
     plain = (*plain_options(), "effort")
     body: dict[str, Any] = {name: getattr(options, name) for name in plain if name in given}
     if config := _config_request(options, given):
@@ -343,6 +363,7 @@ def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
         | {
             "tasks": _names(options.tasks),
             "include_path": Path(options.include_path).absolute() if options.include_path else None,
+            "prompts": Path(options.prompts).absolute() if options.prompts else None,
         }
     )
 

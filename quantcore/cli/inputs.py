@@ -8,9 +8,10 @@ from pathlib import Path
 
 from quantcore.checkpoint.artifact import check_free
 from quantcore.config.job_spec import Evaluation
-from quantcore.config.task import Task
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.data.documents import find_file
 from quantcore.data.imatrix import find_imatrix
+from quantcore.data.prompts import read_prompts_file
 from quantcore.errors import ConfigError
 from quantcore.hub.names import find_local, is_remote
 from quantcore.importing.model import read_model
@@ -53,6 +54,7 @@ def check_task(task: Task) -> None:
     if task.config.imatrix is not None:
         find_imatrix(task.config.imatrix)
     check_text(task.evaluation)
+    check_prompts(task.evaluation)
 
 
 def check_models(*names: str | Path | None) -> None:
@@ -66,6 +68,12 @@ def check_text(evaluation: Evaluation) -> None:
     """Raise CalibrationError ``calibration_not_found`` for a text of its own that is no file and not on the Hub."""
     if evaluation.text is not None:
         find_file(evaluation.text)
+
+
+def check_prompts(evaluation: EvaluationConfig) -> None:
+    """Raise the ConfigError of ``read_prompts_file`` for a file with prompts that cannot be asked."""
+    if evaluation.prompts is not None:
+        read_prompts_file(evaluation.prompts)
 
 
 def found(options: argparse.Namespace, find: Find) -> argparse.Namespace:

@@ -23,7 +23,8 @@ from quantcore.engine.selftest.values import Selftest
 from quantcore.errors import QuantError, RankError, reason_of
 from quantcore.events import Emit, Failed, print_json_lines, silence
 from quantcore.report import local_runs
-from quantcore.report.quality import EvaluationResult, PairedQuality, Record
+from quantcore.report.evaluation_result import EvaluationResult
+from quantcore.report.quality import PairedQuality, Record
 from quantcore.report.values import Report, Summary
 from quantcore.sandbox.opening import unchanging
 

@@ -43,6 +43,14 @@ MAX_ANSWERS = 38
 """The number of packaged prompts (``data/builtin/prompts.jsonl``)."""
 
 
+BEHAVIOUR_LEN = 256
+"""Most tokens of an answer by which behaviour is judged, unless a job says otherwise."""
+
+
+def _is_usual_len(value: int) -> bool:
+    return value == BEHAVIOUR_LEN
+
+
 class Evaluation(TextSource):
     """How the result is measured against the original.
 
@@ -51,8 +59,10 @@ class Evaluation(TextSource):
     ``split``, ``revision``, ``column`` and ``chat_template_kwargs``. Windows of such a source start every ``stride``
     tokens (default: ``seq_len``); a smaller stride gives every token more context. Both models answer ``num_prompts``
     questions in their chat template; without one they continue as many texts. A chat model is also measured on the
-    original's answers to ``num_answers`` packaged prompts. ``tasks`` of lm-evaluation-harness run
-    with ``limit`` documents and ``num_fewshot`` examples each (None: the task's own), ``batch_size`` at a time.
+    original's answers to ``num_answers`` packaged prompts. Both models really answer ``num_behaviour_prompts`` of these
+    in up to ``behaviour_len`` tokens, by which loops, broken JSON and answers without an end are found. ``tasks`` of
+    lm-evaluation-harness run with ``limit`` documents and ``num_fewshot`` examples each (None: the task's own),
+    ``batch_size`` at a time.
     """
 
     chat_template_kwargs: ChatArguments = Field(default_factory=dict, exclude_if=not_)
@@ -61,6 +71,8 @@ class Evaluation(TextSource):
     stride: Annotated[StrictInt, Field(ge=1)] | None = None
     num_prompts: Annotated[StrictInt, Field(ge=0, le=64)] = 4
     num_answers: Annotated[StrictInt, Field(ge=0, le=MAX_ANSWERS)] = 24
+    num_behaviour_prompts: Annotated[StrictInt, Field(ge=0, le=MAX_ANSWERS, exclude_if=not_)] = 0
+    behaviour_len: Annotated[StrictInt, Field(ge=16, le=32768, exclude_if=_is_usual_len)] = BEHAVIOUR_LEN
     tasks: Annotated[tuple[TaskName, ...], Field(max_length=64)] = ()
     limit: Annotated[StrictInt, Field(ge=1)] | None = None
     num_fewshot: Annotated[StrictInt, Field(ge=0, le=64)] | None = None
@@ -236,7 +248,15 @@ class JobSpec(JobOptions):
 
 
 def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
-    """Raise ConfigError ``unsupported_config`` for tasks of a model that is not run, or not measured."""
+    """Raise ConfigError ``unsupported_config`` for tasks or behaviour of a model that is not run, or not measured."""
+    if evaluation.num_behaviour_prompts and (evaluation.num_windows == 0 or file2file):
+        raise ConfigError(
+            "Behaviour is measured together with the perplexity, but "
+            f"{'file2file' if file2file else 'num_windows 0 (--skip_evaluation)'} turns all measurements off.",
+            code="unsupported_config",
+            hint="Remove one of them.",
+            field="/evaluation/num_behaviour_prompts",
+        )
     if evaluation.tasks and evaluation.num_windows == 0:
         raise ConfigError(
             "Tasks run together with the perplexity, but num_windows 0 (--skip_evaluation) turns all measurements off.",

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import json
+from operator import not_
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, StrictInt, ValidationError, model_validator
 
-from quantcore.config.job_spec import Evaluation, JobSpec
+from quantcore.config.job_spec import MAX_ANSWERS, Evaluation, JobSpec
 from quantcore.config.values import config_error
 from quantcore.errors import ConfigError
 
+MAX_OWN_PROMPTS = 1000
+"""Most prompts of a file."""
+
 
 class EvaluationConfig(Evaluation):
-    """An Evaluation on one machine: ``include_path`` is a folder with YAML files of more tasks."""
+    """An Evaluation on one machine.
+
+    ``include_path`` is a folder with YAML files of more tasks. ``prompts`` is a file with prompts of one's own:
+    all of them take the place of the packaged ones for own answers, the first ``num_behaviour_prompts`` for behaviour.
+    """
 
     include_path: Path | None = None
+    prompts: Path | None = Field(default=None, exclude_if=not_)
+    num_behaviour_prompts: Annotated[StrictInt, Field(ge=0, le=MAX_OWN_PROMPTS, exclude_if=not_)] = 0
+
+    @model_validator(mode="after")
+    def _has_so_many_prompts(self) -> Self:
+        if self.prompts is None and self.num_behaviour_prompts > MAX_ANSWERS:
+            raise ValueError(f"there are {MAX_ANSWERS} packaged prompts; more come from a file (--prompts)")
+        return self
 
 
 class Task(JobSpec):

@@ -220,7 +220,8 @@ class Footprint:
             window_len=calibration.seq_len,
             predicts_tokens=ModelConfig(headers.config).predicts_tokens,
             measures=measures,
-            generates=measures and evaluation.num_prompts + evaluation.num_answers > 0,
+            generates=measures
+            and evaluation.num_prompts + evaluation.num_answers + evaluation.num_behaviour_prompts > 0,
             is_read=any(unread(export, layers) is None for export in spec.export),
             laid_out=_laid_out(spec.export, headers),
             num_values=sum(math.prod(tensor.shape) for tensor in tensors.values()),

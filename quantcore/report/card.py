@@ -137,6 +137,7 @@ def _measured(report: Report) -> str:
         f" original's predictions: mean KL divergence {divergence.kl_mean} nats per token, 99th percentile"
         f" {divergence.kl_p99:.4g}; top-1 agreement {divergence.top1_agreement}.{experts}"
         + ("" if report.answers is None else f" On its own answers: {report.answers}.")
+        + ("" if report.behaviour is None else f" In its own answers: {escape(str(report.behaviour))}.")
         + ("" if report.drafts is None else f" {report.drafts}")
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from quantcore.config.verdict_levels import LEVELS
 from quantcore.report.answers import common_length
+from quantcore.report.behaviour import Behaviour
 from quantcore.report.error_chart import HEIGHT, LEFT, WIDTH, error_chart, grid, height
 from quantcore.report.quality import (
     AnswerQuality,
@@ -66,6 +67,7 @@ def page(report: Report) -> str:
         _gates(report.summary),
         _quality(report.quality, report.drafts) if report.encoder is None else _encoder(report.encoder),
         _answers(report.answers),
+        _behaviour(report.behaviour),
         _clipping(report.clipping),
         _tasks(report.harness, report.summary.failed_tasks),
         _mix(report.mix),
@@ -227,13 +229,25 @@ def _answers(answers: AnswerQuality | None) -> str:
         for each in answers.by_kind
     ]
     every = ("all", str(answers.num_tokens), str(answers.divergence.kl_mean), str(answers.divergence.top1_agreement))
-    caption = f"Predictions of both models on {answers.num_windows} answers that the original gave to packaged prompts"
+    source = "packaged prompts" if answers.prompts_sha256 is None else f"prompts of the user ({answers.prompts_sha256})"
+    caption = f"Predictions of both models on {answers.num_windows} answers that the original gave to {source}"
     table = _table(caption, ("prompts", "tokens", "mean KL divergence", "top-1 agreement"), [*rows, every])
     left_out = "".join(
         f"<p>Left out, in part or at all: {escape(kind)} ({escape(reason)})</p>"
         for kind, reason in answers.left_out.items()
     )
     return f"<h2>Own answers</h2>{table}{left_out}{_positions(answers.by_position, 'an answer')}"
+
+
+def _behaviour(behaviour: Behaviour | None) -> str:
+    if behaviour is None:
+        return ""
+    rows = [tuple(escape(text) for text in row) for row in behaviour.rows]
+    caption = (
+        f"Answers of both models to {behaviour.num_prompts} prompts, in at most {behaviour.max_tokens} tokens each:"
+        f" {behaviour}"
+    )
+    return "<h2>Behaviour</h2>" + _table(caption, ("", "original", "quantized", ""), rows)
 
 
 def _clipping(shares: Mapping[str, float]) -> str:

@@ -172,12 +172,13 @@ class AnswerQuality(Quality):
 
     ``num_windows`` is the number of answers and ``seq_len`` the length of the longest one; positions are those in an
     answer. ``num_ended`` of the answers came to their end. ``left_out``: kinds of prompts that could not be asked, in
-    part or at all, with the reason.
+    part or at all, with the reason. ``prompts_sha256``: that of the file with the prompts, unless they are packaged.
     """
 
     num_ended: int
     by_kind: tuple[KindQuality, ...]
     left_out: dict[str, str] = Field(default_factory=dict)
+    prompts_sha256: str | None = None
 
     def __str__(self) -> str:
         """Return the distance in a sentence, with what was left out."""
@@ -349,24 +350,3 @@ class Verdict(Record):
     def __str__(self) -> str:
         """Return the verdict in a sentence."""
         return f"{self.level}: {self.reason}"
-
-
-class EvaluationResult(Record):
-    """Result of ``bitfoundry evaluate``: measurements of an existing model, alone or beside its original.
-
-    ``harness`` has one number per metric for a model alone, and a pair for two models. ``reference`` describes the
-    file that took the original's place.
-    """
-
-    model: str
-    against: str | None
-    environment: dict[str, str]
-    served_by: dict[str, str] = Field(default_factory=dict)
-    quality: Quality | AbsoluteQuality | None = None
-    verdict: Verdict | None = None
-    reference: dict[str, Any] | None = None
-    drafts: DraftQuality | None = None
-    answers: AnswerQuality | None = None
-    samples: tuple[Sample, ...] | None = None
-    harness: TaskResults | dict[str, dict[str, Measure]] = Field(default_factory=dict)
-    failed_tasks: dict[str, str] = Field(default_factory=dict)

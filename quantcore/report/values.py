@@ -13,6 +13,7 @@ from pydantic import Field
 
 from quantcore.checkpoint.folder import model_name
 from quantcore.config.job_spec import Gate
+from quantcore.report.behaviour import Behaviour
 from quantcore.report.gate_result import GateResult
 from quantcore.report.quality import (
     AnswerQuality,
@@ -382,6 +383,7 @@ class Report(Record):
         "`q_proj input` covers all blocks.",
     )
     answers: AnswerQuality | None = None
+    behaviour: Behaviour | None = None
     samples: tuple[Sample, ...] | None
     harness: TaskResults | None
     layers: Annotated[tuple[LayerError, ...], Field(min_length=1)]

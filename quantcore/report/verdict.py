@@ -16,6 +16,7 @@ from typing import Any
 
 from quantcore.config.recipes import Advice
 from quantcore.config.verdict_levels import LEVELS, POOR, Level
+from quantcore.report.behaviour import Behaviour
 from quantcore.report.gate_result import GateResult
 from quantcore.report.quality import AnswerQuality, Measure, Quality, Step, TaskResults, Verdict
 
@@ -98,6 +99,14 @@ def with_failed_gates(verdict: Verdict, quality: Quality, gates: Sequence[GateRe
     if verdict.level in POOR and gates and not missed:
         return verdict.replace(reason=f"{verdict.reason}; that is normal for this scheme, whose checks it passes")
     return verdict
+
+
+def with_behaviour(verdict: Verdict, quality: Quality, behaviour: Behaviour | None) -> Verdict:
+    """Return ``verdict``; degraded at best, if the model's own answers show something that is certainly worse."""
+    if behaviour is None or not behaviour.findings or verdict.level in POOR:
+        return verdict
+    reason = f"in its own answers, {'; '.join(behaviour.findings)}"
+    return Verdict(level="degraded", reason=reason, sentence=sentence_of("degraded", quality))
 
 
 def sentence_of(level: Level, quality: Quality, *, enough: str | None = None, is_failed: bool = False) -> str:

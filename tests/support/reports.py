@@ -18,6 +18,25 @@ def gate(status: str) -> dict[str, Any]:
     return {"gate": "G8", "name": "kl_mean", "status": status, "value": 0.5, "limit": 0, "detail": "± 0.01"}
 
 
+def behaviour(*, is_worse: bool = True) -> dict[str, Any]:
+    """Return what ``behaviour`` of a report holds: answers that no longer end, and loops that may be chance."""
+    change = {"value": 0.1, "low": -0.1, "high": 0.3}
+    endless = {
+        "fault": "endless", "title": "do not end", "num_prompts": 12, "original": 0.1, "result": 0.75, "num_worse": 9,
+        "num_better": 0, "change": change, "chance": 0.002, "is_worse": is_worse, "num_needed": None,
+    }  # fmt: skip
+    loop = {
+        **endless, "fault": "loop", "title": "repeat themselves", "num_worse": 2, "num_better": 1, "is_worse": False,
+        "num_needed": 387,
+    }  # fmt: skip
+    return {
+        "num_prompts": 12, "num_answers": [3, 3], "max_tokens": 256, "faults": [endless, loop],
+        "length": {"ratio": {"value": 1.02, "low": 0.9, "high": 1.1}, "is_off": False, "num_needed": None},
+        "changed_finals": change, "lost_ends": ["<|im_end|>"] if is_worse else [], "num_rendered_otherwise": 0,
+        "left_out": {"tools": "the template never reads tools"},
+    }  # fmt: skip
+
+
 def layer(name: str, scheme: str) -> dict[str, Any]:
     return {
         "kind": "layer_quantized", "name": name, "block": 0, "relative_error": 0.01, "sqnr_db": 40.0, "scheme": scheme,

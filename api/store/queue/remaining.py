@@ -28,7 +28,18 @@ SEVERAL_PASSES = frozenset({"verify"})
 """Phases whose progress starts again with each pass, so that the engine's estimate is of one pass."""
 _AMOUNTS = {
     "calibration": ("num_samples", "seq_len"),
-    "evaluation": ("num_windows", "seq_len", "stride", "num_prompts", "num_answers", "tasks", "limit", "num_fewshot"),
+    "evaluation": (
+        "num_windows",
+        "seq_len",
+        "stride",
+        "num_prompts",
+        "num_answers",
+        "num_behaviour_prompts",
+        "behaviour_len",
+        "tasks",
+        "limit",
+        "num_fewshot",
+    ),
 }
 
 

@@ -8,15 +8,17 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from quantcore.config.task import EvaluationConfig
+from quantcore.data.prompts import read_prompt_set
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.evaluation import harness
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
+from quantcore.engine.evaluation.behaviour import compare_behaviour
 from quantcore.engine.evaluation.divergence import measure, summarize, summarize_both
 from quantcore.engine.evaluation.drafts import Drafting, measure_drafts
 from quantcore.engine.evaluation.inputs import block_progress, find_model, held_out_text
 from quantcore.engine.evaluation.model import EvaluatedModel, open_model
 from quantcore.engine.evaluation.model_pair import ModelPair
-from quantcore.engine.evaluation.own_answers import compare_own_answers
+from quantcore.engine.evaluation.own_answers import compare_own_answers, prompts_of
 from quantcore.engine.evaluation.provenance import environment, identity_of
 from quantcore.engine.evaluation.reference import Reference, check_fits, measure_against
 from quantcore.engine.evaluation.reference import read as read_reference
@@ -28,8 +30,9 @@ from quantcore.engine.verification.architecture import prove_tiny_model
 from quantcore.errors import ConfigError, RankError, reason_of
 from quantcore.events import Emit, PhaseStarted, silence
 from quantcore.importing.model import read_model
-from quantcore.report.quality import AbsoluteQuality, EvaluationResult, Quality, TaskResults
-from quantcore.report.verdict import judge_quality
+from quantcore.report.evaluation_result import EvaluationResult
+from quantcore.report.quality import AbsoluteQuality, Quality, TaskResults
+from quantcore.report.verdict import judge_quality, with_behaviour
 
 
 def evaluate(
@@ -78,8 +81,13 @@ def evaluate(
     if pair is not None:
         arguments, is_causal = evaluation.chat_template_kwargs, model.streamed.kind is Kind.causal
         if evaluation.num_answers and is_causal:
-            answers = compare_own_answers(path, arguments, evaluation.num_answers, pair, emit)
+            answers = compare_own_answers(path, arguments, prompts_of(evaluation), pair, emit)
             fields |= {} if answers is None else {"answers": answers}
+        if evaluation.num_behaviour_prompts:
+            assert original_path is not None
+            prompts = read_prompt_set(evaluation.prompts, evaluation.num_behaviour_prompts)
+            folders = original_path, path
+            fields["behaviour"] = compare_behaviour(folders, arguments, prompts, evaluation.behaviour_len, pair, emit)
         if evaluation.num_prompts:
             fields["samples"] = compare_samples(path, arguments, text, evaluation.num_prompts, pair, emit)
     if evaluation.tasks and not vllm_python:
@@ -87,7 +95,8 @@ def evaluate(
     else:
         failed_tasks = {}
     if isinstance(quality := fields.get("quality"), Quality):
-        fields["verdict"] = judge_quality(quality, fields.get("harness"), fields.get("answers"))
+        verdict = judge_quality(quality, fields.get("harness"), fields.get("answers"))
+        fields["verdict"] = with_behaviour(verdict, quality, fields.get("behaviour"))
     return EvaluationResult(
         model=model_name, against=against, environment=environment(), failed_tasks=failed_tasks, **fields
     )

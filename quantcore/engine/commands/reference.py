@@ -10,7 +10,7 @@ from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
 from quantcore.engine.evaluation.inputs import find_model, held_out_text, states_of_original
 from quantcore.engine.evaluation.model import open_model
-from quantcore.engine.evaluation.own_answers import answer_prompts
+from quantcore.engine.evaluation.own_answers import answer_prompts, prompts_of
 from quantcore.engine.evaluation.provenance import environment, identity_of
 from quantcore.engine.evaluation.reference import NUM_TOP, Reference, predictions_of, spelling, write
 from quantcore.engine.model.kinds import Kind
@@ -43,7 +43,7 @@ def make_reference(model_name: str, evaluation: EvaluationConfig, output: Path, 
     del states
     arguments, answers, of_answers = evaluation.chat_template_kwargs, None, None
     if evaluation.num_answers:
-        answers = answer_prompts(model, baselines, path, arguments, evaluation.num_answers, emit)
+        answers = answer_prompts(model, baselines, path, arguments, prompts_of(evaluation), emit)
     if answers is not None:
         states = answers.states(states_of_original(model, baselines, answers.shown, emit))
         with model.vocabulary(states[0]) as vocabulary:

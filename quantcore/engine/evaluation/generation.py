@@ -35,20 +35,32 @@ class Prompt:
 
 
 def continue_prompts(
-    model: EvaluatedModel, prompts: Sequence[Prompt], ends: Sequence[int], new_tokens: int
+    model: EvaluatedModel,
+    prompts: Sequence[Prompt],
+    ends: Sequence[int],
+    new_tokens: int,
+    sampling: Mapping[str, float] | None = None,
+    seed: int = 0,
 ) -> list[list[int]]:
     """Return the most likely tokens after each prompt: ``new_tokens``, or fewer where one of ``ends`` comes, the last.
+
+    With ``sampling``, settings of GenerationConfig such as ``temperature``, they are drawn, by ``seed``.
 
     Prompts of about the same length are continued together. They are filled up on the left to the same length, and the
     model does not attend to what fills them. A model with a recurrent state would read it all the same, so it continues
     one prompt at a time.
     """
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=False, max_new_tokens=new_tokens, eos_token_id=list(ends) or None, pad_token_id=ends[0] if ends else 0
+        do_sample=sampling is not None,
+        max_new_tokens=new_tokens,
+        eos_token_id=list(ends) or None,
+        pad_token_id=ends[0] if ends else 0,
+        **(sampling or {}),
     )
     by_length = sorted(range(len(prompts)), key=lambda place: len(prompts[place].ids))
     answers: dict[int, list[int]] = {}
-    with model.whole() as whole, torch.inference_mode():
+    with model.whole() as whole, torch.inference_mode(), torch.random.fork_rng():
+        torch.manual_seed(seed)
         size = 1 if whole._is_stateful else BATCH
         for start in range(0, len(prompts), size):
             places = by_length[start : start + size]
@@ -112,15 +124,16 @@ def end_tokens(model: Model, tokenizer: PreTrainedTokenizerBase) -> frozenset[in
     """Return the tokens that end an answer, from config.json, generation_config.json and the tokenizer."""
     config, generation = model.headers.config, model.folder / "generation_config.json"
     text_config = config.get("text_config")
-    found = _numbers(config.get("eos_token_id")) | _numbers(tokenizer.eos_token_id)
+    found = numbers(config.get("eos_token_id")) | numbers(tokenizer.eos_token_id)
     if isinstance(text_config, dict):
-        found |= _numbers(text_config.get("eos_token_id"))
+        found |= numbers(text_config.get("eos_token_id"))
     if generation.is_file():
-        found |= _numbers(read_json(generation, "no_generation_config").get("eos_token_id"))
+        found |= numbers(read_json(generation, "no_generation_config").get("eos_token_id"))
     return found
 
 
-def _numbers(given: object) -> frozenset[int]:
+def numbers(given: object) -> frozenset[int]:
+    """Return the numbers that a file gives for a kind of token: none, one or a list."""
     values = given if isinstance(given, list | tuple) else [given]
     return frozenset(value for value in values if isinstance(value, int) and not isinstance(value, bool))
 

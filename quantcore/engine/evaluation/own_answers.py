@@ -15,7 +15,8 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
-from quantcore.data.builtin_text import read_prompts
+from quantcore.config.task import MAX_OWN_PROMPTS, EvaluationConfig
+from quantcore.data.prompts import ChatPrompt, PromptSet, read_prompt_set
 from quantcore.engine.data.chat_template import chat_renderer
 from quantcore.engine.data.tokenizer import load_tokenizer, tokenize_with
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
@@ -25,7 +26,7 @@ from quantcore.engine.evaluation.model import EvaluatedModel
 from quantcore.engine.evaluation.model_pair import ModelPair
 from quantcore.engine.evaluation.text import EvaluationText, scoring
 from quantcore.engine.runtime.devices import release_freed_memory
-from quantcore.errors import CalibrationError
+from quantcore.errors import CalibrationError, ConfigError
 from quantcore.events import Emit, Progress
 from quantcore.report.quality import AnswerQuality, KindQuality
 
@@ -33,21 +34,35 @@ ANSWER_LEN = 64
 """Most tokens of an answer. The first 50 lose more than the rest, so more answers say more than longer ones."""
 
 
+def prompts_of(evaluation: EvaluationConfig) -> PromptSet:
+    """Return the prompts whose answers are scored: all of the evaluation's own file, or some of the packaged ones."""
+    return read_prompt_set(evaluation.prompts, MAX_OWN_PROMPTS if evaluation.prompts else evaluation.num_answers)
+
+
 @dataclass(frozen=True)
 class Question:
-    """A prompt and its kind: chat, maths, code, json, languages, turns or tools."""
+    """What is asked, and the prompt that a chat template makes of it; ``ending`` is the end of the prompt as text."""
 
-    kind: str
+    asked: ChatPrompt
     prompt: Prompt
+    ending: str = ""
+
+    @property
+    def kind(self) -> str:
+        return self.asked.kind
 
 
 def find_questions(
-    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], num: int, longest: int | None
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, Any],
+    prompts: Sequence[ChatPrompt],
+    longest: int | None,
+    answer_len: int = ANSWER_LEN,
 ) -> tuple[list[Question], dict[str, str]]:
-    """Return up to ``num`` of the packaged prompts in the chat template, and the kinds left out, with reasons.
+    """Return the prompts in the chat template, and the kinds left out, in part or at all, with reasons.
 
-    ``arguments`` are those of the template, ``longest`` is the number of tokens that the model reads. Nothing is
-    returned for a tokenizer without a template.
+    ``arguments`` are those of the template, ``longest`` is the number of tokens that the model reads, answers of
+    ``answer_len`` included. Nothing is returned for a tokenizer without a template.
     """
     if not tokenizer.chat_template:
         return [], {}
@@ -55,16 +70,17 @@ def find_questions(
     tokenize = tokenize_with(tokenizer)
     questions: list[Question] = []
     left_out: dict[str, str] = {}
-    for row in read_prompts()[:num]:
+    for asked in prompts:
         try:
-            ids = tokenize(render(row["messages"], row.get("tools")))
+            text = render(asked.messages, asked.tools)
+            ids = tokenize(text)
         except CalibrationError as error:
-            left_out.setdefault(row["kind"], error.message)
+            left_out.setdefault(asked.kind, error.message)
             continue
-        if longest is not None and len(ids) + ANSWER_LEN > longest:
-            left_out.setdefault(row["kind"], f"a prompt of {len(ids)} tokens and its answer are too long for the model")
+        if longest is not None and len(ids) + answer_len > longest:
+            left_out.setdefault(asked.kind, f"a prompt of {len(ids)} tokens and its answer are too long for the model")
             continue
-        questions.append(Question(row["kind"], Prompt(ids, row["messages"][-1]["content"])))
+        questions.append(Question(asked, Prompt(ids, str(asked.messages[-1]["content"])), text.rstrip()[-40:]))
     return questions, left_out
 
 
@@ -74,6 +90,7 @@ class Answers:
 
     Models run on ``shown``, prompts and answers; ``scored`` has the answers alone, with the kind of each as its
     stratum. ``starts``: the number of tokens of each prompt. ``num_ended`` of the answers came to their end.
+    ``prompts_sha256``: that of the file with the prompts, None for the packaged ones.
     """
 
     shown: EvaluationText
@@ -82,6 +99,7 @@ class Answers:
     kinds: tuple[str, ...]
     num_ended: int
     left_out: Mapping[str, str]
+    prompts_sha256: str | None = None
 
     def states(self, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the states [1, P, H] that predict each answer, of those [1, T, H] of ``shown``."""
@@ -90,12 +108,13 @@ class Answers:
 
     def quality(self, measured: Measured) -> AnswerQuality:
         quality = summarize_both(measured, self.scored)
-        return AnswerQuality(
+        found = AnswerQuality(
             **{name: getattr(quality, name) for name in quality.model_fields_set},
             num_ended=self.num_ended,
             by_kind=tuple(_by_kind(measured, self.scored, self.kinds)),
             left_out=dict(self.left_out),
         )
+        return found if self.prompts_sha256 is None else found.replace(prompts_sha256=self.prompts_sha256)
 
 
 def answers_of(
@@ -120,15 +139,31 @@ def answers_of(
 
 
 def answer_prompts(
-    original: EvaluatedModel, baselines: BaselineCache, folder: Path, arguments: Mapping[str, Any], num: int, emit: Emit
+    original: EvaluatedModel,
+    baselines: BaselineCache,
+    folder: Path,
+    arguments: Mapping[str, Any],
+    asked: PromptSet,
+    emit: Emit,
 ) -> Answers | None:
-    """Let the original answer up to ``num`` prompts. None for a model without a chat template that takes them.
+    """Let the original answer prompts. None for a model without a chat template that takes packaged ones.
+
+    Raises ConfigError ``no_answers`` for a file with prompts of which the template takes none.
 
     The tokenizer in ``folder`` is not in memory beside a model (see ``samples.compare_samples``).
     """
     assert original.stored is not None
     tokenizer = load_tokenizer(folder)
-    questions, left_out = find_questions(tokenizer, arguments, num, longest_input(original.streamed.model.config))
+    questions, left_out = find_questions(
+        tokenizer, arguments, asked.prompts, longest_input(original.streamed.model.config)
+    )
+    if not questions and asked.sha256 is not None:
+        why = next(iter(left_out.values()), "its tokenizer has no chat template.")
+        raise ConfigError(
+            f"The model cannot be asked any of the {len(asked.prompts)} prompts: {why}",
+            code="no_answers",
+            hint="Use a chat model, or other prompts.",
+        )
     if not questions:
         return None
     ends = sorted(end_tokens(original.stored, tokenizer))
@@ -138,17 +173,17 @@ def answer_prompts(
     prompts = [question.prompt for question in questions]
     settings = {"prompts": [prompt.ids for prompt in prompts], "new_tokens": ANSWER_LEN, "ends": ends}
     answers = baselines.value(settings, lambda: continue_prompts(original, prompts, ends, ANSWER_LEN))
-    return answers_of(questions, answers, ends, left_out, load_tokenizer(folder))
+    return replace(answers_of(questions, answers, ends, left_out, load_tokenizer(folder)), prompts_sha256=asked.sha256)
 
 
 def compare_own_answers(
-    folder: Path, arguments: Mapping[str, Any], num: int, pair: ModelPair, emit: Emit
+    folder: Path, arguments: Mapping[str, Any], asked: PromptSet, pair: ModelPair, emit: Emit
 ) -> AnswerQuality | None:
-    """Return the distance of both models on the original's answers to ``num`` prompts.
+    """Return the distance of both models on the original's answers to the prompts ``asked``.
 
     None for a model without a chat template that takes them; if ranks share the models, for all ranks but the first.
     """
-    answers = answer_prompts(pair.original, pair.baselines, folder, arguments, num, emit)
+    answers = answer_prompts(pair.original, pair.baselines, folder, arguments, asked, emit)
     if answers is None or not pair.baselines.ranks.is_first:
         return None
     emit(Progress("verify", 2, 2, "answers of the original"))

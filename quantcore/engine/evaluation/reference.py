@@ -78,7 +78,7 @@ def write(reference: Reference, path: Path) -> None:
         tensors[f"{ANSWERS}.starts"] = torch.tensor(answers.starts, dtype=torch.int32)
         about["answers"] = {
             "kinds": answers.kinds, "num_ended": answers.num_ended, "left_out": dict(answers.left_out),
-            "counts": _counts(answers.scored),
+            "counts": _counts(answers.scored), "prompts_sha256": answers.prompts_sha256,
         }  # fmt: skip
     with written_whole(path) as scratch:
         save_file(tensors, scratch, metadata={METADATA: json.dumps(about)})
@@ -99,7 +99,10 @@ def read(path: Path) -> Reference:
             scored, of_answers = _part_of(ANSWERS, tensors, said["counts"], targets_NP.clamp(min=0))
             whole = EvaluationText(ids_NT, torch.ones(len(ids_NT), dtype=torch.long), 0, 0)
             starts = tuple(tensors[f"{ANSWERS}.starts"].tolist())
-            answers = Answers(whole, scored, starts, tuple(said["kinds"]), said["num_ended"], said["left_out"])
+            answers = Answers(
+                whole, scored, starts, tuple(said["kinds"]), said["num_ended"], said["left_out"],
+                said.get("prompts_sha256"),
+            )  # fmt: skip
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise _invalid(path, reason_of(error)) from error
     return Reference(about, about["spelled"], text, of_text, answers, of_answers)

@@ -59,7 +59,7 @@ from quantcore.report.values import (
     WeightGrid,
     WorstLayer,
 )
-from quantcore.report.verdict import judge_quality, steps_of, with_failed_gates
+from quantcore.report.verdict import judge_quality, steps_of, with_behaviour, with_failed_gates
 
 
 def build_report(
@@ -140,6 +140,7 @@ def write_report(task: Task, folder: Path, report: Report) -> None:
 def _verdict(proof: Proof, quality: Quality, config: Config, plan: Plan, gates: Sequence[GateResult]) -> Verdict:
     """Return the verdict on a result, with advice if it is a poor one."""
     verdict = with_failed_gates(judge_quality(quality, proof.harness, proof.answers), quality, gates)
+    verdict = with_behaviour(verdict, quality, proof.behaviour)
     if verdict.level not in POOR:
         return verdict
     advice = advice_on(config, plan.main_export)
@@ -169,6 +170,7 @@ def _of_some_kinds(main: Proof) -> dict[str, Any]:
         "encoder": main.encoder,
         "drafts": main.drafts,
         "answers": main.answers,
+        "behaviour": main.behaviour,
         "clipping": main.clipped_by_kind or None,
     }
     return {name: value for name, value in found.items() if value is not None}

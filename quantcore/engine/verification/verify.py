@@ -51,6 +51,7 @@ from quantcore.export import EXPORTERS, Container, Decoder, file_of, tensor_name
 from quantcore.export.unread import unread
 from quantcore.importing.model import Model, read_model
 from quantcore.plan.planner import FILE_TO_FILE, Plan, export_dir, make_plan
+from quantcore.report.behaviour import Behaviour
 from quantcore.report.quality import (
     AnswerQuality,
     ConsumerCheck,
@@ -74,8 +75,8 @@ class Proof:
     is None for the other exports, and for ``file2file``: ``max_logit_difference`` (relative), ``clipping`` (the
     activation with the largest clipped share, and that share; ``clipped_by_kind`` has the shares by kind of tensor),
     and if an evaluation was requested ``quality`` (``encoder``, if the model predicts no tokens), ``drafts`` (if it has
-    draft layers that Transformers can run), ``answers``, ``samples`` and ``harness``. ``failed_tasks`` has the reasons
-    for missing results.
+    draft layers that Transformers can run), ``answers``, ``behaviour``, ``samples`` and ``harness``. ``failed_tasks``
+    has the reasons for missing results.
     """
 
     export: str
@@ -89,6 +90,7 @@ class Proof:
     encoder: EncoderQuality | None = None
     drafts: DraftQuality | None = None
     answers: AnswerQuality | None = None
+    behaviour: Behaviour | None = None
     samples: tuple[Sample, ...] | None = None
     harness: TaskResults | None = None
     failed_tasks: dict[str, str] = field(default_factory=dict)
@@ -171,7 +173,7 @@ def run_model(
     proof = compare_predictions(pair, hidden, expected, proof, emit)
     del hidden
     release_freed_memory()
-    return replace(proof, **run_whole(task, plan, pair, text, emit))
+    return replace(proof, **run_whole(task, plan, pair, text, written.folder, emit))
 
 
 def compare_predictions(pair: ModelPair, hidden: Hidden, expected: ExpectedDigests, proof: Proof, emit: Emit) -> Proof:
@@ -256,6 +258,7 @@ class WrittenCheckpoint:
         self, plan: Plan, folder: Path, export: str, headers: ModelHeaders, expected: ExpectedDigests | None = None
     ) -> None:
         exporter = EXPORTERS.get(export)
+        self.folder = folder
         self._exporter = exporter
         self._decoder = exporter if isinstance(exporter, Decoder) else None
         self._layers = {f"{layer.name}.weight": layer for layer in plan.layers}

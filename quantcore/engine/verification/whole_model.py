@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from quantcore.config.task import Task
+from quantcore.data.prompts import read_prompt_set
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.evaluation import harness
+from quantcore.engine.evaluation.behaviour import compare_behaviour
 from quantcore.engine.evaluation.model_pair import ModelPair
-from quantcore.engine.evaluation.own_answers import compare_own_answers
+from quantcore.engine.evaluation.own_answers import compare_own_answers, prompts_of
 from quantcore.engine.evaluation.samples import compare_samples
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.model.kinds import Kind
@@ -23,10 +26,12 @@ FREE_PARTS = 8
 """A whole model may take 1/8 of the free memory of an accelerator: other jobs may run there as well."""
 
 
-def run_whole(task: Task, plan: Plan, pair: ModelPair, text: EvaluationText, emit: Emit) -> dict[str, Any]:
+def run_whole(
+    task: Task, plan: Plan, pair: ModelPair, text: EvaluationText, folder: Path, emit: Emit
+) -> dict[str, Any]:
     """Return the fields of a Proof for which a model is in memory as a whole: answers, samples and tasks.
 
-    Warn about what fails or is left out.
+    ``folder`` is that of the result. Warn about what fails or is left out.
     """
     evaluation, kind = task.evaluation, pair.original.streamed.kind
     found: dict[str, Any] = {}
@@ -34,10 +39,12 @@ def run_whole(task: Task, plan: Plan, pair: ModelPair, text: EvaluationText, emi
     if evaluation.num_answers and kind is Kind.causal:
         if may_be_whole(plan, plan.allows_whole):
             with failure_as_warning("answers_failed", "Comparing own answers", emit):
-                answers = compare_own_answers(task.model_folder, arguments, evaluation.num_answers, pair, emit)
+                answers = compare_own_answers(task.model_folder, arguments, prompts_of(evaluation), pair, emit)
                 found["answers"] = answers
         elif load_tokenizer(task.model_folder).chat_template:
             emit(Warned("answers_left_out", why_not_whole(plan, "The model's own answers were not measured")))
+    if evaluation.num_behaviour_prompts:
+        found |= _behaviour(task, plan, pair, folder, emit)
     if evaluation.num_prompts and kind is not Kind.causal:
         emit(
             Warned("samples_left_out", "No sample texts were generated: only causal language models can generate text.")
@@ -55,6 +62,24 @@ def run_whole(task: Task, plan: Plan, pair: ModelPair, text: EvaluationText, emi
             found["harness"] = results
         if failure:
             found |= {"harness": {}, "failed_tasks": dict.fromkeys(evaluation.tasks, failure[0])}
+    return found
+
+
+def _behaviour(task: Task, plan: Plan, pair: ModelPair, folder: Path, emit: Emit) -> dict[str, Any]:
+    """Return ``behaviour``, or warn about why it was not measured."""
+    if not may_be_whole(plan, plan.allows_whole):
+        emit(Warned("behaviour_left_out", why_not_whole(plan, "The model's behaviour was not measured")))
+        return {}
+    if pair.original.streamed.kind is not Kind.causal:
+        emit(Warned("behaviour_left_out", "Behaviour was not measured: only causal language models answer prompts."))
+        return {}
+    evaluation, found = task.evaluation, {}
+    arguments = {**task.calibration.chat_template_kwargs, **evaluation.chat_template_kwargs}
+    with failure_as_warning("behaviour_failed", "Comparing behaviour", emit):
+        prompts = read_prompt_set(evaluation.prompts, evaluation.num_behaviour_prompts)
+        folders = task.model_folder, folder
+        behaviour = compare_behaviour(folders, arguments, prompts, evaluation.behaviour_len, pair, emit)
+        found["behaviour"] = behaviour
     return found
 
 

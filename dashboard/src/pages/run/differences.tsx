@@ -56,10 +56,60 @@ export function OwnAnswers({ answers }: { answers: NonNullable<Report["answers"]
     <>
       <h3>Own answers</h3>
       <Distances
-        caption={`Predictions of both models on ${num_windows} answers that the original gave to packaged prompts.`}
+        caption={`Predictions of both models on ${num_windows} answers that the original gave itself.`}
         of="Prompts"
         rows={rows}
       />
+      {Object.entries(left_out ?? {}).map(([kind, reason]) => (
+        <p className="hint" key={kind}>
+          Left out, in part or at all: {kind} ({reason})
+        </p>
+      ))}
+    </>
+  );
+}
+
+/** How often answers of both models have each fault, and what is certainly worse. */
+export function Behaviour({ behaviour }: { behaviour: NonNullable<Report["behaviour"]> }) {
+  const { faults, length, lost_ends, max_tokens, num_prompts, num_rendered_otherwise, left_out } = behaviour;
+  return (
+    <>
+      <h3>Behaviour</h3>
+      {lost_ends.length > 0 && <p className="hint">No longer ends an answer: {lost_ends.join(", ")}</p>}
+      {num_rendered_otherwise > 0 && (
+        <p className="hint">
+          Prompts with other tokens than the original's: {num_rendered_otherwise} of {num_prompts}
+        </p>
+      )}
+      <div className="table" ref={scrollable}>
+        <table>
+          <caption>
+            {`Answers of both models to ${num_prompts} prompts, in at most ${max_tokens} tokens each.`}
+            {length && ` The answers are ${formatNumber(length.ratio.value, 3)} times as long as the original's.`}
+          </caption>
+          <thead>
+            <tr>
+              <th>Answers that ...</th>
+              <th className="number">Original</th>
+              <th className="number">Quantized</th>
+              <th>Prompts</th>
+            </tr>
+          </thead>
+          <tbody>
+            {faults.map((each) => (
+              <tr key={each.fault}>
+                <td className="nowrap">{each.title}</td>
+                <td className="number">{formatShare(each.original)}</td>
+                <td className="number">{formatShare(each.result)}</td>
+                <td className="wide">
+                  {`${each.is_worse ? "Worse: more" : "More"} on ${each.num_worse} of ${each.num_prompts}, fewer on ${each.num_better}`}
+                  {each.num_needed != null && `; about ${formatNumber(each.num_needed)} prompts would tell`}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
       {Object.entries(left_out ?? {}).map(([kind, reason]) => (
         <p className="hint" key={kind}>
           Left out, in part or at all: {kind} ({reason})

@@ -17,7 +17,7 @@ import { layersText } from "../../names";
 import { Empty, Facts, scrollable } from "../../ui/basics";
 import { halfInterval } from "../compare/change";
 import { Checks, checksText } from "./checks";
-import { ByPosition, Clipping, OwnAnswers } from "./differences";
+import { Behaviour, ByPosition, Clipping, OwnAnswers } from "./differences";
 import { type EventLog, latestLayers } from "./event-log";
 import { GoalCard } from "./goal";
 import { LayersCard } from "./layers-card";
@@ -150,6 +150,7 @@ function Proof({ report }: { report: Report }) {
       {report.quality && <Divergence quality={report.quality} drafts={report.drafts} />}
       {report.quality?.by_position && <ByPosition ranges={report.quality.by_position} />}
       {report.answers && <OwnAnswers answers={report.answers} />}
+      {report.behaviour && <Behaviour behaviour={report.behaviour} />}
       {report.clipping && <Clipping shares={report.clipping} />}
       {report.summary.gates && <Checks gates={report.summary.gates} level={report.summary.verdict?.level} />}
       <p className="sub">

@@ -5,7 +5,8 @@ import pytest
 from quantcore import events
 from quantcore.cli.console import progress_display, show_evaluation, show_report
 from quantcore.cli.next_steps import command_for
-from quantcore.report.quality import EvaluationResult, Step, Verdict
+from quantcore.report.evaluation_result import EvaluationResult
+from quantcore.report.quality import Step, Verdict
 from quantcore.report.values import Report
 from tests.support import reports
 
@@ -65,6 +66,19 @@ def test_an_evaluation_shows_how_much_text_an_unclear_verdict_needs(capsys):
     show_evaluation(EvaluationResult.model_validate(found | {"verdict": verdict}))
     shown = capsys.readouterr().out
     assert "advice" in shown and "Measure on more text." in shown
+
+
+def test_an_evaluation_shows_behaviour_and_what_would_tell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    found = {"model": "out", "against": "float", "environment": {}, "quality": reports.report()["quality"]}
+    show_evaluation(EvaluationResult.model_validate(found | {"behaviour": reports.behaviour()}))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "answers that do not end 10% 75% (worse on 9 of 12 prompts, better on 0)" in shown
+    assert "no finding, about 387 prompts would tell" in shown and "<|im_end|> no longer ends an answer" in shown
+    show_report(Report.model_validate(reports.report() | {"behaviour": reports.behaviour()}), "out", str)
+    assert "<|im_end|> no longer ends an answer" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_lines_name_the_folder_of_each_export_and_say_what_does_not_load_it(capsys):

@@ -31,6 +31,13 @@ def test_the_verdict_comes_first_in_words_with_its_next_steps(level, tone):
     )
 
 
+def test_behaviour_is_a_table_with_its_findings():
+    text = render(behaviour=reports.behaviour())
+    assert "<h2>Behaviour</h2>" in text and "&lt;|im_end|&gt; no longer ends an answer" in text
+    assert '<th scope="row">answers that repeat themselves</th>' in text and "about 387 prompts would tell" in text
+    assert "<h2>Behaviour</h2>" not in render()
+
+
 def test_samples_come_before_the_checks_which_are_folded_if_they_pass():
     sample = {"prompt": "A", "original": "a", "quantized": "b"}
     sample |= {"original_is_degenerate": False, "quantized_is_degenerate": False}

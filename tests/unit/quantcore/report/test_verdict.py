@@ -6,9 +6,11 @@ import pytest
 
 from quantcore.config.recipes import Advice
 from quantcore.config.verdict_levels import Level
+from quantcore.report.behaviour import Behaviour
 from quantcore.report.gate_result import GateResult
 from quantcore.report.quality import AnswerQuality, Divergence, Measure, Perplexities, Quality, TaskResult
-from quantcore.report.verdict import judge_quality, steps_of, with_failed_gates
+from quantcore.report.verdict import judge_quality, steps_of, with_behaviour, with_failed_gates
+from tests.support import reports
 
 PERPLEXITY = Measure(value=20.0, stderr=0.5)
 PERPLEXITIES = Perplexities(
@@ -76,6 +78,27 @@ def test_the_worse_of_text_and_own_answers_decides(
     assert verdict.level == level
     assert verdict.reason.startswith("on the original's own answers, ") is of_answers
     assert ("next words of its answers" in str(verdict.sentence)) is of_answers
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_worse", "level"),
+    [
+        (quality(), True, "degraded"),
+        (quality(), False, "faithful"),
+        (quality(ratio=1.05, stderr=0.0306, kl=0.03, top1=0.9), True, "degraded"),
+        (quality(kl=0.7, top1=0.2), True, "broken"),
+    ],
+)
+def test_a_finding_in_the_behaviour_makes_a_result_degraded_at_best(
+    measured: Quality, is_worse: bool, level: Level
+) -> None:
+    behaviour = Behaviour.model_validate(reports.behaviour(is_worse=is_worse))
+    verdict = with_behaviour(judge_quality(measured), measured, behaviour)
+    assert verdict.level == level
+    assert ("<|im_end|> no longer ends an answer; 75% of the answers do not end" in verdict.reason) is (
+        level == "degraded"
+    )
+    assert with_behaviour(judge_quality(measured), measured, None) == judge_quality(measured)
 
 
 def test_an_unclear_result_says_how_much_text_is_enough() -> None:

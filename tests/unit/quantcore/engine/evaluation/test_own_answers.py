@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quantcore.config.job_spec import MAX_ANSWERS
 from quantcore.data.builtin_text import read_kind, read_prompts
+from quantcore.data.prompts import ChatPrompt, packaged_prompts, read_prompt_set
 from quantcore.engine.evaluation.baseline_cache import VARIABLE, BaselineCache
 from quantcore.engine.evaluation.generation import Prompt
 from quantcore.engine.evaluation.model import open_model
@@ -56,7 +57,7 @@ def chat_model(folder: Path, seed: int) -> Path:
 def test_scores_are_those_of_a_plain_loop(pair: tuple[Path, ModelPair]) -> None:
     folder, models = pair
     asked = [("chat", [5, 6, 7], [8, 9, END]), ("chat", list(range(20, 60)), [4]), ("code", [11], [12] * 30)]
-    questions = [Question(kind, Prompt(ids, "")) for kind, ids, _ in asked]
+    questions = [Question(ChatPrompt(kind, []), Prompt(ids, "")) for kind, ids, _ in asked]
     answers = answers_of(questions, [answer for *_, answer in asked], [END], {}, AutoTokenizer.from_pretrained(folder))
     found = score_answers(answers, models, silence)
     loaded = [AutoModelForCausalLM.from_pretrained(path) for path in (folder, folder.with_name("other"))]
@@ -80,16 +81,16 @@ def test_scores_are_those_of_a_plain_loop(pair: tuple[Path, ModelPair]) -> None:
 
 def test_answers_are_made_once_and_cached(pair: tuple[Path, ModelPair], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, models = pair
-    first = compare_own_answers(folder, {}, 5, models, silence)
+    first = compare_own_answers(folder, {}, read_prompt_set(None, 5), models, silence)
     assert first is not None and first.num_windows == 5 and first.seq_len <= ANSWER_LEN
     monkeypatch.setattr("quantcore.engine.evaluation.own_answers.continue_prompts", None)
-    assert compare_own_answers(folder, {}, 5, models, silence) == first
+    assert compare_own_answers(folder, {}, read_prompt_set(None, 5), models, silence) == first
 
 
 def test_a_model_beside_itself_is_the_same(pair: tuple[Path, ModelPair]) -> None:
     folder, models = pair
     twice = ModelPair(models.original, open_model(read_model(folder)), models.baselines)
-    same = compare_own_answers(folder, {}, 3, twice, silence)
+    same = compare_own_answers(folder, {}, read_prompt_set(None, 3), twice, silence)
     assert same is not None
     assert (same.divergence.kl_mean.value, same.divergence.top1_agreement.value, same.ratio.value) == (0.0, 1.0, 1.0)
 
@@ -106,7 +107,7 @@ def test_a_model_beside_itself_is_the_same(pair: tuple[Path, ModelPair]) -> None
 def test_what_a_template_does_not_take_is_listed(template: str | None, num: int, left_out: dict[str, str]) -> None:
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = template
-    questions, reasons = find_questions(tokenizer, {}, MAX_ANSWERS, None)
+    questions, reasons = find_questions(tokenizer, {}, packaged_prompts(MAX_ANSWERS), None)
     assert len(questions) == num and reasons.keys() == left_out.keys()
     assert all(part in reasons[kind] for kind, part in left_out.items()), reasons
 
@@ -114,9 +115,9 @@ def test_what_a_template_does_not_take_is_listed(template: str | None, num: int,
 def test_what_is_too_long_for_the_model_is_listed() -> None:
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = TEMPLATE
-    every, _ = find_questions(tokenizer, {}, MAX_ANSWERS, None)
+    every, _ = find_questions(tokenizer, {}, packaged_prompts(MAX_ANSWERS), None)
     longest = sorted(len(question.prompt.ids) for question in every)[-3] + ANSWER_LEN
-    asked, reasons = find_questions(tokenizer, {}, MAX_ANSWERS, longest)
+    asked, reasons = find_questions(tokenizer, {}, packaged_prompts(MAX_ANSWERS), longest)
     assert len(asked) == MAX_ANSWERS - 2 and all("too long for the model" in reason for reason in reasons.values())
 
 

@@ -1,0 +1,42 @@
+"""The result of ``bitfoundry evaluate``. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from quantcore.report.behaviour import Behaviour
+from quantcore.report.quality import (
+    AbsoluteQuality,
+    AnswerQuality,
+    DraftQuality,
+    Measure,
+    Quality,
+    Record,
+    Sample,
+    TaskResults,
+    Verdict,
+)
+
+
+class EvaluationResult(Record):
+    """Result of ``bitfoundry evaluate``: measurements of an existing model, alone or beside its original.
+
+    ``harness`` has one number per metric for a model alone, and a pair for two models. ``reference`` describes the
+    file that took the original's place.
+    """
+
+    model: str
+    against: str | None
+    environment: dict[str, str]
+    served_by: dict[str, str] = Field(default_factory=dict)
+    quality: Quality | AbsoluteQuality | None = None
+    verdict: Verdict | None = None
+    reference: dict[str, Any] | None = None
+    drafts: DraftQuality | None = None
+    answers: AnswerQuality | None = None
+    behaviour: Behaviour | None = None
+    samples: tuple[Sample, ...] | None = None
+    harness: TaskResults | dict[str, dict[str, Measure]] = Field(default_factory=dict)
+    failed_tasks: dict[str, str] = Field(default_factory=dict)
