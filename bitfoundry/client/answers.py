@@ -290,7 +290,9 @@ class Job(JobBase):
     gate: str = "warn"
     """What happens when a quality limit is missed: off, warn or fail."""
     max_shard_size: str = "5GB"
-    """Maximum size of a weight file, such as 500MB or 5GB; a larger tensor gets its own file. GGUF is a single file."""
+    """Maximum size of a weight file, such as 500MB or 5GB; a larger tensor gets its own file. GGUF is a single file
+    up to 48 GB, unless another size than the default is given.
+    """
     file2file: bool = False
     """Quantize weight by weight, from file to file, without running or measuring the model: for schemes that need no
     data, and for unknown architectures.

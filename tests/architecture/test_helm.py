@@ -29,9 +29,11 @@ CUSTOM = {"ServiceMonitor"}
 """Kinds of other operators: no schema of theirs is here."""
 OWNED = (
     "database_url", "broker_url", "data_dir", "model_roots", "secret_key", "stop_grace_s", "slots", "launcher",
-    "launcher_template", "memory_bytes", "engine_threads", "engine_ranks", "node_address",
+    "launcher_template", "memory_bytes", "engine_threads", "engine_ranks", "node_address", "oidc_file",
+    "oidc_client_secret",
 )  # fmt: skip
 """Settings that the chart sets itself."""
+SECRET_FILES = ("secret_key_file", "oidc_client_secret_file")
 FOREIGN = {"HF_TOKEN", "REDISCLI_AUTH", "VALKEY_PASSWORD", "NVIDIA_VISIBLE_DEVICES"}
 LIBPQ = {"PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSSLMODE", "PGSSLROOTCERT"}
 STOP_MARGIN_S = 30
@@ -108,8 +110,8 @@ def test_wrong_values_are_refused(value: str, message: str) -> None:
 
 
 def test_the_settings_that_values_may_give_are_those_of_the_code() -> None:
-    """All but those that the chart sets, and the file of a key that it gives in a variable."""
-    ours = {variable(name) for name in Settings.model_fields if name not in (*OWNED, "secret_key_file")}
+    """All but those that the chart sets, and the files of secrets that it gives in variables."""
+    ours = {variable(name) for name in Settings.model_fields if name not in (*OWNED, *SECRET_FILES)}
     others = {"OTEL_EXPORTER_OTLP_ENDPOINT", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
     assert others - {"OTEL_EXPORTER_OTLP_ENDPOINT"} < set(HUB_VARIABLES)
     assert SCHEMA["properties"]["settings"]["properties"].keys() == ours | others
@@ -365,3 +367,15 @@ def test_the_tests_that_the_page_names_exist() -> None:
         for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
     }
     assert named and named <= there
+
+
+def test_sign_in_through_a_provider_is_only_for_the_api() -> None:
+    for name, pod in pods(render("production")):
+        is_api = name.endswith("-api")
+        assert ("BITFOUNDRY_OIDC_FILE" in environment(pod)) == is_api, name
+        if is_api:
+            [volume] = [each for each in pod["spec"]["volumes"] if each["name"] == "oidc"]
+            [mount] = [each for each in container(pod)["volumeMounts"] if each["name"] == "oidc"]
+            path = environment(pod)["BITFOUNDRY_OIDC_FILE"]
+            assert path == f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}" and mount["readOnly"]
+    assert not [name for name, pod in pods(render("small")) if "BITFOUNDRY_OIDC_FILE" in environment(pod)]

@@ -97,7 +97,7 @@ ALLOWED = {
         "worker.on_node": 7,
         "worker.shared_files": 3,
     },
-    "where an artifact goes": {"quantcore.hub.local_folder": 5},
+    "where an artifact goes": {"quantcore.hub.local_folder": 5, "quantcore.export.gguf.splitting": 1},
     "the operator's settings": {
         "api.settings": 1,
         "api.oidc.config": 1,

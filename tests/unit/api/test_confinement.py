@@ -143,6 +143,11 @@ def test_what_a_snapshot_and_a_gguf_file_need(settings: Settings, tmp_path: Path
         (shelf / name).write_text("x")
     reach = reach_of(settings, folder, task_of(settings, tmp_path, shelf / "a.gguf"), with_hub=False)
     assert {path.name for path in reach.files if path.parent == shelf} == {"a.gguf", "tokenizer.json"}
+    parts = [f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for name in (*parts, "big-00001-of-00003.gguf"):
+        (shelf / name).touch()
+    reach = reach_of(settings, folder, task_of(settings, tmp_path, shelf / parts[0]), with_hub=False)
+    assert {path.name for path in reach.files if path.parent == shelf} == {*parts, "tokenizer.json"}
 
 
 def test_the_hubs_token_is_out_of_reach(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

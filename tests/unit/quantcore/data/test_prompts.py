@@ -59,7 +59,7 @@ def test_all_fields_are_read_and_kinds_follow_from_them(tmp_path: Path) -> None:
         ({"messages": [*ASK, {"role": "assistant", "content": "42"}]}, "there is nothing to answer"),
         ({"messages": ASK, "tools": []}, "'tools' is not a list of tools with a name"),
         ({"messages": ASK, "tools": [{"type": "function"}]}, "'tools' is not a list of tools"),
-        ({"messages": ASK, "schema": {"pattern": "a"}}, "schema has the keyword 'pattern'"),
+        ({"messages": ASK, "schema": {"type": "text"}}, "schema.type: 'text' is not valid"),
         ({"messages": ASK, "answer": ["42"]}, "'answer' is neither a text nor a number"),
         ({"messages": ASK, "kind": "My kind"}, "'kind' is not a word"),
     ],
