@@ -240,6 +240,12 @@ def fault_of(error: Exception) -> Fault:
 
 def explain(error: Exception, url: str) -> ModelError:
     """Return our error for an error of obstore, of the connection, or of the disk."""
+    if isinstance(error, PermissionError):  # obstore's own is another class
+        return ModelError(
+            f"The folder for models from object stores cannot be written: {cache_folder()}.",
+            code="cache_not_writable",
+            hint="Set XDG_CACHE_HOME to a folder that you can write to.",
+        )
     fault = fault_of(error)
     if fault is Fault.NOT_FOUND:
         return ModelError(

@@ -67,6 +67,17 @@ def test_only_what_a_model_needs_is_copied(folder: Path) -> None:
     assert events[-1].to_dict()["done"] == sum((folder / name).stat().st_size for name in names)
 
 
+def test_modules_and_templates_come_with_the_model(folder: Path) -> None:
+    """Those of sentence-transformers, and of chat templates; no other folder."""
+    (folder / "modules.json").write_text("[]")
+    for path in ("1_Pooling/config.json", "additional_chat_templates/rag.jinja", "onnx/model.onnx"):
+        (folder / path).parent.mkdir()
+        (folder / path).write_text("{}")
+    copy = hub.download(URL, hub.MAIN, silence)
+    names = {path.relative_to(copy).as_posix() for path in copy.glob("*/*")}
+    assert names == {"1_Pooling/config.json", "additional_chat_templates/rag.jinja"}
+
+
 def test_large_files_come_in_parts_and_whole_ones_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "PART_BYTES", 1000)
     sha = hub.resolve(URL)
@@ -129,6 +140,7 @@ def test_faults_of_a_store_have_codes_and_tell_no_secret(folder: Path, monkeypat
         (GenericError("status 404: <Code>NoSuchBucket</Code> secret"), "store_not_found", False),
         (GenericError("timed out secret"), "store_unreachable", True),
         (OSError(28, "No space left on device"), "disk_full", True),
+        (PermissionError(13, "Permission denied"), "cache_not_writable", False),
     ):
 
         def refuse(*_: Any, error: Exception = error) -> Any:
