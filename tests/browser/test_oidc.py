@@ -76,6 +76,7 @@ def test_a_person_signs_in_and_changes_the_project(
     page.reload()
     choice = page.get_by_label("Project", exact=True)
     expect(choice).to_have_value(choice.locator("option", has_text="default").get_attribute("value") or "")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()  # the page comes after its frame
     check_accessible(page)
     choice.select_option(label="search")
     expect(page.get_by_role("heading", name="Runs")).to_be_visible()

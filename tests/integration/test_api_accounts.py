@@ -488,10 +488,11 @@ EVERY_CHANGE = {
     ("DELETE", "/v1/webhooks/{webhook_id}"): "webhook.delete",
 }
 NO_CHANGE = {("POST", "/v1/plans"), ("POST", "/v1/retention/preview")}
-ELSEWHERE = {  # test_publishing, test_shares, test_chats, test_api_signin, test_retention
+ELSEWHERE = {  # test_publishing, test_shares, test_chats, test_api_signin, test_api_oidc, test_retention
     ("POST", "/v1/jobs/{job_id}/shares"), ("DELETE", "/v1/jobs/{job_id}/shares/{share_id}"),
     ("POST", "/v1/jobs/{job_id}/chat"),
     ("POST", "/v1/jobs/{job_id}/publish"), ("POST", "/v1/sign-in"), ("DELETE", "/v1/sign-in"),
+    ("POST", "/v1/sign-in/oidc"), ("POST", "/v1/sign-in/oidc/callback"), ("POST", "/v1/sign-in/project"),
     ("PUT", "/v1/retention"), ("POST", "/v1/retention/run"),
 }  # fmt: skip
 UPLOAD = "/v1/uploads/{upload_id}"
