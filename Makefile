@@ -88,7 +88,7 @@ $(OIDC_STAMP): | $(STAMP)
 converter: $(STAMP)
 	@$(BIN)/bitfoundry install-converter
 
-test: $(UI) $(OIDC_STAMP) converter  ## the tests, with real PostgreSQL and Valkey (eight minutes on two cores)
+test: $(UI) $(OIDC_STAMP) converter  ## the tests, with real PostgreSQL and Valkey (twenty minutes on two cores)
 	@$(NPM) --silent test
 	@$(PYTEST) -m "not slow" $(ARGS)
 
