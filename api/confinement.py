@@ -183,7 +183,8 @@ def reach_of(
     hidden = (settings.data_dir, *([key.resolve()] if key is not None else []))
     files: dict[Path, Identity | None] = {path: identify(path) for path in own}
     for path in [*_model_files(task), *_texts(task), *_imatrices(task)]:
-        if not path.is_relative_to(folder):  # else the service itself has put it there
+        copied = (folder, settings.copy_dir(folder.name.rpartition(".")[0]))  # by the service itself
+        if not any(path.is_relative_to(place) for place in copied):
             _check_input(settings, path, hidden)
         with suppress(FileNotFoundError, PermissionError):  # the process says which of its files is missing
             files[path] = identify(path)

@@ -189,6 +189,10 @@ class Settings(BaseSettings):
     def work_dir(self) -> Path:
         return self.data_dir / "work"
 
+    def copy_dir(self, job_id: str) -> Path:
+        """Return the folder with the copy of a job's model in an object store, which no engine may write."""
+        return self.work_dir / f"{job_id}.model"
+
     @property
     def datasets_dir(self) -> Path:
         return self.data_dir / "datasets"

@@ -27,7 +27,7 @@ from api.store.queue.chat_leases import Asked, ChatLease, Limits
 from api.store.queue.leases import LeaseLost, Order
 from api.store.tables.chats import EndReason
 from quantcore.errors import QuantError
-from quantcore.hub.names import is_model_id, is_store_url
+from quantcore.hub.names import is_model_id, is_store_url, store_name
 from worker.engine import Child, EventLost, Stop, StopSwitch, engine_environment
 from worker.hub_token import find_hub_token
 from worker.lease import HeldLease
@@ -166,7 +166,7 @@ class Conversation:
     def _original(self) -> dict[str, str]:
         model = self.lease.model
         if is_store_url(model.get("id", "")):
-            return {"model_dir": str(self._folder / "model")}
+            return {"model_dir": str(self._folder / "model" / store_name(model["id"]))}
         if "id" in model:
             return {"model_id": model["id"], "revision": model["sha"]}
         return {"model_dir": str(self._settings.find_input(model["path"], field="/model/path", is_own=self._is_own))}

@@ -17,7 +17,7 @@ from api.store.queue import jobs, leases, node_slots
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from quantcore.config.quantization import is_dataset_id
 from quantcore.errors import CalibrationError, QuantError
-from quantcore.hub.names import is_model_id, is_store_url
+from quantcore.hub.names import is_model_id, is_store_url, store_name
 from worker.allocation import Allocation, launch_of
 from worker.disk_watch import DiskWatch
 from worker.engine import Child, Engine, HubAccess, Stop, StopSwitch
@@ -183,7 +183,7 @@ class Run:
             return True
         limit = MemoryLimit(self._settings, None, f"{self._name}.model")
         copy = self._switch.start(
-            lambda: start_copy(self._settings, model["id"], model["sha"], self._workspace.model_dir, limit)
+            lambda: start_copy(self._settings, model["id"], model["sha"], self._workspace.copy_dir, limit)
         )
         journal = self._listen(copy)
         status = copy.wait()
@@ -240,8 +240,10 @@ class Run:
         """Return the task's model: a commit on the Hub, the copy of a model in an object store, or a folder."""
         model = self.lease.model
         if "id" in model:
-            copied = {"model_dir": str(self._workspace.model_dir)} if is_store_url(model["id"]) else {}
-            return {"model_id": model["id"], "revision": model["sha"]} | copied
+            given = {"model_id": model["id"], "revision": model["sha"]}
+            if is_store_url(model["id"]):
+                given["model_dir"] = str(self._workspace.copy_dir / store_name(model["id"]))
+            return given
         # Looked up again: a link may lead elsewhere by now than when the job was submitted.
         folder = self._settings.find_input(model["path"], field="/model/path", is_own=self._is_own)
         return {"model_dir": str(folder)}

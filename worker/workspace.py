@@ -3,9 +3,12 @@
 The attempt's folder carries the fence, so two attempts never share one. The artifact's folder carries its content's
 hash, so a rename makes it visible whole, and a late worker can at worst add the very same bytes.
 
-What a next attempt uses is in ``resume`` in the attempt's folder: the files from which the engine resumes, and the
-copy of a model in an object store. Between two attempts it is in ``work/<job>.resume``. The next attempt on this disk
-takes it with a rename, so that an engine of the previous attempt, if it still runs, loses its access.
+The files from which the engine resumes are in ``resume`` in the attempt's folder. Between two attempts they are in
+``work/<job>.resume``. The next attempt on this disk takes them with a rename, so that an engine of the previous
+attempt, if it still runs, loses its access.
+
+The copy of a model in an object store is in ``work/<job>.model``, beside the folders of all attempts: it is made by a
+process that has the store's keys, and no engine can write there.
 
 An engine on a scheduler's nodes has a second folder, ``work/<job>.<fence>.launch``, in which it cannot write. Such an
 engine outlives its worker: the next attempt goes on with both folders as they are.
@@ -40,15 +43,14 @@ class Workspace:
         self._artifacts_dir = settings.artifacts_dir
         self._use(settings.work_dir / f"{lease.job_id}.{lease.fence}")
         self._between = settings.work_dir / f"{lease.job_id}.{RESUME}"
+        self.copy_dir = settings.copy_dir(lease.job_id)
 
     def _use(self, folder: Path) -> None:
         self.folder = folder
         self.launch_dir = launch_dir(folder)
         self.task_file = self.folder / "task.json"
         self.output_dir = self.folder / "output"
-        self._kept = self.folder / RESUME
-        self.resume_dir = self._kept / "saved"
-        self.model_dir = self._kept / "model"
+        self.resume_dir = self.folder / RESUME
 
     def take_over(self) -> bool:
         """Use the folders of an earlier attempt whose engine a scheduler may still run. Returns False if none is there.
@@ -66,9 +68,9 @@ class Workspace:
         self.folder.mkdir(mode=0o700, parents=True)
         self._artifacts_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         earlier = self._between.parent.glob(f"{self._job_id}.*/{RESUME}")  # of attempts that were killed
-        for kept in (self._between, *sorted(earlier, key=_fence_of, reverse=True)):
+        for resume_dir in (self._between, *sorted(earlier, key=_fence_of, reverse=True)):
             with suppress(OSError):  # not there, or gone in this moment
-                kept.rename(self._kept)
+                resume_dir.rename(self.resume_dir)
                 return
 
     def write_task(self, task: dict[str, Any]) -> None:
@@ -109,9 +111,11 @@ class Workspace:
         return final
 
     def remove(self, *, may_go_on: bool = False) -> None:
-        """Delete the attempt's folder. Keeps the resume files for another attempt if ``may_go_on``."""
+        """Delete the attempt's folder. Keeps the resume files and the model for another attempt if ``may_go_on``."""
         if may_go_on:
-            _keep(self._kept, self._between)
+            _keep(self.resume_dir, self._between)
+        else:
+            shutil.rmtree(self.copy_dir, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self.launch_dir, ignore_errors=True)
 
@@ -152,8 +156,9 @@ def _fenced(settings: Settings, pattern: str) -> dict[Path, tuple[str, int]]:
 
 
 def list_between_attempts(settings: Settings) -> dict[Path, str]:
-    """Return the resume folders that wait for a next attempt: folder -> job id."""
-    return {folder: folder.name.removesuffix(f".{RESUME}") for folder in settings.work_dir.glob(f"job_*.{RESUME}")}
+    """Return the resume folders and the models that a next attempt may take: folder -> job id."""
+    patterns = (f"job_*.{RESUME}", settings.copy_dir("job_*").name)
+    return {folder: folder.stem for pattern in patterns for folder in settings.work_dir.glob(pattern)}
 
 
 def remove_attempt(folder: Path, *, may_go_on: bool) -> None:
@@ -180,13 +185,13 @@ def _is_begun(launch_dir: Path) -> bool:
     return (launch_dir / STATE).exists()
 
 
-def _keep(folder: Path, between: Path) -> None:
+def _keep(resume_dir: Path, between: Path) -> None:
     with suppress(OSError):  # no such folder, or a later attempt's is in its place
-        folder.rename(between)
+        resume_dir.rename(between)
 
 
-def _fence_of(kept: Path) -> int:
-    fence = kept.parent.name.rpartition(".")[2]
+def _fence_of(resume_dir: Path) -> int:
+    fence = resume_dir.parent.name.rpartition(".")[2]
     return int(fence) if fence.isdecimal() else -1
 
 

@@ -26,6 +26,11 @@ def is_store_url(text: str) -> bool:
     return text.partition("://")[0] in STORE_SCHEMES and is_plain_url(text)
 
 
+def store_name(url: str) -> str:
+    """Return the name of a model in an object store: the last part of its URL."""
+    return url.rstrip("/").rpartition("/")[2]
+
+
 def is_remote(text: str) -> bool:
     """Return True for the name of a model that must be downloaded."""
     return is_model_id(text) or is_store_url(text)

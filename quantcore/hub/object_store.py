@@ -26,6 +26,7 @@ from quantcore.errors import ModelError, QuantError
 from quantcore.events import Emit
 from quantcore.hub.download_progress import ByteCounter
 from quantcore.hub.listing import MANIFEST, NUM_CONNECTIONS, Listing, RemoteFile, check_manifest, is_wanted
+from quantcore.hub.names import store_name
 
 if TYPE_CHECKING:
     from obstore import Bytes
@@ -67,32 +68,28 @@ class StoredModel(Listing):
 
     def download(self, names: list[str], emit: Emit, folder: Path | None = None) -> Path:
         """See ``Listing``. Files that are there already are kept. Raises ModelError ``store_*``, ``model_changed``."""
-        folder = folder or cache_folder() / self.sha
+        folder = folder or cache_folder() / self.sha / store_name(self.name)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         counter = ByteCounter(sum(self.files[name].size for name in names), emit)
         store, num_bytes = open_store(self.name), 0
-        with explained(self.name), ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
-            try:
-                for name in names:
-                    if not (folder / name).exists():
-                        for num_read in self._download(store, name, folder / name, pool):
-                            counter.move(num_bytes + num_read)
-                    num_bytes += self.files[name].size
-                    counter.move(num_bytes)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        with explained(self.name):
+            for name in names:
+                if not (folder / name).exists():
+                    for num_read in self._download(store, name, folder / name):
+                        counter.move(num_bytes + num_read)
+                num_bytes += self.files[name].size
+                counter.move(num_bytes)
         if MANIFEST in self.files:
             check_manifest(folder, names, self.read(MANIFEST, 0, MAX_MANIFEST_BYTES))
         counter.finish()
         return folder
 
-    def _download(self, store: ObjectStore, name: str, path: Path, pool: ThreadPoolExecutor) -> Iterator[int]:
+    def _download(self, store: ObjectStore, name: str, path: Path) -> Iterator[int]:
         """Fetch one file in parts, and yield the number of bytes that are there. Its name appears when it is whole."""
         size = self.files[name].size
         path.parent.mkdir(exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        with partial.open("wb") as file:
+        with partial.open("wb") as file, ThreadPoolExecutor(NUM_CONNECTIONS) as pool:  # it ends before the file does
             file.truncate(size)
 
             def fetch(begin: int) -> int:
@@ -135,17 +132,14 @@ def list_store(url: str, sha: str = "") -> StoredModel:
         inner = [prefix.rpartition("/")[2] for prefix in level["common_prefixes"]]
         for folder in inner[:MAX_FILES]:
             if is_wanted(f"{folder}/config.json") or is_wanted(f"{folder}/model.jinja"):
-                for entry in obstore.list_with_delimiter(store, folder)["objects"]:
-                    found.append(entry)
+                found += obstore.list_with_delimiter(store, folder)["objects"]
     if len(found) > MAX_FILES:
         raise ModelError(
             f"There are {len(found)} files in {url}: this is not the folder of one model.",
             code="store_not_found",
             hint="Name the folder that holds config.json.",
         )
-    files = {
-        entry["path"]: StoredFile(entry["size"], _tag(entry)) for entry in found if is_wanted(entry["path"])
-    }  # fmt: skip
+    files = {entry["path"]: StoredFile(entry["size"], _tag(entry)) for entry in found if is_wanted(entry["path"])}
     if not files:
         raise ModelError(
             f"There is no model at {url}: there are no files.",

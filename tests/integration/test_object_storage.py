@@ -127,7 +127,9 @@ def test_from_the_request_to_the_published_folder(
     files = [path for path in (*settings.data_dir.rglob("*"), *tmp_path.glob("*.log")) if path.is_file()]
     assert not [row for row in rows if SECRET in row]
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
-    assert not [path for path in settings.work_dir.iterdir() if "resume" in path.name], "the copy is removed"
+    assert not [path for path in settings.work_dir.iterdir() if path.suffix in (".resume", ".model")], (
+        "the copy is removed"
+    )
 
 
 def _environment(pid: int) -> bytes:

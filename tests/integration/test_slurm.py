@@ -102,7 +102,7 @@ def wait_until_quantizing(get_job: GetJob, job_id: str, num_blocks: int) -> None
 
 def saved_blocks(settings: Settings) -> int:
     """The number of blocks in front of the last savepoint of the only job; it takes none at every block."""
-    files = list(settings.work_dir.glob("*/resume/saved/state.json"))
+    files = list(settings.work_dir.glob("*/resume/state.json"))
     return int(json.loads(files[0].read_text())["next_block"]) if files else 0
 
 

@@ -158,7 +158,7 @@ def test_nothing_is_kept_of_a_job_that_ended(
 
 
 def wait_until_kept(settings: Settings) -> None:
-    wait_until(lambda: list(settings.work_dir.glob("*/resume/saved/kept")))
+    wait_until(lambda: list(settings.work_dir.glob("*/resume/kept")))
 
 
 @pytest.mark.slow

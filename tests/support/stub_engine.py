@@ -129,7 +129,7 @@ def main() -> int:
     if mode == "goes_on":  # the first attempt stays until it is ended, the second finds what that has kept
         kept = Path(task["resume_dir"]) / "kept"
         if not kept.exists():
-            kept.parent.mkdir(parents=True)
+            kept.parent.mkdir()
             kept.write_text("half of the work")
             say("progress", phase="quantize", done=1, total=2, unit="block", eta_s=None)
             time.sleep(120)

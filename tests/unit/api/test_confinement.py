@@ -209,3 +209,20 @@ def test_it_fails_closed(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-S", landlock.__file__, str(rules), "/bin/echo", "started"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode != 0 and "started" not in ended.stdout
+
+
+def test_the_copy_of_a_models_store_is_read_by_its_own_job_and_written_by_none(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """A process with the store's keys writes there, also for the next attempt."""
+    attempt = settings.work_dir / "job_1.3"
+    attempt.mkdir(parents=True)
+    for job_id in ("job_1", "job_2"):
+        (settings.copy_dir(job_id) / "tiny").mkdir(parents=True)
+    own = settings.copy_dir("job_1") / "tiny"
+    reach = reach_of(settings, attempt, task_of(settings, tmp_path, own), with_hub=False)
+    assert reach.files[own] is not None and reach.files[attempt] is None
+    assert not [path for path in reach.written if own.is_relative_to(path) or path.is_relative_to(own.parent)]
+    with pytest.raises(ModelError) as refused:
+        reach_of(settings, attempt, task_of(settings, tmp_path, settings.copy_dir("job_2") / "tiny"), with_hub=False)
+    assert refused.value.code == "path_not_allowed"
