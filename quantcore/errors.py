@@ -16,6 +16,7 @@ Every error has a stable ``code`` that programs can match, and knows whether a r
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from typing import Any
 
 MAX_SHOWN = 300
 """Maximum number of characters of a message of other code that are shown to a user."""
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The numbers of an OSError of a disk that is full, or of a quota that is used up."""
 
 
 class QuantError(Exception):

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from quantcore.errors import QuantError, is_failure, reason_of
+from quantcore.errors import DISK_FULL, QuantError, is_failure, reason_of
 from quantcore.events import Emit, Event, PhaseStarted
 
 TRACEBACK = "BITFOUNDRY_TRACEBACK"
@@ -40,7 +40,7 @@ def explained(emit: Emit) -> Iterator[Emit]:
 
 def _is_of_a_full_disk(error: BaseException) -> bool:
     """Return True also for a disk that can hold no more files: tempfile finds no folder then, and says so alone."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return True
     text = str(error)  # of safetensors, which has an error of its own, and of tempfile
     return f"os error {errno.ENOSPC}" in text or "No usable temporary directory" in text

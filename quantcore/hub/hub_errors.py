@@ -6,7 +6,6 @@ text of a response is not trusted. Imports huggingface_hub, so other modules imp
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,10 +22,9 @@ from huggingface_hub.errors import (
     XetDownloadError,
 )
 
-from quantcore.errors import CalibrationError, ModelError, QuantError
+from quantcore.errors import DISK_FULL, CalibrationError, ModelError, QuantError
 
 ERRORS: dict[str, type[QuantError]] = {"model": ModelError, "dataset": CalibrationError}
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager

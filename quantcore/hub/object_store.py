@@ -8,7 +8,6 @@ AZURE_STORAGE_ACCOUNT_NAME ...), or come from the machine's role.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.besides import refuse_adapter
 from quantcore.config.time_limits import STORE_CONNECT_S, STORE_TRANSFER_S
-from quantcore.errors import ModelError, QuantError
+from quantcore.errors import DISK_FULL, ModelError, QuantError
 from quantcore.events import Emit
 from quantcore.hub.download_progress import ByteCounter
 from quantcore.hub.listing import MANIFEST, NUM_CONNECTIONS, Listing, RemoteFile, check_manifest, is_wanted
@@ -39,7 +38,6 @@ PART_BYTES = 4 << 20
 MAX_FILES = 10_000
 MAX_MANIFEST_BYTES = 16 << 20
 MAX_RETRIES = 5
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
