@@ -22,7 +22,7 @@ from quantcore.hub.names import is_store_url
 from quantcore.plan.hardware import Hardware
 
 Reference = dict[str, Any]
-"""What a job stores of its model: a real path, or the name of a model elsewhere with the ``sha`` of its contents."""
+"""A job's model as it is stored: a real path, or the name of a model elsewhere and the ``sha`` of its contents."""
 
 
 async def take_turn(caller: Annotated[Caller, Depends(authenticate)], context: ContextDep) -> AsyncIterator[None]:

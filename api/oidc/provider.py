@@ -29,7 +29,7 @@ from api.oidc.config import OidcClient, is_secure
 from quantcore.config.time_limits import OIDC_S
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
-"""Of ID tokens: asymmetric ones alone, of those that the provider announces."""
+"""Algorithms with which a provider may sign ID tokens, if it announces them: only asymmetric ones."""
 MAX_ANSWER_BYTES = 1 << 20
 LEEWAY_S = 60  # between the clocks of the provider and of this machine
 METADATA_S = 300.0  # how long the provider's own description is kept; its keys are read at each sign-in

@@ -1,4 +1,4 @@
-"""What the claims of a person grant, and the members and keys that follow from it at each sign-in."""
+"""Gives a person the members and keys that the claims grant, at each sign-in."""
 
 from __future__ import annotations
 

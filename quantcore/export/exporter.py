@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = Readers()
 MAX_FILE_BYTES = 48_000_000_000
-"""Of a container that can be split: the Hub takes files of up to 50 GB."""
+"""The largest file of a container that can be split: the Hub takes files of up to 50 GB."""
 Tensors = dict[str, "torch.Tensor"]
 
 KV_SCALES = {"k_proj": "../k_scale", "v_proj": "../v_scale"}

@@ -47,7 +47,7 @@ class LocalFolder(TargetFolder):
             return file.read()
 
     def write(self, path: str, parts: Iterable[bytes]) -> None:
-        """See ``TargetFolder``. A file that is there already may have other names elsewhere: those stay as they are."""
+        """See ``TargetFolder``. The old file is removed, not overwritten: under its other names it stays as it is."""
         with self._folder(f"{self._root}/{path}".rpartition("/")[0], make=True):
             pass
         with self._parent(path) as (descriptor, name):

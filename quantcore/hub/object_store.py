@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 KEY_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_")
-"""Of the variables with a store's address and keys. Only a process that talks to a store gets them."""
+"""Variables with these prefixes hold a store's address and keys. Only a process that talks to a store gets them."""
 PART_BYTES = 4 << 20
-"""Of a file, in one request: so many for each of ``NUM_CONNECTIONS`` are in memory."""
+"""The size of one request; ``NUM_CONNECTIONS`` requests are in memory at once."""
 MAX_FILES = 10_000
 MAX_MANIFEST_BYTES = 16 << 20
 MAX_RETRIES = 5
@@ -204,7 +204,7 @@ def explained(url: str) -> Iterator[None]:
 
 
 class Fault(Enum):
-    """What a store, or a disk, answered instead."""
+    """The kinds of faults of a store or a disk."""
 
     NOT_FOUND = "not_found"
     FORBIDDEN = "forbidden"

@@ -8,7 +8,7 @@ from quantcore.hub.object_store import open_store
 from quantcore.hub.target_folder import TargetFolder
 
 PART_BYTES = 16 << 20
-"""Of a file, in one request. A store takes 10,000 parts: files of up to 160 GB."""
+"""The size of one request. A store takes 10,000 of them for a file, so a file may have 160 GB."""
 NUM_PARTS = 4  # are sent at once, and are in memory
 
 

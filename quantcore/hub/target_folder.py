@@ -1,4 +1,4 @@
-"""What publishing needs of a folder: on this machine (``LocalFolder``) or in an object store (``StoreFolder``)."""
+"""A folder to publish to: on this machine (``LocalFolder``) or in an object store (``StoreFolder``)."""
 
 from __future__ import annotations
 

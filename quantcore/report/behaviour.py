@@ -83,7 +83,7 @@ class Behaviour(Record):
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is certainly worse, as phrases: differences of the files first, then of the answers beyond chance."""
+        """Phrases that say what is worse beyond chance: first in the files, then in the answers."""
         found = []
         if self.lost_ends:
             found.append(f"{', '.join(self.lost_ends)} no longer ends an answer")

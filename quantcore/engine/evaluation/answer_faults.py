@@ -37,7 +37,7 @@ THINKING = (
     ("<seed:think>", "</seed:think>"),
     ("<|channel|>analysis", "<|channel|>final"),
 )
-"""What begins and what ends the thinking of models."""
+"""Pairs of marks that begin and end a model's thinking."""
 
 LOOP_WORDS = 64
 """Number of words at the end of an answer in which repetition is looked for."""

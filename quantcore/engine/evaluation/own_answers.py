@@ -41,7 +41,7 @@ def prompts_of(evaluation: EvaluationConfig) -> PromptSet:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and the prompt that a chat template makes of it; ``ending`` is the end of the prompt as text."""
+    """A question, and the prompt that a chat template makes of it; ``ending`` is the end of the prompt as text."""
 
     asked: ChatPrompt
     prompt: Prompt
