@@ -208,8 +208,8 @@ def test_a_job_that_is_submitted_again_succeeds(
     name = name_of(f"bitfoundry-{job_id}")
     (cluster.end_in_time if how == "deadline" else cluster.evict)(name)
     job = wait_for(job_id, "succeeded", "failed")
-    assert (job.state, job.attempt, job.failure_count) == ("succeeded", 1, 0), job.error
-    assert len(cluster.manifests) == 2
+    assert (job.state, job.attempt, job.failure_count) == ("succeeded", 1, 0), (job.error, cluster.history)
+    assert len(cluster.manifests) == 2, cluster.history
     wait_for_empty(settings.work_dir)
 
 

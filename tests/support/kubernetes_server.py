@@ -31,13 +31,17 @@ PODS = re.compile(r"/api/v1/namespaces/([^/]+)/pods")
 
 
 class Cluster:
-    """Nodes for ``num_pods`` pods. ``refuse_with`` is a status that all requests get, such as 429 or 503."""
+    """Nodes for ``num_pods`` pods. ``refuse_with`` is a status that all requests get, such as 429 or 503.
+
+    ``history``: what happened to pods and Jobs, in order.
+    """
 
     def __init__(self, num_pods: int = 2) -> None:
         self.num_pods = num_pods
         self.refuse_with: int | None = None
         self.quota_is_used = False
         self.manifests: list[dict[str, Any]] = []
+        self.history: list[str] = []
         self._jobs: dict[str, dict[str, Any]] = {}
         self._pods: dict[str, tuple[dict[str, Any], subprocess.Popen[bytes] | None]] = {}
         self._numbers = itertools.count(1)
@@ -55,6 +59,7 @@ class Cluster:
             for pod, process in self._pods.values():
                 if _job_of(pod) == name and process is not None:
                     pod["status"]["conditions"].append({"type": "DisruptionTarget", "status": "True"})
+                    self.history.append(f"{pod['metadata']['name']} evicted")
                     process.kill()
 
     def kill_for_memory(self, name: str) -> None:
@@ -183,8 +188,10 @@ class Cluster:
         pod["spec"]["nodeName"] = f"node-{index}"
         pod["status"] |= {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}
         self._pods[name] = pod, process
+        self.history.append(f"{name} started")
 
     def _note_end(self, name: str, pod: dict[str, Any], job: dict[str, Any], status: int) -> None:
+        self.history.append(f"{name} ended with {status}")
         pod["status"]["phase"] = "Succeeded" if status == 0 else "Failed"
         reason = pod["status"].pop("reason", "Completed" if status == 0 else "Error")
         code = status if status >= 0 else 128 - status
@@ -206,8 +213,8 @@ class Cluster:
         ):
             self._end(job, "Complete", "CompletionsReached")
 
-    @staticmethod
-    def _end(job: dict[str, Any], kind: str, reason: str) -> None:
+    def _end(self, job: dict[str, Any], kind: str, reason: str) -> None:
+        self.history.append(f"{job['metadata']['name']} {kind}: {reason}")
         job["status"]["conditions"] = [{"type": kind, "status": "True", "reason": reason}]
 
 

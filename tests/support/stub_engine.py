@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+UNTIL_ENDED_S = 1200
+"""Far longer than a test waits for anything (``waiting.PATIENCE_S``): who stays is ended, however slow the machine."""
 SUMMARY = {
     "size_before_bytes": 38000,
     "size_after_bytes": 19000,
@@ -57,7 +59,7 @@ def eat() -> None:
     while len(taken) < 160:
         taken.append(b"x" * (64 << 20))
         time.sleep(0.01)
-    time.sleep(120)
+    time.sleep(UNTIL_ENDED_S)
 
 
 def note_pids(path: str) -> None:
@@ -73,7 +75,7 @@ def work_as_node(stub: dict[str, str]) -> int:
     if stub.get("node_mode") == "eats":
         eat()
     if stub.get("node_mode") == "waits":
-        time.sleep(120)
+        time.sleep(UNTIL_ENDED_S)
     if stub.get("node_mode") == "fails":
         say("failed", code="nonfinite_weights", message="NaN in a", hint="", retryable=False, rank=1, block=7)
         return 1
@@ -109,30 +111,30 @@ def main() -> int:
 
     if "stays_in" in stub:
         say("phase_started", phase=stub["stays_in"])
-        time.sleep(120)
+        time.sleep(UNTIL_ENDED_S)
     if mode == "kills_its_worker":  # whose child is the keeper, whose child we are
         keeper = Path(f"/proc/{os.getppid()}/stat").read_text()
         os.kill(int(keeper.rpartition(")")[2].split()[1]), signal.SIGKILL)
-        time.sleep(120)
+        time.sleep(UNTIL_ENDED_S)
 
     say("phase_started", phase="quantize")
     say("progress", phase="quantize", done=0, total=2, unit="block", eta_s=None)
     if mode in ("slow", "ignores_sigterm"):
-        time.sleep(120)
+        time.sleep(UNTIL_ENDED_S)
     if mode == "eats":
         eat()
     if mode == "slow_once":  # the second attempt is quick
         mark = model / "was_here"
         if not mark.exists():
             mark.touch()
-            time.sleep(120)
+            time.sleep(UNTIL_ENDED_S)
     if mode == "goes_on":  # the first attempt stays until it is ended, the second finds what that has kept
         kept = Path(task["resume_dir"]) / "kept"
         if not kept.exists():
             kept.parent.mkdir()
             kept.write_text("half of the work")
             say("progress", phase="quantize", done=1, total=2, unit="block", eta_s=None)
-            time.sleep(120)
+            time.sleep(UNTIL_ENDED_S)
         say("warning", code="went_on", message=kept.read_text())
     if mode == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
