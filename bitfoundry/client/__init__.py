@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bitfoundry.client.answers import Job
-from bitfoundry.client.model_answers import Sweep
-from bitfoundry.client.service import Client
-
 if TYPE_CHECKING:
+    from bitfoundry.client.answers import Job
     from bitfoundry.client.async_client import AsyncClient
+    from bitfoundry.client.model_answers import Sweep
+    from bitfoundry.client.service import Client
 
 __all__ = ["AsyncClient", "Client", "Job", "Sweep"]
 
+_MODULES = {"AsyncClient": "async_client", "Client": "service", "Job": "answers", "Sweep": "model_answers"}
+
 
 def __getattr__(name: str) -> Any:
-    """Load ``AsyncClient`` on first use: most programs need no greenlets."""
-    if name != "AsyncClient":
+    """Load a class on first use: the commands start faster, and most programs need no greenlets."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'bitfoundry.client' has no attribute '{name}'")
-    from bitfoundry.client.async_client import AsyncClient
-
-    return AsyncClient
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

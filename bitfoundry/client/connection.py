@@ -3,21 +3,23 @@
 The stack of `bitfoundry up` writes its address and API key to a private file in its home.
 """
 
+import json
 import os
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bitfoundry.client.answers import Answer
 from bitfoundry.client.user_config import UserConfig
 from bitfoundry.errors import BitfoundryError
 
 NO_SERVICE = "no_service"
 
 
-class Connection(Answer):
+@dataclass(frozen=True)
+class Connection:
     """The address of a service and an API key for it; `bitfoundry up` saves one in its home for the commands."""
 
     url: str
-    api_key: str
+    api_key: str = field(repr=False)
 
     @staticmethod
     def file(home: Path) -> Path:
@@ -27,8 +29,9 @@ class Connection(Answer):
     def read(cls, home: Path) -> "Connection | None":
         """Return the connection that the stack in `home` saved, or None if no file can be read."""
         try:
-            return cls.model_validate_json(cls.file(home).read_text())
-        except (OSError, ValueError):
+            saved = json.loads(cls.file(home).read_text())
+            return cls(str(saved["url"]), str(saved["api_key"]))
+        except (OSError, ValueError, LookupError, TypeError):
             return None
 
     @classmethod
@@ -61,7 +64,7 @@ class Connection(Answer):
         partial = self.file(home).with_suffix(f".{os.getpid()}.tmp")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as stream:
-            stream.write(self.model_dump_json() + "\n")
+            stream.write(json.dumps(asdict(self)) + "\n")
         partial.replace(self.file(home))
 
 

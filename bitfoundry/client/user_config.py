@@ -3,20 +3,18 @@
 import os
 import stat
 import tomllib
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bitfoundry.errors import BitfoundryError
 
 
-class UserConfig(BaseModel):
+@dataclass(frozen=True)
+class UserConfig:
     """Settings: `url` and `api_key` of the service, `home` of the local stack."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     url: str | None = None
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     home: Path | None = None
 
     @staticmethod
@@ -33,16 +31,17 @@ class UserConfig(BaseModel):
         Raises BitfoundryError for an invalid file, and for one that has a key in it and may be read by others."""
         path = cls.file()
         try:
-            config = cls.model_validate(tomllib.loads(path.read_text("utf-8")))
+            given = tomllib.loads(path.read_text("utf-8"))
             mode = path.stat().st_mode
         except FileNotFoundError:
             return cls()
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise BitfoundryError(f"{path}: {place}: {first['msg']}", hint="it may set url, api_key and home") from None
         except (OSError, ValueError) as error:
             raise BitfoundryError(f"{path} cannot be read: {error}", hint='it is TOML: url = "https://..."') from None
+        known = {each.name for each in fields(cls)}
+        if wrong := [name for name, value in given.items() if name not in known or not isinstance(value, str)]:
+            fault = "must be a text" if wrong[0] in known else "is not a setting"
+            raise BitfoundryError(f"{path}: {wrong[0]} {fault}", hint="it may set url, api_key and home")
+        config = cls(given.get("url"), given.get("api_key"), Path(given["home"]) if "home" in given else None)
         if config.api_key and mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise BitfoundryError(f"{path} has a key in it and others may read it", hint=f"chmod 600 {path}")
         return config

@@ -1,18 +1,22 @@
 """The commands `keys`, `hub-tokens`, `projects`, `workers` (sub-commands in `GROUPS`), `usage` and `audit`."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitfoundry.client.answers import Answer
-from bitfoundry.client.project_answers import Key as ApiKey
-from bitfoundry.client.project_answers import Project, Worker
-from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.names import find_id
 from bitfoundry.commands.options import AsJson, show_deleted, with_client
+
+if TYPE_CHECKING:
+    from bitfoundry.client.answers import Answer
+    from bitfoundry.client.project_answers import Key as ApiKey
+    from bitfoundry.client.project_answers import Project, Worker
+    from bitfoundry.client.service import Client
 
 KeyId = Annotated[str, typer.Argument(help="Key: its id or the start of it, its name, or `last`.")]
 Name = Annotated[str, typer.Argument(help="Descriptive name.")]

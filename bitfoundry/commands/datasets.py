@@ -1,16 +1,20 @@
 """The commands `bitfoundry datasets upload`, `list`, `show`, `preview` and `delete`."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, show_deleted, with_client
+
+if TYPE_CHECKING:
+    from bitfoundry.client.service import Client
 
 DatasetId = Annotated[str, typer.Argument(help="Dataset: its id or the start of it, its name, or `last`.")]
 

@@ -1,5 +1,7 @@
 """The commands for existing jobs (`COMMANDS`) and for sweeps (`SWEEP_COMMANDS`)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -9,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bitfoundry.client.answers import Job, LogLine
 from bitfoundry.client.bodies import given
-from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import (
     AsJson,
@@ -35,6 +35,8 @@ from bitfoundry.commands.sweeps import sweep_table, sweeps_table
 from bitfoundry.errors import BitfoundryError
 
 if TYPE_CHECKING:
+    from bitfoundry.client.answers import Job, LogLine
+    from bitfoundry.client.service import Client
     from quantcore.report.local_runs import LocalRun
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")]
@@ -277,11 +279,11 @@ SWEEP_COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-def _text_of(run: "LocalRun") -> str:
+def _text_of(run: LocalRun) -> str:
     return " ".join((run.id, run.name, run.model, run.config))
 
 
-def _row_of(run: "LocalRun") -> dict[str, str]:
+def _row_of(run: LocalRun) -> dict[str, str]:
     return {
         "id": run.id[:12],
         "name": run.name,
@@ -293,7 +295,7 @@ def _row_of(run: "LocalRun") -> dict[str, str]:
     }
 
 
-def _show_list(jobs: Sequence[Job], runs: "Sequence[LocalRun]", as_json: bool) -> None:
+def _show_list(jobs: Sequence[Job], runs: Sequence[LocalRun], as_json: bool) -> None:
     if as_json:
         local = [run.to_dict() | {"name": run.name, "is_local": True} for run in runs]
         terminal.print_json([*(job.model_dump(mode="json") for job in jobs), *local])

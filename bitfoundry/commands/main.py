@@ -3,6 +3,8 @@
 Each command imports what it needs when it runs: `bitfoundry list` starts without torch, FastAPI or the engines.
 """
 
+from __future__ import annotations
+
 import signal
 import sys
 import time
@@ -16,8 +18,6 @@ from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from bitfoundry import __version__
-from bitfoundry.client.answers import Inspection
-from bitfoundry.client.service import Client
 from bitfoundry.commands import account as account_commands
 from bitfoundry.commands import backup as backup_commands
 from bitfoundry.commands import datasets as dataset_commands
@@ -49,6 +49,8 @@ from bitfoundry.commands.track import track
 from bitfoundry.errors import BitfoundryError
 
 if TYPE_CHECKING:
+    from bitfoundry.client.answers import Inspection
+    from bitfoundry.client.service import Client
     from bitfoundry.local.stack import LocalStack
 
 app = typer.Typer(
@@ -195,6 +197,7 @@ def inspect(
 
 
 def _inspect_here(model: str, revision: str | None) -> Inspection:
+    from bitfoundry.client.answers import Inspection
     from quantcore.errors import QuantError
     from quantcore.hub.names import is_remote
     from quantcore.plan import inspection
@@ -336,7 +339,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _announce(stack: "LocalStack", as_json: bool) -> None:
+def _announce(stack: LocalStack, as_json: bool) -> None:
     if as_json:
         links = {"url": stack.url, "dashboard": stack.dashboard_link}
         terminal.print_json(links | {"api_key": stack.api_key, "home": str(stack.home)})

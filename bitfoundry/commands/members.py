@@ -1,14 +1,18 @@
 """The commands `bitfoundry members ...`; `COMMANDS` maps names to them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import show_key, show_rows
 from bitfoundry.commands.options import AsJson, show_deleted, with_client
+
+if TYPE_CHECKING:
+    from bitfoundry.client.service import Client
 
 MemberId = Annotated[str, typer.Argument(help="Member: their id or the start of it, their name, or `last`.")]
 ROLES = "viewer (sees jobs), editor (also submits, changes and chats) or admin (also manages the project)."

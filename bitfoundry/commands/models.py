@@ -1,25 +1,29 @@
 """The command `bitfoundry models`: the models that jobs used, and the results of one of them over time."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from bitfoundry.client.model_answers import (
-    BriefResult,
-    ModelFolders,
-    ModelResults,
-    ParentResult,
-    Recipe,
-    Result,
-    UsedModel,
-)
-from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, with_client
 from bitfoundry.errors import BitfoundryError
+
+if TYPE_CHECKING:
+    from bitfoundry.client.model_answers import (
+        BriefResult,
+        ModelFolders,
+        ModelResults,
+        ParentResult,
+        Recipe,
+        Result,
+        UsedModel,
+    )
+    from bitfoundry.client.service import Client
 
 RECIPE_WIDTH = 22  # characters: beside it and the KL divergence an id still fits into a line of 80
 NAME_WIDTH = 18  # beside the time

@@ -1,11 +1,15 @@
 """Finds ids: a command takes the start of an id, the name of what has it, or `last` for the newest, in its place."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bitfoundry.client.service import Client
 from bitfoundry.errors import BitfoundryError
+
+if TYPE_CHECKING:
+    from bitfoundry.client.service import Client
 
 LISTS: dict[str, tuple[str, Callable[[Client], Iterable[Any]]]] = {
     "dataset_id": ("datasets", lambda client: client.datasets.list()),

@@ -1,21 +1,25 @@
 """Shared parts of the commands: options, the connection to the service, and the output of a job."""
 
+from __future__ import annotations
+
 import inspect
 import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Concatenate
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate
 
 import typer
 
-from bitfoundry.client.answers import Job
 from bitfoundry.client.connection import NO_SERVICE, Connection
 from bitfoundry.client.connection import find_home as find_home
-from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.names import LISTS, find_id
 from bitfoundry.errors import BitfoundryError
+
+if TYPE_CHECKING:
+    from bitfoundry.client.answers import Job
+    from bitfoundry.client.service import Client
 
 Home = Annotated[
     Path | None, typer.Option(help="Data folder of the local service. [default: ~/.local/share/bitfoundry]")
@@ -43,6 +47,8 @@ Priority = Annotated[int | None, typer.Option(min=0, max=9, help="Priority; 9 ru
 def connect(url: str | None, api_key: str | None, home: Path | None) -> Client:
     """Connect to the service of the options, or to the one that `Connection.find` finds."""
     connection = Connection.find(url, api_key, home)
+    from bitfoundry.client.service import Client
+
     return Client(connection.url, connection.api_key)
 
 
@@ -69,8 +75,10 @@ def with_client(command: Callable[Concatenate[Client, ...], None]) -> Callable[.
                 arguments[name] = find_id(client, name, arguments[name])
             command(client, **arguments)
 
-    _, *own, as_json = inspect.signature(command).parameters.values()
-    *connection, _ = inspect.signature(connected, follow_wrapped=False).parameters.values()
+    _, *own, as_json = inspect.signature(command, eval_str=True, locals={"Client": object}).parameters.values()
+    *connection, _ = inspect.signature(
+        connected, follow_wrapped=False, eval_str=True, globals=globals()
+    ).parameters.values()
     shown = [*own, *(parameter.replace(kind=as_json.kind) for parameter in connection), as_json]
     connected.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     connected.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}

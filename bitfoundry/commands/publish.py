@@ -1,20 +1,23 @@
 """The commands `push` (publishes an artifact) and `pull` (downloads a model or an artifact)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from bitfoundry.client.answers import ArtifactFile, Job
-from bitfoundry.client.model_answers import ModelVersion
-from bitfoundry.client.registry import REFERENCE
-from bitfoundry.client.service import JOB_ID, Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, Home, Key, ResultName, Url, connect, connect_if_any, read_config
 from bitfoundry.errors import BitfoundryError
+
+if TYPE_CHECKING:
+    from bitfoundry.client.answers import ArtifactFile, Job
+    from bitfoundry.client.model_answers import ModelVersion
+    from bitfoundry.client.service import Client
 
 MANIFEST = "MANIFEST.json"
 
@@ -106,6 +109,8 @@ def push(
 
 def _job_called(name: str, url: str | None, api_key: str | None, home: Path | None) -> str | None:
     """Return the id of the job of the service that ``name`` means; None for a model on the Hub."""
+    from bitfoundry.client.service import JOB_ID
+
     if JOB_ID.fullmatch(name):
         return name
     client = None if "/" in name else connect_if_any(url, api_key, home)
@@ -122,6 +127,7 @@ def _job_called(name: str, url: str | None, api_key: str | None, home: Path | No
 
 def _find(name: str, url: str | None, api_key: str | None, home: Path | None) -> tuple[Path | None, str]:
     """Return the folder of a local result, or None and the id of a job."""
+    from bitfoundry.client.service import JOB_ID
     from bitfoundry.commands.results import LocalRun, find_result
 
     if Path(name).is_dir():
@@ -191,6 +197,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (push, pull)
 
 def _version_called(name: str, url: str | None, api_key: str | None, home: Path | None) -> ModelVersion | None:
     """Return the version in the registry of the service that ``name`` means, if it means one."""
+    from bitfoundry.client.registry import REFERENCE
+
     client = connect_if_any(url, api_key, home) if REFERENCE.fullmatch(name) else None
     with client or nullcontext():
         return client.registry.find_version(name) if client else None

@@ -1,16 +1,19 @@
 """The commands `bitfoundry registry ...`: versions of models, their aliases, and requests to move a protected one."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitfoundry.client.model_answers import Actor, AliasRequest, ModelVersion, RegisteredModel
-from bitfoundry.client.registry import split_reference
-from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, JobId, show_deleted, with_client
 from bitfoundry.errors import BitfoundryError
+
+if TYPE_CHECKING:
+    from bitfoundry.client.model_answers import Actor, AliasRequest, ModelVersion, RegisteredModel
+    from bitfoundry.client.service import Client
 
 ModelName = Annotated[str, typer.Argument(help="Model of the registry: lower-case letters, digits, '.', '_' and '-'.")]
 Reference = Annotated[
@@ -139,6 +142,8 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Remove a version, an alias or a model from the registry. The job and its files stay."""
+    from bitfoundry.client.registry import split_reference
+
     model, version = split_reference(name) if "@" in name else (name, "")
     if version and not version.isdecimal():
         _move(client, model, version, None, reason, as_json)

@@ -1,15 +1,19 @@
 """The commands `bitfoundry retention ...`."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bitfoundry.client.project_answers import DueJobs
-from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import show_rows
 from bitfoundry.commands.options import AsJson, with_client
+
+if TYPE_CHECKING:
+    from bitfoundry.client.project_answers import DueJobs
+    from bitfoundry.client.service import Client
 
 KeepLast = Annotated[int | None, typer.Option(min=1, help="Keep the newest N succeeded jobs, and the newest N others.")]
 KeepDays = Annotated[int | None, typer.Option(min=1, help="Keep jobs that ended within the last N days.")]

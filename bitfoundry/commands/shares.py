@@ -1,16 +1,19 @@
 """The commands for read-only links to a run's report: `share`, `shares`, `unshare`."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bitfoundry.client.service import Client
-from bitfoundry.client.transport import is_local
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import show_rows
 from bitfoundry.commands.options import AsJson, JobId, show_deleted, with_client
+
+if TYPE_CHECKING:
+    from bitfoundry.client.service import Client
 
 UNITS_S = {"d": 24 * 3600, "h": 3600, "m": 60}
 COLUMNS = ("id", "created_by", "created_at", "expires_at")
@@ -34,6 +37,8 @@ def share(
     as_json: AsJson = False,
 ) -> None:
     """Make a link to the report of a job for people without a key. The link is shown only once."""
+    from bitfoundry.client.transport import is_local
+
     made = client.shares.create(job_id, expires_in_s=seconds_of(expires))
     if as_json:
         terminal.print_json(made.model_dump(mode="json"))

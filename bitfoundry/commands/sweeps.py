@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from bitfoundry.client.answers import Job
-from bitfoundry.client.model_answers import BriefSweep, Sweep
 from bitfoundry.commands import terminal
 from bitfoundry.commands.verdicts import verdict_text
+
+if TYPE_CHECKING:
+    from bitfoundry.client.answers import Job
+    from bitfoundry.client.model_answers import BriefSweep, Sweep
 
 ID_WIDTH = 12
 """Characters of a job's id that stand for it: every command takes the start of one."""

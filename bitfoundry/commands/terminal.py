@@ -1,10 +1,12 @@
 """Output for people: errors, tables, progress of jobs. It is live on a terminal, and one line per step in a log."""
 
+from __future__ import annotations
+
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -14,19 +16,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from bitfoundry.client.answers import (
-    Dataset,
-    Event,
-    Inspection,
-    Job,
-    JobSummary,
-    LogLine,
-    MixSummary,
-    Publication,
-    Summary,
-)
-from bitfoundry.client.model_answers import Recipe
 from bitfoundry.commands.verdicts import verdict_rows, verdict_text
+
+if TYPE_CHECKING:
+    from bitfoundry.client.answers import (
+        Dataset,
+        Event,
+        Inspection,
+        Job,
+        JobSummary,
+        LogLine,
+        MixSummary,
+        Publication,
+        Summary,
+    )
+    from bitfoundry.client.model_answers import Recipe
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
 out = Console(markup=False, highlight=False)
@@ -426,7 +430,7 @@ class Watch:
         """The present picture of all bars."""
         return self._progress.get_renderable()
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> Watch:
         self._progress.start()
         return self
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitfoundry.client.answers import Job
-from bitfoundry.client.mlflow import Logged, MLflow
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, Home, Key, ResultName, Url, connect_if_any
 from bitfoundry.errors import BitfoundryError
 
 if TYPE_CHECKING:
+    from bitfoundry.client.answers import Job
+    from bitfoundry.client.mlflow import Logged
     from quantcore.report.values import Report
 
 EXPERIMENT = "bitfoundry"
@@ -51,6 +51,8 @@ def track(
     logged, place = _read(run, url, api_key, home, with_files=report)
     if register is not None and logged.is_failed:
         raise BitfoundryError(f"{run} has failed, so it has no files to register.", code="not_ready")
+    from bitfoundry.client.mlflow import MLflow
+
     with MLflow(mlflow) as server:
         experiment_id, run_id = server.log(logged, experiment)
         version = None if register is None else server.register(register, place, run_id)
@@ -110,6 +112,8 @@ def _of_folder(folder: Path, name: str, *, identity: str | None = None, with_fil
 
 
 def _of_report(report: Report, identity: str, name: str, tags: dict[str, str], *, with_files: bool) -> Logged:
+    from bitfoundry.client.mlflow import Logged
+
     summary, verdict = report.summary, report.summary.verdict
     metrics = {key: float(value) for key in METRICS if (value := getattr(summary, key)) is not None}
     if report.quality is not None:
@@ -137,6 +141,8 @@ def _of_report(report: Report, identity: str, name: str, tags: dict[str, str], *
 
 
 def _of_failure(job: Job) -> Logged:
+    from bitfoundry.client.mlflow import Logged
+
     error = job.error
     tags = {"bitfoundry.job": job.id, "bitfoundry.state": job.state}
     if error is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bitfoundry.client.answers import Job
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bitfoundry.client.answers import Job
 
 
 def verdict_text(job: Job) -> str:

@@ -1,14 +1,18 @@
 """The commands `bitfoundry webhooks ...`; `COMMANDS` maps names to them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import show_rows
 from bitfoundry.commands.options import AsJson, show_deleted, with_client
+
+if TYPE_CHECKING:
+    from bitfoundry.client.service import Client
 
 WebhookId = Annotated[str, typer.Argument(help="Webhook: its id or the start of it, or `last`.")]
 Events = Annotated[

@@ -193,6 +193,11 @@ def test_the_watch_sees_torch() -> None:
     assert loaded_after(HEAVY, "json", "numpy") == ["numpy: numpy"]
 
 
+def test_help_loads_no_client() -> None:
+    """The answers of the service, and HTTP, take half of the time in which the commands would else start."""
+    assert loaded_after(("pydantic", "httpx2", "bitfoundry.client.answers"), "bitfoundry.commands.main") == []
+
+
 def test_the_client_loads_no_server() -> None:
     servers = ("fastapi", "starlette", "sqlalchemy", "celery", "alembic", "redis", "psycopg", "quantcore", "api")
     assert loaded_after(servers, "bitfoundry.client.service", "bitfoundry.commands.main") == []

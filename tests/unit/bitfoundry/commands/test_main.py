@@ -131,7 +131,7 @@ class FakeClient:
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeClient]:
-    monkeypatch.setattr(options, "Client", FakeClient)
+    monkeypatch.setattr("bitfoundry.client.service.Client", FakeClient)
     monkeypatch.setattr(FakeClient, "failure", None)
     monkeypatch.setenv("BITFOUNDRY_URL", "http://service")
     monkeypatch.setenv("BITFOUNDRY_API_KEY", "bf_key")
@@ -206,7 +206,7 @@ def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(options, "Client", interrupted)
+    monkeypatch.setattr("bitfoundry.client.service.Client", interrupted)
     assert cli.run(["list"]) == 130
 
 
@@ -404,7 +404,7 @@ def test_a_plan_for_hardware_that_does_not_fit_has_a_status(capsys: pytest.Captu
 
 def test_a_config_file_stands_behind_options_and_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[tuple[str, str]] = []
-    monkeypatch.setattr(options, "Client", lambda url, key: seen.append((url, key)))
+    monkeypatch.setattr("bitfoundry.client.service.Client", lambda url, key: seen.append((url, key)))
     file = tmp_path / "config.toml"
     file.write_text('url = "http://file"\napi_key = "bf_file"\n')
     file.chmod(0o600)
@@ -419,7 +419,8 @@ def test_a_config_file_stands_behind_options_and_environment(monkeypatch: pytest
     file.chmod(0o640)
     with pytest.raises(BitfoundryError, match="others may read it"):
         options.connect(None, None, None)
-    for content, message in (("url = 3", "url: Input"), ("ulr = ''", "ulr: Extra"), ("=", "cannot be read")):
+    wrong = {"url = 3": "url must be a text", "ulr = ''": "ulr is not a setting", "=": "cannot be read"}
+    for content, message in wrong.items():
         file.write_text(content)
         with pytest.raises(BitfoundryError, match=message):
             options.connect(None, None, None)

@@ -8,7 +8,7 @@ import pytest
 
 from bitfoundry.client.answers import Job
 from bitfoundry.commands import main as cli
-from bitfoundry.commands import options, results
+from bitfoundry.commands import results
 from bitfoundry.errors import ApiError, BitfoundryError
 from quantcore.cli import evaluate_command
 from quantcore.cli import main as engine
@@ -56,7 +56,7 @@ class FakeClient:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
-    monkeypatch.setattr(options, "Client", FakeClient)
+    monkeypatch.setattr("bitfoundry.client.service.Client", FakeClient)
     monkeypatch.setenv("BITFOUNDRY_URL", "http://service")
     monkeypatch.setenv("BITFOUNDRY_API_KEY", "bf_key")
     return FakeClient
