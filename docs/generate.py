@@ -166,8 +166,8 @@ def own_command(command: str) -> Iterator[str]:
     yield table(("option", "meaning"), rows)
 
 
-WITH_OWN_FLAGS = ("submit", "plan", "clone", "quantize", "auto", "mix", "convert", "imatrix", "evaluate", "speed",
-                  "compare", "chat", "selftest")  # fmt: skip
+WITH_OWN_FLAGS = ("submit", "plan", "clone", "quantize", "auto", "mix", "convert", "imatrix", "conversations",
+                  "evaluate", "speed", "compare", "chat", "selftest")  # fmt: skip
 
 
 def service_command(path: str, command: click.Command) -> Iterator[str]:

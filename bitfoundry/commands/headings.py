@@ -6,7 +6,7 @@ import typer
 from typer.core import TyperGroup
 
 HEADINGS: dict[str, tuple[str, ...]] = {
-    "Quantize on this machine": ("quantize", "auto", "mix", "plan", "convert", "imatrix"),
+    "Quantize on this machine": ("quantize", "auto", "mix", "plan", "convert", "imatrix", "conversations"),
     "Measure and try a result": ("evaluate", "reference", "compare", "explain", "chat", "speed", "track"),
     "Presets and models": ("presets", "inspect", "models", "pull", "registry"),
     "Jobs of a service": (

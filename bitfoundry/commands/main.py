@@ -158,6 +158,7 @@ _of_engine("auto", "Quantize a model for a goal: where it will run, how large it
 _of_engine("mix", "Choose the scheme of each layer for a target size or quality (mixed precision).")
 _of_engine("convert", "Convert a quantized model, from Bitfoundry or another tool, to another format without loss.")
 _of_engine("imatrix", "Write an importance matrix of a model for llama-quantize --imatrix and quantize --imatrix.")
+_of_engine("conversations", "Let a chat model write conversations, to calibrate it on what it says itself.")
 _of_engine("evaluate", "Evaluate a model: perplexity, divergence from the original, tasks.")
 _of_engine("reference", "Write what a model predicts to a file, to measure results by it later, without the model.")
 _of_engine("chat", "Chat with a quantized model and its original, side by side.")

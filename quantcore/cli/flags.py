@@ -200,7 +200,7 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-_TEMPLATE_ARGUMENTS: dict[str, Any] = {
+TEMPLATE_ARGUMENTS: dict[str, Any] = {
     "type": _json_object,
     "metavar": "JSON",
     "help": "arguments of the model's chat template, for its chats, such as '{\"enable_thinking\": false}'",
@@ -250,7 +250,7 @@ def _add_text(add: Callable[..., object], default: str, num_windows: int | None 
     add("--eval_dataset_config", help="configuration of a Hub dataset (default: its only one)")
     add("--eval_dataset_split", help="split of a Hub dataset (default: train)")
     add("--eval_dataset_column", help="column with the text or the chat messages (default: text, else messages)")
-    add("--eval_chat_template_kwargs", **_TEMPLATE_ARGUMENTS)
+    add("--eval_chat_template_kwargs", **TEMPLATE_ARGUMENTS)
     add("--eval_stride", type=positive, help="stride between evaluation windows, in tokens (default: no overlap)")
     add("--num_eval_data", type=positive, default=num_windows, help=f"number of evaluation windows ({default})")
     usual_len = _length(EvaluationConfig().seq_len)
@@ -389,5 +389,5 @@ def add_calibration(flags: argparse.ArgumentParser) -> None:
     add("--dataset_config", help="configuration of a Hub dataset (default: its only one)")
     add("--dataset_split", help="split of a Hub dataset (default: train)")
     add("--dataset_column", help="column with the text or the chat messages (default: text, else messages)")
-    add("--chat_template_kwargs", **_TEMPLATE_ARGUMENTS)
+    add("--chat_template_kwargs", **TEMPLATE_ARGUMENTS)
     add("--seed", type=int, default=0, help="random seed that selects the calibration samples (default: 0)")

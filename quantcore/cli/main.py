@@ -3,14 +3,14 @@
 ``python -m quantcore quantize MODEL [PRESET] [-o OUT]`` quantizes, and so does ``python -m quantcore --model_dir ...
 --output_dir ... --quant_scheme ...``, with the flags of the quantization script of AMD Quark. ``auto`` chooses the
 scheme for a goal, ``mix`` that of each layer for a size or a quality. ``convert`` writes a quantized model in another
-format, ``imatrix`` an importance matrix for llama.cpp. ``evaluate`` measures a model, ``reference`` writes what it
-predicts, to measure others by, ``speed`` times a program that serves it, ``compare`` shows several results, or
-measures whether one is worse than another, ``chat`` shows the answers of a model beside its original's. ``plan`` shows
-the resources that a job would need. ``presets`` and ``schema`` print the possible schemes, ``pull`` fetches a model
-from the Hub. ``selftest`` compares a device with the CPU. Five subcommands are for programs: ``run TASK.json``
-(started by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE``
-(the content of an uploaded data file), ``publish`` (uploads an artifact; the task is on standard input), ``converse
-TASK.json`` (a chat with prompts on standard input).
+format, ``imatrix`` an importance matrix for llama.cpp, ``conversations`` texts that a chat model writes, to calibrate
+it on. ``evaluate`` measures a model, ``reference`` writes what it predicts, to measure others by, ``speed`` times a
+program that serves it, ``compare`` shows several results, or measures whether one is worse than another, ``chat`` shows
+the answers of a model beside its original's. ``plan`` shows the resources that a job would need. ``presets`` and
+``schema`` print the possible schemes, ``pull`` fetches a model from the Hub. ``selftest`` compares a device with a CPU.
+Five subcommands are for programs: ``run TASK.json`` (started by a worker; JSON lines on stdout), ``verify FOLDER
+EXPECTED`` (the proof's fresh process), ``examine FILE`` (the content of an uploaded data file), ``publish`` (uploads an
+artifact; the task is on standard input), ``converse TASK.json`` (a chat with prompts on standard input).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TypeVar
@@ -55,6 +56,17 @@ from quantcore.sandbox.parent_death import end_with_parent
 
 T = TypeVar("T")
 
+CACHED_KERNELS = 16
+"""Number of products whose descriptions and code oneDNN, and torch's layer above it, keep: more than a dense block has
+shapes. The experts of a mixture get another number of tokens each, so that the default of 1024 grows to 0.3 GB a
+process there, and saves no time."""
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",  # no threads: we start processes beside them
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(CACHED_KERNELS),
+    "LRU_CACHE_CAPACITY": str(CACHED_KERNELS),
+}
+"""Settings of libraries, where the environment has no others."""
+
 
 def main(argv: Sequence[str] | None = None, find: Find = find_run) -> int:
     """Run a command and return its exit status. ``find`` finds a result by its name.
@@ -62,7 +74,8 @@ def main(argv: Sequence[str] | None = None, find: Find = find_run) -> int:
     0: done, 1: a known failure (explained) or a failed task of an evaluation, 2: wrong usage, 3: a result is worse than
     the one that it was compared with, 130: interrupted.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # no threads: we start processes beside them
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _stop)
     commands: dict[str, Callable[[list[str]], int]] = {
@@ -74,7 +87,8 @@ def main(argv: Sequence[str] | None = None, find: Find = find_run) -> int:
         "fetch": _fetch,
         "converse": _converse,
         "convert": _convert,
-        "imatrix": _imatrix,
+        "imatrix": partial(_in_module, "imatrix_command"),
+        "conversations": partial(_in_module, "conversations_command"),
         "evaluate": partial(_evaluate, find=find),
         "reference": partial(_reference, find=find),
         "compare": partial(_compare, find=find),
@@ -159,10 +173,10 @@ def _convert(arguments: list[str]) -> int:
     return shown(work, lambda done: print(f"Converted {done['num_layers']} layers to {done['to']}: {output_dir}"))
 
 
-def _imatrix(arguments: list[str]) -> int:
-    from quantcore.cli import imatrix_command
-
-    return imatrix_command.run(imatrix_command.parser().parse_args(arguments))
+def _in_module(name: str, arguments: list[str]) -> int:
+    """Run the command that a module of this package reads and runs."""
+    command = import_module(f"quantcore.cli.{name}")
+    return int(command.run(command.parser().parse_args(arguments)))
 
 
 def _evaluate(arguments: list[str], find: Find) -> int:

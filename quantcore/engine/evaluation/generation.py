@@ -41,14 +41,15 @@ def continue_prompts(
     new_tokens: int,
     sampling: Mapping[str, float] | None = None,
     seed: int = 0,
+    batch: int = BATCH,
 ) -> list[list[int]]:
     """Return the most likely tokens after each prompt: ``new_tokens``, or fewer where one of ``ends`` comes, the last.
 
     With ``sampling``, settings of GenerationConfig such as ``temperature``, they are drawn, by ``seed``.
 
-    Prompts of about the same length are continued together. They are filled up on the left to the same length, and the
-    model does not attend to what fills them. A model with a recurrent state would read it all the same, so it continues
-    one prompt at a time.
+    ``batch`` prompts of about the same length are continued together. They are filled up on the left to one length,
+    and the model does not attend to what fills them. A model with a recurrent state would read it all the same, so it
+    continues one prompt at a time.
     """
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=sampling is not None,
@@ -61,7 +62,7 @@ def continue_prompts(
     answers: dict[int, list[int]] = {}
     with model.whole() as whole, torch.inference_mode(), torch.random.fork_rng():
         torch.manual_seed(seed)
-        size = 1 if whole._is_stateful else BATCH
+        size = 1 if whole._is_stateful else batch
         for start in range(0, len(prompts), size):
             places = by_length[start : start + size]
             rows = _answers(whole, [prompts[place].ids for place in places], settings)
