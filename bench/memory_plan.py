@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def write_model(folder: Path, name: str) -> None:
-    """Write one of the ``RANDOM_MODELS``. Their tokenizer has 512 tokens, fewer than a large head has rows."""
+    """Write one of the ``RANDOM_MODELS``."""
     from tests.support.models import tiny_model
 
     if name == "random, mixture":

@@ -57,9 +57,8 @@ from quantcore.sandbox.parent_death import end_with_parent
 T = TypeVar("T")
 
 CACHED_KERNELS = 16
-"""Number of products whose descriptions and code oneDNN, and torch's layer above it, keep: more than a dense block has
-shapes. The experts of a mixture get another number of tokens each, so that the default of 1024 grows to 0.3 GB a
-process there, and saves no time."""
+"""Number of products that oneDNN, and torch above it, keep compiled. A dense block has fewer shapes. The experts of a
+mixture get another number of tokens each: the default of 1024 grows to 0.3 GB a process there, and saves no time."""
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",  # no threads: we start processes beside them
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(CACHED_KERNELS),

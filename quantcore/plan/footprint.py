@@ -106,7 +106,7 @@ class Footprint:
     ``outputs``: the second moments of the gradients by the outputs of a block's layers; ``coupled``, what solving the
     layers of one input adds to them. ``distilled`` and ``tuned``: the states and what tunes the scales in distillation;
     ``stepped``: the states of the windows of one of its steps before one block. ``autorounded``: what AutoRound holds
-    to tune a block.
+    to tune a block. ``stacks_experts``: the model is a mixture.
 
     The rest is for measuring the result: ``held_out``, the hidden states of all of its windows; ``logits``, those of
     ``LOGIT_ROWS`` positions; ``part``: a part of the head's weight and its logits (``engine.runtime.vocabulary``);
@@ -140,6 +140,7 @@ class Footprint:
     stepped: int = 0
     autorounded: int = 0
     num_blocks: int = 0
+    stacks_experts: bool = False
     outputs: int = 0
     coupled: int = 0
     held_out: int = 0
@@ -184,6 +185,7 @@ class Footprint:
         measures = evaluation.num_windows > 0
         num_distilled = 0 if config.distills is None else config.distills.num_windows + NUM_HELD_BACK
         vocab_size = _vocab_size(tensors, blocks)
+        predicts_tokens = ModelConfig(headers.config).predicts_tokens
         return cls(
             whole=sum(sizes.values()),
             outside=sizes[-1],
@@ -207,6 +209,7 @@ class Footprint:
             stepped=WINDOWS_PER_STEP * calibration.seq_len * hidden * element * bool(num_distilled),
             autorounded=AUTOROUND_BYTES * most_weights(learned) if config.autorounds is not None else 0,
             num_blocks=len(blocks),
+            stacks_experts=bool(ModelConfig(headers.config).num_experts),
             outputs=outputs_of(learned) if config.needs_backward else 0,
             coupled=coupled_of(learned) if config.needs_backward else 0,
             held_out=max(evaluation.num_windows, NUM_PROBES) * evaluation.held_out_len * (hidden * element + beside),
@@ -218,9 +221,10 @@ class Footprint:
             restored_head=4 * max((math.prod(layer.shape) for layer in layers if layer.block is None), default=0),
             vocab_size=vocab_size,
             window_len=calibration.seq_len,
-            predicts_tokens=ModelConfig(headers.config).predicts_tokens,
+            predicts_tokens=predicts_tokens,
             measures=measures,
             generates=measures
+            and predicts_tokens
             and evaluation.num_prompts + evaluation.num_answers + evaluation.num_behaviour_prompts > 0,
             is_read=any(unread(export, layers) is None for export in spec.export),
             laid_out=_laid_out(spec.export, headers),
@@ -278,7 +282,7 @@ class Footprint:
         products = {"products": PRODUCT_TILES * TILE_BYTES}
         logits = {"logits": PROVEN_LOGITS * PROVEN_POSITIONS * self.vocab_size}
         whole = {"whole_model": self.whole, "embedding_and_head": self.outside, "one_block": self.block}
-        return whole | logits | products
+        return whole | logits | products | self._stacked(self.whole)
 
     def _moments(self, num_ranks: int = 1, num_shards: int = 1) -> tuple[Parts, ...]:
         """Return the moments of a rank that quantizes, without those that hold a whole model."""
@@ -344,7 +348,12 @@ class Footprint:
     def _checking(self) -> Parts:
         """Return the memory while another program reads the export: the model in float32, and the files."""
         products = {"products": PRODUCT_TILES * TILE_BYTES}
-        return {"whole_model_in_float32": 4 * self.num_values, "export": self.whole} | products
+        whole = {"whole_model_in_float32": 4 * self.num_values, "export": self.whole}
+        return whole | products | self._stacked(4 * self.num_values)
+
+    def _stacked(self, whole: int) -> Parts:
+        """Return the memory of the experts of a model, once more: Transformers reads all, then stacks them."""
+        return {"stacked_experts": whole} if self.stacks_experts else {}
 
     def _bounded(self, *, runs_model: bool) -> tuple[Parts, ...]:
         """Return the moments of the process that verifies, without those that hold a whole model."""
@@ -371,8 +380,9 @@ class Footprint:
         return {"tokenizer": TOKENIZER_BYTES * self.vocab_size}
 
     def _whole(self) -> tuple[Parts, ...]:
-        """Return the moments in which the original, then the result, generates text or does tasks."""
-        whole = {"whole_model": self.whole, "one_weight_in_float32": FLOAT_COPIES * self.weight}
+        """Return the moments in which the original, then the result, is loaded, and generates text or does tasks."""
+        whole = {"whole_model": self.whole}
+        loading = {"one_weight_in_float32": FLOAT_COPIES * self.weight}
         samples = {"generation": GENERATION_BYTES + GENERATED_LOGIT_BYTES * self.vocab_size}
         tasks = {
             "products": 4 * self.tensor,  # the largest matrix in float32 twice: the harness runs Transformers' own code
@@ -380,7 +390,8 @@ class Footprint:
             **self._tokenizer,
             "task_logits": TASK_LOGIT_COPIES * self.task_logits,
         }
-        return (*[whole | samples] * self.generates, *[whole | tasks] * bool(self.task_logits))
+        uses = (*[samples] * self.generates, *[tasks] * bool(self.task_logits))
+        return tuple(whole | use for use in (loading, *uses)) if uses else ()
 
     def _measuring(self) -> Parts:
         """Return the memory of a pass backward: a window through a block, and each measured scheme's changes to it."""
