@@ -51,7 +51,7 @@ def explain(
     else:
         folder = model_dir or (Path(report.model.path) if report.model.path else None)
         absent = f"the model is {report.model.name} on the Hub. Name a folder with --model_dir."
-        show_layer(report, chosen, absent if folder is None else read_weight(folder, chosen.name))
+        show_layer(report, chosen, absent if folder is None else read_weight(folder, chosen.name, report.model.adapter))
     if report.more_bits is not None:
         terminal.out.print(f"{report.more_bits.text}\n  {again} {report.more_bits.flags}", soft_wrap=True)
 

@@ -3,6 +3,7 @@
 They read their own command line, as `quantize` does, so that every flag has one spelling and one help text.
 """
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,15 @@ def _plan_here(arguments: list[str]) -> int:
 
 def _flags(name: str, description: str) -> Flags:
     usage = f"%(prog)s {'JOB' if name == 'clone' else 'MODEL'} [PRESET] [flags]"
-    return Flags(prog=f"bitfoundry {name}", usage=usage, description=description, aliases=OLDER_NAMES)
+    flags = Flags(prog=f"bitfoundry {name}", usage=usage, description=description, aliases=OLDER_NAMES)
+    flags.add_argument("--adapter", type=_refuse_adapter, help=argparse.SUPPRESS)
+    return flags
+
+
+def _refuse_adapter(name: str) -> str:
+    raise argparse.ArgumentTypeError(
+        f"the service does not merge adapters. Merge it on this machine: bitfoundry quantize MODEL --adapter {name}"
+    )
 
 
 def _add_model(flags: Flags) -> None:

@@ -1,6 +1,7 @@
 """Files in a model's folder that are not the model, and that other programs may take for it: each is named.
 
-An adapter changes what Transformers loads, so a model with one is refused. Weights that no index names, and Python
+An adapter changes what Transformers loads, so it is merged on request (``checkpoint.adapter``), never left out in
+silence. Weights that no index names, and Python
 code, are left out with a warning.
 """
 
@@ -27,8 +28,8 @@ def refuse_adapter(names: Mapping[str, Any] | set[str]) -> None:
             f"The folder has an adapter ({ADAPTER}): Transformers would apply it to its base model, but Bitfoundry "
             "would ignore it.",
             code="adapter_not_merged",
-            hint="Merge it first (peft: model.merge_and_unload(), then save_pretrained), or remove the adapter's "
-            "files from the folder to quantize the model without it.",
+            hint="To merge it while the base model is quantized: bitfoundry quantize BASE_MODEL --adapter FOLDER, each "
+            "in a folder of its own. To quantize the model without it, remove the adapter's files.",
         )
 
 

@@ -22,6 +22,11 @@ def is_head(name: str) -> bool:
     return _HEAD.search(name) is not None
 
 
+def is_embedding(name: str) -> bool:
+    """Return True for the weight of an embedding, of tokens or of positions."""
+    return _EMBEDDING.search(name) is not None
+
+
 def is_linear(name: str, tensor: TensorHeader) -> bool:
     """Return True for a weight of two axes without the name of an embedding or norm; most norms have one axis."""
     called_otherwise = _EMBEDDING.search(name) or _NORM.search(name)
@@ -41,7 +46,7 @@ def is_convolution(name: str, shape: Sequence[int]) -> bool:
 
 def why_not_linear(name: str, tensor: TensorHeader) -> str:
     """Describe the matrix ``name``, which is not the weight of a linear layer."""
-    if _EMBEDDING.search(name):
+    if is_embedding(name):
         return "embedding"
     if _NORM.search(name):
         return "norm"

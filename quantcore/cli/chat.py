@@ -16,12 +16,13 @@ from quantcore.cli.console import explain
 from quantcore.cli.explain import explained
 from quantcore.cli.flags import positive
 from quantcore.cli.grammar import Flags, add_model
-from quantcore.cli.inputs import check_models
+from quantcore.cli.inputs import check_models, find_merged
 from quantcore.cli.running import shown
 from quantcore.errors import ConfigError, ModelError, QuantError
 from quantcore.events import Emit, silence
 from quantcore.report.answers import MAX_NEW_TOKENS
 from quantcore.report.compare import read_report
+from quantcore.report.values import SourceModel
 
 if TYPE_CHECKING:
     from quantcore.engine.chat.chat import Chat
@@ -74,7 +75,9 @@ def run(options: argparse.Namespace) -> int:
 
             limit_threads()
             original = find_model(against, emit)
-            return stack.enter_context(open_chat(folder, original, options.max_new_tokens))
+            merged = None if options.against else source_of(folder).adapter
+            adapter = None if merged is None else find_merged(merged, emit)
+            return stack.enter_context(open_chat(folder, original, options.max_new_tokens, adapter))
 
         return shown(load, lambda chat: _talk(chat, options))
 
@@ -95,23 +98,27 @@ def find_artifact(out: Path) -> Path:
 
 
 def original_of(out: Path) -> str:
-    """Return the folder, or the id on the Hub, of the model that ``out`` was made from.
+    """Return the folder, or the id on the Hub, of the model that ``out`` was made from. Raises as ``source_of``."""
+    source = source_of(out)
+    if source.path is not None and Path(source.path).exists():
+        return source.path
+    if source.path is None and source.id is not None:
+        return source.id
+    raise ModelError(
+        f"The original model is no longer in {source.path}.",
+        code="original_not_found",
+        hint="Say where it is: --against ORIGINAL.",
+    )
 
-    The report is in ``out`` itself or, of several models of one job, in the folder above. Raises ModelError
-    ``original_not_found``.
+
+def source_of(out: Path) -> SourceModel:
+    """Return the origin of the model in ``out``, by its report. Raises ModelError ``original_not_found``.
+
+    The report is in ``out`` itself or, of several models of one job, in the folder above.
     """
     for folder in (out, out.parent):
         with suppress(ConfigError):
-            source = read_report(folder).model
-            if source.path is not None and Path(source.path).exists():
-                return source.path
-            if source.path is None and source.id is not None:
-                return source.id
-            raise ModelError(
-                f"The original model is no longer in {source.path}.",
-                code="original_not_found",
-                hint="Say where it is: --against ORIGINAL.",
-            )
+            return read_report(folder).model
     raise ModelError(
         f"No report.json in {out} says which model it was made from.",
         code="original_not_found",

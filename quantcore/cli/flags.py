@@ -81,6 +81,12 @@ def parser() -> argparse.ArgumentParser:
     add = flags.add_argument
     add_model(flags)
     add("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
+    add(
+        "--adapter",
+        help="PEFT adapter (LoRA, DoRA) to merge into MODEL first: a folder, or org/name on the Hub. The merged model"
+        " is the original of all measurements",
+    )
+    add("--adapter_revision", help="branch, tag or commit of an adapter on the Hub (default: main)")
     add_output(flags, "MODEL-PRESET, in the current folder")
     add(
         "--resume_dir",

@@ -34,12 +34,13 @@ from quantcore.config.quantization import (
 )
 from quantcore.config.quark import read_config
 from quantcore.config.recipes import conflicting_effort, with_recipe
-from quantcore.config.task import EvaluationConfig, Task
+from quantcore.config.task import AdapterSource, EvaluationConfig, Task
 from quantcore.config.texts import parse_sources
 from quantcore.config.values import config_error
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.export import default_format
-from quantcore.hub.download import resolve
+from quantcore.hub.adapter import resolve_adapter
+from quantcore.hub.download import MAIN, resolve
 from quantcore.hub.names import is_remote
 from quantcore.plan.mix_schemes import resolve as resolve_schemes
 
@@ -86,6 +87,7 @@ def task_of(options: argparse.Namespace) -> Task:
         )
     return Task(
         **model_of(options),
+        adapter=_adapter_of(options),
         output_dir=Path(options.output_dir).absolute(),
         resume_dir=Path(options.resume_dir).absolute() if options.resume_dir else None,
         config=config_of_flags(options),
@@ -149,7 +151,24 @@ def model_of(options: argparse.Namespace) -> dict[str, Any]:
                 "--revision applies only to a model on the Hub.", code="invalid_task", hint="Remove it for a folder."
             )
         return {"model_dir": folder.absolute()}
-    return {"model_id": options.model_dir, "revision": resolve(options.model_dir, options.revision or "main")}
+    return {"model_id": options.model_dir, "revision": resolve(options.model_dir, options.revision or MAIN)}
+
+
+def _adapter_of(options: argparse.Namespace) -> AdapterSource | None:
+    """Return where the adapter is: an existing folder, or an id on the Hub at its current commit."""
+    name, revision = options.adapter, options.adapter_revision
+    is_on_hub = name is not None and not Path(name).exists()
+    if revision and not is_on_hub:
+        raise ConfigError(
+            "--adapter_revision applies only to an adapter on the Hub.",
+            code="invalid_task",
+            hint="Remove it, or name an adapter: --adapter org/name.",
+        )
+    if name is None:
+        return None
+    if is_on_hub:
+        return AdapterSource(id=name, revision=resolve_adapter(name, revision or MAIN))
+    return AdapterSource(folder=Path(name).absolute())
 
 
 def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from quantcore.errors import nearest_names, unknown_value
 
 ELSEWHERE = {
     "--model_dir": ("--model", "--model_path", "--model_name_or_path", "--pyt_ckpt_path"),
+    "--adapter": ("--adapter_path", "--adapter_name_or_path", "--lora", "--lora_path", "--peft"),
     "--output_dir": ("--out", "--export_path", "--save_path"),
     "--quant_scheme": ("--scheme", "--preset", "--bits", "--w_bit", "--qformat", "--recipe"),
     "--quant_algo": ("--algo", "--algorithm", "--algorithms", "--method"),

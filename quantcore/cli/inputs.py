@@ -8,14 +8,17 @@ from pathlib import Path
 
 from quantcore.checkpoint.artifact import check_free
 from quantcore.config.job_spec import Evaluation
-from quantcore.config.task import EvaluationConfig, Task
+from quantcore.config.task import AdapterSource, EvaluationConfig, Task
 from quantcore.data.documents import find_file
 from quantcore.data.imatrix import find_imatrix
 from quantcore.data.prompts import read_prompts_file
 from quantcore.errors import ConfigError
+from quantcore.events import Emit
+from quantcore.hub.adapter import checked
 from quantcore.hub.names import find_local, is_remote
 from quantcore.importing.model import read_model
 from quantcore.report import local_runs
+from quantcore.report.values import MergedAdapter
 
 Find = Callable[[str], Path | None]
 """Returns the folder of a result by its name: an id, the start of an id, a name or `last`."""
@@ -43,18 +46,28 @@ def path_of(name: str, find: Find) -> str:
 def check_task(task: Task) -> None:
     """Raise the error for the model, a text or the output folder of ``task``, from what is on this machine.
 
-    Of the model the headers are read: an adapter or a missing file is found as well.
+    Of the model and its adapter the headers are read: what does not fit, and a missing file, is found as well.
     """
     check_free(task.output_dir)
     if task.model_dir is not None:
         find_local(str(task.model_dir))
-        read_model(task.model_dir)
+        read_model(task.model_dir, task.adapter_folder)
     for part in task.calibration.parts:
         find_file(part)
     if task.config.imatrix is not None:
         find_imatrix(task.config.imatrix)
     check_text(task.evaluation)
     check_prompts(task.evaluation)
+
+
+def find_merged(adapter: MergedAdapter, emit: Emit) -> Path:
+    """Return the folder of the adapter that was merged into a result's original, downloaded if necessary.
+
+    Raises ModelError: ``no_adapter``, ``adapter_changed``, ``hub_*``.
+    """
+    folder = None if adapter.path is None else Path(adapter.path)
+    source = AdapterSource(folder=folder, id=adapter.id or "", revision=adapter.sha or "", digest=adapter.digest)
+    return checked(source, emit)[0]
 
 
 def check_models(*names: str | Path | None) -> None:

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from quantcore.errors import ConfigError, QuantError
-from quantcore.report.values import LayerError, Report
+from quantcore.events import silence
+from quantcore.report.values import LayerError, MergedAdapter, Report
 
 if TYPE_CHECKING:
     import torch
@@ -93,15 +94,17 @@ def find_layer(report: Report, name: str) -> LayerError:
     )
 
 
-def read_weight(model_dir: Path, name: str) -> torch.Tensor | str:
-    """Return a layer's weight in float32, or the reason why it cannot be read."""
+def read_weight(model_dir: Path, name: str, adapter: MergedAdapter | None = None) -> torch.Tensor | str:
+    """Return a layer's weight in float32, with the adapter merged, or the reason why it cannot be read."""
+    from quantcore.cli.inputs import find_merged
     from quantcore.engine.containers.dequantize import open_source
     from quantcore.importing.model import read_model
 
     if not model_dir.exists():
         return f"there is no model in {model_dir} on this machine. Name it with --model_dir."
     try:
-        return open_source(read_model(model_dir)).read(f"{name}.weight").float()
+        folder = None if adapter is None else find_merged(adapter, silence)
+        return open_source(read_model(model_dir, folder)).read(f"{name}.weight").float()
     except QuantError as error:
         return error.message
 

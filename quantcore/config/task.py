@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from pydantic import Field, StrictInt, ValidationError, model_validator
 
 from quantcore.config.job_spec import MAX_ANSWERS, Evaluation, JobSpec
-from quantcore.config.values import config_error
+from quantcore.config.values import Settings, config_error
 from quantcore.errors import ConfigError
 
 MAX_OWN_PROMPTS = 1000
@@ -35,6 +35,27 @@ class EvaluationConfig(Evaluation):
         return self
 
 
+class AdapterSource(Settings):
+    """A PEFT adapter that is merged into the model: a folder, or an ``id`` on the Hub at the commit ``revision``.
+
+    With both, ``folder`` holds the download. ``digest``: of the adapter's files; a job whose files have another is
+    refused. The job itself fills it in if it is empty.
+    """
+
+    folder: Path | None = None
+    id: str = ""
+    revision: Annotated[str, Field(pattern="^([0-9a-f]{40})?$")] = ""
+    digest: str = ""
+
+    @model_validator(mode="after")
+    def _names_an_adapter(self) -> Self:
+        if self.folder is None and not self.id:
+            raise ValueError("give folder, or id and revision")
+        if bool(self.id) != bool(self.revision):
+            raise ValueError("id and revision (a commit of 40 hex digits) go together")
+        return self
+
+
 class Task(JobSpec):
     """A JobSpec and the folders of one machine: a float model in, an artifact folder out.
 
@@ -42,13 +63,15 @@ class Task(JobSpec):
     that a second run reads the same bytes. With both, ``model_dir`` holds the download. A ``resume_dir``, on the disk
     of ``output_dir``, keeps savepoints until the task is done, so that a stopped task continues after the last one.
     ``token_on_stdin``: the token for the Hub is the first line of standard input, so that it is in no file and no
-    environment.
+    environment. An ``adapter`` is merged into the model before anything is computed: the original, too, is the merged
+    model.
     """
 
     model_dir: Path | None = None
     model_id: str = ""
     revision: Annotated[str, Field(pattern="^([0-9a-f]{40})?$")] = ""
     token_on_stdin: bool = False
+    adapter: AdapterSource | None = None
     output_dir: Path
     resume_dir: Path | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -59,7 +82,14 @@ class Task(JobSpec):
             raise ValueError("give model_dir, or model_id and revision")
         if bool(self.model_id) != bool(self.revision):
             raise ValueError("model_id and revision (a commit of 40 hex digits) go together")
+        if self.adapter is not None and self.goal is not None:
+            raise ValueError("a goal is searched for without an adapter: merge it first, or name a scheme")
         return self
+
+    @property
+    def adapter_folder(self) -> Path | None:
+        """The folder of the adapter on this machine, if there is one."""
+        return None if self.adapter is None else self.adapter.folder
 
     @property
     def model_folder(self) -> Path:

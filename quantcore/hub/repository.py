@@ -100,6 +100,13 @@ class Repository(Listing):
 
 
 def list_repository(model_id: str, revision: str, token: str | None = None) -> Repository:
+    """List the files of a model at a commit. Raises as ``list_files``, and ModelError for an adapter."""
+    listing = list_files(model_id, revision, token)
+    refuse_adapter(dict(listing.files))
+    return listing
+
+
+def list_files(model_id: str, revision: str, token: str | None = None) -> Repository:
     """List the files of a commit, in one request. Raises ModelError ``invalid_model_id``, ``hub_*``."""
     if not is_model_id(model_id):
         raise ModelError(
@@ -119,7 +126,6 @@ def list_repository(model_id: str, revision: str, token: str | None = None) -> R
             if is_wanted(entry.rfilename):
                 digest = entry.lfs.sha256 if entry.lfs else None
                 files[entry.rfilename] = CommittedFile(entry.size or 0, entry.blob_id or "", digest)
-    refuse_adapter(files)
     return Repository(model_id, info.sha, files, token)
 
 

@@ -10,6 +10,7 @@ import math
 import random
 import struct
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from quantcore.checkpoint.layers import is_linear
@@ -40,9 +41,11 @@ SCOPES: dict[QSchemeType, Scope] = {
 def with_grids(model: Model) -> Model:
     """Return the model with its ``headers.grids``, and a warning about them.
 
-    Of weights that are not there, in an outline of a model on the Hub, nothing is said.
+    Of weights that are not there, in an outline of a model on the Hub, nothing is said. Weights into which an
+    adapter is merged lie on no grid.
     """
-    grids = _of_codes(model.quantized) if model.quantized is not None else _of_samples(model)
+    changed = () if model.adapter is None else model.adapter.changes
+    grids = _of_codes(model.quantized, changed) if model.quantized is not None else _of_samples(model, changed)
     if not grids:
         return model
     warning = (
@@ -58,9 +61,12 @@ def _shares(found: Counter[Grid | None]) -> tuple[GridShare, ...]:
     return tuple(GridShare(grid, count / total) for grid, count in found.most_common() if grid is not None)
 
 
-def _of_codes(quantized: QuantizedLayers) -> tuple[GridShare, ...]:
+def _of_codes(quantized: QuantizedLayers, changed: Collection[str]) -> tuple[GridShare, ...]:
     found: Counter[Grid | None] = Counter()
-    for layer in quantized.layers.values():
+    for name, layer in quantized.layers.items():
+        if name in changed:
+            found[None] += math.prod(layer.shape)
+            continue
         stored = quantized.files.tensors.get(tensor_name(layer.name, "weight"))
         if stored is not None and stored.dtype in GGUF_BLOCKS:
             size = GROUP_COLUMNS.get(stored.dtype, 32)
@@ -89,11 +95,14 @@ def _grid_of_spec(layer: LayerPlan) -> Grid:
     return Grid(name, fmt.bits, scope, size)
 
 
-def _of_samples(model: Model) -> tuple[GridShare, ...]:
+def _of_samples(model: Model, changed: Collection[str]) -> tuple[GridShare, ...]:
     tensors = model.headers.tensors
     names = sorted(name for name, tensor in tensors.items() if is_linear(name, tensor) and _is_readable(tensor))
     found: Counter[Grid | None] = Counter()
     for name in random.Random(0).sample(names, min(MAX_LAYERS, len(names))):
+        if name in changed:
+            found[None] += math.prod(tensors[name].shape)
+            continue
         rows = _rows(model, tensors[name])
         if any(map(any, rows)):
             grid = find_grid(rows, smallest_error=SMALLEST_ERRORS.get(tensors[name].dtype, 0.0))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.adapter import Adapter, read_adapter
 from quantcore.checkpoint.besides import warn_of_besides
 from quantcore.checkpoint.blocks import find_blocks, natural_order
 from quantcore.checkpoint.experts import unstack_experts, unstack_mxfp4
@@ -94,17 +95,31 @@ class QuantizedLayers:
 class Model:
     """A model folder or GGUF file; ``dequantize.open_source`` reads its tensors.
 
-    ``headers`` are those of the float model that it holds or represents.
+    ``headers`` are those of the float model that it holds or represents. With an ``adapter`` it is the model into which
+    that is merged: names and shapes are the same, values differ.
     """
 
     folder: Path
     headers: ModelHeaders
     quantized: QuantizedLayers | None = None
+    adapter: Adapter | None = None
 
 
-def read_model(path: Path | str) -> Model:
-    """Read the headers of the folder or GGUF file ``path``. Raises ModelError for a damaged or unsupported model."""
-    folder = Path(path)
+def read_model(path: Path | str, adapter: Path | None = None) -> Model:
+    """Read the headers of the folder or GGUF file ``path``, and those of the folder ``adapter``.
+
+    Raises ModelError for a damaged or unsupported model, and for an adapter that cannot be merged into it.
+    """
+    model = _read_base(Path(path))
+    if adapter is None:
+        return model
+    headers = model.headers
+    merged = read_adapter(adapter, Path(path), headers.config, headers.tensors)
+    warned = replace(headers, warnings=(*headers.warnings, *merged.warnings))
+    return replace(model, headers=warned, adapter=merged)
+
+
+def _read_base(folder: Path) -> Model:
     gguf_file = find_gguf(folder)
     for path in [folder] if gguf_file is None else gguf_parts(gguf_file):
         check_files(path)

@@ -12,7 +12,7 @@ from quantcore.checkpoint.folder import find_gguf
 from quantcore.hub.listing import MAX_FETCHED_CARD_BYTES
 from quantcore.hub.names import is_model_id
 from quantcore.report.quality import metric_title
-from quantcore.report.values import GoalResult, Mix, Report
+from quantcore.report.values import GoalResult, Mix, Report, SourceModel
 from quantcore.sandbox.opening import open_file, path_for_libraries
 
 KEPT_FIELDS = tuple("license license_name license_link language pipeline_tag library_name datasets tags".split())
@@ -24,7 +24,8 @@ def model_card(report: Report, source: Path) -> str:
     metadata = source_metadata(source)
     front = {key: metadata[key] for key in KEPT_FIELDS if key in metadata}
     front |= {"base_model": base_model(report, metadata)}
-    front |= {"base_model_relation": "quantized"} if is_model_id(report.model.id or "") else {}
+    is_quantized_base = is_model_id(report.model.id or "") and report.model.adapter is None
+    front |= {"base_model_relation": "quantized"} if is_quantized_base else {}
     front["tags"] = list(dict.fromkeys([*_strings(metadata.get("tags")), "quantized", *report.summary.exports]))
     sections = [
         f"# {escape(report.model.name)}, quantized",
@@ -35,7 +36,7 @@ def model_card(report: Report, source: Path) -> str:
         _checks(report),
         "`report.html` shows every layer and check; `report.json` contains the same data for programs. "
         "`reproduce.sh` recreates the same weights. `MANIFEST.json` lists all files with their SHA-256.",
-        _license(metadata),
+        _license(metadata, report.model),
     ]
     text = ModelCardData(**{key: value for key, value in front.items() if value}).to_yaml() + "\n"
     return f"---\n{text}---\n\n" + "\n\n".join(filter(None, sections)) + "\n"
@@ -54,9 +55,10 @@ def source_metadata(source: Path) -> dict[str, Any]:
 
 
 def base_model(report: Report, metadata: dict[str, Any]) -> str | list[str] | None:
-    """Return the float model's id on the Hub; for another model the base models that its card names."""
+    """Return the ids on the Hub of the float model and of its adapter; else the base models in the model's card."""
     if report.model.id is not None and is_model_id(report.model.id):
-        return report.model.id
+        adapter = report.model.adapter
+        return report.model.id if adapter is None or adapter.id is None else [report.model.id, adapter.id]
     return _strings(metadata.get("base_model")) or None
 
 
@@ -81,7 +83,18 @@ def _intro(report: Report) -> str:
         f"This is {code(report.model.name)}{commit} with {summary.num_layers_quantized} layers quantized"
         f" ({', '.join(map(code, report.schemes))}) by Bitfoundry {report.environment['quantcore']}."
         f" Linear layers left as they were: {summary.num_layers_kept}."
-        f"{_grids(report)}{_mix(report.mix)}{_goal(report.goal)}"
+        f"{_adapter(report.model)}{_grids(report)}{_mix(report.mix)}{_goal(report.goal)}"
+    )
+
+
+def _adapter(model: SourceModel) -> str:
+    if model.adapter is None:
+        return ""
+    adapter = model.adapter
+    commit = f" at commit {code(adapter.sha)}" if adapter.sha else ""
+    return (
+        f" The adapter {code(adapter.name)}{commit} ({adapter.method} of rank {adapter.rank}, {code(adapter.digest)})"
+        " was merged into it first; the original of all measurements is the merged model."
     )
 
 
@@ -179,14 +192,15 @@ def _checks(report: Report) -> str:
     return f"## Checks\n\n{outcome}\n\n" + "\n".join(checks)
 
 
-def _license(metadata: dict[str, Any]) -> str:
+def _license(metadata: dict[str, Any], model: SourceModel) -> str:
     name = metadata.get("license")
+    more = "" if model.adapter is None else " The terms of the adapter apply as well."
     if not isinstance(name, str):
         return (
             "## License\n\nThe model card of the source names no license. The terms of the original apply to "
-            "this model."
+            f"this model.{more}"
         )
-    return f"## License\n\n{code(name)}, the same as the original."
+    return f"## License\n\n{code(name)}, the same as the original.{more}"
 
 
 def _table(rows: list[tuple[str, str, str]]) -> str:

@@ -123,6 +123,7 @@ def _overview(report: Report) -> str:
     rows = [
         ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({100 * (after / before - 1):+.0f} %)"),
         *([("Weights of the input model", report.model.grids_in_words)] if report.model.grids else []),
+        *([("Adapter merged first", str(report.model.adapter))] if report.model.adapter else []),
         ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} left as they were"),
         (worst.title.capitalize(), str(worst)),
         ("Time", f"{summary.total_s:.1f} s{_phases(summary.seconds_by_phase)}"),

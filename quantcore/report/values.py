@@ -184,10 +184,35 @@ class WeightGrid(Record):
     share: float
 
 
+class MergedAdapter(Record):
+    """A PEFT adapter that was merged into the model first: ``id`` and ``sha`` on the Hub, or the ``path`` of a folder.
+
+    ``digest``: of its settings and weights. ``base_model``: the model that it says it was trained on.
+    """
+
+    id: str | None = None
+    sha: str | None = None
+    path: str | None = None
+    digest: str
+    method: str
+    rank: int
+    num_tensors: Annotated[int, Field(description="Tensors of the model that it changes.")]
+    base_model: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The id on the Hub, or the name of the folder."""
+        return self.id or model_name(Path(str(self.path)))
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.method} of rank {self.rank}, {self.num_tensors} tensors, {self.digest})"
+
+
 class SourceModel(Record):
     """Origin of the model: ``id`` and ``sha`` on the Hub, or the ``path`` of a folder.
 
     ``grids`` are there if its weights were quantized before: then it is not the float model that it was made from.
+    With an ``adapter`` the original of all measurements is the model into which that was merged.
     """
 
     id: str | None = None
@@ -195,6 +220,7 @@ class SourceModel(Record):
     path: str | None = None
     model_type: str
     grids: tuple[WeightGrid, ...] | None = None
+    adapter: MergedAdapter | None = None
 
     @property
     def grids_in_words(self) -> str:

@@ -37,6 +37,12 @@ WEIGHTS = ("*.safetensors", "*.gguf")
 REVISION = 2
 """Raised when the engine computes other states or ranges for the same task: 2 begins windows as texts begin."""
 
+_PLACES: dict[str, Any] = {
+    **dict.fromkeys(("output_dir", "resume_dir", "model_dir", "shard_blocks"), True),
+    "adapter": {"folder"},
+}
+"""Fields of a task that say where and how it runs, and do not decide the bytes of its result."""
+
 States = MutableSequence[torch.Tensor]
 T = TypeVar("T")
 
@@ -207,7 +213,7 @@ def fingerprint(task: Task) -> str:
     weights = [path for pattern in WEIGHTS for path in sorted(model.glob(pattern))]
     files = [*(gguf_parts(model) if model.is_file() else [model / "config.json"]), *weights, *texts]
     parts = {
-        "task": task.model_dump(mode="json", exclude={"output_dir", "resume_dir", "model_dir", "shard_blocks"}),
+        "task": task.model_dump(mode="json", exclude=_PLACES),
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()],
         "revision": REVISION,
         "versions": {name: version(name) for name in ("bitfoundry", "torch", "transformers")},

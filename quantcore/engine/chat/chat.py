@@ -138,13 +138,15 @@ class _Answering:
 
 
 @contextmanager
-def open_chat(folder: Path, original_folder: Path, max_new_tokens: int = MAX_NEW_TOKENS) -> Iterator[Chat]:
+def open_chat(
+    folder: Path, original_folder: Path, max_new_tokens: int = MAX_NEW_TOKENS, adapter: Path | None = None
+) -> Iterator[Chat]:
     """Hold both models in memory while this lasts, with weights in the dtype in which they compute.
 
-    Raises ModelError: ``cannot_generate`` for a model that is not a causal language model, ``other_vocabulary`` if
-    the two have different tokens, else as ``read_model`` and ``open_model``.
+    An ``adapter`` is merged into the original. Raises ModelError: ``cannot_generate`` for a model that is not a causal
+    language model, ``other_vocabulary`` if the two have different tokens, else as ``read_model`` and ``open_model``.
     """
-    original, quantized = read_model(original_folder), read_model(folder)
+    original, quantized = read_model(original_folder, adapter), read_model(folder)
     for path, model in ((original_folder, original), (folder, quantized)):
         _check_generates(path, model)
     tokenizer = load_tokenizer(folder)

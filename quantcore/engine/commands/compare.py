@@ -95,7 +95,7 @@ def _check_origin(
         made_from = read_report(path).provenance.model
     is_other = made_from.startswith("sha256:") and identity.startswith("sha256:") and made_from != identity
     if made_from.startswith("hub:") and not Path(against).exists():
-        is_other = made_from.partition("@")[0] != f"hub:{against}"
+        is_other = made_from.partition("@")[0] != f"hub:{against}" or "+adapter:" in made_from
     if is_other or _shape_of(model) != _shape_of(original):
         raise ConfigError(
             f"{name} was made from a different model than {against}.",

@@ -8,6 +8,7 @@ import torch
 
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config.layer_plan import LayerPlan
+from quantcore.engine.containers.merging import MergingSource
 from quantcore.export import EXPORTERS, Decoder, tensor_name
 from quantcore.importing.model import Model, QuantizedLayers
 from quantcore.tensors.qtensor import QLayer
@@ -17,8 +18,10 @@ from quantcore.tensors.source import TORCH_DTYPES, Rows, Source, rows_of
 def open_source(model: Model) -> Source:
     """Return the source that reads the tensors of ``model.headers``."""
     if model.quantized is None:
-        return Source(model.folder, model.headers.tensors)
-    return DequantizingSource(model.quantized, model.headers.tensors)
+        source = Source(model.folder, model.headers.tensors)
+    else:
+        source = DequantizingSource(model.quantized, model.headers.tensors)
+    return source if model.adapter is None else MergingSource(source, model.adapter)
 
 
 class DequantizingSource(Source):

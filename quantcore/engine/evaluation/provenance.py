@@ -60,8 +60,12 @@ def provenance(task: Task, calibration_NT: torch.Tensor, held_out_NT: torch.Tens
 
 
 def model_identity(task: Task) -> str:
-    """Return an identity of the model's bytes: ``hub:ID@COMMIT``, or ``identity_of`` the folder."""
-    return f"hub:{task.model_id}@{task.revision}" if task.model_id else identity_of(task.model_folder)
+    """Return an identity of the model's bytes: ``hub:ID@COMMIT``, or ``identity_of`` the folder.
+
+    That of a merged model ends in ``+adapter:`` and the digest of the adapter.
+    """
+    base = f"hub:{task.model_id}@{task.revision}" if task.model_id else identity_of(task.model_folder)
+    return base if task.adapter is None else f"{base}+adapter:{task.adapter.digest}"
 
 
 def identity_of(folder: Path) -> str:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.adapter import Adapter
 from quantcore.checkpoint.artifact import write_json
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.side_files import MODULES
-from quantcore.config.quantization import Config
 from quantcore.config.recipes import advice_on
-from quantcore.config.task import Task
+from quantcore.config.task import AdapterSource, Task
 from quantcore.config.texts import CalibrationConfig
 from quantcore.config.verdict_levels import POOR
 from quantcore.engine.calibration.experts import hardly_seen
@@ -46,6 +46,7 @@ from quantcore.report.values import (
     KeptTensor,
     LayerError,
     MemoryUse,
+    MergedAdapter,
     Mix,
     MixBudget,
     MixScheme,
@@ -82,7 +83,7 @@ def build_report(
             size_after_bytes=plan.size_after_bytes,
             float_bytes=plan.float_bytes if plan.float_bytes != plan.size_before_bytes else None,
             **_quality_in_short(main.quality),
-            verdict=None if main.quality is None else _verdict(main, main.quality, task.config, plan, gates),
+            verdict=None if main.quality is None else _verdict(main, main.quality, task, plan, gates),
             worst_layer=_worst_layer(outcome),
             num_layers_quantized=len(plan.layers),
             num_layers_kept=sum(entry.is_layer for entry in plan.kept),
@@ -137,13 +138,15 @@ def write_report(task: Task, folder: Path, report: Report) -> None:
         os.fchmod(file.fileno(), 0o755)  # in a sandbox chmod, which takes a path, does nothing
 
 
-def _verdict(proof: Proof, quality: Quality, config: Config, plan: Plan, gates: Sequence[GateResult]) -> Verdict:
+def _verdict(proof: Proof, quality: Quality, task: Task, plan: Plan, gates: Sequence[GateResult]) -> Verdict:
     """Return the verdict on a result, with advice if it is a poor one."""
     verdict = with_failed_gates(judge_quality(quality, proof.harness, proof.answers), quality, gates)
     verdict = with_behaviour(verdict, quality, proof.behaviour)
     if verdict.level not in POOR:
         return verdict
-    advice = advice_on(config, plan.main_export)
+    advice = advice_on(task.config, plan.main_export)
+    if task.adapter is not None:  # a goal is searched for without one
+        advice = tuple(each for each in advice if "goal" not in each.changes)
     return Verdict(
         level=verdict.level,
         reason=verdict.reason,
@@ -276,8 +279,22 @@ def _source(context: RunContext) -> SourceModel:
     """Return the origin of the model: enough to get the same bytes again."""
     task, grids = context.task, context.model.headers.grids
     where = {"id": task.model_id, "sha": task.revision} if task.model_id else {"path": str(task.model_folder)}
-    found = {"grids": tuple(WeightGrid(**share.to_dict()) for share in grids)} if grids else {}
+    found: dict[str, Any] = {"grids": tuple(WeightGrid(**share.to_dict()) for share in grids)} if grids else {}
+    found |= {} if task.adapter is None else {"adapter": _adapter(task.adapter, context.model.adapter)}
     return SourceModel.model_validate({**where, **found, "model_type": context.plan.model_type})
+
+
+def _adapter(source: AdapterSource, adapter: Adapter | None) -> MergedAdapter:
+    assert adapter is not None
+    config = adapter.config
+    return MergedAdapter(
+        **({"id": source.id, "sha": source.revision} if source.id else {"path": str(source.folder)}),
+        digest=source.digest,
+        method=config.method,
+        rank=config.r,
+        num_tensors=len(adapter.changes),
+        base_model=config.base_model_name_or_path,
+    )
 
 
 def _export(plan: Plan, folder: Path, name: str, proof: Proof, model: LoadedModel) -> ExportSummary:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -70,7 +70,8 @@ from quantcore.engine.verification.gate_inputs import Outcome, judge_result, tel
 from quantcore.engine.verification.whole_model import may_be_whole
 from quantcore.errors import ConfigError, ModelError, at_block
 from quantcore.events import Completed, Emit, Eta, PhaseStarted, Progress, Saved, Warned, silence
-from quantcore.hub.download import fetch
+from quantcore.hub.adapter import with_adapter
+from quantcore.hub.download import TOKEN, fetch
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import Model, read_model
 from quantcore.plan.job import with_model_defaults, without_layers
@@ -89,9 +90,9 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
     log = RunLog(emit if ranks.is_first else silence)
     log.emit(PhaseStarted("resolve"))
     harness.check(task.evaluation)
-    task = ranks.share(fetch(task, log.emit) if ranks.is_first else task)
+    task = ranks.share(with_adapter(fetch(task, log.emit), log.emit, TOKEN.get()) if ranks.is_first else task)
     with unchanging(task.model_folder) as seen:
-        model = with_grids(read_model(task.model_folder))
+        model = with_grids(read_model(task.model_folder, task.adapter_folder))
         seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
         log.emit(PhaseStarted("plan"))
         with planned(task, model, log, ranks) as context:
@@ -129,7 +130,8 @@ def planned(task: Task, model: Model, log: RunLog, ranks: Ranks) -> Iterator[Run
     if ranks.is_first and any(layer.is_cached for layer in plan.layers):
         prove_caches(model, emit)
     if ranks.is_first and may_compare_window(model, plan, ranks):
-        prove_window(model, BaselineCache(model_identity(task)), emit)
+        base = task.model_copy(update={"adapter": None})  # Transformers loads the files, without the adapter
+        prove_window(replace(model, adapter=None), BaselineCache(model_identity(base)), emit)
     is_begun, saved = savepoint.is_begun, savepoint.load()
     if saved is not None:
         emit(Saved(saved["next_block"], plan.num_blocks))
@@ -159,6 +161,7 @@ def finish(context: RunContext, outcome: Outcome, log: RunLog, seen: Seen) -> Re
     write_json(folder / "plan.json", context.plan.to_dict())
     write_report(context.task, folder, report)
     seen.check()
+    with_adapter(context.task, silence)
     seal(folder)
     tell_gates(context.task, report, emit)
     return report

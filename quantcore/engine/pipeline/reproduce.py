@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 from quantcore.checkpoint.artifact import STAGED, sha256
 from quantcore.config.task import Task
 from quantcore.engine.evaluation.provenance import environment
 
 WEIGHTS = ("*.safetensors", "*.gguf", "*.onnx", "*.data")
-NOT_SAID = {"output_dir", "resume_dir", "token_on_stdin", "model_dir"}
+NOT_SAID: dict[str, Any] = {
+    **dict.fromkeys(("output_dir", "resume_dir", "token_on_stdin", "model_dir"), True),
+    "adapter": {"folder"},
+}
 
 _SCRIPT = """\
 #!/bin/sh
@@ -19,14 +23,16 @@ _SCRIPT = """\
 set -eu
 export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads}  # sums in another order differ in their last bits
 [ $# -eq 1 ] || {{ echo "usage: $0 OUTPUT_DIR" >&2; exit 2; }}
-{model}task=$(mktemp)
+{folders}task=$(mktemp)
 trap 'rm -f "$task"' EXIT
-"${{PYTHON:-python3}}" - "$1" "{model_dir}" > "$task" <<'END_OF_TASK'
+"${{PYTHON:-python3}}" - "$1" "$MODEL_DIR" "$ADAPTER_DIR" > "$task" <<'END_OF_TASK'
 import json, os, sys
 task = json.loads({task})
 task["output_dir"] = os.path.abspath(sys.argv[1])
 if sys.argv[2]:
     task["model_dir"] = os.path.abspath(sys.argv[2])
+if sys.argv[3]:
+    task["adapter"]["folder"] = os.path.abspath(sys.argv[3])
 print(json.dumps(task))
 END_OF_TASK
 "${{PYTHON:-python3}}" -m quantcore run "$task"
@@ -56,18 +62,27 @@ def versions() -> str:
 def script(task: Task, folder: Path) -> str:
     """Return the script for the artifact in ``folder``, whose weights are written.
 
-    A local model is looked for at its old path, or at the path in MODEL_DIR.
+    A local model is looked for at its old path, or at the path in MODEL_DIR; a local adapter likewise in ADAPTER_DIR.
     """
     task_json = task.model_dump_json(exclude=NOT_SAID, exclude_none=True)
     found = (path for pattern in WEIGHTS for path in folder.rglob(pattern))
     files = sorted(path for path in found if STAGED not in path.relative_to(folder).parts)
     sums = "\n".join(f"{sha256(path)}  {path.relative_to(folder).as_posix()}" for path in files)
-    is_local = not task.model_id
+    folders = [
+        ("MODEL_DIR", None if task.model_id else task.model_folder),
+        ("ADAPTER_DIR", None if task.adapter is None or task.adapter.id else task.adapter_folder),
+    ]
     return _SCRIPT.format(
         versions=versions(),
         threads=environment()["threads"],
-        model=f'[ -n "${{MODEL_DIR:-}}" ] || MODEL_DIR={shlex.quote(str(task.model_folder))}\n' if is_local else "",
-        model_dir="$MODEL_DIR" if is_local else "",
+        folders="".join(_folder(name, path) for name, path in folders),
         task=repr(task_json),
         sums=sums,
     )
+
+
+def _folder(variable: str, path: Path | None) -> str:
+    """Return the line that sets a variable to a folder unless it is set; without a folder, one that empties it."""
+    if path is None:
+        return f"{variable}=\n"
+    return f'[ -n "${{{variable}:-}}" ] || {variable}={shlex.quote(str(path))}\n'

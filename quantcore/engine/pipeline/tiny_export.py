@@ -59,7 +59,14 @@ def export_twin(task: Task, export: str, original: Model, scratch: Path) -> Expo
 
 def _export(task: Task, config: Config, export: str, model: Model, folder: Path) -> ExportedTinyModel:
     small = task.model_copy(
-        update={"model_dir": model.folder, "model_id": "", "config": config, "export": (export,), "file2file": True}
+        update={
+            "model_dir": model.folder,
+            "model_id": "",
+            "adapter": None,
+            "config": config,
+            "export": (export,),
+            "file2file": True,
+        }
     )
     plan = make_plan(JobSpec(config=config, export=small.export, file2file=True), model.headers)
     folder.mkdir()

@@ -124,7 +124,7 @@ def prove_all(
     ``export_twin`` exports a small twin of a model that is too large for the consumer check. Raises ProofError that
     names what differs.
     """
-    original = read_model(task.model_folder)
+    original = read_model(task.model_folder, task.adapter_folder)
     headers = original.headers
     plan = make_plan(task, headers)
     expected = ExpectedDigests.load(scratch)

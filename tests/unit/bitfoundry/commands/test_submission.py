@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bitfoundry.commands.submission import _with_datasets
+from bitfoundry.commands.submission import COMMANDS, _with_datasets
 from bitfoundry.errors import BitfoundryError
 
 CHATS, TWINS = "ds_" + 32 * "a", ["ds_" + 32 * "b", "ds_" + 32 * "c"]
@@ -45,3 +45,11 @@ def test_a_name_of_none_is_for_the_service_and_one_of_several_is_refused() -> No
         _with_datasets(client, {"calibration": {"source": "twin"}})
     assert refusal.value.code == "not_unique"
     assert _with_datasets(client, {}) == {}
+
+
+@pytest.mark.parametrize("command", ["submit", "plan", "clone"])
+def test_the_service_says_that_it_merges_no_adapters(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        COMMANDS[command](["MODEL", "w4a16", "--adapter", "./style"])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "does not merge adapters. Merge it on this machine: bitfoundry quantize MODEL --adapter ./style" in said
