@@ -208,8 +208,10 @@ class SavePoint:
 
 
 def fingerprint(task: Task) -> str:
-    """Hash everything that decides the bytes of the result."""
-    model, texts = task.model_folder, [Path(part.source) for part in task.calibration.parts]
+    """Hash everything that decides the bytes of the result, of the files that it names their sizes and times."""
+    model = task.model_folder
+    sources = [*(part.source for part in task.calibration.parts), task.evaluation.source, task.evaluation.prompts]
+    texts = [Path(source) for source in (*sources, task.config.imatrix) if source is not None]
     weights = [path for pattern in WEIGHTS for path in sorted(model.glob(pattern))]
     files = [*(gguf_parts(model) if model.is_file() else [model / "config.json"]), *weights, *texts]
     parts = {
