@@ -150,7 +150,8 @@ def add_scheme(flags: Flags) -> None:
         "preset",
         "--quant_scheme",
         default="fp8",
-        help="preset, or config file (.json, see docs/reference/config.md) (default: fp8)",
+        help="preset, or config file (.json, see docs/reference/config.md) (default: fp8); `quantize` takes several,"
+        " Q4_K_M,Q8_0, each with a folder of its own in OUT",
     )
     add = flags.add_argument_group("scheme").add_argument
     for name, flag in PresetChanges.flags().items():

@@ -28,6 +28,7 @@ from types import FrameType
 from typing import Any, Literal, TypeVar
 
 from quantcore.checkpoint.artifact import check_free
+from quantcore.cli import several_presets
 from quantcore.cli.flags import add_mix, add_speed, comparing, parser
 from quantcore.cli.from_flags import compared_text_of, mix_of, task_of
 from quantcore.cli.grammar import Flags, add_model, add_output, default_output, of_a_model
@@ -433,6 +434,10 @@ def _auto(arguments: list[str]) -> int:
 
 
 def _quantize(arguments: list[str]) -> int:
+    """Run ``quantize MODEL PRESET``: quantize with one preset, or with each of several, ``Q4_K_M,Q8_0``."""
+    options = parser().parse_args(arguments)
+    if len(several_presets.names_of(options.quant_scheme)) > 1:
+        return several_presets.run(options, arguments)
     return run_here(asked_of("quantize", arguments))
 
 

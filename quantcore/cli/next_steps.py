@@ -16,7 +16,7 @@ def command_for(step: Step, arguments: Sequence[str], *, model_dir: str, output_
     flags = [*step.flags.split(), "-o", f"{output_dir.rstrip('/')}-2"]
     if "goal" in step.changes:
         return shlex.join(["bitfoundry", "auto", model_dir, *flags])
-    return shlex.join(["bitfoundry", "quantize", *_without(_names_set(flags), arguments), *flags])
+    return shlex.join(["bitfoundry", "quantize", *without(_names_set(flags), arguments), *flags])
 
 
 def _names_set(flags: Sequence[str]) -> set[str]:
@@ -24,7 +24,7 @@ def _names_set(flags: Sequence[str]) -> set[str]:
     return names.union(*(same for same in _ONE_OF if names & same))
 
 
-def _without(names: set[str], arguments: Sequence[str]) -> Iterator[str]:
+def without(names: set[str], arguments: Sequence[str]) -> Iterator[str]:
     """Yield ``arguments`` without the flags of these names, each of which has one value."""
     words = iter(arguments)
     for word in words:

@@ -184,6 +184,14 @@ def resolve(name: str, *, presets: Mapping[str, Preset] = PRESETS, **changes: An
 def spelled(name: str, presets: Mapping[str, Preset] = PRESETS) -> str:
     """Return the name or alias of a preset that is ``name`` in any case. Raises ConfigError ``unknown_preset``."""
     known = _by_any_name(presets)
+    if "," in name and name not in known:
+        raise ConfigError(
+            f"'{name}' names several presets, and one is needed here.",
+            code="unknown_preset",
+            hint="`bitfoundry quantize` takes several. In the service, a sweep makes a job of each: its matrix is"
+            ' {"/config/preset": ["Q4_K_M", "Q8_0"]}.',
+            field="/config/preset",
+        )
     found = name if name in known else next((each for each in known if each.lower() == name.lower()), None)
     if found is None:
         raise unknown_value(

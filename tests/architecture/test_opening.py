@@ -52,6 +52,7 @@ ALLOWED = {
         "quantcore.data.builtin_text": 1,
         "quantcore.config.task": 1,
         "quantcore.cli.running": 1,
+        "quantcore.cli.several_presets": 1,
         "quantcore.report.local_runs": 2,
         "quantcore.engine.chat.converse": 1,
     },
