@@ -22,6 +22,11 @@ def _spec(dtype: str, group_size: int = 32, scale_type: ScaleType = ScaleType.fl
 
 
 GGUF_TYPES = {
+    "IQ2_XXS": _spec("iq2_xxs", 32, ScaleType.odd4),
+    "IQ2_XS": _spec("iq2_xs", 16, ScaleType.odd4),
+    "IQ2_S": _spec("iq2_s", 16, ScaleType.odd4),
+    "IQ3_XXS": _spec("iq3_xxs", 32, ScaleType.odd4),
+    "IQ3_S": _spec("iq3_s", 32, ScaleType.odd4),
     "Q2_K": _spec("uint2", 16, ScaleType.uint4),
     "Q3_K": _spec("int3", 16, ScaleType.int6),
     "IQ4_XS": _spec("iq4_nl", 32, ScaleType.int6),
@@ -37,7 +42,10 @@ GGUF_TYPES = {
 }
 """The spec of each type that can be written."""
 
-SHORT_ROWS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+SHORT_ROWS = {
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
+    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
+}  # fmt: skip
 """Replacements of types with super-blocks where rows are not a multiple of 256, as in llama.cpp's own tool."""
 
 MIXES = {

@@ -46,6 +46,11 @@ class Dtype(StrEnum):
     nf4 = "nf4"
     fp4_bnb = "fp4_bnb"
     iq4_nl = "iq4_nl"
+    iq2_xxs = "iq2_xxs"
+    iq2_xs = "iq2_xs"
+    iq2_s = "iq2_s"
+    iq3_xxs = "iq3_xxs"
+    iq3_s = "iq3_s"
     mx = "mx"
 
     @classmethod
@@ -83,7 +88,7 @@ class ScaleType(StrEnum):
     ``float`` is the model's own dtype, ``pof2`` a power of two in it, ``e8m0`` a power of two in one byte (OCP MX),
     ``e4m3`` an fp8 number beside one float32 scale for the whole tensor (NVFP4). ``uint4``, ``uint6``, ``int6``
     and ``int8`` are whole numbers in units of one float16 scale per 256 inputs (GGUF's K-types and IQ4_XS; see
-    ``super_blocks``).
+    ``super_blocks``); ``odd4`` are 16 odd ones, 1 to 31 (IQ2 and IQ3).
     ``double_quant`` are 8-bit codes of a dynamic map with one float32 factor per 256 scales (bitsandbytes; see
     ``double_quant``).
     """
@@ -97,6 +102,7 @@ class ScaleType(StrEnum):
     e4m3 = "e4m3"
     uint4 = "uint4"
     uint6 = "uint6"
+    odd4 = "odd4"
     int6 = "int6"
     int8 = "int8"
     double_quant = "double_quant"
@@ -121,6 +127,10 @@ _IN_SUPER_BLOCKS = {
     ScaleType.int6: (
         {(Dtype.int3, 16), (Dtype.iq4_nl, 32)},
         "symmetric int3 in groups of 16 (GGUF's Q3_K) and iq4_nl in groups of 32 (IQ4_XS)",
+    ),
+    ScaleType.odd4: (
+        {(Dtype.iq2_xxs, 32), (Dtype.iq2_xs, 16), (Dtype.iq2_s, 16), (Dtype.iq3_xxs, 32), (Dtype.iq3_s, 32)},
+        "iq2_xxs, iq3_xxs and iq3_s in groups of 32, iq2_xs and iq2_s in groups of 16 (GGUF's types of these names)",
     ),
     ScaleType.int8: ({(Dtype.int6, 16)}, "symmetric int6 in groups of 16 (GGUF's Q6_K)"),
 }
@@ -385,6 +395,10 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
         (
             spec.scale_type.is_whole and not _fits_super_blocks(spec),
             f"scale_type {spec.scale_type} is only for {_IN_SUPER_BLOCKS.get(spec.scale_type, ('', ''))[1]}",
+        ),
+        (
+            spec.format.vectors is not None and spec.scale_type is not ScaleType.odd4,
+            f"{dtype} is only for weights, with qscheme per_group and scale_type odd4",
         ),
         (
             spec.scale_type is ScaleType.double_quant

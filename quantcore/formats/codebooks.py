@@ -1,9 +1,10 @@
-"""Codebooks: sixteen values that no arithmetic gives. A new one is one line in ``CODEBOOKS``.
+"""Codebooks: a few values that no arithmetic gives. A new one is one line in ``CODEBOOKS``.
 
 NF4: Dettmers et al. 2023, "QLoRA", appendix E: quantiles of N(0, 1) on both sides of an exact zero, scaled to [-1, 1].
 FP4 of bitsandbytes: a float of 2 exponent bits and 1 mantissa bit whose smallest value is 1/192 of the largest, scaled
 to [-1, 1] (``bitsandbytes.functional.get_4bit_type``).
 IQ4_NL of llama.cpp: whole numbers that are closer together near zero, which is not one of them (``ggml-common.h``).
+IQ2 and IQ3 of llama.cpp: magnitudes of vectors in the units of the book's numbers (``vectors``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from quantcore.formats.tables import kept
+from quantcore.formats.vectors import VectorBook
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +33,7 @@ class CodebookFormat:
     table: tuple[float, ...]
     sign_bit: bool
     cells_per_unit: int  # cells of this width (see _Ladder) hold at most one threshold each
+    vectors: VectorBook | None = None  # encode and round take each value by itself: see ``vectors.snap_``
     storage: ClassVar[str] = "uint8"
     scaled: ClassVar[bool] = True
     signed: ClassVar[bool] = True
@@ -154,8 +157,22 @@ _NF4 = (
 _FP4_BNB = tuple(value / 12 for value in (0.0, 1 / 16, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0))
 _IQ4_NL = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
 
+
+def _of_vectors(book: VectorBook, *magnitudes: float) -> CodebookFormat:
+    values = tuple(magnitude / book.unit for magnitude in magnitudes)
+    table = (*(-value for value in reversed(values)), *values)
+    return CodebookFormat(book.name.lower(), table, sign_bit=False, cells_per_unit=1, vectors=book)
+
+
+_IQ2, _IQ3_XXS, _IQ3_S = (8, 25, 43), (4, 12, 20, 28, 36, 44, 52, 62), (1, 3, 5, 7, 9, 11, 13, 15)
+
 CODEBOOKS = (
     CodebookFormat("nf4", _NF4, sign_bit=False, cells_per_unit=16),
     CodebookFormat("iq4_nl", _IQ4_NL, sign_bit=False, cells_per_unit=1),
+    _of_vectors(VectorBook("IQ2_XXS", 8, 8, even_signs=True), *_IQ2),
+    _of_vectors(VectorBook("IQ2_XS", 8, 8, even_signs=True), *_IQ2),
+    _of_vectors(VectorBook("IQ2_S", 8, 8, even_signs=False), *_IQ2),
+    _of_vectors(VectorBook("IQ3_XXS", 4, 4, even_signs=True), *_IQ3_XXS),
+    _of_vectors(VectorBook("IQ3_S", 4, 1, even_signs=False), *_IQ3_S),
     CodebookFormat("fp4_bnb", _FP4_BNB + tuple(-value for value in _FP4_BNB), sign_bit=True, cells_per_unit=512),
 )

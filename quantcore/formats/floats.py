@@ -39,6 +39,7 @@ class FloatFormat:
     scaled: bool = True  # False: a plain cast, its scale is always 1
     signed: ClassVar[bool] = True
     zero_point_ok: ClassVar[bool] = False
+    vectors: ClassVar[None] = None
 
     @property
     def bits(self) -> int:

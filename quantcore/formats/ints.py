@@ -24,6 +24,7 @@ class IntFormat:
     max: int = field(init=False, repr=False, compare=False)
     scaled: ClassVar[bool] = True
     zero_point_ok: ClassVar[bool] = True
+    vectors: ClassVar[None] = None
 
     def __post_init__(self) -> None:  # not properties: torch.compile can't shift by a number that it keeps open
         object.__setattr__(self, "min", -(1 << (self.bits - 1)) if self.signed else 0)

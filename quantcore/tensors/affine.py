@@ -15,6 +15,7 @@ from quantcore.config.grouping import Grouping, activation_grouping
 from quantcore.config.spec import QuantizationSpec, ScaleMode, ScaleType, ZeroPointType
 from quantcore.formats import FORMATS, CodebookFormat, Format
 from quantcore.formats.floats import FLOAT32_MANTISSA_BITS
+from quantcore.formats.vectors import snap_
 from quantcore.tensors.double_quant import NestedScales
 from quantcore.tensors.kernels import switch
 
@@ -26,6 +27,7 @@ SCALE_DTYPES = {
     ScaleType.e4m3: torch.float32,
     ScaleType.uint4: torch.float32,
     ScaleType.uint6: torch.float32,
+    ScaleType.odd4: torch.float32,
     ScaleType.int6: torch.float32,
     ScaleType.int8: torch.float32,
     ScaleType.double_quant: torch.float32,
@@ -233,13 +235,16 @@ def _rounded(x: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.
 
 
 def _scaled(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
-    """Return x on the format's grid, not rounded yet: a float32 copy, so that rounding may work in place."""
+    """Return x on the format's grid, not rounded yet: a float32 copy, so that rounding may work in place.
+
+    Of a format with vectors these are chosen already.
+    """
     x = x_RGS.float()
     if spec.over is not None and params.global_scale is not None:
         x = spec.over.format.round(x / params.global_scale) / params.scale.unsqueeze(-1)
     else:
         x = x / params.step.unsqueeze(-1)
-    return x if params.zero_point is None else x.add_(params.zero_point.unsqueeze(-1))
+    return snap_(spec.format, x if params.zero_point is None else x.add_(params.zero_point.unsqueeze(-1)), -1)
 
 
 def _unscaled(values_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:

@@ -3,8 +3,8 @@
 This is the form of GGUF's K-types and of IQ4_XS. ``scale_type`` uint6 (Q4_K, Q5_K): scales and minimums of 8 groups of
 32 in 6 bits each, with a float16 unit for the scales and one for the minimums; uint4 (Q2_K): those of 16 groups of 16
 in 4 bits. int8 (Q6_K) and int6 (Q3_K): scales of 16 groups of 16 in 8 and 6 bits; int6 also those of 8 groups of 32
-(IQ4_XS). ``double_quant`` has its own module. Ranges are found group by group; their stored form is fixed here, for
-whole rows, before any code is chosen.
+(IQ4_XS). odd4 (IQ2 and IQ3): an odd number of units, 1 to 31. ``double_quant`` has its own module. Ranges are found
+group by group; their stored form is fixed here, for whole rows, before any code is chosen.
 
 Legend: R rows, B super-blocks of a row, G groups of one.
 """
@@ -17,7 +17,7 @@ from quantcore.config.spec import SUPER_BLOCK, QuantizationSpec, ScaleType
 from quantcore.tensors.affine import QParams, minimum_of, zero_point_of
 from quantcore.tensors.double_quant import NestedScales
 
-LARGEST = {ScaleType.uint4: 15, ScaleType.uint6: 63, ScaleType.int6: 31, ScaleType.int8: 127}
+LARGEST = {ScaleType.uint4: 15, ScaleType.odd4: 31, ScaleType.uint6: 63, ScaleType.int6: 31, ScaleType.int8: 127}
 """Integers that stand for the largest scale of a super-block; the float16 unit follows from them."""
 
 
@@ -32,7 +32,8 @@ def as_two_levels(params: QParams, spec: QuantizationSpec) -> QParams:
     num_groups = SUPER_BLOCK // (spec.group_size or SUPER_BLOCK)
     scale_RBG = params.scale.reshape(len(params.scale), -1, num_groups)
     if params.zero_point is None:
-        return QParams(_whole(scale_RBG, largest, at_least=1).flatten(1))
+        is_odd = spec.scale_type is ScaleType.odd4
+        return QParams(_whole(scale_RBG, largest, at_least=1, is_odd=is_odd).flatten(1))
     zero_RBG = params.zero_point.reshape(scale_RBG.shape)
     low_RBG = -minimum_of(zero_RBG, scale_RBG, spec)
     num_steps = spec.format.max - spec.format.min
@@ -52,13 +53,17 @@ def two_levels(values_RBG: torch.Tensor, largest: int) -> tuple[torch.Tensor, to
     return unit_RB, whole_RBG
 
 
-def _whole(values_RBG: torch.Tensor, largest: int, *, at_least: int) -> torch.Tensor:
-    """Return values >= 0 as whole multiples of a float16 unit; a super-block's largest is exactly ``largest`` units."""
+def _whole(values_RBG: torch.Tensor, largest: int, *, at_least: int, is_odd: bool = False) -> torch.Tensor:
+    """Return values >= 0 as whole multiples of a float16 unit; a super-block's largest is exactly ``largest`` units.
+
+    If ``is_odd``, all multiples are odd, as ``at_least`` and ``largest`` are.
+    """
     top_RB1 = values_RBG.amax(-1, keepdim=True)
     unit_RB1 = (top_RB1 / largest).half().float()
     smallest = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
     unit_RB1 = torch.where((unit_RB1 == 0) & ((top_RB1 > 0) | (at_least > 0)), smallest, unit_RB1)
-    whole_RBG = (values_RBG / _above_zero(unit_RB1)).round().clamp(at_least, largest)
+    units_RBG = values_RBG / _above_zero(unit_RB1)
+    whole_RBG = (((units_RBG - 1) / 2).round() * 2 + 1 if is_odd else units_RBG.round()).clamp(at_least, largest)
     return torch.where((values_RBG == top_RB1) & (unit_RB1 > 0), largest, whole_RBG) * unit_RB1
 
 

@@ -55,8 +55,8 @@ def cost(quantized: QTensor, weight: torch.Tensor, given: Stats) -> torch.Tensor
 
 
 def largest_of_zeros(layer: LayerPlan) -> float:
-    """What a row of zeros may become: iq4_nl has no zero, so that it has the smallest scale."""
-    return 1e-4 if layer.weight.dtype == "iq4_nl" else 0.0
+    """What a row of zeros may become: iq4_nl and vectors have no zero, so that it has the smallest scale."""
+    return 1e-4 if 0.0 not in layer.weight.format.grid() else 0.0
 
 
 USUAL = {config.weight: name for name, config in reversed(CONFIGS.items())}.values()

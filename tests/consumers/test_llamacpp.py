@@ -54,6 +54,11 @@ def test_a_real_model(smollm2, tmp_path, preset, agrees):
 @pytest.mark.parametrize(
     "preset",
     [
+        "gguf_iq2_xxs",
+        "gguf_iq2_xs",
+        "gguf_iq2_s",
+        "gguf_iq3_xxs",
+        "gguf_iq3_s",
         "gguf_q2_k",
         "gguf_q3_k",
         "gguf_iq4_xs",

@@ -109,8 +109,9 @@ def test_ggufs_own_reader_sees_the_rounded_weights(tmp_path, name, preset, proof
     assert len(values) == len({places.find(key).name for key in rounded(model_dir, ())})
 
 
-K_PRESETS = ("gguf_q2_k", "gguf_q3_k", "gguf_iq4_xs", "gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
-EXACT = ("gguf_q3_k", "gguf_iq4_xs", "gguf_q6_k")  # without a minimum
+IQ_PRESETS = ("gguf_iq2_xxs", "gguf_iq2_xs", "gguf_iq2_s", "gguf_iq3_xxs", "gguf_iq3_s")
+K_PRESETS = (*IQ_PRESETS, "gguf_q2_k", "gguf_q3_k", "gguf_iq4_xs", "gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
+EXACT = (*IQ_PRESETS, "gguf_q3_k", "gguf_iq4_xs", "gguf_q6_k")  # without a minimum
 
 
 K_OFTEN = [
@@ -121,6 +122,8 @@ K_OFTEN = [
     ("gguf_q4_k", ("awq", "gptq")),
     ("gguf_q5_k", ("autoround",)),
     ("gguf_q6_k", ()),
+    ("gguf_iq2_xs", ("gptq",)),
+    ("gguf_iq3_s", ("autoround",)),
 ]
 
 
@@ -141,14 +144,15 @@ def test_k_types_are_read_as_they_were_computed(tmp_path, preset, algorithms, pr
         ours = written.read_float(f"model.layers.1.{name}.weight")
         theirs = values[f"blk.1.{'ffn_down' if 'down' in name else 'attn_v'}.weight"]
         assert (ours - theirs).abs().max() <= (0 if preset in EXACT else 2.0**-22 * ours.abs().max())
-    bound = {"q2_k": 0.5, "q3_k": 0.25, "iq4_xs": 0.13, "q4_k": 0.12, "q5_k": 0.06, "q6_k": 0.03}[preset[5:]]
-    assert all(layer["relative_error"] < bound for layer in report["layers"]) or "awq" in algorithms
+    bound = {"iq2_xxs": 0.8, "iq2_xs": 0.7, "iq2_s": 0.6, "iq3_xxs": 0.5, "iq3_s": 0.35}
+    bound |= {"q2_k": 0.5, "q3_k": 0.25, "iq4_xs": 0.13, "q4_k": 0.12, "q5_k": 0.06, "q6_k": 0.03}
+    assert all(layer["relative_error"] < bound[preset[5:]] for layer in report["layers"]) or "awq" in algorithms
 
 
 @pytest.mark.parametrize(
     ("preset", "other"),
     with_usual(
-        zip(K_PRESETS, ("Q4_0", "Q4_0", "IQ4_NL", "Q5_0", "Q5_1", "Q8_0"), strict=True),
+        zip(K_PRESETS, (*["IQ4_NL"] * 5, "Q4_0", "Q4_0", "IQ4_NL", "Q5_0", "Q5_1", "Q8_0"), strict=True),
         [("gguf_q3_k", "Q4_0"), ("gguf_iq4_xs", "IQ4_NL")],
     ),
 )

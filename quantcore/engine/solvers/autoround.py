@@ -28,6 +28,7 @@ from quantcore.engine.calibration.reduction import Node, Span, Tree, root_at
 from quantcore.engine.runtime.ranks import Ranks
 from quantcore.engine.solvers import TUNERS
 from quantcore.errors import CalibrationError
+from quantcore.formats.vectors import snap_
 from quantcore.formats.weight_layout import canonical, stored
 from quantcore.tensors.affine import QParams, as_stored, with_stored_minimum
 from quantcore.tensors.qtensor import QTensor, quantize_weight
@@ -149,7 +150,7 @@ class _TunedWeight:
         step, zero = (start.step * factor).unsqueeze(-1), _zero(params)
         x = self._weight_RGS / step + zero + self._offset * self._spacing_RGS
         with torch.no_grad():
-            rounded = spec.format.round(x, spec.round_method.value)
+            rounded = spec.format.round_(snap_(spec.format, x.clone(), -1), spec.round_method.value)
             inside = (x >= spec.format.min) & (x <= spec.format.max)
         x = torch.where(inside, x + (rounded - x).detach(), rounded)
         whole = self._grouping.join((x - zero) * step, self._shape)

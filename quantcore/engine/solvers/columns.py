@@ -15,6 +15,7 @@ import torch
 
 from quantcore.config.spec import QuantizationSpec
 from quantcore.engine.solvers.groups import GroupParams, Groups
+from quantcore.formats.vectors import num_inputs, snap_
 from quantcore.plan.workload import KERNEL_INPUTS
 from quantcore.tensors.affine import QParams
 from quantcore.tensors.kernels import switch
@@ -109,14 +110,17 @@ class Grid:
         return GroupParams(self.table.scale_JO[groups], self.step_JO[groups], zero)
 
     def round_(self, x: torch.Tensor, params: GroupParams) -> torch.Tensor:
-        """Round x [..., O] in place to values of the format's grid: ``affine.quantize`` for transposed weights."""
+        """Round x [K, O] or [O] in place to values of the format's grid: ``affine.quantize`` for transposed weights.
+
+        Of a format with vectors x has the inputs of whole vectors.
+        """
         if self.spec.over is not None and self.table.global_O is not None:
             self.spec.over.format.round_(x.div_(self.table.global_O)).div_(params.scale)
         elif params.zero is None:
             x.div_(params.step)
         else:
             torch.addcdiv(params.zero, x, params.step, out=x)
-        return self._format.round_(x, self._round_method)
+        return self._format.round_(snap_(self._format, x, 0), self._round_method)
 
     def subtract_(self, x: torch.Tensor, values: torch.Tensor, params: GroupParams) -> torch.Tensor:
         """Compute x -= dequantize(values), in place; x is [..., O]."""
@@ -145,6 +149,7 @@ class Columns:
         self.value_KO, self.error_KO = target_KO.clone(), target_KO.clone()
         self._kernel = _kernel_for(grid, target_KO.device)
         self._at_once = ONE_BY_ONE if self._kernel is None else KERNEL_INPUTS
+        self._together = num_inputs(grid.spec.format)
 
     def round(self) -> None:
         """Round each input by itself."""
@@ -164,10 +169,13 @@ class Columns:
         Before rounding, this value is the target plus the sum of row_scaled[k, l] * error[l] over all l but k.
         """
         self.value_KO.copy_(self.target_KO)
-        size = -(-len(row_scaled_KK) // NUM_PANELS)
+        size = -(-len(row_scaled_KK) // NUM_PANELS // self._together) * self._together
         for start in range(0, len(row_scaled_KK), size):
             end = start + size
-            self.value_KO[start:end].addmm_(row_scaled_KK[start:end, start:end].triu(1), self.error_KO[start:end])
+            later = row_scaled_KK[start:end, start:end].triu(1)
+            for first in range(0, size if self._together > 1 else 0, self._together):  # errors that change together
+                later[first : first + self._together, first : first + self._together] = 0
+            self.value_KO[start:end].addmm_(later, self.error_KO[start:end])
             self.value_KO[start:end].addmm_(row_scaled_KK[start:end, end:], self.error_KO[end:])
         self.error_KO.copy_(self.target_KO)
         self.sweep(row_scaled_KK)
@@ -204,6 +212,9 @@ class Columns:
             of_inputs = error_feedback_KK[inputs, inputs], self.grid.group_index_K[inputs]
             self._kernel(self.value_KO[inputs], self.error_KO[inputs], *of_inputs)
             return
+        if self._together > 1:
+            self._sweep_vectors(inputs, error_feedback_KK[inputs, inputs])
+            return
         feedback = error_feedback_KK[inputs, inputs].contiguous().unbind()
         values, errors = self.value_KO[inputs].unbind(), self.error_KO[inputs].unbind()
         for k, params in enumerate(self.grid.params_of_each(start, end)):
@@ -211,6 +222,19 @@ class Columns:
                 values[k].addmv_(self.error_KO[start : start + k].T, feedback[k][:k])
             self.grid.round_(values[k], params)
             self.grid.subtract_(errors[k], values[k], params)
+
+    def _sweep_vectors(self, inputs: slice, error_feedback_KK: torch.Tensor) -> None:
+        """Round the inputs of one vector after another: to the vector nearest to the values that would be best for all.
+
+        Errors of other inputs move those of a vector together, as in block LDLQ (Tseng et al. 2024, "QuIP#").
+        """
+        target_KO, values_KO, errors_KO = self.target_KO[inputs], self.value_KO[inputs], self.error_KO[inputs]
+        for first in range(0, len(values_KO), self._together):
+            own = slice(first, first + self._together)
+            moved_KO = torch.addmm(values_KO[own] - target_KO[own], error_feedback_KK[own, :first], errors_KO[:first])
+            values_KO[own] = target_KO[own] + torch.linalg.solve(error_feedback_KK[own, own], moved_KO)
+            params = self.grid.params(inputs.start + own.start, inputs.start + own.stop)
+            self.grid.subtract_(errors_KO[own], self.grid.round_(values_KO[own], params), params)
 
 
 def _kernel_for(grid: Grid, device: torch.device) -> Callable[..., None] | None:

@@ -28,6 +28,7 @@ from quantcore.engine.solvers.measures import GroupMeasure, Metric
 from quantcore.engine.solvers.ranges import FullRange, kernel_for, search
 from quantcore.engine.solvers.rows import CoupledRows, Rows
 from quantcore.engine.solvers.rtn import group_by_spec, observed_ranges, round_all, search_ranges, transposed
+from quantcore.formats.vectors import num_inputs
 from quantcore.plan import workload
 from quantcore.tensors.affine import QParams, find_params
 from quantcore.tensors.qtensor import QTensor
@@ -58,12 +59,13 @@ class GPTQ:
     ) -> dict[LayerPlan, QTensor]:
         if stats is None or stats.gram_II is None or not stats.gram_II.any():
             return round_all(weights, global_scales)
-        hessians: dict[int | None, Hessian] = {}
+        hessians: dict[tuple[int | None, int], Hessian] = {}
 
-        def hessian(group_size: int | None) -> Hessian:
-            if group_size not in hessians:
-                hessians[group_size] = self._hessian(stats, group_size, weights)
-            return hessians[group_size]
+        def hessian(group_size: int | None, vector_size: int) -> Hessian:
+            key = group_size, vector_size
+            if key not in hessians:
+                hessians[key] = self._hessian(stats, group_size, vector_size, weights)
+            return hessians[key]
 
         solved: dict[LayerPlan, QTensor] = {}
         for layers in group_by_spec(weights):
@@ -72,9 +74,12 @@ class GPTQ:
             solved.update(zip(layers, self._solve_rows(own, scales, stats, hessian), strict=True))
         return {layer: solved[layer] for layer in weights}
 
-    def _hessian(self, stats: Stats, group_size: int | None, weights: Weights) -> Hessian:
+    def _hessian(self, stats: Stats, group_size: int | None, vector_size: int, weights: Weights) -> Hessian:
         assert stats.gram_II is not None
-        order_K = order_of(stats.hessian_diagonal_I, group_size, act_order=self._config.desc_act)
+        diagonal_I = stats.hessian_diagonal_I
+        if vector_size > 1:  # inputs with one mean keep their order
+            diagonal_I = diagonal_I.view(-1, vector_size).mean(1).repeat_interleave(vector_size)
+        order_K = order_of(diagonal_I, group_size, act_order=self._config.desc_act)
         hessian = Hessian.of(stats.gram_II, stats.num_tokens, order_K, self._config.damp_percent, self._dtype)
         if hessian.damp_percent != hessian.wanted:
             names = ", ".join(layer.name for layer in weights)
@@ -89,7 +94,7 @@ class GPTQ:
         layers: Weights,
         global_scales: Sequence[torch.Tensor | None],
         stats: Stats,
-        hessian_of: Callable[[int | None], Hessian],
+        hessian_of: Callable[[int | None, int], Hessian],
     ) -> list[QTensor]:
         """Solve the weights [O, I] of layers with one spec and dtype as the rows of one weight."""
         spec, weights = next(iter(layers)).weight, list(layers.values())
@@ -97,7 +102,7 @@ class GPTQ:
         group_size = groups[0].group_size
         is_static = self._config.static_groups or not groups[0].is_local or groups[0].num_scales[1] == 1
         is_static = is_static or spec.scale_type.in_two_levels  # scales that are stored together must be found together
-        hessian = hessian_of(None if is_static else group_size)
+        hessian = hessian_of(None if is_static else group_size, num_inputs(spec.format))
         target_OI, first_O = self._target(torch.cat(weights), stats, hessian)
         heights = [len(weight_OI) for weight_OI in weights]
         if is_static:

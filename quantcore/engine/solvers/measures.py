@@ -14,6 +14,7 @@ from quantcore.config.spec import QuantizationSpec
 from quantcore.engine.calibration.stats import Stats
 from quantcore.engine.solvers.groups import GroupParams, Groups
 from quantcore.engine.solvers.ranges import FullRange
+from quantcore.formats.vectors import snap_
 from quantcore.tensors.affine import QParams
 
 TILE_INPUTS = 128
@@ -53,7 +54,7 @@ class Tile:
         w_SN = self.weight_SN
         x_SN = w_SN / params.step if params.zero is None else torch.addcdiv(params.zero, w_SN, params.step)
         start_SN = x_SN.clone() if self.first_SN is None else self.first_SN / params.scale
-        return x_SN, spec.format.round_(start_SN, spec.round_method.value)
+        return x_SN, spec.format.round_(snap_(spec.format, start_SN, 0), spec.round_method.value)
 
     def errors(self, params: GroupParams, spec: QuantizationSpec) -> torch.Tensor:
         """Return the cost of all candidates [C, N], as if they were more outputs."""

@@ -2,8 +2,8 @@
 
 Only weights are quantized. int4, int5, int8 and iq4_nl with float16 scales are Q4_0, Q5_0, Q8_0 and IQ4_NL, uint4 and
 uint5 with a float16 scale and minimum Q4_1 and Q5_1; with scales in two levels (``super_blocks``) uint2 to uint5, int3,
-int6 and iq4_nl are the K-types and IQ4_XS. The file itself (names, order of rows, metadata):
-``quantcore.engine.containers.gguf``.
+int6 and iq4_nl are the K-types and IQ4_XS; vectors (``formats.vectors``) are IQ2 and IQ3. The file itself (names, order
+of rows, metadata): ``quantcore.engine.containers.gguf``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from quantcore.export.gguf.converter import check_converter
 from quantcore.export.gguf.k_blocks import K_TYPES
 from quantcore.export.gguf.low_bit_blocks import LOW_BIT_TYPES
 from quantcore.export.gguf.tensor_names import COMPUTED, FILE_NAME, Places, has_own_layout
+from quantcore.export.gguf.vector_blocks import VECTOR_TYPES
 from quantcore.export.importer import StoredFiles, StoredLayer
 from quantcore.export.readers import Readers
 
@@ -49,7 +50,7 @@ class Block(Protocol):
     def decode(self, rows: torch.Tensor, spec: QuantizationSpec) -> QTensor: ...
 
 
-BLOCKS: dict[str, Block] = {**BLOCK_TYPES, **K_TYPES, **LOW_BIT_TYPES}
+BLOCKS: dict[str, Block] = {**BLOCK_TYPES, **K_TYPES, **LOW_BIT_TYPES, **VECTOR_TYPES}
 
 
 class GgufReaders(Readers):
@@ -78,7 +79,10 @@ class GgufExporter:
         if reason := refuse_everywhere(layer, real_zero_points=True, embeddings=True) or refuse_activations(layer):
             return reason
         if gguf_type(spec) is None or spec.over is not None:
-            return "its blocks store symmetric int4, int5 and int8, uint4 and uint5 with a minimum, or iq4_nl"
+            return (
+                "its blocks store symmetric int4, int5 and int8, uint4 and uint5 with a minimum, iq4_nl, or the vectors"
+                " of iq2 and iq3"
+            )
         if spec.scale_type.is_whole:
             return None  # such a spec has the groups that a K-type has
         if spec.qscheme is not QSchemeType.per_group or layer.group_size != BLOCK:

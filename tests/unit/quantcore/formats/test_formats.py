@@ -16,7 +16,7 @@ from tests.support.params import with_rare, with_usual
 
 NAMES = (
     "int2 int3 int4 int5 int6 int8 int16 uint2 uint4 uint5 uint8 uint16 float16 bfloat16 fp8_e4m3 fp8_e4m3fnuz "
-    "fp8_e5m2 fp6_e3m2 fp6_e2m3 fp4 nf4 iq4_nl fp4_bnb"
+    "fp8_e5m2 fp6_e3m2 fp6_e2m3 fp4 nf4 iq4_nl iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s fp4_bnb"
 ).split()
 REFERENCES = {
     "float16": np.float16,
@@ -140,7 +140,7 @@ def test_nan_is_kept_or_becomes_zero(name):
     if isinstance(fmt, FloatFormat) and fmt.bits >= 8:
         assert decoded[:-1].isnan().all()
     else:
-        assert (decoded[:-1] == (1 if name == "iq4_nl" else 0)).all()  # its value nearest to 0
+        assert (decoded[:-1] == fmt.round(torch.zeros(1))).all()  # the value nearest to 0, where 0 is none
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,16 @@ from quantcore.tensors.affine import QParams, find_params, minimum_of, quantize
 from quantcore.tensors.qtensor import quantize_weight
 from quantcore.tensors.super_blocks import LARGEST, as_two_levels, two_levels
 
-K_PRESETS = ("gguf_q2_k", "gguf_q3_k", "gguf_iq4_xs", "gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
+K_PRESETS = (
+    "gguf_iq2_xs",
+    "gguf_iq3_s",
+    "gguf_q2_k",
+    "gguf_q3_k",
+    "gguf_iq4_xs",
+    "gguf_q4_k",
+    "gguf_q5_k",
+    "gguf_q6_k",
+)
 SPECS = {name: PRESETS[name].layer_config.weight for name in K_PRESETS}
 
 
@@ -42,6 +51,7 @@ def test_every_parameter_is_a_whole_number_of_float16_units(name, seed, magnitud
         values = values.reshape(6, -1, num_groups)
         unit, whole = two_levels(values, LARGEST[spec.scale_type])
         assert torch.equal(unit, unit.half().float())
+        assert spec.scale_type != "odd4" or (whole % 2 == 1).all()
         assert (whole >= at_least).all() and (whole <= LARGEST[spec.scale_type]).all()
         torch.testing.assert_close(unit.unsqueeze(-1) * whole, values, rtol=2.0**-21, atol=0)
     again = as_two_levels(params, spec)
@@ -49,6 +59,7 @@ def test_every_parameter_is_a_whole_number_of_float16_units(name, seed, magnitud
 
 
 @pytest.mark.parametrize(("name", "bound"), [
+    ("gguf_iq2_xs", 0.33), ("gguf_iq3_s", 0.2),
     ("gguf_q2_k", 0.33), ("gguf_q3_k", 0.18), ("gguf_iq4_xs", 0.086), ("gguf_q4_k", 0.079), ("gguf_q5_k", 0.0385),
     ("gguf_q6_k", 0.0192),
 ])  # fmt: skip
