@@ -49,6 +49,9 @@ ANSWERS = {
         "PlanOut": "Plan",
     },
     "model_answers": {
+        "Interval": "Interval",
+        "PairedChange": "PairedChange",
+        "ChangeOut": "ResultChange",
         "RecipeOut": "Recipe",
         "ResultBrief": "BriefResult",
         "PublicationBrief": "BriefPublication",

@@ -31,12 +31,13 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.engine.evaluation.divergence import Measured, measure
 from quantcore.engine.evaluation.inputs import held_out_text
 from quantcore.engine.evaluation.model import open_model
-from quantcore.engine.evaluation.paired import compare_measured, judge
+from quantcore.engine.evaluation.paired import compare_measured
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.pipeline.job import run
 from quantcore.engine.runtime.devices import limit_threads
 from quantcore.events import silence
 from quantcore.importing.model import read_model
+from quantcore.report.paired import judge
 
 TOLERANCES = (0.0, 0.01, 0.02, 0.03, 0.05)
 

@@ -47,7 +47,7 @@ def files_of(contents: manifest.Manifest) -> list[FileOut]:
 @router.get("")
 def list_artifacts(job_id: JobId, caller: Reader, sessions: SessionsDep) -> FileList:
     """List the files of the result with their sizes and hashes."""
-    artifact, _job = _find_artifact(sessions, caller, job_id)
+    artifact, _job = find_artifact(sessions, caller, job_id)
     contents = service.read_manifest(artifact)
     files = files_of(contents)
     size = contents.num_bytes - sum(file.bytes for file in files)
@@ -69,7 +69,7 @@ def download_artifact(
     job_id: JobId, path: str, caller: Reader, sessions: SessionsDep, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Send a file, whole or in ranges. Its ETag is its SHA-256, and a file that no longer has that hash is not sent."""
-    artifact, _job = _find_artifact(sessions, caller, job_id)
+    artifact, _job = find_artifact(sessions, caller, job_id)
     file_path, file = service.find_file(artifact, path)
     headers = {"ETag": f'"{file.sha256}"', "Cache-Control": "private, max-age=31536000, immutable"}
     if matches(if_none_match, headers["ETag"]):
@@ -84,7 +84,7 @@ def download_artifact(
 )
 def download_all_artifacts(job_id: JobId, caller: Reader, sessions: SessionsDep) -> StreamingResponse:
     """Send all files of the result as one tar file. A damaged file ends it before its Content-Length."""
-    archive = Archive.of(*_find_artifact(sessions, caller, job_id))
+    archive = Archive.of(*find_artifact(sessions, caller, job_id))
     headers = {
         "Content-Disposition": f'attachment; filename="{archive.name}.tar"',
         "Content-Length": str(archive.num_bytes()),
@@ -93,7 +93,8 @@ def download_all_artifacts(job_id: JobId, caller: Reader, sessions: SessionsDep)
     return StreamingResponse(archive.content(), media_type="application/x-tar", headers=headers)
 
 
-def _find_artifact(sessions: Sessions, caller: Caller, job_id: str) -> tuple[Artifact, Job]:
+def find_artifact(sessions: Sessions, caller: Caller, job_id: str) -> tuple[Artifact, Job]:
+    """Return the result of a job, and the job. Raises Problem 404, and 409 for a job without a result."""
     with open_job(sessions, caller, job_id) as (session, job):
         artifact = jobs.find_artifact(session, job)
     if artifact is None:

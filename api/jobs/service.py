@@ -35,7 +35,9 @@ from quantcore.plan import mix_schemes
 from quantcore.plan.fitting import possible_chains
 from quantcore.plan.hardware import Hardware, parse_hardware
 from quantcore.plan.runtimes import SUPPORTED_SCHEMES
+from quantcore.report.values import Report
 
+_REPORT = "report.json"
 _BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanCreate.model_fields})
 
 
@@ -228,6 +230,17 @@ def find_file(artifact: Artifact, name: str) -> tuple[Path, ManifestFile]:
     file = contents.files[name]
     _check_once(folder, file, _fingerprint(folder / name))
     return folder / name, file
+
+
+def read_report(artifact: Artifact) -> Report | None:
+    """Return the report of an artifact; None if there is none that this version can read."""
+    if _REPORT not in read_manifest(artifact).files:
+        return None
+    path, _ = find_file(artifact, _REPORT)
+    try:
+        return Report.model_validate_json(path.read_bytes())
+    except ValidationError:  # of an earlier version
+        return None
 
 
 @lru_cache(maxsize=1)

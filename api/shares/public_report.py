@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from pydantic import ValidationError
-
 from api.jobs import service
 from api.store.tables.jobs import Artifact
 from quantcore.report.values import Report
 
-_REPORT = "report.json"
 _NAMED = ("model", "calibration", "evaluation", "config", "provenance")
 """Parts of a report in which a text that begins with a slash is a path, whatever characters are in it."""
 _PATH = re.compile(r"(?:file://|(?<![\w.~:/]))/[\w.~][^\s\"'<>|;,()]*")
@@ -22,14 +19,8 @@ _PATH = re.compile(r"(?:file://|(?<![\w.~:/]))/[\w.~][^\s\"'<>|;,()]*")
 
 def read(artifact: Artifact) -> Report | None:
     """Return the public report of an artifact; None if there is none that this version can read."""
-    if _REPORT not in service.read_manifest(artifact).files:
-        return None
-    path, _ = service.find_file(artifact, _REPORT)
-    try:
-        report = Report.model_validate_json(path.read_bytes())
-    except ValidationError:  # of an earlier version
-        return None
-    return without_paths(report)
+    report = service.read_report(artifact)
+    return None if report is None else without_paths(report)
 
 
 def without_paths(report: Report) -> Report:

@@ -9,6 +9,39 @@ from bitfoundry.client.answers import Job
 from bitfoundry.client.project_answers import MemberRef
 
 
+class Interval(Answer):
+    """A number and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class PairedChange(Answer):
+    """Whether a new result is worse than an old one, measured on the same tokens.
+
+    `kl_change` is the relative change of the mean KL divergence from the original, new / old - 1, and decides
+    `verdict`: its interval lies above `tolerance` (worse), below `-tolerance` (better), or neither.
+    `smallest_kl_change` is the relative rise of KL that this text shows 19 times in 20 to be above the tolerance.
+    `perplexity_ratio` is new / old, and `top1_difference` that of the shares of tokens, new - old.
+    """
+
+    verdict: str
+    """`better`, `worse` or `no difference found`."""
+    tolerance: float
+    kl_change: Interval
+    smallest_kl_change: float
+    perplexity_ratio: Interval
+    top1_difference: Interval
+
+
+class ResultChange(Answer):
+    """The change from one result to another; without a test on the same tokens, why there is none."""
+
+    change: PairedChange | None = None
+    not_tested: str | None = None
+
+
 class Recipe(Answer):
     """The recipe of a result: a `preset`, a `mix` of schemes, or a `goal`; with none of them a whole config.
 

@@ -19,15 +19,7 @@ from urllib.parse import quote, urlencode
 import httpx2
 
 from bitfoundry.client.account import Account
-from bitfoundry.client.answers import (
-    ArtifactFile,
-    Event,
-    Inspection,
-    Job,
-    LogLine,
-    Plan,
-    Summary,
-)
+from bitfoundry.client.answers import ArtifactFile, Event, Inspection, Job, LogLine, Plan, Summary
 from bitfoundry.client.bodies import JobOptions, given, job_body, model_of
 from bitfoundry.client.chats import Chats
 from bitfoundry.client.connection import Connection
@@ -35,7 +27,7 @@ from bitfoundry.client.datasets import Datasets
 from bitfoundry.client.download import download, download_tar
 from bitfoundry.client.filters import JobFilter, query_of
 from bitfoundry.client.follow import follow
-from bitfoundry.client.model_answers import BriefSweep, ModelFolders, ModelResults, Sweep, UsedModel
+from bitfoundry.client.model_answers import BriefSweep, ModelFolders, ModelResults, ResultChange, Sweep, UsedModel
 from bitfoundry.client.named import the_one
 from bitfoundry.client.registry import Registry
 from bitfoundry.client.retention import Retention
@@ -361,6 +353,14 @@ class Client:
         """Return the report.json of a succeeded job. Raises ApiError `not_ready` before."""
         answer: dict[str, Any] = self._service.send("GET", f"{_path(job_id)}/artifacts/report.json").json()
         return answer
+
+    def change(self, job_id: str, base: str) -> ResultChange:
+        """Return whether the result of a job is worse than that of the job `base`, measured on the same tokens.
+
+        Without such measurements `not_tested` has the reason. Raises ApiError `not_ready` before both have succeeded.
+        """
+        answer = self._service.send("GET", f"{_path(job_id)}/change", query={"base": base}).json()
+        return ResultChange.model_validate(answer)
 
     def download(
         self, job_id: str, folder: Path, *, on_bytes: Callable[[ArtifactFile, int], None] | None = None

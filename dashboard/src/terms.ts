@@ -13,6 +13,8 @@ export const TERMS: Record<string, string> = {
   "Relative output error":
     "Norm of the error of a layer's output on calibration text, divided by the norm of the output.",
   "SQNR (dB)": "Signal-to-quantization-noise ratio of a layer's weight, in decibels. Higher is better.",
+  "Against the baseline":
+    "Whether the KL divergence is larger or smaller than the baseline's on the same tokens, with its 95 % interval.",
   "Pareto-optimal": "No other run of the same model is both smaller and better.",
   Checks: "Limits for the result. A missed limit is a warning or fails the job.",
   "Worst layer": "The layer whose output changed most, relative to its norm.",

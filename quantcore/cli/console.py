@@ -192,13 +192,24 @@ def show_speed(found: dict[str, Any]) -> None:
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """Show one row per result, from the smallest; a star marks those on the Pareto front."""
+    """Show one row per result, from the smallest; a star marks those on the Pareto front.
+
+    Below it stands what a paired test on the same tokens finds, from the first result named to each other one.
+    """
     table = Table("", "result", "scheme", "size", "perplexity", "mean KL", "failed gates", box=None)
     for row in comparison.rows:
         numbers = (str(row.perplexity), str(row.kl), str(row.num_failed_gates))
         table.add_row("*" if row.is_front else "", row.name, row.scheme, _mega(row.size_bytes), *numbers)
     out = Console()
     out.print(table)
+    for row in comparison.rows:
+        if row.change is not None:
+            text = f"{row.change.verdict}, KL {_percent(row.change.kl_change)}"
+        elif row.not_tested is not None:
+            text = f"not tested. {row.not_tested}"
+        else:
+            continue
+        out.print(f"{row.name} against {comparison.first}: {text}", highlight=False, markup=False, soft_wrap=True)
     for warning in comparison.warnings:
         out.print(f"[yellow]warning[/] {warning}", highlight=False)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from quantcore.errors import ConfigError
-from quantcore.report.quality import Measure, Quality, Record
+from quantcore.report.paired import MIN_WINDOWS, compare_windows
+from quantcore.report.quality import Measure, PairedChange, Quality, Record
 from quantcore.report.values import Report
 
 
@@ -14,7 +16,8 @@ class Row(Record):
     """An artifact in a comparison.
 
     ``kl`` is the mean divergence from the original; ``is_front``: no other artifact is both smaller and nearer to the
-    original.
+    original. ``change`` is that from the first artifact named, by a paired test on the same tokens; ``not_tested`` says
+    why there is none. The first artifact has neither.
     """
 
     name: str
@@ -24,11 +27,17 @@ class Row(Record):
     kl: Measure
     num_failed_gates: int
     is_front: bool
+    change: PairedChange | None = None
+    not_tested: str | None = None
 
 
 class Comparison(Record):
-    """Artifacts from the smallest to the largest, and the names of those on the Pareto front."""
+    """Artifacts from the smallest to the largest, and the names of those on the Pareto front.
 
+    ``first`` is the name of the one from which the changes of the others are.
+    """
+
+    first: str
     rows: tuple[Row, ...]
     front: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -69,10 +78,56 @@ def compare(folders: Sequence[str]) -> Comparison:
             kl=quality.divergence.kl_mean,
             num_failed_gates=sum(gate.status == "fail" for gate in report.summary.gates),
             is_front=is_front,
+            **({} if report is first else _change(report, first)),
         )
         for (name, report, quality), is_front in zip(measured, front, strict=True)
     )
-    return Comparison(rows=rows, front=tuple(row.name for row in rows if row.is_front), warnings=tuple(warnings))
+    return Comparison(
+        first=folders[0], rows=rows, front=tuple(row.name for row in rows if row.is_front), warnings=tuple(warnings)
+    )
+
+
+def paired_change(new: Report, old: Report, tolerance: float = 0.0) -> PairedChange:
+    """Return whether ``new`` is worse than ``old``, by what both reports keep of each window of text.
+
+    Raises ConfigError ``not_comparable`` with the reason if they were not measured on the same tokens, or too few.
+    """
+    if reason := _why_not_paired(new, old):
+        raise ConfigError(
+            reason,
+            code="not_comparable",
+            hint="Measure both results on the same tokens: bitfoundry compare NEW OLD --against ORIGINAL.",
+        )
+    assert new.quality and new.quality.by_window and old.quality and old.quality.by_window
+    return compare_windows(new.quality.by_window, old.quality.by_window, tolerance)
+
+
+def _why_not_paired(new: Report, old: Report) -> str | None:
+    """Return why two results cannot be compared token by token; None if they can."""
+    if new.provenance.model != old.provenance.model:
+        return "They were made from different models."
+    if new.quality is None or old.quality is None:
+        return "One of them was not measured on text."
+    if new.provenance.held_out_sha256 != old.provenance.held_out_sha256:
+        return "They were measured on different texts."
+    windows, others = new.quality.by_window, old.quality.by_window
+    if windows is None or others is None:
+        return "The report of one lacks the measurements of each window: it is old, or has more than 1024 windows."
+    if (windows.num_tokens, windows.texts) != (others.num_tokens, others.texts):
+        return "They were measured on different tokens of one text."
+    if len(windows.num_tokens) < MIN_WINDOWS:
+        return f"They were measured on {len(windows.num_tokens)} windows; a paired test needs {MIN_WINDOWS}."
+    if not sum(others.kl):
+        return "The result to compare with predicts exactly what the original does."
+    return None
+
+
+def _change(report: Report, first: Report) -> dict[str, Any]:
+    """Return the fields of a row about its change from the first result."""
+    try:
+        return {"change": paired_change(report, first)}
+    except ConfigError as error:
+        return {"not_tested": error.message}
 
 
 def read_report(folder: Path) -> Report:

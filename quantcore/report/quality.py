@@ -135,6 +135,21 @@ class PositionQuality(Record):
         return f"{self.first} to {self.last}"
 
 
+class WindowSums(Record):
+    """Sums over the scored tokens of each window, from which two results are compared: see ``report.paired``.
+
+    ``losses`` are those of the quantized model, ``kl`` its divergence from the original, both in nats;
+    ``top1_agreements`` counts the tokens at which both have the same first choice. ``texts`` numbers the text of each
+    window, where several give a fixed number of windows each; empty for one text.
+    """
+
+    num_tokens: tuple[int, ...]
+    losses: tuple[Number, ...]
+    kl: tuple[Number, ...]
+    top1_agreements: tuple[Number, ...]
+    texts: tuple[int, ...] = ()
+
+
 class AbsoluteQuality(Record):
     """Perplexities of one model on its own."""
 
@@ -148,13 +163,15 @@ class Quality(AbsoluteQuality):
     """Perplexities of the quantized model (``after``) and of the original (``before``), and the distance between both.
 
     ``ratio`` is that of the token perplexities; its error comes from the pairs of losses. ``by_position`` has the
-    distance by the position in a window, in a few ranges: see ``divergence.POSITIONS``.
+    distance by the position in a window, in a few ranges: see ``divergence.POSITIONS``. ``by_window`` is null for more
+    than 1024 windows.
     """
 
     before: Perplexities
     ratio: Measure
     divergence: Divergence
     by_position: tuple[PositionQuality, ...] = ()
+    by_window: WindowSums | None = None
 
 
 class KindQuality(Record):
@@ -200,15 +217,28 @@ class Interval(Record):
 Change = Literal["better", "worse", "no difference found"]
 
 
-class PairedQuality(Record):
-    """Whether a new result is worse than an old one, or several than several, measured on the same tokens.
+class PairedChange(Record):
+    """Whether a new result is worse than an old one, measured on the same tokens.
 
     ``kl_change`` is the relative change of the mean KL divergence from the original, new / old - 1, and decides
     ``verdict``: its interval lies above ``tolerance`` (worse), below ``-tolerance`` (better), or neither.
     ``smallest_kl_change`` is the relative rise of KL that this text shows 19 times in 20 to be above the tolerance.
-    ``perplexity_ratio`` is new / old, and ``top1_difference`` that of the shares of tokens, new - old. Several results
-    of one recipe are compared by their means: ``num_results`` has the numbers of both sides, and ``seed_deviation`` is
-    the relative standard deviation of KL among the results of one side (None: one result each).
+    ``perplexity_ratio`` is new / old, and ``top1_difference`` that of the shares of tokens, new - old.
+    """
+
+    verdict: Change
+    tolerance: Number
+    kl_change: Interval
+    smallest_kl_change: Number
+    perplexity_ratio: Interval
+    top1_difference: Interval
+
+
+class PairedQuality(PairedChange):
+    """A paired comparison with what it was made of: one result on each side, or several.
+
+    Several results of one recipe are compared by their means: ``num_results`` has the numbers of both sides, and
+    ``seed_deviation`` is the relative standard deviation of KL among the results of one side (None: one result each).
     """
 
     new: str
@@ -216,12 +246,6 @@ class PairedQuality(Record):
     against: str
     num_results: tuple[int, int]
     seed_deviation: Number | None
-    verdict: Change
-    tolerance: Number
-    kl_change: Interval
-    smallest_kl_change: Number
-    perplexity_ratio: Interval
-    top1_difference: Interval
     new_quality: Quality
     old_quality: Quality
     environment: dict[str, str]

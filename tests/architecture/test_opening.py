@@ -89,7 +89,7 @@ ALLOWED = {
         "api.store.manifest": 2,
         "api.store.vault": 3,
         "api.datasets.storage": 3,
-        "api.shares.public_report": 1,
+        "api.jobs.service": 1,
         "api.integrity.check": 1,
         "api.http.dashboard": 1,
         "worker.node_run": 1,

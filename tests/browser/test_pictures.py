@@ -152,6 +152,19 @@ def test_every_page_looks_as_it_did(
     assert {path.stem for path in PICTURES.iterdir()} == {f"{shown.name}-{look}" for shown in PAGES for look in LOOKS}
 
 
+def test_the_numbers_of_a_comparison_fit_and_come_first(filled: LocalStack, pages: dict[str, Page]) -> None:
+    page = pages[rows.PROJECT]
+    open_page(page, next(shown for shown in PAGES if shown.name == "compare"), filled)
+    page.set_viewport_size({"width": 1440, "height": 900})
+    table = page.locator(".results")
+    assert table.evaluate("box => box.scrollWidth - box.clientWidth") <= 0, "a column is out of sight"
+    row = table.get_by_role("row").filter(has=page.get_by_role("rowheader", name="SmolLM2 int8_dynamic"))
+    expect(row).to_contain_text("KL ")  # the interval of a paired test
+    page.set_viewport_size({"width": 390, "height": 844})
+    tops = [page.locator(part).first.bounding_box() for part in (".results", "[role=group] > svg")]
+    assert tops[0] and tops[1] and tops[0]["y"] < tops[1]["y"], "charts come before the numbers"
+
+
 def open_page(page: Page, shown: Shown, stack: LocalStack) -> None:
     page.set_viewport_size(LOOKS["light"])
     page.goto(shown.path.format(models=stack.home.parent))

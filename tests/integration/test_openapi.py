@@ -58,7 +58,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         *(f"POST {JOB}/{action}" for action in ("cancel", "pause", "resume", "retry")),
         f"GET {JOB}/events", f"GET {JOB}/events/stream", f"GET {JOB}/logs", f"GET {JOB}/logs/download",
         f"GET {JOB}/logs/stream", f"GET {JOB}/artifacts", f"GET {JOB}/artifacts/{{path}}", f"POST {JOB}/publish",
-        f"GET {JOB}/artifacts.tar",
+        f"GET {JOB}/artifacts.tar", f"GET {JOB}/change",
         f"POST {JOB}/shares", f"GET {JOB}/shares", f"DELETE {JOB}/shares/{{share_id}}",
         "GET /v1/shared/{token}", "GET /v1/shared/{token}/report.json",
         f"POST {JOB}/chat", f"GET {JOB}/chat", f"GET {CHAT}", f"DELETE {CHAT}", f"POST {CHAT}/turns",

@@ -18,11 +18,10 @@ from api.http.security import create_key
 from api.main import create_app
 from api.settings import Settings
 from api.shares import viewing
-from api.store import manifest
 from api.store.engine import Sessions
-from api.store.queue import leases
 from tests.support.api import JOB, bearer
 from tests.support.reports import report
+from tests.support.results import succeed_with
 from tests.support.service import Server
 
 DAY_S = 24 * 3600
@@ -36,21 +35,7 @@ def succeed(settings: Settings, sessions: Sessions, submit: Callable[..., str]) 
 
     def make(files: dict[str, bytes]) -> str:
         job_id = submit()
-        folder = settings.artifacts_dir / job_id / "x"
-        folder.mkdir(parents=True)
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
-        entries = [
-            {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in files.items()
-        ]
-        (folder / manifest.MANIFEST).write_text(json.dumps({"format": 1, "files": entries}))
-        contents = manifest.read(folder)
-        with sessions.begin() as session:
-            lease = leases.claim(session, worker="w", lease_s=60)
-            assert lease
-            done: dict[str, Any] = {"manifest_sha256": contents.sha256, "num_bytes": contents.num_bytes, "summary": {}}
-            leases.succeed(session, lease, path=str(folder), **done)
+        succeed_with(files, job_id, settings, sessions)
         return job_id
 
     return make

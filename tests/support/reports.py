@@ -44,6 +44,15 @@ def layer(name: str, scheme: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def windows(kl: float, *, num: int = 12) -> dict[str, Any]:
+    """Return what ``quality.by_window`` holds: windows of 500 tokens, with noise of each result."""
+    each = [500 * kl * (1 + 0.5 * (number % 4) + 0.01 * ((number + round(50 * kl)) % 3)) for number in range(num)]
+    return {
+        "num_tokens": [500] * num, "losses": [1500 + value for value in each], "kl": each,
+        "top1_agreements": [480.0 - number % 5 for number in range(num)],
+    }  # fmt: skip
+
+
 def report(*, size: int = 19000, kl: float = 0.1, model: str = "sha256:a", text: str = "t") -> dict[str, Any]:
     """Return a report of schema version 2 as the first release wrote it: fields that came later are missing."""
     return {

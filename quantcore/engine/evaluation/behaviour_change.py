@@ -16,8 +16,8 @@ from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 from quantcore.engine.evaluation.answer_faults import FAULTS, Answered, Asked, faults_of, final_number, without_thinking
-from quantcore.engine.evaluation.paired import CONFIDENCE, POWER, student_quantile
 from quantcore.report.behaviour import FaultChange, LengthChange
+from quantcore.report.paired import CONFIDENCE, POWER, student_quantile
 from quantcore.report.quality import Interval
 
 LEVEL = (1 - CONFIDENCE) / 2

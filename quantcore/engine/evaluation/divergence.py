@@ -14,15 +14,17 @@ from typing import Protocol
 
 import torch
 
-from quantcore.engine.evaluation.perplexity import exponential, mean_and_stderr, perplexities
+from quantcore.engine.evaluation.perplexity import exponential, mean_and_stderr, perplexities, sums_of_windows
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.evaluation.token_sums import TokenSums, sums_of_tokens
 from quantcore.engine.runtime.vocabulary import Vocabulary, common_parts
 from quantcore.plan.workload import LOGIT_ROWS, PART_ROWS
-from quantcore.report.quality import AbsoluteQuality, Divergence, Measure, PositionQuality, Quality
+from quantcore.report.quality import AbsoluteQuality, Divergence, Measure, PositionQuality, Quality, WindowSums
 
 POSITIONS = (16, 64, 256, 1024, 4096, 16384, 65536)
 """Last positions of the ranges for which the distance is also given: each is about four times as long as the last."""
+MAX_WINDOWS = 1024
+"""Most windows whose sums are kept in a report, where they take about 60 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,22 @@ def summarize_both(measured: Measured, text: EvaluationText) -> Quality:
             logit_error=(lost / power).sqrt().item() if power > 0 else None,
         ),
         by_position=tuple(_by_position(kl_NP, agrees_NP, text)),
+        by_window=window_sums(measured, scored, text.strata_N) if alone.num_windows <= MAX_WINDOWS else None,
+    )
+
+
+def window_sums(measured: Measured, scored_NP: torch.Tensor, strata_N: torch.Tensor | None = None) -> WindowSums:
+    """Return what a paired comparison needs of a result: sums over the scored tokens of each window."""
+    assert measured.distances_NP4 is not None
+    kl_NP, agrees_NP, *_ = measured.distances_NP4.unbind(-1)
+    sums = (sums_of_windows(values_NP, scored_NP).tolist() for values_NP in (measured.losses_NP, kl_NP, agrees_NP))
+    losses, kl, agreements = map(tuple, sums)
+    return WindowSums(
+        num_tokens=tuple(scored_NP.sum(1).tolist()),
+        losses=losses,
+        kl=kl,
+        top1_agreements=agreements,
+        texts=() if strata_N is None else tuple(strata_N.tolist()),
     )
 
 

@@ -1,8 +1,7 @@
 """Compares two models by their distances from one original on the same tokens.
 
-The errors of two similar models rise and fall together from token to token, so the ratio of their sums is known far
-better than either of them. Tokens of one window depend on each other, so the sampled units are windows. Either side may
-be several results of one recipe, which differ by their seed: then the intervals are those of the recipes.
+Either side may be several results of one recipe, which differ by their seed: then the intervals are those of the
+recipes. See ``quantcore.report.paired``.
 """
 
 from __future__ import annotations
@@ -11,25 +10,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from statistics import NormalDist, variance
+from statistics import variance
 from typing import Any
 
 import torch
 
-from quantcore.engine.evaluation.divergence import Measured
-from quantcore.engine.evaluation.perplexity import LARGEST_EXPONENT, mean_and_stderr, ratio_and_stderr, strata, sums_of
+from quantcore.engine.evaluation.divergence import Measured, window_sums
+from quantcore.engine.evaluation.perplexity import sums_of_windows
 from quantcore.errors import ConfigError
-from quantcore.report.quality import Change, Interval
+from quantcore.report.paired import CONFIDENCE, MIN_WINDOWS, compare_windows, strata, student_quantile
 
 ValueOf = Callable[[Measured, torch.Tensor], float]
 """A value of one result, from what was measured and which tokens [N, P] count."""
-MIN_WINDOWS = 8
-"""Fewest windows of a comparison: the spread of fewer is itself hardly known."""
 MIN_SPREAD_DEGREES = 4
 """Fewest degrees of freedom of the spread between results of one recipe: three results a side, or one and five."""
-CONFIDENCE = 0.95
-POWER = 0.95
-"""Probability with which ``smallest_kl_change`` is found."""
 
 
 def compare_measured(
@@ -41,32 +35,17 @@ def compare_measured(
 ) -> dict[str, Any]:
     """Return the verdict, the changes and their intervals, as fields of PairedQuality.
 
-    ``new`` and ``old`` are one result each, or several that differ by their seed, whose means are compared. The error
-    of the KL ratio is that of its logarithm. Over the windows it is that of a ratio of sums by the delta method, with
-    the windows less the strata as degrees of freedom (see ``perplexity.ratio_and_stderr``); ``_Error`` adds the spread
-    of several results. Raises ConfigError for fewer than MIN_WINDOWS windows, for several but too few results, and for
-    a result whose divergence is 0, to which no change is relative.
+    ``new`` and ``old`` are one result each, or several that differ by their seed, whose means are compared: see
+    ``compare_windows``; ``_Error`` adds the spread of several results. Raises ConfigError for fewer than MIN_WINDOWS
+    windows, for several but too few results, and for a result whose divergence is 0, to which no change is relative.
     """
     _check(new, old, scored_NP)
-    num_degrees = len(scored_NP) - len(strata(strata_N, len(scored_NP)))
-    error_of = _Error(new, old, scored_NP, num_degrees)
-    mean_new, mean_old = mean_of(new), mean_of(old)
-    (kl_NP, agrees_NP, *_), (old_kl_NP, old_agrees_NP, *_) = (
-        _distances_of(side).unbind(-1) for side in (mean_new, mean_old)
-    )
-    ratio, stderr = ratio_and_stderr(sums_of(kl_NP, scored_NP), sums_of(old_kl_NP, scored_NP), strata_N)
-    error, deviations = error_of(stderr / ratio if stderr and ratio else 0.0, _log_kl)
-    kl_change = _interval(math.log(ratio) if ratio else -math.inf, deviations * error, math.expm1)
-    loss, loss_error = mean_and_stderr(mean_new.losses_NP - mean_old.losses_NP, scored_NP, strata_N)
-    top1, top1_error = mean_and_stderr(agrees_NP - old_agrees_NP, scored_NP, strata_N)
+    texts = None if strata_N is None else strata_N.tolist()
+    error_of = _Error(new, old, scored_NP, len(scored_NP) - len(strata(texts, len(scored_NP))))
+    of_new, of_old = (window_sums(mean_of(side), scored_NP, strata_N) for side in (new, old))
     spread = error_of.spread(_log_kl)
     return {
-        "verdict": judge(kl_change, tolerance),
-        "tolerance": tolerance,
-        "kl_change": kl_change,
-        "smallest_kl_change": (1 + tolerance) * math.exp((deviations + NormalDist().inv_cdf(POWER)) * error) - 1,
-        "perplexity_ratio": _interval(loss, math.prod(error_of(loss_error or 0.0, _mean_loss)), _exp),
-        "top1_difference": _interval(top1, math.prod(error_of(top1_error or 0.0, _top1)), float),
+        **dict(compare_windows(of_new, of_old, tolerance, lambda error, name: error_of(error, VALUES[name]))),
         "num_results": (len(new), len(old)),
         "seed_deviation": None if spread is None else math.sqrt(spread),
     }
@@ -115,28 +94,6 @@ def mean_of(results: Sequence[Measured]) -> Measured:
     return Measured(losses_NP, results[0].original_losses_NP, distances_NP4)
 
 
-def judge(kl_change: Interval, tolerance: float) -> Change:
-    """Return ``worse`` or ``better`` if the whole interval is beyond the tolerance on that side."""
-    if kl_change.low > tolerance:
-        return "worse"
-    return "better" if kl_change.high < -tolerance else "no difference found"
-
-
-def student_quantile(share: float, num_degrees: float) -> float:
-    """Return the quantile of Student's t, within 0.05 % from 4 degrees of freedom on.
-
-    It is the expansion 26.7.5 of Abramowitz and Stegun, Handbook of Mathematical Functions.
-    """
-    z = NormalDist().inv_cdf(share)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + math.fsum(term / num_degrees**power for power, term in enumerate(terms, 1))
-
-
 def _check(new: Sequence[Measured], old: Sequence[Measured], scored_NP: torch.Tensor) -> None:
     if len(scored_NP) < MIN_WINDOWS:
         raise ConfigError(
@@ -166,7 +123,7 @@ def _distances_of(result: Measured) -> torch.Tensor:
 
 
 def _log_kl(result: Measured, scored_NP: torch.Tensor) -> float:
-    total = sums_of(_distances_of(result)[..., 0], scored_NP).sum().item()
+    total = sums_of_windows(_distances_of(result)[..., 0], scored_NP).sum().item()
     return math.log(total) if total else -math.inf
 
 
@@ -178,9 +135,5 @@ def _mean_loss(result: Measured, scored_NP: torch.Tensor) -> float:
     return result.losses_NP[scored_NP].mean().item()
 
 
-def _interval(value: float, margin: float, scale: Callable[[float], float]) -> Interval:
-    return Interval(value=scale(value), low=scale(value - margin), high=scale(value + margin))
-
-
-def _exp(value: float) -> float:
-    return math.exp(min(value, LARGEST_EXPONENT))
+VALUES: dict[str, ValueOf] = {"kl": _log_kl, "loss": _mean_loss, "top1": _top1}
+"""The value of one result whose spread counts, by the measure."""

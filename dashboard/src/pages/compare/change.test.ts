@@ -1,5 +1,6 @@
 import { expect, it } from "vitest";
-import { changeOf, ROWS, type Row } from "./change";
+import type { PairedChange } from "../../api/types";
+import { changeOf, ROWS, type Row, verdictOf } from "./change";
 
 const row = (text: string) => ROWS.find((each) => each.text.startsWith(text)) as Row;
 
@@ -34,4 +35,26 @@ it("shows a large loss without decimals", () => {
     "+99.51 %",
     "+149 %",
   ]);
+});
+
+const interval = (value: number, low: number, high: number) => ({ value, low, high });
+
+it("lets a paired test decide, where two intervals overlap", () => {
+  const worse: PairedChange = {
+    verdict: "worse",
+    tolerance: 0,
+    kl_change: interval(0.57, 0.31, 0.88),
+    smallest_kl_change: 0.2,
+    perplexity_ratio: interval(1.002, 0.999, 1.005),
+    top1_difference: interval(0, 0, 0),
+  };
+  expect(changeOf(row("KL"), 0.187, 0.119, [0.03, 0.03], worse)).toEqual({ text: "+57 % worse", tone: "bad" });
+  const same = { text: "+0.20 points, no difference found", tone: "" };
+  expect(changeOf(row("Perplexity vs."), 0.004, 0.002, [0.001, 0.001], worse)).toEqual(same);
+  expect(changeOf(row("Size"), 200, 100, [0, 0], worse)?.text).toBe("2 times worse");
+  expect(verdictOf(worse)).toEqual({ text: "worse", tone: "bad", interval: "KL +31 % to +88 %" });
+  expect(verdictOf({ ...worse, kl_change: interval(9, 8.5, 9.5) }).interval).toBe("KL 9.5 to 10.5 times");
+  const equal: PairedChange = { ...worse, verdict: "no difference found", kl_change: interval(0, -0.02, 0.02) };
+  expect(changeOf(row("KL"), 0.1, 0.1, [0, 0], equal)).toEqual({ text: "no difference found", tone: "" });
+  expect(verdictOf(equal)).toEqual({ text: "no difference found", tone: "", interval: "KL −2.0 % to +2.0 %" });
 });

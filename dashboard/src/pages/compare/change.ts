@@ -1,5 +1,5 @@
 // How a value of a run differs from the baseline's, in the terms of its own scale.
-import type { Summary } from "../../api/types";
+import type { PairedChange, Summary } from "../../api/types";
 import { formatBytes, formatDuration, formatLoss, formatNumber, formatPercent, formatShare } from "../../format";
 import { LABELS } from "../../labels";
 
@@ -18,6 +18,10 @@ export interface Row {
   ofAnyModel?: boolean;
   /** Changes up to this one are not worth a word, in the unit of the scale. */
   noise: number;
+  /** Where a paired test finds the change of this value: worse, better, or no difference found. */
+  paired?: (change: PairedChange) => PairedChange["verdict"];
+  /** Whether the table of the page leaves it to the file. */
+  onlyInFile?: boolean;
 }
 
 export interface Change {
@@ -27,6 +31,8 @@ export interface Change {
 
 const Z95 = 1.96;
 const MANY = 2; // times as much: from here on a factor is clearer than a percentage
+
+const NO_DIFFERENCE = "no difference found";
 
 export const ROWS: Row[] = [
   {
@@ -48,6 +54,7 @@ export const ROWS: Row[] = [
     better: "less",
     ofAnyModel: true,
     noise: 0.0001,
+    paired: ({ perplexity_ratio: { low, high } }) => (low > 1 ? "worse" : high < 1 ? "better" : NO_DIFFERENCE),
   },
   {
     id: "kl_mean",
@@ -58,6 +65,7 @@ export const ROWS: Row[] = [
     scale: "ratio",
     better: "less",
     noise: 0.005,
+    paired: ({ verdict }) => verdict,
   },
   {
     id: "perplexity",
@@ -66,6 +74,7 @@ export const ROWS: Row[] = [
     format: (value) => formatNumber(value, 5),
     scale: "none",
     noise: 0,
+    onlyInFile: true,
   },
   {
     id: "worst_output_error",
@@ -83,6 +92,7 @@ export const ROWS: Row[] = [
     format: String,
     scale: "none",
     noise: 0,
+    onlyInFile: true,
   },
   {
     id: "total_s",
@@ -106,25 +116,47 @@ export const ROWS: Row[] = [
 export const halfInterval = (stderr: number | null | undefined) => (stderr ? Z95 * stderr : 0);
 
 /** What stands behind a change that two separate intervals do not show: on the same tokens a paired test may find it. */
-export const UNTESTED = "not tested";
+const UNTESTED = "not tested";
 
 /**
  * The change from `base` to `value`; null if there is none to speak of. The errors are standard errors.
  *
- * A change beyond both errors together is beyond that of pairs, too, which is smaller on the same tokens. Below it, only
- * a paired test can tell: such a change is neither better nor worse, and not nothing.
+ * A paired test decides where there is one. Without it, a change beyond both errors together is beyond that of pairs,
+ * too, which is smaller on the same tokens. Below it, such a change is neither better nor worse, and not nothing.
  */
-export function changeOf(row: Row, value: number, base: number, errors: [number, number] = [0, 0]): Change | null {
+export function changeOf(
+  row: Row,
+  value: number,
+  base: number,
+  errors: [number, number] = [0, 0],
+  paired: PairedChange | null = null,
+): Change | null {
   if (row.scale === "none") return null;
   const difference = value - base;
   const size = row.scale === "ratio" ? (base ? Math.abs(difference / base) : 0) : Math.abs(difference);
-  if (size <= row.noise) return null;
   const text = changeText(row.scale, value, base);
+  if (row.paired && paired) {
+    const verdict = row.paired(paired);
+    const words = verdict === NO_DIFFERENCE ? `, ${verdict}` : ` ${verdict}`;
+    return { text: size <= row.noise ? verdict : text + words, tone: toneOf(verdict) };
+  }
+  if (size <= row.noise) return null;
   if (Math.abs(difference) < halfInterval(Math.hypot(...errors))) return { text: `${text}, ${UNTESTED}`, tone: "" };
   if (!row.better) return { text, tone: "" };
   const isBetter = difference < 0 === (row.better === "less");
   return { text: `${text} ${isBetter ? "better" : "worse"}`, tone: isBetter ? "good" : "bad" };
 }
+
+/** A change in words, with its 95 % interval: the divergence decides. */
+export function verdictOf({ verdict, kl_change: { low, high } }: PairedChange): Change & { interval: string } {
+  const interval =
+    low + 1 >= MANY
+      ? `${formatNumber(low + 1, 3)} to ${formatNumber(high + 1, 3)} times`
+      : [low, high].map((end) => formatPercent(end, Math.abs(end) < 0.1 ? 1 : 0)).join(" to ");
+  return { text: verdict, tone: toneOf(verdict), interval: `KL ${interval}` };
+}
+
+const toneOf = (verdict: PairedChange["verdict"]) => (verdict === "worse" ? "bad" : verdict === "better" ? "good" : "");
 
 function changeText(scale: "ratio" | "points", value: number, base: number): string {
   const sign = value > base ? "+" : "−";

@@ -1,7 +1,16 @@
 // The runs of a comparison and their layers, from the service.
 import { get, Problem } from "../../api/client";
 import { type Query, queryClient, useQuery } from "../../api/query";
-import { type EventPage, type Job, type JobPage, type JobSummary, type Layer, summaryOf } from "../../api/types";
+import {
+  type EventPage,
+  type Job,
+  type JobPage,
+  type JobSummary,
+  type Layer,
+  modelOf,
+  type ResultChange,
+  summaryOf,
+} from "../../api/types";
 import { plural } from "../../format";
 import { FINAL_STATES } from "../../ui/states";
 import { type Choice, type Filter, MAX_COMPARED } from "./address";
@@ -64,6 +73,20 @@ function checkNumber(count: number, text: string) {
     `${text} ${plural(count, "run")}; at most ${MAX_COMPARED} can be compared. Filter the list of runs by model, label, sweep or text until it has no more, then choose “Compare … results” there.`,
   );
 }
+
+/**
+ * The change from the result of `base` to that of `job`, by a paired test; null where two runs of a model have none to
+ * test. A comparison with it never changes, so it is read once.
+ */
+export function useChange(job: Job, base: Job): ResultChange | null {
+  const isPair = job !== base && modelOf(job) === modelOf(base) && [job, base].every(isMeasured);
+  const { data, error } = useQuery<ResultChange>(isPair ? `change ${job.id} from ${base.id}` : null, (signal, old) =>
+    old ? Promise.resolve(old) : get<ResultChange>(`/v1/jobs/${job.id}/change`, { base: base.id }, signal),
+  );
+  return data ?? (error ? { change: null, not_tested: error.message } : null);
+}
+
+const isMeasured = (job: Job) => job.state === "succeeded" && summaryOf(job)?.kl_mean != null;
 
 /** The layers of `jobs`; those of each run are read once. */
 export function useLayers(jobs: Job[]): Query<{ job: Job; layers: Layer[] }[]> {

@@ -1,6 +1,6 @@
 import { defaultRangeExtractor, type Range, useVirtualizer } from "@tanstack/react-virtual";
 import { memo, useCallback, useMemo, useRef, useState } from "react";
-import { type Job, modelOf, schemeOf, summaryOf } from "../../api/types";
+import { type Job, modelOf, type PairedChange, type ResultChange, schemeOf, summaryOf } from "../../api/types";
 import { saveFile } from "../../download";
 import { shortName } from "../../format";
 import { Link } from "../../link";
@@ -11,9 +11,9 @@ import { VerdictLevel } from "../job-progress";
 import { quoted } from "../new-job/snippets";
 import { endsOf } from "../run/verdict";
 import { MAX_OVERLAID, overlaying, useChangeView } from "./address";
-import { changeOf, halfInterval, ROWS, type Row, UNTESTED } from "./change";
+import { changeOf, halfInterval, ROWS, type Row, verdictOf } from "./change";
 import { csvOf } from "./csv";
-import { hasLayers } from "./read-runs";
+import { hasLayers, useChange } from "./read-runs";
 import { sorted } from "./runs-of-view";
 
 const ROW_PX = 58; // until a row has been measured
@@ -37,7 +37,10 @@ interface Props {
  */
 export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNamed }: Props) {
   const shown = useMemo(() => sorted(jobs, base, order), [jobs, base, order]);
-  const metrics = useMemo(() => ROWS.filter((row) => jobs.some((job) => valueIn(row, job) != null)), [jobs]);
+  const metrics = useMemo(
+    () => ROWS.filter((row) => !row.onlyInFile && jobs.some((job) => valueIn(row, job) != null)),
+    [jobs],
+  );
   const isMixed = jobs.some((job) => modelOf(job) !== modelOf(base));
   const [box, setBox] = useState<HTMLElement | null>(null);
   const scrolledBox = useCallback((element: HTMLElement | null) => {
@@ -71,8 +74,9 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNa
     <>
       <div className="row spread">
         <p className="hint">
-          Changes are from {names.get(base.id)}; below a value stands its 95 % interval. A run is Pareto-optimal if no
-          other run of its model is both smaller and better.
+          Changes are from {names.get(base.id)}; below a value stands its 95 % interval. “Against the baseline” is a
+          paired test of the KL divergence on the same tokens. A run is Pareto-optimal if no other run of its model is
+          both smaller and better.
           {isMixed && " Runs of another model are compared only by perplexity relative to their own original."}
         </p>
         <button type="button" onClick={() => saveFile("comparison.csv", asFile(csvOf(shown, names, optimal)))}>
@@ -86,14 +90,12 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNa
             <tr aria-rowindex={1}>
               <th>Run</th>
               <th>Verdict</th>
+              <th>
+                <Term>Against the baseline</Term>
+              </th>
               {metrics.map((row) => (
                 <SortHead key={row.id} row={row} order={order} />
               ))}
-              <th>
-                <Term>Pareto-optimal</Term>
-              </th>
-              <th>Preset</th>
-              <th>Layers</th>
               <ActionsHead />
             </tr>
           </thead>
@@ -134,12 +136,9 @@ export function ResultsTable({ jobs, base, names, optimal, overlaid, order, isNa
   );
 }
 
-/** What a change that was not tested lacks, and the command for it, where a run and the baseline have one model. */
+/** The command that measures two runs of a model again: for those without a paired test here, or on more text. */
 function PairedTest({ jobs, base }: { jobs: Job[]; base: Job }) {
-  const other = jobs.find((job) => {
-    if (job === base || modelOf(job) !== modelOf(base)) return false;
-    return ROWS.some((row) => row.stderr && isUntested(row, job, base));
-  });
+  const other = jobs.find((job) => job !== base && modelOf(job) === modelOf(base));
   if (!other) return null;
   const command = [
     ...[base, other].map((job) => `bitfoundry download ${job.id}`),
@@ -147,20 +146,14 @@ function PairedTest({ jobs, base }: { jobs: Job[]; base: Job }) {
   ].join(" && ");
   return (
     <details>
-      <summary>Changes that were {UNTESTED}: test them on the same tokens</summary>
+      <summary>Runs that are not tested: measure two again on the same tokens</summary>
       <p className="hint">
-        The measurements of two runs are kept, not those of each token. A paired test measures both again on the same
-        tokens and finds smaller changes.
+        Two runs are tested if both were measured on the same text, window by window. This command measures both again,
+        on more text than a run, and finds smaller changes.
       </p>
       <Code text={command} label="Paired test" />
     </details>
   );
-}
-
-function isUntested(row: Row, job: Job, base: Job): boolean {
-  const [value, baseValue] = [valueIn(row, job), valueIn(row, base)];
-  if (value == null || baseValue == null) return false;
-  return !!changeOf(row, value, baseValue, [stderrOf(row, job), stderrOf(row, base)])?.text.endsWith(UNTESTED);
 }
 
 const asFile = (text: string) => new Blob([text], { type: "text/csv" });
@@ -207,6 +200,7 @@ const RunCells = memo(function RunCells({
   isNamed: boolean;
 }) {
   const changeView = useChangeView();
+  const result = useChange(job, base);
   const verdict = summaryOf(job)?.verdict;
   const remove = () => changeView((now) => ({ job: now.job?.filter((id) => id !== job.id) }));
   return (
@@ -218,36 +212,38 @@ const RunCells = memo(function RunCells({
         <div className="sub">
           {job === base && <strong>baseline </strong>}
           {isOfMixed && `${shortName(modelOf(job))} `}
+          {!name.includes(schemeOf(job)) && `${schemeOf(job)} `}
           {job.state !== "succeeded" && <StateLabel state={job.state} />}
         </div>
+        {isOptimal && <div className="sub">✓ Pareto-optimal</div>}
       </th>
       <td>{verdict ? <VerdictLevel level={verdict.level} /> : "–"}</td>
+      <td>{result ? <Tested result={result} /> : "–"}</td>
       {metrics.map((row) => (
-        <Cell key={row.id} row={row} job={job} base={base} />
+        <Cell key={row.id} row={row} job={job} base={base} paired={result?.change ?? null} />
       ))}
-      <td>{isOptimal && "✓ Yes"}</td>
-      <td>{schemeOf(job)}</td>
-      <td>
-        {hasLayers(job) && (
-          <input
-            type="checkbox"
-            aria-label={`Show layers of ${name}`}
-            checked={isOverlaid}
-            disabled={isFull && !isOverlaid}
-            onChange={() => toggleLayers(job.id)}
-          />
-        )}
-      </td>
       <td>
         <div className="row">
-          {job !== base && (
-            <button type="button" className="small" onClick={() => changeView({ base: job.id })}>
-              Set as baseline
-            </button>
+          {hasLayers(job) && (
+            <label className="row">
+              <input
+                type="checkbox"
+                aria-label={`Show layers of ${name}`}
+                checked={isOverlaid}
+                disabled={isFull && !isOverlaid}
+                onChange={() => toggleLayers(job.id)}
+              />
+              Layers
+            </label>
           )}
           {isNamed && (
             <button type="button" className="small" aria-label={`Remove ${name}`} onClick={remove}>
               ✕
+            </button>
+          )}
+          {job !== base && (
+            <button type="button" className="small" onClick={() => changeView({ base: job.id })}>
+              Set as baseline
             </button>
           )}
         </div>
@@ -255,6 +251,24 @@ const RunCells = memo(function RunCells({
     </>
   );
 });
+
+/** Whether a run is better or worse than the baseline on the same tokens, or why that is not known. */
+function Tested({ result: { change, not_tested } }: { result: ResultChange }) {
+  if (!change) {
+    return (
+      <>
+        not tested <div className="sub">{not_tested}</div>
+      </>
+    );
+  }
+  const { text, tone, interval } = verdictOf(change);
+  return (
+    <>
+      <strong className={tone}>{text}</strong>
+      <div className="sub">{interval}</div>
+    </>
+  );
+}
 
 function valueIn(row: Row, job: Job) {
   const summary = summaryOf(job);
@@ -266,7 +280,7 @@ function stderrOf(row: Row, job: Job): number {
   return (summary && row.stderr?.(summary)) || 0;
 }
 
-function Cell({ row, job, base }: { row: Row; job: Job; base: Job }) {
+function Cell({ row, job, base, paired }: { row: Row; job: Job; base: Job; paired: PairedChange | null }) {
   const value = valueIn(row, job);
   const baseValue = valueIn(row, base);
   if (value == null) return <td className="number">–</td>;
@@ -275,7 +289,7 @@ function Cell({ row, job, base }: { row: Row; job: Job; base: Job }) {
   const isShare = row.scale === "points";
   const ends = isShare && half ? [row.format(value - half), row.format(value + half)] : endsOf({ value, stderr });
   const isComparable = job !== base && baseValue != null && (row.ofAnyModel || modelOf(job) === modelOf(base));
-  const change = isComparable ? changeOf(row, value, baseValue, [stderr, stderrOf(row, base)]) : null;
+  const change = isComparable ? changeOf(row, value, baseValue, [stderr, stderrOf(row, base)], paired) : null;
   return (
     <td className="number">
       {row.format(value)}

@@ -12,9 +12,11 @@ from quantcore.report.compare import compare, pareto_front
 from tests.support import reports
 
 
-def write(folder, size, kl, model="sha256:a", text="t"):
+def write(folder, size, kl, model="sha256:a", text="t", windows=None):
     folder.mkdir()
-    (folder / "report.json").write_text(json.dumps(reports.report(size=size, kl=kl, model=model, text=text)))
+    report = reports.report(size=size, kl=kl, model=model, text=text)
+    report["quality"] |= {} if windows is None else {"by_window": windows}
+    (folder / "report.json").write_text(json.dumps(report))
     return str(folder)
 
 
@@ -28,6 +30,22 @@ def test_a_table_from_the_smallest_with_its_front(tmp_path, capsys):
     assert (found["rows"][0]["scheme"], found["rows"][0]["num_failed_gates"]) == ("fp8, int8", 1)
     assert cli.main(["compare", *folders]) == 0
     assert capsys.readouterr().out.count("*") == 2
+
+
+def test_changes_are_from_the_first_result_by_a_paired_test(tmp_path, capsys):
+    first, worse = (
+        write(tmp_path / name, 10, kl, windows=reports.windows(kl)) for name, kl in [("b", 0.1), ("a", 0.2)]
+    )
+    old = write(tmp_path / "old", 20, 0.1)
+    rows = {row.name: row for row in compare([first, worse, old]).rows}
+    assert rows[first].change is None and rows[first].not_tested is None
+    assert rows[worse].change.verdict == "worse"
+    assert rows[worse].change.kl_change.low > 0.9
+    assert "lacks the measurements of each window" in rows[old].not_tested
+    assert cli.main(["compare", first, worse, old]) == 0
+    shown = capsys.readouterr().out
+    assert f"{worse} against {first}: worse, KL +10" in shown
+    assert f"{old} against {first}: not tested. The report of one lacks" in shown
 
 
 def test_the_front_is_what_none_dominates():

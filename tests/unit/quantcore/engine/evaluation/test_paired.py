@@ -11,8 +11,9 @@ import torch
 from scipy import stats
 
 from quantcore.engine.evaluation.divergence import Measured
-from quantcore.engine.evaluation.paired import MIN_WINDOWS, compare_measured, judge, student_quantile
+from quantcore.engine.evaluation.paired import compare_measured
 from quantcore.errors import ConfigError
+from quantcore.report.paired import MIN_WINDOWS, judge, student_quantile
 from quantcore.report.quality import Interval
 
 NUM_WINDOWS, NUM_PREDICTED = 128, 511  # 64k tokens in windows of 512
