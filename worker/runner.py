@@ -21,6 +21,7 @@ from quantcore.hub.names import is_model_id, is_store_url, store_name
 from worker.allocation import Allocation, launch_of
 from worker.disk_watch import DiskWatch
 from worker.engine import Child, Engine, HubAccess, Stop, StopSwitch
+from worker.event_text import EventText
 from worker.hub_token import find_hub_token
 from worker.joblog import JobLog
 from worker.journal import Journal, crash
@@ -277,10 +278,12 @@ class Run:
         """Write the engine's events until it ends."""
         journal = Journal(self._held, self._redactor)
         self._log.follow(engine.log_lines())
-        phases = tracing.Phases()
+        phases, text = tracing.Phases(), EventText()
         try:
             with DiskWatch(self._settings, lambda: engine.kill(Stop.NO_ROOM)):
                 for line in engine.lines():
+                    for line_text, level in text.lines(self._redactor.clean_all(line)):
+                        self._log.add(f"engine: {line_text}", level)
                     if line["kind"] == "phase_started":
                         name = self._redactor.clean(str(line.get("phase")))
                         phases.enter(name)
