@@ -196,8 +196,10 @@ def with_target(request: JobCreate, planned: Planned, check: CheckTarget) -> Pla
 def show(planned: Planned, context: Context, caller: Caller) -> dict[str, Any]:
     """Return the response body of a plan, with the seconds that earlier jobs of the kind took (null: there is none)."""
     with reading(context.sessions) as session:
-        time_s = remaining.expect(session, caller.project_id, planned.model, planned.spec.to_dict())
-    return planned.to_dict() | {"time_s": time_s}
+        time_s, rough_time_s = remaining.expect(
+            session, caller.project_id, planned.model, planned.spec.to_dict(), planned.preset
+        )
+    return planned.to_dict() | {"time_s": time_s, "rough_time_s": rough_time_s}
 
 
 def _check_nodes(nodes: int, config: Config) -> None:

@@ -71,8 +71,8 @@ class PlanOut(BaseModel):
     ``experts``: how a mixture that is calibrated routes, with the calibration tokens that each expert gets on average.
     ``mix``, ``goal``, ``publish`` and ``capacity`` are there if the request asked for them; ``capacity`` says whether
     the job fits the hardware and how long it takes. ``time_s``: the median seconds of the project's last jobs with the
-    same model, algorithms, texts, formats and goal; null if there is none. ``possible_chains``: the algorithms that the
-    first candidate of a goal can have.
+    same model, algorithms, texts, formats and goal; null if there is none. Then ``rough_time_s`` is that of those with
+    the same model and preset, if any. ``possible_chains``: the algorithms that the first candidate of a goal can have.
     """
 
     model_type: str
@@ -97,6 +97,7 @@ class PlanOut(BaseModel):
     memory_by_phase: dict[str, dict[str, int]]
     warnings: list[str]
     time_s: float | None
+    rough_time_s: float | None = None
     possible_chains: list[list[str]] | None = None
     publish: dict[str, Any] | None = None
     capacity: dict[str, Any] | None = None

@@ -409,8 +409,8 @@ class Plan(Mapped):
     `experts`: how a mixture that is calibrated routes, with the calibration tokens that each expert gets on average.
     `mix`, `goal`, `publish` and `capacity` are there if the request asked for them; `capacity` says whether
     the job fits the hardware and how long it takes. `time_s`: the median seconds of the project's last jobs with the
-    same model, algorithms, texts, formats and goal; None if there is none. `possible_chains`: the algorithms that the
-    first candidate of a goal can have.
+    same model, algorithms, texts, formats and goal; None if there is none. Then `rough_time_s` is that of those with
+    the same model and preset, if any. `possible_chains`: the algorithms that the first candidate of a goal can have.
     """
 
     model_type: str
@@ -435,6 +435,7 @@ class Plan(Mapped):
     memory_by_phase: dict[str, dict[str, int]] = Field(default={})
     warnings: list[str] = Field(default=[])
     time_s: float | None = None
+    rough_time_s: float | None = None
     possible_chains: list[list[str]] | None = None
     publish: dict[str, Any] | None = None
     capacity: dict[str, Any] | None = None

@@ -277,6 +277,9 @@ def _show_plan(plan: Plan) -> None:
     terminal.out.print(f"size {size}, peak {terminal.megabytes(plan.peak_memory_bytes)}, {plan.executor}")
     if plan.time_s is not None:
         terminal.out.print(f"expected time {plan.time_s:.0f} s, from earlier jobs with this model and settings")
+    elif plan.rough_time_s is not None:
+        rough = "roughly, from earlier jobs with this model and preset, and other settings"
+        terminal.out.print(f"expected time about {plan.rough_time_s:.0f} s: {rough}")
     if plan.experts is not None and "tokens_per_expert" in plan.experts:
         numbers = plan.experts["num_experts"], plan.experts["tokens_per_expert"]
         terminal.out.print("{} experts get {} calibration tokens each, on average".format(*numbers))

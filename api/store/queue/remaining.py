@@ -45,9 +45,10 @@ _AMOUNTS = {
 
 @dataclass(frozen=True)
 class Earlier:
-    """A job that has succeeded: its model, its kind of work, and its seconds by phase, in their order."""
+    """A job that has succeeded: its model and preset, its kind of work, and its seconds by phase, in their order."""
 
     model: Mapping[str, Any]
+    preset: str | None
     work: tuple[str, ...]
     phases_s: Mapping[str, float]
 
@@ -63,15 +64,24 @@ def estimate_all(session: Session, found: Sequence[Job]) -> dict[str, float]:
     return {job_id: left_s for job_id, left_s in estimates.items() if left_s is not None}
 
 
-def expect(session: Session, project_id: str, model: Mapping[str, Any], spec: Mapping[str, Any]) -> float | None:
-    """Return the median seconds of the project's newest jobs with this model and the same kind of work, if any."""
+def expect(
+    session: Session, project_id: str, model: Mapping[str, Any], spec: Mapping[str, Any], preset: str | None
+) -> tuple[float | None, float | None]:
+    """Return the median seconds of the project's newest jobs with this model and the same kind of work, if any.
+
+    The second value is a rough one where there is none: that of jobs with the same model and preset, whose texts,
+    measurements or formats differ.
+    """
     work = _work_of(spec)
-    seconds = [
-        sum(each.phases_s.values())
-        for each in _find_earlier(session, project_id)
-        if each.phases_s and each.model == model and each.work == work
-    ]
-    return round(median(seconds[:NUM_COMPARED]), 1) if seconds else None
+    earlier = [each for each in _find_earlier(session, project_id) if each.phases_s and each.model == model]
+    if same := [each for each in earlier if each.work == work]:
+        return _median_s(same), None
+    alike = [each for each in earlier if preset is not None and each.preset == preset]
+    return None, _median_s(alike) if alike else None
+
+
+def _median_s(earlier: Sequence[Earlier]) -> float:
+    return round(median(sum(each.phases_s.values()) for each in earlier[:NUM_COMPARED]), 1)
 
 
 def estimate(
@@ -136,13 +146,14 @@ def _estimate_job(job: Job, earlier: Sequence[Earlier]) -> float | None:
 def _find_earlier(session: Session, project_id: str) -> list[Earlier]:
     """Return the newest jobs that succeeded at their first attempt, whose phases are whole."""
     wanted = (
-        select(Job.model, Job.spec, Job.phases)
+        select(Job.model, Job.preset, Job.spec, Job.phases)
         .where(Job.project_id == project_id, Job.state == State.SUCCEEDED, Job.attempt == 1)
         .order_by(Job.created_at.desc(), Job.id.desc())
         .limit(NUM_SEARCHED)
     )
     return [
-        Earlier(model, _work_of(spec), _seconds_by_phase(phases)) for model, spec, phases in session.execute(wanted)
+        Earlier(model, preset, _work_of(spec), _seconds_by_phase(phases))
+        for model, preset, spec, phases in session.execute(wanted)
     ]
 
 

@@ -24,7 +24,9 @@ it("the result to expect is one with the same preset, or for the same runtime an
 
 it("says what a time is known from, and that it is not", () => {
   expect(expectedTime({ time_s: 90 })).toBe("about 1 min 30 s, as earlier runs of this model with these settings");
-  expect(expectedTime({ time_s: null })).toContain("not known");
+  const rough = "about 2 min 0 s, roughly: as earlier runs of this model and preset with other settings";
+  expect(expectedTime({ time_s: null, rough_time_s: 120 })).toBe(rough);
+  expect(expectedTime({ time_s: null, rough_time_s: null })).toContain("not known");
 });
 
 it("names the algorithms, and those that a candidate can have", () => {

@@ -13,11 +13,13 @@ export function knownResult({ goal, mix, config }: Body, results: ModelResult[])
   return results.find((result) => result.verdict && isSame(result));
 }
 
-/** The time of earlier runs of the same kind. The service knows no other. */
-export const expectedTime = ({ time_s }: Pick<Plan, "time_s">) =>
-  time_s === null
-    ? "not known: no earlier run of this model with these settings"
-    : `about ${formatDuration(time_s)}, as earlier runs of this model with these settings`;
+/** The time of earlier runs of the same kind; a rough one of those with the same model and preset alone. */
+export function expectedTime({ time_s, rough_time_s }: Pick<Plan, "time_s" | "rough_time_s">): string {
+  if (time_s !== null) return `about ${formatDuration(time_s)}, as earlier runs of this model with these settings`;
+  if (rough_time_s != null)
+    return `about ${formatDuration(rough_time_s)}, roughly: as earlier runs of this model and preset with other settings`;
+  return "not known: no earlier run of this model with this preset";
+}
 
 /** The algorithms of a job, or those that the first candidate of a goal can have. */
 export function algorithmsText({ config, possible_chains }: Pick<Plan, "config" | "possible_chains">): string {

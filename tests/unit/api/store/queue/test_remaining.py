@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from api.store.queue import remaining
 from api.store.queue.phases import Phase
-from api.store.queue.remaining import estimate
+from api.store.queue.remaining import Earlier, estimate
 
 EARLIER_S = {"resolve": 1.0, "plan": 9.0, "quantize": 60.0, "export": 10.0, "verify": 20.0}
 START = datetime(2026, 11, 26, tzinfo=UTC)
@@ -77,3 +78,21 @@ def test_an_engines_nonsense_is_no_estimate(nonsense: Any) -> None:
     story = phases(resolve=2, plan=18, quantize=None)
     told = {"phase": "quantize", "done": nonsense, "total": nonsense, "eta_s": nonsense}
     assert left_s(story, told, 40.0) == pytest.approx(2 * 60 - 40 + 2 * 30)  # as without any progress
+
+
+def test_the_time_of_other_settings_is_a_rough_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there only without a run of the same kind, and of the same model and preset alone."""
+    model, spec = {"path": "/m"}, {"evaluation": {"num_windows": 12}}
+    same, other = (remaining._work_of({"evaluation": {"num_windows": number}}) for number in (12, 99))
+
+    def expect(*earlier: Earlier, preset: str | None = "w4a16") -> tuple[float | None, float | None]:
+        monkeypatch.setattr(remaining, "_find_earlier", lambda session, project: [*earlier])
+        return remaining.expect(None, "p", model, spec, preset)  # type: ignore[arg-type]
+
+    alike = Earlier(model, "w4a16", other, {"quantize": 60.0, "verify": 30.0})
+    assert expect(alike) == (None, 90.0)
+    assert (
+        expect(alike, preset="fp8") == expect(Earlier({"path": "/n"}, "w4a16", same, {"quantize": 1.0})) == (None, None)
+    )
+    assert expect(Earlier(model, None, other, {"quantize": 1.0}), preset=None) == (None, None)
+    assert expect(alike, Earlier(model, "w4a16", same, {"quantize": 7.0})) == (7.0, None)
