@@ -113,6 +113,14 @@ class GatesJudged(Event):
 
 
 @dataclass(frozen=True)
+class CandidateMeasured(Event):
+    """A search for a goal has measured a candidate; ``trial`` is its row of the report (``GoalTrial``)."""
+
+    kind: ClassVar[str] = "candidate"
+    trial: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Completed(Event):
     """The artifact is whole and proven; ``summary`` is the report's summary."""
 
@@ -149,7 +157,18 @@ class Failed(Event):
 
 _BY_KIND: dict[str, type[Event]] = {
     event.kind: event
-    for event in (PhaseStarted, Progress, Saved, LayerQuantized, Warned, GatesJudged, Completed, Published, Failed)
+    for event in (
+        PhaseStarted,
+        Progress,
+        Saved,
+        LayerQuantized,
+        Warned,
+        GatesJudged,
+        CandidateMeasured,
+        Completed,
+        Published,
+        Failed,
+    )
 }
 
 

@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
-import type { Job, Recipe } from "./api/types";
-import { modelText, nameOf, recipeText } from "./names";
+import type { Goal, Job, Recipe } from "./api/types";
+import { goalText, modelText, nameOf, recipeText } from "./names";
 
 const RECIPE: Recipe = { preset: null, mix: null, goal: null, algorithms: [] };
 
@@ -32,4 +32,12 @@ it("calls a run without a name after its model and recipe", () => {
   expect(nameOf(job)).toBe("tiny w4a16 + gptq");
   expect(nameOf({ ...job, preset: "fp8", config: {} })).toBe("tiny fp8");
   expect(nameOf({ ...job, name: "mine" })).toBe("mine");
+});
+
+it("says what a goal asks for", () => {
+  const goal: Goal = { runtime: "vllm", device: "24GB", context: 8192, min_recovery: 0.98 };
+  expect(goalText(goal)).toBe("At least 98.0 % recovery in vLLM on 24GB, context of 8192 tokens");
+  const best: Goal = { ...goal, min_recovery: "best", max_size: "110MB", max_time_s: 1800 };
+  expect(goalText(best)).toContain("The best recovery in vLLM on 24GB");
+  expect(goalText(best)).toContain("at most 110MB, searched for at most 30 min");
 });

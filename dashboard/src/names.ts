@@ -1,6 +1,6 @@
 // What runs, models and recipes are called in text.
-import { type Job, modelOf, type Recipe, type Runtime } from "./api/types";
-import { capitalize, shortId, shortName } from "./format";
+import { type Goal, type Job, modelOf, type Recipe, type Runtime } from "./api/types";
+import { capitalize, formatBytes, formatDuration, formatShare, shortId, shortName } from "./format";
 import { RUNTIME_TEXTS } from "./labels";
 
 const IN_ARTIFACT = /\/(job_[0-9a-f]{32})\/[0-9a-f]{64}(\/.*)?$/;
@@ -16,6 +16,20 @@ export function recipeText({ preset, mix, goal, algorithms }: Recipe): string {
   if (goal) return `goal: ${RUNTIME_TEXTS[goal.runtime as Runtime] ?? goal.runtime} on ${goal.device}`;
   const schemes = mix?.schemes as string[] | undefined;
   return [schemes ? `mix of ${schemes.join(", ")}` : (preset ?? "custom"), ...(algorithms ?? [])].join(" + ");
+}
+
+/** "At least 98 % recovery in vLLM on 24GB, context of 8192 tokens": what a search for a goal looks for. */
+export function goalText({ min_recovery: least, max_size, max_time_s, runtime, device, context }: Goal): string {
+  const parts = [
+    least === "best" ? "The best recovery" : `At least ${formatShare(Number(least ?? 0.98), 1)} recovery`,
+    `in ${RUNTIME_TEXTS[runtime]} on ${device}`,
+  ];
+  const limits = [
+    context ? `context of ${context} tokens` : "",
+    max_size ? `at most ${typeof max_size === "number" ? formatBytes(max_size) : max_size}` : "",
+    max_time_s ? `searched for at most ${formatDuration(max_time_s)}` : "",
+  ].filter(Boolean);
+  return [parts.join(" "), ...limits].join(", ");
 }
 
 /** "16 w4a16, 5 int8_weight_only": the number of layers in each scheme. */

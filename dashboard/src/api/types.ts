@@ -8,6 +8,7 @@ type Given<T> = T extends object ? { [K in keyof T]: Given<Exclude<T[K], null>> 
 
 export type Job = Schemas["JobOut"];
 export type JobCreate = Given<Schemas["JobCreate"]>;
+export type Goal = Schemas["Goal"];
 export type Runtime = Schemas["Goal"]["runtime"];
 export type Target = Given<Schemas["PublishTo"]>;
 export type JobPage = Schemas["JobPage"];
@@ -51,6 +52,7 @@ export type Summary = Schemas["Summary"];
 export type ResultChange = Schemas["ChangeOut"];
 export type PairedChange = Schemas["PairedChange"];
 export type GoalResult = Schemas["GoalResult"];
+export type GoalTrial = Schemas["GoalTrial"];
 export type Quality = Schemas["Quality"];
 export type Drafts = Schemas["DraftQuality"];
 export type Verdict = Schemas["Verdict"];

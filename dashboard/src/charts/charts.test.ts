@@ -23,6 +23,12 @@ it("a scale leaves room at both ends, also around one value", () => {
   expect(Number.isFinite(linear([], 0, 100, PLAIN)(0.5))).toBe(true);
 });
 
+it("an axis with a span stays as it is while values arrive", () => {
+  const blocks = { ...PLAIN, span: [0, 29] as [number, number] };
+  expect(linear([0, 1], 0, 100, blocks)(10)).toBe(linear([0, 1, 2, 17], 0, 100, blocks)(10));
+  expect(linear([0, 1], 0, 100, blocks)(29)).toBeLessThan(100);
+});
+
 it("no two ticks have the same text", () => {
   const texts = (low: number, high: number) =>
     distinctTicks(low, high, { format: formatBytes }).map(({ text }) => text);

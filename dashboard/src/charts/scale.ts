@@ -21,6 +21,8 @@ export interface Axis {
   leastSpan?: number;
   /** Whether the values are counts, such as blocks or layers. */
   counted?: boolean;
+  /** Values that the axis shows in any case, so that it stays as it is while values arrive. */
+  span?: [number, number];
   /** About so many ticks. */
   numTicks?: number;
 }
@@ -72,7 +74,7 @@ export function rangeOf(values: number[], { fromZero = false, leastSpan = 0 }: O
 
 /** A linear scale with some room at both ends, so that no mark lies on the frame. */
 export function linear(values: number[], from: number, to: number, axis: Axis): Scale {
-  const [low, high] = rangeOf(values, axis);
+  const [low, high] = rangeOf(axis.span ? [...values, ...axis.span] : values, axis);
   const scale = (value: number) => from + ((value - low) / (high - low)) * (to - from);
   return Object.assign(scale, { ticks: distinctTicks(low, high, axis) });
 }

@@ -43,7 +43,7 @@ from quantcore.engine.pipeline.writer import other_bytes
 from quantcore.engine.runtime.ranks import ALONE, Ranks
 from quantcore.engine.verification.gate_inputs import tell_gates
 from quantcore.errors import ConfigError
-from quantcore.events import Completed, Emit, PhaseClock, PhaseStarted, Progress, silence
+from quantcore.events import CandidateMeasured, Completed, Emit, PhaseClock, PhaseStarted, Progress, silence
 from quantcore.hub.download import fetch
 from quantcore.importing.model import Model, read_model
 from quantcore.plan.fitting import fit, megabytes, within_files
@@ -252,6 +252,7 @@ class _Search:
         self.emit(Progress("trial", len(self.tried), MAX_TRIALS, "candidate"))
         run = partial(self._run_trial, trial, mix, units)
         self.tried.append(_Tried(GoalTrial.model_validate(self._once(name, run)), trial.output_dir, run))
+        self.emit(CandidateMeasured(self.tried[-1].row.to_dict()))
         self._drop_all_but(self._best())
         return self.tried[-1].loss
 

@@ -43,3 +43,18 @@ it("takes a layer's numbers from the last attempt", () => {
   const layer = (name: string, sqnr_db: number) => ({ name, sqnr_db, block: 0, relative_error: 0, scheme: "" });
   expect(latestLayers([layer("a", 1), layer("b", 2), layer("a", 3)]).map((each) => each.sqnr_db)).toEqual([3, 2]);
 });
+
+it("keeps the candidates of a search, which a resumed attempt tells again", () => {
+  const first = [
+    { seq: 1, kind: "state_changed", data: { state: "running" } },
+    { seq: 2, kind: "candidate", data: { trial: { size_bytes: 1 } } },
+    { seq: 3, kind: "candidate", data: { trial: { size_bytes: 2 } } },
+  ] as unknown as JobEvent[];
+  const log = append(EMPTY, first);
+  expect(log.trials.map(({ size_bytes }) => size_bytes)).toEqual([1, 2]);
+  const again = [
+    { seq: 4, kind: "state_changed", data: { state: "running" } },
+    { seq: 5, kind: "candidate", data: { trial: { size_bytes: 1 } } },
+  ] as unknown as JobEvent[];
+  expect(append(log, again).trials).toHaveLength(1);
+});

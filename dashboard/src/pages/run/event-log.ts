@@ -1,7 +1,7 @@
 // A job's events as they arrive, reduced to what the page shows.
 import { useEffect, useReducer, useState } from "react";
 import { follow, type Link } from "../../api/stream";
-import type { Gate, JobEvent, Layer, Progress, State, Verdict } from "../../api/types";
+import type { Gate, GoalTrial, JobEvent, Layer, Progress, State, Verdict } from "../../api/types";
 import type { Sample } from "./sample-texts";
 
 export interface Saved {
@@ -24,6 +24,8 @@ export interface EventLog {
   /** The progress that was saved last; null if there is none, or it was deleted because the run ended well. */
   saved: Saved | null;
   judged: Judged | null;
+  /** The candidates of a search for a goal that this attempt has measured. */
+  trials: GoalTrial[];
   /** All events but progress, saved blocks and the metrics of layers. */
   events: JobEvent[];
   memory: { at: number; bytes: number }[];
@@ -37,6 +39,7 @@ export const EMPTY: EventLog = {
   warnings: [],
   saved: null,
   judged: null,
+  trials: [],
   events: [],
   memory: [],
   lastSeq: 0,
@@ -49,6 +52,7 @@ export function append(log: EventLog, events: JobEvent[]): EventLog {
     layers: [...log.layers],
     warnings: [...log.warnings],
     events: [...log.events],
+    trials: [...log.trials],
     memory: [...log.memory],
   };
   for (const event of events) {
@@ -71,11 +75,14 @@ export function append(log: EventLog, events: JobEvent[]): EventLog {
     }
     if (event.kind === "state_changed") {
       next.state = data.state as State;
-      if (data.state !== "running") next.progress = null;
+      if (data.state === "running")
+        next.trials = []; // a resumed search tells again what it had measured
+      else next.progress = null;
       if (["succeeded", "cancelled"].includes(next.state)) next.saved = null;
     }
     if (event.kind === "phase_started") next.progress = null;
     if (event.kind === "gates") next.judged = data as unknown as Judged;
+    if (event.kind === "candidate") next.trials.push(data.trial as GoalTrial);
     if (event.kind === "warning") next.warnings.push(String(data.message));
     next.events.push(event);
   }

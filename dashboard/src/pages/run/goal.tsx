@@ -1,10 +1,10 @@
 import { useMemo, useState } from "react";
-import type { GoalResult } from "../../api/types";
+import type { GoalResult, GoalTrial, Job } from "../../api/types";
 import type { Axis } from "../../charts/scale";
 import { Scatter } from "../../charts/scatter";
 import { formatBytes, formatShare } from "../../format";
 import { LABELS } from "../../labels";
-import { layersText } from "../../names";
+import { goalText, layersText } from "../../names";
 import { Empty, scrollable } from "../../ui/basics";
 import { VerdictLevel } from "../job-progress";
 import { measuredText } from "./verdict";
@@ -42,6 +42,17 @@ export function GoalCard({ goal }: { goal: GoalResult }) {
           <li key={line}>{line}</li>
         ))}
       </ul>
+    </section>
+  );
+}
+
+/** The goal of a run that has no result yet, with the candidates that it has measured so far. */
+export function GoalSoFar({ goal, trials }: { goal: NonNullable<Job["goal"]>; trials: GoalTrial[] }) {
+  return (
+    <section className="card" aria-label={LABELS.goal}>
+      <h2>{LABELS.goal}</h2>
+      <p>{goalText(goal)}</p>
+      {trials.length > 0 ? <Candidates trials={trials} /> : <Empty>No candidate was measured yet.</Empty>}
     </section>
   );
 }

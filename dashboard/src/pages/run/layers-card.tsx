@@ -32,6 +32,11 @@ export function LayersCard({ job, layers, report }: { job: Job; layers: Layer[];
   const [view, setView] = useState("points");
   const grid = useMemo(() => (view === "heatmap" ? heatGrid(layers, metric) : null), [layers, metric, view]);
   const layer = layers.find((each) => each.name === picked);
+  const numBlocks = FINAL_STATES.has(job.state) ? 0 : numBlocksOf(job);
+  const blocks = useMemo(
+    () => (numBlocks ? { ...COUNTS, span: [0, numBlocks - 1] as [number, number] } : COUNTS),
+    [numBlocks],
+  );
   return (
     <section className="card">
       <div className="row spread">
@@ -75,7 +80,7 @@ export function LayersCard({ job, layers, report }: { job: Job; layers: Layer[];
               series={series}
               xLabel="block"
               yLabel={metric.text}
-              xAxis={COUNTS}
+              xAxis={blocks}
               yAxis={metric.axis}
               onPick={setPicked}
               picked={picked}
@@ -89,6 +94,12 @@ export function LayersCard({ job, layers, report }: { job: Job; layers: Layer[];
       {report?.more_bits && <NextStep job={job} step={report.more_bits} search={{ more_bits: "1" }} />}
     </section>
   );
+}
+
+/** The number of blocks of the model, as the phases that go through them tell; 0 before. */
+function numBlocksOf({ phases, progress }: Job): number {
+  const counted = [...phases.map(({ unit, total }) => ({ unit, total })), ...(progress ? [progress] : [])];
+  return Math.max(0, ...counted.map(({ unit, total }) => (unit === "block" ? (total ?? 0) : 0)));
 }
 
 /** Names the layers that are far worse than the others. */

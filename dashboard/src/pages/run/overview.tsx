@@ -19,7 +19,7 @@ import { halfInterval } from "../compare/change";
 import { Checks, checksText } from "./checks";
 import { Behaviour, ByPosition, Clipping, OwnAnswers } from "./differences";
 import { type EventLog, latestLayers } from "./event-log";
-import { GoalCard } from "./goal";
+import { GoalCard, GoalSoFar } from "./goal";
 import { LayersCard } from "./layers-card";
 import { MemoryCard } from "./memory";
 import { memoryText } from "./memory-text";
@@ -40,6 +40,7 @@ export function Overview({ job, eventLog }: { job: Job; eventLog: EventLog }) {
     <>
       {summary && <Result job={job} summary={summary} report={report.data} />}
       {report.data?.goal && <GoalCard goal={report.data.goal} />}
+      {job.goal && !hasReport && <GoalSoFar goal={job.goal} trials={eventLog.trials} />}
       {hasReport && <Phases job={job} eventLog={eventLog} />}
       {hasReport && <UseIt job={job} />}
       <LayersCard job={job} layers={latestLayers(eventLog.layers)} report={report.data} />

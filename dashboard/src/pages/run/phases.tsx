@@ -42,7 +42,11 @@ export function Phases({ job, eventLog }: { job: Job; eventLog: EventLog }) {
       {!isOver && job.phase && job.allocation && <p className="sub">{allocationText(job.allocation)}</p>}
       {!isOver && job.phase && present && <p className="sub">{remainingText(present, steps)}</p>}
       {continues && <p className="sub">{continues}</p>}
-      {isOver && job.phases.length > 0 && <p className="sub">{formatDuration(total)} in all phases</p>}
+      {job.phases.length > 0 && (
+        <p className="sub">
+          {formatDuration(total)} in all phases{!isOver && " so far"}
+        </p>
+      )}
     </section>
   );
 }
