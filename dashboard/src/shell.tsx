@@ -3,7 +3,7 @@ import { useEffect, useState, useSyncExternalStore } from "react";
 import { post } from "./api/client";
 import { connection } from "./api/connection";
 import type { SignIn } from "./api/types";
-import { capitalize } from "./format";
+import { Bell } from "./bell";
 import { Link } from "./link";
 import { isShown, menuFor, type Section, sectionOf } from "./menu";
 import { Palette, usePalette } from "./palette";
@@ -53,10 +53,11 @@ export function Shell() {
               {newJob.text}
             </Link>
           )}
+          <Bell />
           <ThemeChoice />
           {projects.length > 1 && <ProjectChoice projects={projects} current={key.project_id} />}
-          <span className="faint key-name" title="Signed in as">
-            {key.name}
+          <span className="faint key-name" title="The key that you are signed in with">
+            Key: {key.name}
           </span>
           <button type="button" className="small" onClick={() => void signOut()}>
             Sign out
@@ -103,6 +104,12 @@ function ProjectChoice({ projects, current }: { projects: SignIn["projects"]; cu
   );
 }
 
+const THEME_TEXTS: Record<Theme, string> = {
+  system: "Theme: as the device",
+  light: "Theme: light",
+  dark: "Theme: dark",
+};
+
 function ThemeChoice() {
   const [theme, setTheme] = useState<Theme>(readTheme);
   return (
@@ -118,7 +125,7 @@ function ThemeChoice() {
     >
       {THEMES.map((each) => (
         <option key={each} value={each}>
-          {capitalize(each)}
+          {THEME_TEXTS[each]}
         </option>
       ))}
     </select>

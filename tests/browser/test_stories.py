@@ -365,27 +365,59 @@ def test_a_link_to_a_run_is_made_and_revoked(
 HIDE = "Object.defineProperty(document, 'hidden', {get: () => true})"
 
 
+def end_when_told(page: Page, ended: Job) -> dict[str, Any]:
+    """Show a run as running until ``state`` of the returned fields is another one."""
+    now: dict[str, Any] = {"name": "nightly", "state": "running", "error": None}
+    shown = client_view(page, ended)
+
+    def answer_active(route: Route) -> None:
+        data = [shown | now] if now["state"] == "running" else []
+        route.fulfill(json={"data": data, "has_more": False, "next_cursor": None})
+
+    page.route(re.compile(r"/v1/jobs\?.*state=running"), answer_active)
+    change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(now))
+    return now
+
+
+def client_view(page: Page, job: Job) -> dict[str, Any]:
+    answer = page.request.get(f"/v1/jobs/{job.id}")
+    assert answer.ok, answer.text()
+    found: dict[str, Any] = answer.json()
+    return found
+
+
 def test_the_end_of_a_run_is_told_while_the_page_is_hidden(
     notified: Page, ended: Job, check_accessible: Callable[[Page], None]
 ) -> None:
-    """Only to those who asked for it; the choice stays in this browser."""
-    page, now = notified, {"name": "nightly", "state": "running", "error": None}
-    change(page, "**/v1/jobs?*", lambda jobs: [job.update(now) for job in jobs["data"] if job["id"] == ended.id])
-    page.reload()
-    row = page.get_by_role("row").filter(has_text="nightly")
-    expect(row).to_contain_text("Running")
+    """On any page, and only to those who asked for it; the choice stays in this browser."""
+    page = notified
+    now = end_when_told(page, ended)
+    with page.expect_response(re.compile("state=running")):
+        page.goto("/ui/models")
+    page.get_by_role("button", name="Notifications").click()
     choice = page.get_by_label("Notify me when a run ends")
     expect(choice).not_to_be_checked()
     choice.check()
+    expect(page.get_by_text("No run has ended since this browser watches.")).to_be_visible()
     check_accessible(page)
+    page.keyboard.press("Escape")
     page.evaluate(HIDE)
     with page.expect_console_message() as told:
         now.update(SUCCEEDED)
     body = SUMMARY["verdict"]["sentence"]
     assert json.loads(told.value.text) == ["nightly: Succeeded", body, ended.id]
     page.reload()
+    page.get_by_role("button", name="Notifications 1 new").click()
+    dialog = page.get_by_role("dialog", name="Notifications")
+    expect(dialog.get_by_role("link", name="nightly: Succeeded")).to_have_attribute("href", re.compile(ended.id))
+    expect(dialog).to_contain_text(body)
+    check_accessible(page)
     expect(choice).to_be_checked()
     choice.uncheck()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Notifications", exact=True)).to_be_visible()  # nothing is new any more
+    page.get_by_role("button", name="Notifications").click()
+    dialog.get_by_role("button", name="Clear").click()
     assert page.evaluate("JSON.stringify({...localStorage})") == "{}"
 
 
@@ -393,6 +425,9 @@ def test_a_browser_that_blocks_notifications_says_so(signed_in: Page, check_acce
     page = signed_in
     page.context.grant_permissions([])
     page.reload()
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    expect(page.get_by_text("The browser blocks notifications.")).to_have_count(0)
+    page.get_by_role("button", name="Notifications").click()
     expect(page.get_by_text("The browser blocks notifications.")).to_be_visible()
     expect(page.get_by_label("Notify me when a run ends")).to_be_disabled()
     check_accessible(page)

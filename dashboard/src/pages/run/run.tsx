@@ -7,12 +7,10 @@ import { plural, shortId } from "../../format";
 import { OPERATOR } from "../../labels";
 import { Link } from "../../link";
 import { nameOf } from "../../names";
-import { notifyEnds } from "../../notices";
 import { useSession } from "../../sign-in";
 import { useStateChanges } from "../../state-changes";
 import { announce } from "../../ui/announcer";
 import { Failure, Loading, scrollable, TabPanel, Tabs, Time, Title } from "../../ui/basics";
-import { NoticeChoice } from "../../ui/notice-choice";
 import { FINAL_STATES, STATES, StateLabel } from "../../ui/states";
 import { RunActions } from "./actions";
 import { Artifacts } from "./artifacts";
@@ -55,7 +53,6 @@ export default function Run() {
     useMemo(() => (job ? [job] : []), [job]),
     (changed) => {
       for (const { state } of changed) announce(`Run state: ${STATES[state].text}.`);
-      notifyEnds(changed, () => undefined);
     },
   );
 
@@ -90,7 +87,6 @@ export default function Run() {
           </Link>
         )}
       </p>
-      {!FINAL_STATES.has(job.state) && <NoticeChoice />}
       {link === "lost" && (
         <div className="notice warn" role="status">
           ⚠ The event stream was interrupted. It resumes when the service responds.

@@ -1,4 +1,4 @@
-import { getRouteApi, useNavigate } from "@tanstack/react-router";
+import { getRouteApi } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
@@ -14,13 +14,11 @@ import {
 import { plural, shortId, shortName } from "../../format";
 import { Link } from "../../link";
 import { nameOf } from "../../names";
-import { noticeState, notifyEnds } from "../../notices";
 import { FILTERS, type RunsSearch } from "../../search";
 import { useSession } from "../../sign-in";
 import { useStateChanges } from "../../state-changes";
 import { announce } from "../../ui/announcer";
 import { Empty, Failure, Loading, scrollable, Title } from "../../ui/basics";
-import { NoticeChoice } from "../../ui/notice-choice";
 import { STATES } from "../../ui/states";
 import { compareAllLink, MAX_COMPARED } from "../compare/address";
 import { FirstJob } from "../first-job";
@@ -37,14 +35,12 @@ const route = getRouteApi("/");
 
 export function Runs() {
   const search = route.useSearch();
-  const navigate = useNavigate();
   const session = useSession();
   const { cursor, ...filters } = search;
   const isFiltered = FILTERS.some((name) => search[name]?.length);
   const params = { ...filters, limit: PAGE, cursor, ...(isFiltered ? {} : { one_per_sweep: true }) };
   const jobs = useQuery(`jobs ${JSON.stringify(params)}`, (signal) => get<JobPage>("/v1/jobs", params, signal), {
     everyMs: EVERY_MS,
-    whileHidden: () => noticeState() === "on",
   });
   const { state: _, ...others } = filters;
   const summary = useQuery(
@@ -54,10 +50,7 @@ export function Runs() {
   );
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const shown = jobs.data?.data ?? [];
-  useStateChanges(shown, (changed) => {
-    announceStates(changed);
-    notifyEnds(changed, ({ id }) => navigate({ to: "/jobs/$id", params: { id } }));
-  });
+  useStateChanges(shown, announceStates);
 
   const select = (ids: string[], isOn: boolean) =>
     setSelected((old) => new Set(isOn ? [...old, ...ids] : [...old].filter((id) => !ids.includes(id))));
@@ -73,7 +66,6 @@ export function Runs() {
         <StateChips search={search} summary={summary.data} />
         <div className="row">
           <CompareResults search={search} count={summary.data?.by_state.succeeded ?? 0} isFiltered={isFiltered} />
-          <NoticeChoice />
         </div>
       </div>
       <ActiveFilters search={search} />
