@@ -27,11 +27,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TypeVar
 
-from quantcore.checkpoint.artifact import check_free
 from quantcore.cli import several_presets
 from quantcore.cli.flags import add_mix, add_speed, comparing, parser
 from quantcore.cli.from_flags import compared_text_of, mix_of, task_of
-from quantcore.cli.grammar import Flags, add_model, add_output, default_output, of_a_model
+from quantcore.cli.grammar import Flags, add_model, default_output, of_a_model
 from quantcore.cli.inputs import Find, check_models, check_text, find_run, found, path_of
 from quantcore.cli.running import (
     INTERRUPTED,
@@ -51,7 +50,7 @@ from quantcore.config.task import read_task
 from quantcore.data.documents import find_file
 from quantcore.errors import QuantError
 from quantcore.events import Completed, Emit, Failed, PhaseStarted, print_json_lines
-from quantcore.export import EXPORTERS, formats_for
+from quantcore.export import formats_for
 from quantcore.report.quality import PairedQuality
 from quantcore.sandbox.parent_death import end_with_parent
 
@@ -86,7 +85,7 @@ def main(argv: Sequence[str] | None = None, find: Find = find_run) -> int:
         "publish": _publish,
         "fetch": _fetch,
         "converse": _converse,
-        "convert": _convert,
+        "convert": partial(_in_module, "convert_command"),
         "imatrix": partial(_in_module, "imatrix_command"),
         "conversations": partial(_in_module, "conversations_command"),
         "evaluate": partial(_evaluate, find=find),
@@ -142,35 +141,6 @@ def _examine(arguments: list[str]) -> int:
     from quantcore.engine.data import examine
 
     return examine.main(arguments)
-
-
-def _convert(arguments: list[str]) -> int:
-    """Run ``convert MODEL -o OUT --to FORMAT``: write another format with the same codes."""
-    formats = ", ".join(EXPORTERS)
-    flags = Flags(
-        prog="bitfoundry convert",
-        usage="%(prog)s MODEL [-o OUT] --to FORMAT [flags]",
-        description="Convert a quantized model to another format. Lossless; refuses and explains when it cannot be.",
-    )
-    add_model(flags, "folder or GGUF file of a quantized model, from Bitfoundry or another tool")
-    add_output(flags, "MODEL-FORMAT, in the current folder", has_place=True)
-    flags.add_argument("--to", required=True, metavar="FORMAT", help=f"output format: {formats}")
-    flags.add_argument(
-        "--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar"
-    )
-    options = flags.parse_args(arguments)
-    output_dir = Path(options.output_dir or default_output(options.model_dir, options.to))
-
-    def work(emit: Emit) -> dict[str, Any]:
-        check_models(options.model_dir)
-        check_free(output_dir)
-        from quantcore.engine.commands.convert import convert
-
-        return convert(Path(options.model_dir), output_dir, options.to, emit)
-
-    if options.json:
-        return reporting(work, print_json_lines())
-    return shown(work, lambda done: print(f"Converted {done['num_layers']} layers to {done['to']}: {output_dir}"))
 
 
 def _in_module(name: str, arguments: list[str]) -> int:
