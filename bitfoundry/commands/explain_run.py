@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bitfoundry.commands import terminal
-from bitfoundry.commands.options import AsJson, Home, Key, Url, connect
+from bitfoundry.commands.options import AsJson, Home, Key, ResultName, Url
 from bitfoundry.errors import BitfoundryError
 
 if TYPE_CHECKING:
     from quantcore.report.values import Report
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a result, or a succeeded job: id, name or `last`.")]
 Layer = Annotated[str | None, typer.Argument(metavar="[LAYER]", help="Layer to show: its name, or the end of it.")]
 ModelDir = Annotated[
     Path | None, typer.Option("--model_dir", "--model-dir", help="Original model. [default: as in the report]")
@@ -23,7 +22,7 @@ ModelDir = Annotated[
 
 
 def explain(
-    run: Run,
+    run: ResultName,
     layer: Layer = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of layers.")] = 15,
     model_dir: ModelDir = None,
@@ -57,21 +56,17 @@ def explain(
 
 
 def _read(run: str, url: str | None, api_key: str | None, home: Path | None) -> tuple[Report, str]:
-    """Return the report of a folder or of a job, and the beginning of the command that makes it again."""
-    from quantcore.report.values import Report
+    """Return the report of a result, and the beginning of the command that makes it again."""
+    from bitfoundry.commands.results import read_result
 
-    folder = Path(run)
-    if folder.is_dir():
-        from quantcore.errors import QuantError
-        from quantcore.report.compare import read_report
-
-        try:
-            report = read_report(folder)
-        except QuantError as error:
-            raise BitfoundryError.of(error) from error
-        made = shlex.join([report.model.path or report.model.name, "-o", f"{folder}-2"])
-        return report, f"bitfoundry quantize {made}"
-    with connect(url, api_key, home) as client:
-        job = client.find(run)
-        found: Any = client.report(job.id)
-    return Report.model_validate(found), f"bitfoundry clone {job.id}"
+    found = read_result(run, url, api_key, home)
+    if found.report is None:
+        raise BitfoundryError(
+            f"{found.name} did not succeed, so it has no report.",
+            code="not_ready",
+            hint=f"`bitfoundry show {found.id}` says why.",
+        )
+    if found.folder is None:
+        return found.report, f"bitfoundry clone {found.id}"
+    made = shlex.join([found.report.model.path or found.report.model.name, "-o", f"{found.folder}-2"])
+    return found.report, f"bitfoundry quantize {made}"

@@ -1,6 +1,10 @@
 """Finds a result by any of its names: a local run, or a job of the service with its files."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bitfoundry.client.answers import Job
 from bitfoundry.client.named import the_one
@@ -10,6 +14,60 @@ from bitfoundry.commands.options import connect_if_any
 from bitfoundry.errors import ApiError, BitfoundryError
 from quantcore.report import local_runs
 from quantcore.report.local_runs import LocalRun as LocalRun
+
+if TYPE_CHECKING:
+    from quantcore.report.values import Report
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result by one of its names: the ``folder`` of a local one, or an ended ``job``; no report of a failed job."""
+
+    id: str
+    name: str
+    report: Report | None
+    folder: Path | None = None
+    job: Job | None = None
+
+
+def read_result(name: str, url: str | None, api_key: str | None, home: Path | None) -> Result:
+    """Return the folder, the local run or the job that ``name`` means, with its report.
+
+    Raises BitfoundryError as ``find_result``, and ``not_ready`` for a job that has not ended.
+    """
+    from quantcore.report.values import Report
+
+    folder = Path(name)
+    if folder.is_dir():
+        return Result(str(folder.absolute()), folder.name, _report_in(folder), folder)
+    client = connect_if_any(url, api_key, home)
+    try:
+        found = find_result(name, client)
+        if isinstance(found, LocalRun):
+            return Result(found.id, found.name, _report_in(Path(found.folder)), Path(found.folder))
+        assert client is not None
+        if not found.is_final:
+            raise BitfoundryError(
+                f"The job {found.name or found.id} is {found.state}.",
+                code="not_ready",
+                hint=f"`bitfoundry watch {found.id}` waits for its end.",
+            )
+        read: Any = client.report(found.id) if found.state == "succeeded" else None
+    finally:
+        if client is not None:
+            client.close()
+    report = None if read is None else Report.model_validate(read)
+    return Result(found.id, found.name or found.id, report, job=found)
+
+
+def _report_in(folder: Path) -> Report:
+    from quantcore.errors import QuantError
+    from quantcore.report.compare import read_report
+
+    try:
+        return read_report(folder)
+    except QuantError as error:
+        raise BitfoundryError.of(error) from error
 
 
 def find_result(name: str, client: Client | None) -> LocalRun | Job:

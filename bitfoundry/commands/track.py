@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitfoundry.commands import terminal
-from bitfoundry.commands.options import AsJson, Home, Key, ResultName, Url, connect_if_any
+from bitfoundry.commands.options import AsJson, Home, Key, ResultName, Url
 from bitfoundry.errors import BitfoundryError
 
 if TYPE_CHECKING:
@@ -69,46 +69,19 @@ def _read(
     name: str, url: str | None, api_key: str | None, home: Path | None, *, with_files: bool
 ) -> tuple[Logged, str]:
     """Return what is logged of a folder, a local run or a job, and the place of its files."""
-    from quantcore.report.values import Report
+    from bitfoundry.commands.results import read_result
 
-    if Path(name).is_dir():
-        return _of_folder(Path(name), Path(name).name, with_files=with_files)
-    from bitfoundry.commands.results import LocalRun, find_result
-
-    client = connect_if_any(url, api_key, home)
-    try:
-        found = find_result(name, client)
-        if isinstance(found, LocalRun):
-            return _of_folder(Path(found.folder), found.name, identity=found.id, with_files=with_files)
-        assert client is not None
-        if not found.is_final:
-            raise BitfoundryError(
-                f"The job {found.name or found.id} is {found.state}.",
-                code="not_ready",
-                hint=f"`bitfoundry watch {found.id}` waits for its end.",
-            )
-        if found.state != "succeeded":
-            return _of_failure(found), ""
-        read: Any = client.report(found.id)
-    finally:
-        if client is not None:
-            client.close()
-    tags = {"bitfoundry.job": found.id, **{f"bitfoundry.label.{key}": value for key, value in found.labels.items()}}
-    place = found.id if found.artifact is None else found.artifact.path
-    logged = _of_report(Report.model_validate(read), found.id, found.name or found.id, tags, with_files=with_files)
-    return logged, place
-
-
-def _of_folder(folder: Path, name: str, *, identity: str | None = None, with_files: bool) -> tuple[Logged, str]:
-    from quantcore.errors import QuantError
-    from quantcore.report.compare import read_report
-
-    try:
-        report = read_report(folder)
-    except QuantError as error:
-        raise BitfoundryError.of(error) from error
-    place = str(folder.absolute())
-    return _of_report(report, identity or place, name, {}, with_files=with_files), place
+    found = read_result(name, url, api_key, home)
+    job = found.job
+    if job is None:
+        assert found.report is not None and found.folder is not None
+        logged = _of_report(found.report, found.id, found.name, {}, with_files=with_files)
+        return logged, str(found.folder.absolute())
+    if found.report is None:
+        return _of_failure(job), ""
+    tags = {"bitfoundry.job": job.id, **{f"bitfoundry.label.{key}": value for key, value in job.labels.items()}}
+    place = job.id if job.artifact is None else job.artifact.path
+    return _of_report(found.report, job.id, found.name, tags, with_files=with_files), place
 
 
 def _of_report(report: Report, identity: str, name: str, tags: dict[str, str], *, with_files: bool) -> Logged:

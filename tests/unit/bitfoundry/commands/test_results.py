@@ -141,6 +141,20 @@ def _closed_over(work: Any) -> str:
     return str(cells["options"].cell_contents.model_dir)
 
 
+def test_a_report_is_read_by_any_name(
+    run: local_runs.LocalRun, service: type[FakeClient], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Of a local run as of a job; one that runs, or that failed, has none."""
+    for name in ("mine", run.id, run.folder):
+        assert cli.run(["explain", name, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["layers"]
+    for state, said in (("running", "is running"), ("failed", "did not succeed")):
+        monkeypatch.setattr(service, "jobs", (JOB.model_copy(update={"state": state, "name": "nightly"}),))
+        assert cli.run(["explain", "nightly"]) == 1
+        assert said in capsys.readouterr().err
+
+
 def test_list_and_show_have_both(
     run: local_runs.LocalRun, service: type[FakeClient], capsys: pytest.CaptureFixture[str]
 ) -> None:
