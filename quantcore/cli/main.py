@@ -52,19 +52,10 @@ from quantcore.errors import QuantError
 from quantcore.events import Completed, Emit, Failed, PhaseStarted, print_json_lines
 from quantcore.export import formats_for
 from quantcore.report.quality import PairedQuality
+from quantcore.sandbox.environment import OWN_SETTINGS
 from quantcore.sandbox.parent_death import end_with_parent
 
 T = TypeVar("T")
-
-CACHED_KERNELS = 16
-"""Number of products that oneDNN, and torch above it, keep compiled. A dense block has fewer shapes. The experts of a
-mixture get another number of tokens each: the default of 1024 grows to 0.3 GB a process there, and saves no time."""
-ENVIRONMENT = {
-    "TOKENIZERS_PARALLELISM": "false",  # no threads: we start processes beside them
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(CACHED_KERNELS),
-    "LRU_CACHE_CAPACITY": str(CACHED_KERNELS),
-}
-"""Settings of libraries, where the environment has no others."""
 
 
 def main(argv: Sequence[str] | None = None, find: Find = find_run) -> int:
@@ -73,7 +64,7 @@ def main(argv: Sequence[str] | None = None, find: Find = find_run) -> int:
     0: done, 1: a known failure (explained) or a failed task of an evaluation, 2: wrong usage, 3: a result is worse than
     the one that it was compared with, 130: interrupted.
     """
-    for variable, value in ENVIRONMENT.items():
+    for variable, value in OWN_SETTINGS.items():
         os.environ.setdefault(variable, value)
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _stop)

@@ -12,6 +12,7 @@ from typing import Any
 
 from quantcore.checkpoint.headers import read_json
 from quantcore.errors import ConfigError, ModelError
+from quantcore.sandbox.environment import of_other_programs
 
 INSIDE_ENV = Path(__file__).with_name("inside_env.py")
 STOPWATCH = Path(__file__).with_name("stopwatch.py")
@@ -37,7 +38,12 @@ def run_in_env(script: Path, task: dict[str, Any], *, python: str, program: str)
     command = [python, "-I", str(INSIDE_ENV), str(script)]  # -I: the files beside it are not for that environment
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=of_other_programs(),
         )
     except OSError as error:
         raise ConfigError(

@@ -13,7 +13,8 @@ from quantcore.engine.commands.speed import Load, speed, summarize
 from quantcore.errors import ConfigError, ModelError
 from quantcore.events import silence
 from quantcore.export import EXPORTERS
-from quantcore.serving.run_in_env import kv_cache_dtype
+from quantcore.sandbox.environment import OWN_SETTINGS
+from quantcore.serving.run_in_env import STOPWATCH, kv_cache_dtype, run_in_env
 from quantcore.serving.stopwatch import _prompt
 from tests.support.models import tiny_model
 
@@ -81,6 +82,19 @@ def test_what_the_program_says_of_a_model_that_it_cannot_read(tmp_path: Path) ->
     with pytest.raises(ModelError, match="nonsense") as error:
         speed(str(tmp_path / "model"), None, Load(), silence)
     assert error.value.code == "runtime_failed"
+
+
+def test_other_programs_run_with_their_own_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is set for the libraries of our own processes is not for them; what a user sets is."""
+    program = tmp_path / "python"
+    program.write_text(f"#!{sys.executable}\nimport json, os\nprint('RESULT', json.dumps(dict(os.environ)))\n")
+    program.chmod(0o755)
+    for name, value in OWN_SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    assert not OWN_SETTINGS.keys() & run_in_env(STOPWATCH, {"model": "x"}, python=str(program), program="x").keys()
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "99")
+    seen = run_in_env(STOPWATCH, {"model": "x"}, python=str(program), program="x")
+    assert seen["LRU_CACHE_CAPACITY"] == "99"
 
 
 @pytest.mark.parametrize("load", [{"num_new": 1}, {"prompt_len": 0}, {"batch_size": 0}, {"repeats": 0}])
