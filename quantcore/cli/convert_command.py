@@ -25,6 +25,11 @@ def parser() -> Flags:
     add_output(flags, "MODEL-FORMAT, in the current folder", has_place=True)
     flags.add_argument("--to", required=True, metavar="FORMAT", help=f"output format: {formats}")
     flags.add_argument(
+        "--nvfp4",
+        action="store_true",
+        help="write MXFP4 weights as NVFP4, with the same values; refused if the scales of a layer differ too much",
+    )
+    flags.add_argument(
         "--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar"
     )
     return flags
@@ -39,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         check_free(output_dir)
         from quantcore.engine.commands.convert import convert
 
-        return convert(Path(options.model_dir), output_dir, options.to, emit)
+        return convert(Path(options.model_dir), output_dir, options.to, emit, with_nvfp4=options.nvfp4)
 
     if options.json:
         return reporting(work, print_json_lines())

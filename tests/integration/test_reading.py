@@ -334,6 +334,12 @@ def test_gpt_oss_is_converted_as_it_is_published(tmp_path):
     in_transformers = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.bfloat16).eval()
     again, _ = quantcore.load(tmp_path / "quark")
     assert measured(again) == pytest.approx(measured(in_transformers), rel=0.01)  # bfloat16, expert by expert here
+    convert(model_dir, tmp_path / "nvfp4", "compressed_tensors", lambda event: None, with_nvfp4=True)
+    as_nvfp4 = open_source(read_model(tmp_path / "nvfp4"))
+    for name, stack in expected.items():
+        experts, _, projection = name.rpartition(".")
+        for index, weight in enumerate(stack):
+            assert torch.equal(as_nvfp4.read(f"{experts}.{index}.{projection}.weight"), weight.T)
 
 
 def test_a_float_model_is_loaded_as_it_is(float_model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 
 from quantcore.checkpoint.artifact import building, seal, write_json
 from quantcore.checkpoint.side_files import copy_side_files
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.engine.containers.dequantize import open_source, read_layer
+from quantcore.engine.containers.nvfp4 import AsNvfp4, plan_nvfp4
 from quantcore.engine.data.tokenizer import unpack_tokenizer
 from quantcore.engine.model.module_names import with_module_names
 from quantcore.errors import ConfigError, ProofError
@@ -23,22 +26,26 @@ from quantcore.tensors.qtensor import QLayer
 from quantcore.tensors.sink import Sink
 
 
-def convert(model_dir: Path, output_dir: Path, export: str, emit: Emit) -> dict[str, Any]:
+def convert(model_dir: Path, output_dir: Path, export: str, emit: Emit, *, with_nvfp4: bool = False) -> dict[str, Any]:
     """Write the quantized model in ``model_dir`` as ``export`` to ``output_dir``, which appears whole or not at all.
 
-    One layer is in memory at a time. The written files are read again and compared. Returns a summary. Raises
-    ConfigError for a float model, the same format, or layers that ``export`` cannot hold; ModelError for a folder that
-    cannot be read; ProofError if the files differ.
+    One layer is in memory at a time. The written files are read again and compared. ``with_nvfp4``: weights in MXFP4
+    are written as NVFP4 (see ``containers.nvfp4``). Returns a summary. Raises ConfigError for a float model, the same
+    format, or layers that ``export`` cannot hold; ModelError for a folder that cannot be read; ProofError if the files
+    differ.
     """
     emit(PhaseStarted("plan"))
     model = read_model(model_dir)
-    quantized = _check(model, export)
-    layers = tuple(quantized.layers.values())
+    quantized = _check(model, export, is_recoded=with_nvfp4)
+    coded = _recoded(quantized, emit) if with_nvfp4 else AsNvfp4(quantized.layers, {})
+    layers = tuple(coded.layers.values())
+    _check_layers(model, layers, export)
     with building(output_dir) as folder:
         emit(PhaseStarted("export"))
-        digests = _write(model, quantized, export, folder, emit)
-        named, kept = with_module_names(model.headers.config, layers, quantized.config.exclude)
-        for name, content in json_files(export, model.headers.config, quantized.config, named, kept).items():
+        digests = _write(model, quantized, coded, export, folder, emit)
+        config = replace(quantized, layers=coded.layers).config
+        named, kept = with_module_names(model.headers.config, layers, config.exclude)
+        for name, content in json_files(export, model.headers.config, config, named, kept).items():
             write_json(folder / name, content)
         copy_side_files(model_dir, folder)
         unpack_tokenizer(model_dir, folder)
@@ -50,7 +57,11 @@ def convert(model_dir: Path, output_dir: Path, export: str, emit: Emit) -> dict[
     return summary
 
 
-def _check(model: Model, export: str) -> QuantizedLayers:
+def _recoded(quantized: QuantizedLayers, emit: Emit) -> AsNvfp4:
+    return plan_nvfp4(quantized, lambda done, total: emit(Progress("plan", done, total, "tensor", None)))
+
+
+def _check(model: Model, export: str, *, is_recoded: bool) -> QuantizedLayers:
     quantized = model.quantized
     if quantized is None:
         raise ConfigError(
@@ -58,7 +69,6 @@ def _check(model: Model, export: str) -> QuantizedLayers:
             code="not_quantized",
             hint="Quantize it first: bitfoundry quantize MODEL PRESET --model_export FORMAT",
         )
-    layers = tuple(quantized.layers.values())
     if quantized.embeddings:
         raise ConfigError(
             f"'{min(quantized.embeddings)}' in {model.folder} is quantized, but {export} stores embeddings in the"
@@ -74,12 +84,17 @@ def _check(model: Model, export: str) -> QuantizedLayers:
             hint=f"Quantize the original model: bitfoundry quantize --model_export {export}.",
             field="/export",
         )
-    if export == quantized.format:
+    if export == quantized.format and not is_recoded:
         raise ConfigError(
             f"The model in {model.folder} is already in the {export} format.",
             code="invalid_export",
             hint="Copy the folder.",
         )
+    return quantized
+
+
+def _check_layers(model: Model, layers: tuple[LayerPlan, ...], export: str) -> None:
+    """Raise ConfigError ``incompatible_export`` for layers that ``export`` cannot hold."""
     check_exports(layers, (export,))
     active = next((layer for layer in layers if layer.input_tensors or layer.config.output_tensors), None)
     if active is not None and not holds_codes(export):
@@ -89,14 +104,15 @@ def _check(model: Model, export: str) -> QuantizedLayers:
             hint="Choose a format that stores activation scales.",
             field="/export",
         )
-    return quantized
 
 
-def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, emit: Emit) -> dict[str, str]:
+def _write(
+    model: Model, quantized: QuantizedLayers, coded: AsNvfp4, export: str, folder: Path, emit: Emit
+) -> dict[str, str]:
     """Write all tensors; return digests of the values that they stand for, by the names of the float model."""
     exporter, dtype, source = EXPORTERS.get(export), quantized.files.model_dtype, open_source(model)
     tensors = model.headers.tensors
-    layouts = written_layout(export, tuple(quantized.layers.values()), tensors, model.headers.config)
+    layouts = written_layout(export, tuple(coded.layers.values()), tensors, model.headers.config)
     digests: dict[str, str] = {}
     with closing(Sink(folder, layouts, tensors={} if holds_codes(export) else tensors)) as sink:
         for count, name in enumerate(tensors, start=1):
@@ -106,7 +122,8 @@ def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, 
                 digests[name] = tensor_digest(tensor)
             else:
                 qlayer = read_layer(quantized, layer)
-                for part, tensor in encoded(exporter, layer, qlayer, dtype).items():
+                written = coded.recoded(name, qlayer)
+                for part, tensor in encoded(exporter, coded.layers[name], written, dtype).items():
                     sink.write(part, tensor.to(sink.dtype_of(part)))
                 digests[name] = tensor_digest(_whole(qlayer) if holds_codes(export) else source.read(name))
             emit(Progress("export", count, len(tensors), "tensor", None))
