@@ -1,12 +1,13 @@
 """The checkpoint format of NVIDIA ModelOpt, which vLLM loads with ``quantization='modelopt'`` and its variants.
 
-Layout as ``modelopt.torch.export`` 0.47 writes it, in one of three algorithms for each layer. All scales are factors:
+Layout as ``modelopt.torch.export`` 0.47 writes it, in one of four algorithms for each layer. All scales are factors:
 
 FP8           weight fp8_e4m3 [out, in]; weight_scale float32 []; input_scale float32 []
 NVFP4         weight uint8 [out, in / 2], two fp4 codes in a byte, the first one in the low bits; weight_scale fp8_e4m3
               [out, in / 16]; weight_scale_2 float32 [], the scale of the scales; input_scale float32 [], the same for
               the inputs, whose groups get their scales at run time
 W4A16_NVFP4   the same without input_scale
+MXFP8         weight fp8_e4m3 [out, in]; weight_scale uint8 [out, in / 32], a byte of e8m0; inputs likewise at run time
 
 Scales of an fp8 KV cache belong to the projections: ``k_proj.k_scale`` and ``v_proj.v_scale`` float32 []. Two files say
 the same: ``quantization_config`` of config.json, and ``hf_quant_config.json``, which older readers look for. Layers of
@@ -40,18 +41,23 @@ OWN_FILE = "hf_quant_config.json"
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 """The version whose layout this is; older versions of vLLM refuse files that name another producer."""
 MIXED = "MIXED_PRECISION"
-GROUP_SIZE = 16
+GROUP_SIZE, MX_GROUP_SIZE = 16, 32
+GROUP_SIZES = {"NVFP4": GROUP_SIZE, "W4A16_NVFP4": GROUP_SIZE, "MXFP8": MX_GROUP_SIZE}
 CACHE_SCALES = {"k_proj": "k_scale", "v_proj": "v_scale"}
 FP8_NUMBERS = {"dynamic": False, "num_bits": 8, "type": "float"}
 NVFP4_NUMBERS = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": GROUP_SIZE}
+MXFP8_NUMBERS = {"dynamic": False, "num_bits": 8, "type": "float", "group_size": MX_GROUP_SIZE}
 GROUPS: dict[str, dict[str, Any]] = {
     "FP8": {"input_activations": FP8_NUMBERS, "weights": FP8_NUMBERS},
     "NVFP4": {"input_activations": NVFP4_NUMBERS, "weights": NVFP4_NUMBERS},
     "W4A16_NVFP4": {"weights": NVFP4_NUMBERS},
+    "MXFP8": {"input_activations": MXFP8_NUMBERS, "weights": MXFP8_NUMBERS},
 }
 """The entry of ``config_groups`` for each algorithm, without its targets."""
-CODE_DTYPES = {"FP8": "F8_E4M3", "NVFP4": "U8", "W4A16_NVFP4": "U8"}
+CODE_DTYPES = {"FP8": "F8_E4M3", "NVFP4": "U8", "W4A16_NVFP4": "U8", "MXFP8": "F8_E4M3"}
 """The dtype in safetensors of each algorithm's weights."""
+SCALES_OF_GROUPS = {"NVFP4": "F8_E4M3", "W4A16_NVFP4": "F8_E4M3", "MXFP8": "U8"}
+"""The dtype in safetensors of the scales of groups."""
 
 
 class ModelOptReaders(Readers):
@@ -75,10 +81,11 @@ class ModelOptExporter:
             return f"only outputs of {' and '.join(CACHE_SCALES)} have a scale, static fp8_e4m3 per_tensor"
         is_fp8 = is_static_fp8(weight) and is_static_fp8(inputs)
         is_nvfp4 = _is_nvfp4(weight) and (inputs is None or (_is_nvfp4(inputs) and inputs.is_dynamic))
-        if not (is_fp8 or is_nvfp4):
+        is_mxfp8 = _is_mxfp8(weight) and inputs is not None and _is_mxfp8(inputs)
+        if not (is_fp8 or is_nvfp4 or is_mxfp8):
             return (
-                "layers are NVFP4 with inputs in NVFP4 or not quantized, or fp8_e4m3 with one static scale each for "
-                "the weight and the inputs"
+                "layers are NVFP4 with inputs in NVFP4 or not quantized, MXFP8 with inputs in MXFP8, or fp8_e4m3 with "
+                "one static scale each for the weight and the inputs"
             )
         return None
 
@@ -91,8 +98,9 @@ class ModelOptExporter:
                 "weight_scale_2": scalar,
             }
         else:
-            tensors = {"weight": TensorLayout("F8_E4M3", layer.shape), "weight_scale": scalar}
-        if layer.input_tensors is not None:
+            scale = TensorLayout("U8", layer.num_scales) if _is_mxfp8(layer.weight) else scalar
+            tensors = {"weight": TensorLayout("F8_E4M3", layer.shape), "weight_scale": scale}
+        if _has_input_scale(layer):
             tensors["input_scale"] = scalar
         if layer.config.output_tensors is not None:
             tensors[_kv_scale(layer)] = scalar
@@ -101,10 +109,13 @@ class ModelOptExporter:
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         import torch
 
+        from quantcore.formats.floats import encode_e8m0
         from quantcore.tensors.packing import pack
 
         codes, params = quantized.weight.codes, quantized.weight.params
-        if params.global_scale is None:
+        if _is_mxfp8(layer.weight):
+            tensors = {"weight": codes, "weight_scale": encode_e8m0(params.scale)}
+        elif params.global_scale is None:
             tensors = {"weight": codes, "weight_scale": params.scale.reshape(())}
         else:
             tensors = {
@@ -120,6 +131,7 @@ class ModelOptExporter:
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         """Raises ModelError ``nonfinite_weights`` for a scale that is NaN or infinite."""
+        from quantcore.formats.floats import decode_e8m0
         from quantcore.tensors.affine import QParams
         from quantcore.tensors.packing import unpack
         from quantcore.tensors.qtensor import QLayer, QTensor
@@ -132,9 +144,11 @@ class ModelOptExporter:
             global_scale = _scale(layer, "weight_scale_2", tensors).reshape(())
             codes = unpack(codes, layer.weight.format)
             of_weight = QParams(_scale(layer, "weight_scale", tensors), global_scale=global_scale)
+        elif _is_mxfp8(layer.weight):
+            of_weight = QParams(_finite(layer, "weight_scale", decode_e8m0(tensors["weight_scale"])))
         else:
             of_weight = params("weight_scale")
-        of_inputs = None if inputs is None else params("input_scale")
+        of_inputs = params("input_scale") if inputs is not None and _has_input_scale(layer) else None
         if of_inputs is not None and _is_nvfp4(layer.weight):
             of_inputs = QParams(of_inputs.scale.reshape(()))
         return QLayer(
@@ -200,12 +214,13 @@ def own_description(folder: Path) -> dict[str, Any] | None:
 
 
 def _described(algorithm: str) -> dict[str, Any]:
-    return {"quant_algo": algorithm, **({} if algorithm == "FP8" else {"group_size": GROUP_SIZE})}
+    size = GROUP_SIZES.get(algorithm)
+    return {"quant_algo": algorithm, **({} if size is None else {"group_size": size})}
 
 
 def _algorithm(layer: LayerPlan) -> str:
     if not _is_nvfp4(layer.weight):
-        return "FP8"
+        return "MXFP8" if _is_mxfp8(layer.weight) else "FP8"
     return "W4A16_NVFP4" if layer.input_tensors is None else "NVFP4"
 
 
@@ -213,12 +228,24 @@ def _is_nvfp4(spec: QuantizationSpec) -> bool:
     return (spec.dtype, spec.scale_type, spec.group_size) == (Dtype.fp4, ScaleType.e4m3, GROUP_SIZE)
 
 
+def _is_mxfp8(spec: QuantizationSpec) -> bool:
+    return (spec.dtype, spec.scale_type, spec.group_size) == (Dtype.fp8_e4m3, ScaleType.e8m0, MX_GROUP_SIZE)
+
+
+def _has_input_scale(layer: LayerPlan) -> bool:
+    """Return True if the inputs have a scale in the files: those of MXFP8 get theirs at run time."""
+    return layer.input_tensors is not None and not _is_mxfp8(layer.input_tensors)
+
+
 def _kv_scale(layer: LayerPlan) -> str:
     return CACHE_SCALES[layer.name.rpartition(".")[2]]
 
 
 def _scale(layer: LayerPlan, part: str, tensors: Tensors) -> torch.Tensor:
-    scale = tensors[part].float()
+    return _finite(layer, part, tensors[part].float())
+
+
+def _finite(layer: LayerPlan, part: str, scale: torch.Tensor) -> torch.Tensor:
     if not scale.isfinite().all():
         raise ModelError(
             f"'{layer.name}.{part}' has a scale that is NaN or infinite.",
@@ -281,8 +308,8 @@ def _stored_layer(name: str, algorithm: str, files: StoredFiles, *, has_inputs: 
         raise not_held(
             f"{weight} is {files.tensors[weight].dtype}, but codes of {algorithm} are {CODE_DTYPES[algorithm]}"
         )
-    if algorithm == "W4A16_NVFP4" and has_inputs:
-        raise not_held(f"inputs of W4A16_NVFP4 are not quantized, but there is {name}.input_scale")
+    if algorithm in ("W4A16_NVFP4", "MXFP8") and has_inputs:
+        raise not_held(f"inputs of {algorithm} have no scale in the files, but there is {name}.input_scale")
     cache = f"{name}.{CACHE_SCALES.get(name.rpartition('.')[2])}"
     if cache in files.tensors and not has_cache:
         raise not_held(f"there is {cache}, but its description does not say that the KV cache is FP8")
@@ -295,16 +322,16 @@ def _stored_layer(name: str, algorithm: str, files: StoredFiles, *, has_inputs: 
             output_tensors=outputs,
         )
         return StoredLayer((out_features, width), config)
-    groups = (out_features, 2 * width // GROUP_SIZE)
-    if (files.tensors[scale].dtype, files.shape(scale)) != ("F8_E4M3", groups):
+    in_features, size, dtype = width * (1 + (algorithm != "MXFP8")), GROUP_SIZES[algorithm], SCALES_OF_GROUPS[algorithm]
+    groups = (out_features, in_features // size)
+    if (files.tensors[scale].dtype, files.shape(scale)) != (dtype, groups):
         found = f"{files.tensors[scale].dtype} {list(files.shape(scale))}"
-        raise not_held(f"{scale} is {found}, but groups of {GROUP_SIZE} have scales of F8_E4M3 {list(groups)}")
-    spec = QuantizationSpec(
-        dtype=Dtype.fp4, qscheme=QSchemeType.per_group, group_size=GROUP_SIZE, scale_type=ScaleType.e4m3
-    )
-    inputs = replace(spec, is_dynamic=True) if has_inputs else None
+        raise not_held(f"{scale} is {found}, but groups of {size} have scales of {dtype} {list(groups)}")
+    number, scale_type = (Dtype.fp8_e4m3, ScaleType.e8m0) if algorithm == "MXFP8" else (Dtype.fp4, ScaleType.e4m3)
+    spec = QuantizationSpec(dtype=number, qscheme=QSchemeType.per_group, group_size=size, scale_type=scale_type)
+    inputs = replace(spec, is_dynamic=True) if has_inputs or algorithm == "MXFP8" else None
     return StoredLayer(
-        (out_features, 2 * width), QuantizationConfig(weight=spec, input_tensors=inputs, output_tensors=outputs)
+        (out_features, in_features), QuantizationConfig(weight=spec, input_tensors=inputs, output_tensors=outputs)
     )
 
 

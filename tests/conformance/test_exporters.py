@@ -25,7 +25,7 @@ MUST_TAKE = {
     | {"fp8_block", "fp8_block_weight_only", "fp8_dynamic", "fp8_weight_only", "int2", "int3", "uint2", "uint8"}
     | {"int8_weight_only", "int8_weight_only_asym", "int8_static_asym_input", "uint4_whole_row", "float32_scales"},
     "fp8": {"fp8", "kv_cache_fp8", "fp8_block"},
-    "modelopt": {"fp8", "kv_cache_fp8", "nvfp4", "nvfp4_weight_only"},
+    "modelopt": {"fp8", "kv_cache_fp8", "nvfp4", "nvfp4_weight_only", "mxfp8"},
     "fake_quantized": set(CONFIGS),
     "bitsandbytes": {"nf4", "fp4_bnb", "nf4_double_quant", "fp4_bnb_double_quant", "llm_int8"},
     "gptq": {"w4a16_sym", "int4_per_channel", "int8_weight_only", "int2", "int3"},

@@ -20,6 +20,7 @@ NVFP4 = ["torch.uint8", "torch.uint8"]
 """Two fp4 codes in a byte."""
 METHODS = {
     "fp8": ["modelopt", None, [FP8, FP8, FP8, None]],
+    "mxfp8": ["modelopt_mxfp8", None, [FP8, FP8, FP8, None]],
     "nvfp4": ["modelopt_fp4", None, [NVFP4, NVFP4, NVFP4, None]],
     "nvfp4_weight_only": ["modelopt_fp4", None, [["torch.uint8", None]] * 3 + [None]],
     "mixed": ["modelopt_mixed", "FP8", [NVFP4, NVFP4, FP8, None]],

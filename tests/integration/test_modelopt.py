@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 FP8 = presets.resolve("fp8").global_quant_config
 FP8_NUMBERS = {"dynamic": False, "num_bits": 8, "type": "float"}
 NVFP4_NUMBERS = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+MXFP8_NUMBERS = {"dynamic": False, "num_bits": 8, "type": "float", "group_size": 32}
 LAYER = "model.layers.0.self_attn.k_proj"
 
 
@@ -116,6 +117,7 @@ def test_both_files_list_the_layers_of_a_mix(written):
         ("nvfp4", "NVFP4", {"input_activations": NVFP4_NUMBERS, "weights": NVFP4_NUMBERS}),
         ("nvfp4_weight_only", "W4A16_NVFP4", {"weights": NVFP4_NUMBERS}),
         ("fp8", "FP8", {"input_activations": FP8_NUMBERS, "weights": FP8_NUMBERS}),
+        ("mxfp8", "MXFP8", {"input_activations": MXFP8_NUMBERS, "weights": MXFP8_NUMBERS}),
     ],
 )
 def test_both_files_name_the_one_algorithm(float_model, tmp_path, preset, algorithm, group):
@@ -123,7 +125,7 @@ def test_both_files_name_the_one_algorithm(float_model, tmp_path, preset, algori
     config, own = described(tmp_path / "out")
     assert config["config_groups"] == {"group_0": {**group, "targets": ["Linear"]}}
     assert (config["quant_algo"], own["kv_cache_quant_algo"], config["ignore"]) == (algorithm, None, ["lm_head"])
-    assert own.get("group_size") == (None if preset == "fp8" else 16)
+    assert own.get("group_size") == {"fp8": None, "mxfp8": 32}.get(preset, 16)
     (tmp_path / "out" / "config.json").write_text(  # as before ModelOpt 0.35
         json.dumps({key: value for key, value in json.loads((tmp_path / "out/config.json").read_text()).items()
                     if key != "quantization_config"})
@@ -151,7 +153,7 @@ def test_other_schemes_are_refused_with_the_presets_that_fit(preset):
         check_exports(usual_layers(presets.resolve(preset)), ("modelopt",))
     assert caught.value.code == "incompatible_export"
     fitting = caught.value.hint.split("Presets that modelopt can store: ")[1].split(".")[0].split(", ")
-    assert {*fitting} == {"nvfp4", "nvfp4_weight_only", "fp8"}
+    assert {*fitting} == {"nvfp4", "nvfp4_weight_only", "fp8", "mxfp8"}
 
 
 def edit_tensors(folder: Path, change):
@@ -265,6 +267,27 @@ def test_nvfp4_of_modelopt_is_read(tmp_path, has_own_file):
     assert not (tmp_path / "quark" / "hf_quant_config.json").exists()
     again = open_source(read_model(tmp_path / "quark"))
     assert all(torch.equal(again.read(name), source.read(name)) for name in expected)
+
+
+def test_mxfp8_is_modelopts_formula_there_and_back(float_model, tmp_path):
+    """ModelOpt's ``MXFP8QTensor``: fp8 times 2^(byte - 127), a byte for 32 values of a row; nothing of the inputs."""
+    quantize(float_model, tmp_path / "out", presets.resolve("mxfp8"), "modelopt", "fake_quantized", file2file=True)
+    stored, plain = (
+        load_file(tmp_path / "out" / name / "model.safetensors") for name in ("modelopt", "fake_quantized")
+    )
+    assert {name.rpartition(".")[2] for name in stored if ".q_proj." in name} == {"weight", "weight_scale"}
+    for module in modules_in(stored):
+        codes, scale = stored[f"{module}.weight"], stored[f"{module}.weight_scale"]
+        assert (codes.dtype, scale.dtype) == (torch.float8_e4m3fn, torch.uint8)
+        values = codes.float() * torch.exp2(scale.float() - 127).repeat_interleave(32, dim=1)
+        assert torch.equal(values.to(torch.bfloat16), plain[f"{module}.weight"])
+    convert(tmp_path / "out/modelopt", tmp_path / "ct", "compressed_tensors", lambda event: None)
+    convert(tmp_path / "ct", tmp_path / "back", "modelopt", lambda event: None)
+    back = load_file(tmp_path / "back/model.safetensors")
+    assert all(torch.equal(back[name].view(torch.uint8), stored[name].view(torch.uint8)) for name in stored)
+    edit_tensors(tmp_path / "back", lambda tensors: tensors.update({f"{LAYER}.input_scale": torch.ones(())}))
+    with pytest.raises(ModelError, match="inputs of MXFP8 have no scale in the files"):
+        read_model(tmp_path / "back")
 
 
 def test_other_algorithms_of_modelopt_are_refused(tmp_path):
