@@ -17,13 +17,17 @@ from quantcore.engine.calibration.imatrix import (
     CHUNK_SIZE,
     DATASETS,
     NUM_CHUNKS,
+    Entry,
     InputSums,
+    in_file,
+    inputs_of_layers,
     read_imatrix,
     write_imatrix,
 )
 from quantcore.engine.commands.imatrix import windows_of
 from quantcore.engine.containers.dequantize import open_source
 from quantcore.errors import CalibrationError, ConfigError
+from quantcore.export.gguf.tensor_names import Place
 from quantcore.importing.model import read_model
 from tests.support.gguf import WIDE, run
 from tests.support.models import MIXTURES, tiny_model
@@ -208,3 +212,14 @@ def test_a_model_that_llama_cpps_converter_names(tmp_path, proof_in_this_process
     assert "blk.0.attn_qkv.weight.in_sum2" in written and "blk.1.ffn_down.weight.in_sum2" in written
     report = run(folder, tmp_path / "out", with_imatrix("w4a16", tmp_path / "im.gguf"), ("compressed_tensors",))
     assert {layer["num_tokens"] for layer in report["layers"]} == {256}
+
+
+def test_columns_that_the_file_moves_come_back(tmp_path):
+    """``tests/consumers/test_llamacpp_converter.py`` compares the order with that of llama.cpp's converter."""
+    place = Place("blk.0.ssm_out.weight", moved_heads=(2, 3))
+    given_I = torch.arange(24.0)
+    stored_I = in_file(given_I, place)
+    assert stored_I[:8].tolist() == [0, 1, 2, 3, 12, 13, 14, 15]  # the first head of each key
+    entries = {place.name: Entry(stored_I[None], torch.ones(1, dtype=torch.long))}
+    found = inputs_of_layers(tmp_path, entries, {"out_proj.weight": (place,)}, {"out_proj": 24})
+    assert torch.equal(found.mean_squares["out_proj"], given_I)

@@ -178,8 +178,19 @@ def _of_matrix(path: Path, entry: Entry, place: Place, width: int) -> tuple[torc
             f" {width} inputs",
         )
     index = place.index or 0
+    own_I = values[index * width : (index + 1) * width]
     count = counts_M[index] if len(counts_M) == num_matrices else counts_M[0]
-    return values[index * width : (index + 1) * width].clone(), int(count)
+    return _moved(own_I, place.moved_heads[::-1]).clone(), int(count)
+
+
+def in_file(x_I: torch.Tensor, place: Place) -> torch.Tensor:
+    """Return values of the inputs of a layer in the order that the inputs have in a GGUF file."""
+    return _moved(x_I, place.moved_heads)
+
+
+def _moved(x_I: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
+    """Return the values of heads [A, B] of inputs as those of [B, A]; without ``heads`` as they are."""
+    return x_I.reshape(*heads, -1).transpose(0, 1).flatten() if heads else x_I
 
 
 def _check_blocks(path: Path, places: Mapping[str, Sequence[Place]], entries: Mapping[str, Entry]) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from quantcore.config import presets
 from quantcore.config.job_spec import JobSpec
 from quantcore.config.texts import CalibrationConfig
-from quantcore.engine.calibration.imatrix import CHUNK_SIZE, DATASETS, NUM_CHUNKS, InputSums, write_imatrix
+from quantcore.engine.calibration.imatrix import CHUNK_SIZE, DATASETS, NUM_CHUNKS, InputSums, in_file, write_imatrix
 from quantcore.engine.containers.gguf import places_of
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.data.windows import token_windows
@@ -108,5 +108,6 @@ def _by_tensor(sums: Mapping[str, InputSums], places: Mapping[str, tuple[Place, 
     found: defaultdict[str, dict[int, InputSums]] = defaultdict(dict)
     for layer, own in sums.items():
         for place in places.get(f"{layer}.weight", ()):
-            found[place.name].setdefault(place.index or 0, own)  # parts of one tensor read the same input
+            moved = InputSums(in_file(own.sum_I, place), in_file(own.square_I, place), own.num_tokens)
+            found[place.name].setdefault(place.index or 0, moved)  # parts of one tensor read the same input
     return {name: [parts[index] for index in sorted(parts)] for name, parts in found.items()}

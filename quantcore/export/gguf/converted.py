@@ -25,6 +25,7 @@ from quantcore.export.gguf import converter
 from quantcore.export.gguf.tensor_names import COMPUTED, Place
 
 MODULE = "quantcore.engine.containers.llama_cpp.driver"
+_AFTER_HEADS = ".linear_attn.out_proj."
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
@@ -56,7 +57,9 @@ def converted_names(model_config: Mapping[str, Any], tensors: Mapping[str, Tenso
         is_stack = len(described["shape"]) > 2
         for part in (part for source in described["sources"] for part in stacks[source]["parts"]):
             expert = _EXPERT.search(part) if is_stack else None
-            places.setdefault(part, []).append(Place(stored, None if expert is None else int(expert[1])))
+            moved = tuple(answer["fields"]["moved_heads"] or ()) if _AFTER_HEADS in part else ()
+            place = Place(stored, None if expert is None else int(expert[1]), moved_heads=moved)
+            places.setdefault(part, []).append(place)
     shapes = {name: tuple(described["shape"]) for name, described in answer["tensors"].items()}
     return ConvertedNames(shapes, {name: tuple(found) for name, found in places.items()}, answer["fields"])
 

@@ -151,13 +151,16 @@ def has_own_layout(model_config: Mapping[str, Any]) -> bool:
 class Place:
     """The place of a checkpoint's tensor in the file: the tensor ``name`` there, or expert number ``index`` of it.
 
-    The rows of each of ``num_heads`` heads are interleaved (0: rows keep their order). ``offset`` is added.
+    The rows of each of ``num_heads`` heads are interleaved (0: rows keep their order). ``offset`` is added. With
+    ``moved_heads``, (keys, values per key), the columns are those of the heads of values: in the checkpoint those of
+    one key lie together, in the file the first ones of all keys.
     """
 
     name: str
     index: int | None = None
     num_heads: int = 0
     offset: float = 0.0
+    moved_heads: tuple[int, ...] = ()
 
 
 class Places:

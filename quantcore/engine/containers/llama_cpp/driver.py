@@ -26,6 +26,7 @@ import numpy as np
 import torch
 import transformers
 from conversion.base import LazyTorchTensor, ModelBase, ModelType, get_model_architecture
+from conversion.qwen import _LinearAttentionVReorderBase
 from gguf.lazy import LazyChunkedTensor, LazyNumpyTensor  # type: ignore[attr-defined]  # newer than the package
 from gguf.quants import dequantize
 
@@ -221,7 +222,19 @@ def _fields(model: Any) -> dict[str, Any]:
     names = ("block_count", "attention.head_count", "attention.head_count_kv", "expert_count")
     architecture = model.gguf_writer.arch
     found = {name: fields.get(f"{architecture}.{name}") for name in names}
-    return {"architecture": architecture} | {name: None if each is None else each.value for name, each in found.items()}
+    values = {name: None if each is None else each.value for name, each in found.items()}
+    return {"architecture": architecture, "moved_heads": _moved_heads(model)} | values
+
+
+def _moved_heads(model: Any) -> list[int] | None:
+    """Return the numbers [keys, values per key] of heads whose columns change places in the projection after them.
+
+    None if the converter leaves all columns of the model where they are.
+    """
+    if not isinstance(model, _LinearAttentionVReorderBase):
+        return None
+    num_keys, num_values = (int(model.hparams.get(f"linear_num_{name}_heads", 0)) for name in ("key", "value"))
+    return [num_keys, num_values // num_keys] if num_keys and num_values > num_keys else None
 
 
 def _metadata(model: Any, planned: Sequence[Planned], shapes: dict[str, tuple[int, ...]]) -> None:
