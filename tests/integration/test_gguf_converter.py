@@ -18,6 +18,7 @@ from quantcore.config import presets
 from quantcore.errors import ConfigError, ModelError, ProofError, QuantError
 from quantcore.export.gguf import converter, tensor_names
 from quantcore.export.gguf.converted import MODULE
+from quantcore.importing.model import read_model
 from tests.support.gguf import run
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.tokenizers import saved, sentencepiece
@@ -52,6 +53,9 @@ def test_a_model_of_another_architecture(tmp_path, arcee, proof_in_this_process)
     assert report["warnings"] == [] and not (tmp_path / "out/.staged").exists()
     assert "quantcore" not in report["summary"]["exports"]["gguf"]["load"]
     assert (tmp_path / "out" / ROWS).exists()
+    with pytest.raises(ModelError, match="architecture 'arcee', which is not read as input") as caught:
+        read_model(tmp_path / "out")
+    assert "llama.cpp runs it. Its quality was measured when it was made" in str(caught.value.hint)
     listed = (tmp_path / "out/reproduce.sh").read_text().partition("END_OF_SUMS'\n")[2].partition("END_OF_SUMS")[0]
     names = [line.split()[1] for line in listed.splitlines()]
     assert names and all((tmp_path / "out" / name).exists() for name in names)

@@ -19,6 +19,12 @@ MODEL_TYPES = {architecture.name: model_type for model_type, architecture in rev
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The settings of all of Llama 3.1 to 3.3; a file holds only the divisors of the frequencies."""
 TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+ROW_MAP = "model.rows.safetensors"
+"""The file beside a GGUF file that llama.cpp's converter laid out (``engine.containers.llama_cpp.rows``)."""
+_LAID_OUT = (
+    "Its quality was measured when it was made: see report.json beside it. For another format, quantize the model that"
+    " it was made from again."
+)
 
 Get = Callable[..., Any]
 
@@ -35,9 +41,12 @@ def model_config(header: GgufHeader) -> dict[str, Any]:
 
     if name not in MODEL_TYPES:
         raise ModelError(
-            f"{header.path.name} contains a model of the GGUF architecture '{name}', which is not supported.",
+            f"{header.path.name} contains a model of the GGUF architecture '{name}', which is not read as input.",
             code="unsupported_architecture",
-            hint=f"Supported: {', '.join(sorted(MODEL_TYPES))}.",
+            hint=f"llama.cpp runs it. {_LAID_OUT} Read as input are: {', '.join(sorted(MODEL_TYPES))}."
+            if header.path.with_name(ROW_MAP).exists()
+            else f"Give the folder of the model that it was made from. Read as input are:"
+            f" {', '.join(sorted(MODEL_TYPES))}.",
         )
     model_type = "mixtral" if name == "llama" and get("expert_count") else MODEL_TYPES[name]
     try:
