@@ -49,6 +49,14 @@ SHORT_ROWS = {
 """Replacements of types with super-blocks where rows are not a multiple of 256, as in llama.cpp's own tool."""
 
 MIXES = {
+    "IQ2_XXS": "IQ2_XXS",
+    "IQ2_XS": "IQ2_XS",
+    "IQ2_S": "IQ2_XS",
+    "IQ2_M": "IQ2_S",
+    "IQ3_XXS": "IQ3_XXS",
+    "IQ3_XS": "IQ3_S",
+    "IQ3_S": "IQ3_S",
+    "IQ3_M": "IQ3_S",
     "Q2_K": "Q2_K",
     "Q3_K_S": "Q3_K",
     "Q3_K_M": "Q3_K",

@@ -168,7 +168,7 @@ _TABLE = (
 def _mix(name: str, usual: str) -> Preset:
     """Return the preset of a named mix of llama.cpp, with this type of most tensors."""
     others = "all tensors" if usual in ("Q6_K", "Q8_0") else "most tensors, more bits in others"
-    end = UNTRIED if name in ("Q2_K", "Q3_K_S") else ""
+    end = UNTRIED if name in ("Q2_K", "Q3_K_S") or name.startswith(("IQ2", "IQ3")) else ""
     config = Config(global_quant_config=QuantizationConfig(weight=GGUF_TYPES[usual]), gguf=GgufTypes(mix=name))
     return Preset(name, f"llama.cpp's {name}: {usual} in {others}, embedding included{end}", config)
 

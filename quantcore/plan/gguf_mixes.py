@@ -1,8 +1,9 @@
 """The type that llama.cpp's own tool gives each tensor in a named mix such as Q4_K_M. No torch.
 
 Rules as in ``llama-quant.cpp`` of llama.cpp (build 11434, October 2026), for a file that is made without an importance
-matrix. They give more bits to what costs most: values, the second matrix of the MLP, the output projection. They go by
-the names of the tensors in the file, and by how many tensors of a kind came before.
+matrix, or with one in the mixes that need it: IQ2, IQ3_XXS and IQ3_XS. They give more bits to what costs most: values,
+the second matrix of the MLP, the output projection. They go by the names of the tensors in the file, and by how many
+tensors of a kind came before.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quantcore.config.gguf_types import MIXES
+from quantcore.config.gguf_types import MIXES, SHORT_ROWS
 from quantcore.config.spec import SUPER_BLOCK
 
 _BLOCK = re.compile(r"^blk\.(\d+)\.")
@@ -30,16 +31,26 @@ _KEPT_NAMES = ("position_embd.weight", "token_types.weight")
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 _ROLES = {
     "attn_qkv.weight": "values", "attn_kv_b.weight": "values", "attn_v.weight": "values", "attn_k.weight": "keys",
-    "attn_q.weight": "", "attn_output.weight": "attention output", "ffn_up": "", "ffn_gate": "", "ffn_down": "down",
+    "attn_q.weight": "queries", "attn_output.weight": "attention output", "ffn_up": "up", "ffn_gate": "gate",
+    "ffn_down": "down",
 }  # fmt: skip
 """The first of these in a tensor's name -> the role that the rules know it by."""
 
-_VALUES_WITH_SHARED_HEADS = {"Q2_K": "Q4_K", "IQ4_NL": "Q5_K", "IQ4_XS": "Q5_K"}
+_VALUES_WITH_SHARED_HEADS = {
+    "Q2_K": "Q4_K", "IQ4_NL": "Q5_K", "IQ4_XS": "Q5_K", "IQ3_XXS": "Q4_K", "IQ3_XS": "Q4_K", "IQ3_S": "Q4_K",
+}  # fmt: skip
 """Of models in which at least four heads share their keys and values."""
-_VALUES = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
+_VALUES = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K", "IQ3_M": "Q4_K"}
 _DOWN = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
-_ATTENTION_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
-_ATTENTION_OUTPUT_OF_8_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS")  # Q5_K
+_ATTENTION_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K", "IQ3_XXS": "IQ3_S", "IQ3_M": "Q4_K"}
+_ATTENTION_OUTPUT_OF_8_EXPERTS = (
+    "Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M",
+)  # Q5_K  # fmt: skip
+_QUERIES_AND_KEYS = {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}
+_BELOW_3_BITS = {"IQ2_XXS": "Q2_K", "IQ2_XS": "Q2_K", "IQ2_S": "IQ3_S", "IQ2_M": "IQ3_S"}
+"""Mixes with rules of their own, and the type of their embedding, of their values and of the first down projections."""
+_EMBEDDING = {**_BELOW_3_BITS, "IQ3_XXS": "IQ3_S"}
+_OUTPUT_OF_5_BITS = (*_BELOW_3_BITS, "IQ3_XXS")
 _70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 """Number of layers by which llama.cpp knows a 70B model of an architecture."""
 WITH_OTHER_RULES = ("glm5-next",)
@@ -94,7 +105,7 @@ def _role(name: str, *, is_tied: bool) -> str:
     if name == "output.weight" or (is_tied and name in EMBEDDINGS):
         return "output"
     if name in EMBEDDINGS:
-        return ""
+        return "embedding"
     return next((role for part, role in _ROLES.items() if part in name), "")
 
 
@@ -104,25 +115,51 @@ class _Rules:
     def __init__(self, mix: str, traits: Traits, num_values: int) -> None:
         self._mix, self._traits, self._num_values = mix, traits, num_values
         self._usual = MIXES[mix]
-        self._num_seen = {"values": 0, "down": 0}
+        self._num_seen = dict.fromkeys(("values", "down", "up", "gate"), 0)
 
     def type_of(self, name: str, role: str, width: int) -> str:
         index = self._num_seen.get(role, 0)
         self._num_seen[role] = index + 1
         if role == "output":
-            is_short = width % (SUPER_BLOCK if "_K" in self._usual or self._usual == "IQ4_XS" else 32)
-            return "Q8_0" if self._usual == "Q8_0" or is_short or self._is_falcon else "Q6_K"
+            is_short = width % (SUPER_BLOCK if self._usual in SHORT_ROWS else 32)
+            if self._usual == "Q8_0" or is_short or self._is_falcon:
+                return "Q8_0"
+            return "Q5_K" if self._mix in _OUTPUT_OF_5_BITS else "Q6_K"
+        if role == "embedding":
+            return _EMBEDDING.get(self._mix, self._usual)
+        if self._mix in _BELOW_3_BITS:
+            return self._below_3_bits(role, index)
         if role == "values":
             return self._of_values(index)
         if role == "keys":
-            return "Q8_0" if self._traits.num_experts == 8 else self._usual
+            return "Q8_0" if self._traits.num_experts == 8 else _QUERIES_AND_KEYS.get(self._mix, self._usual)
+        if role == "queries":
+            return _QUERIES_AND_KEYS.get(self._mix, self._usual)
+        layer = _place(name)[0] if self._traits.num_experts > 1 else index
+        if role in ("up", "gate"):
+            num_layers = self._traits.num_layers
+            is_middle = num_layers // 8 <= layer < 7 * num_layers // 8
+            return "IQ3_XXS" if self._mix == "IQ3_XS" and is_middle else self._usual
         if role == "down":
-            return self._of_down(_place(name)[0] if self._traits.num_experts > 1 else index)
+            return self._of_down(layer)
         return self._of_attention_output() if role == "attention output" else self._usual
 
     @property
     def _is_falcon(self) -> bool:
         return self._traits.architecture == "falcon"
+
+    def _below_3_bits(self, role: str, index: int) -> str:
+        """Return the type of a tensor in a mix of IQ2, of which ``index`` with this role came before."""
+        more, num_experts = _BELOW_3_BITS[self._mix], self._traits.num_experts
+        if role == "values":
+            return "Q4_K" if self._traits.heads_per_value >= 4 or num_experts >= 4 else more
+        if role == "keys" and num_experts == 8:
+            return "Q4_K"
+        if role == "down":
+            return more if index < self._traits.num_layers // 8 else self._usual
+        if role == "attention output":
+            return "Q5_K" if num_experts == 8 else "IQ3_S" if more == "IQ3_S" else self._usual
+        return self._usual
 
     def _of_values(self, index: int) -> str:
         mix, traits = self._mix, self._traits
@@ -152,6 +189,8 @@ class _Rules:
             return "Q5_K"
         if mix in ("Q4_K_S", "IQ4_NL", "IQ4_XS") and is_early:
             return "Q5_K"
+        if mix == "IQ3_M" and (is_early or (self._traits.num_experts == 8 and has_more_bits)):
+            return "Q4_K"
         return _DOWN.get(mix, self._usual)
 
     def _of_attention_output(self) -> str:

@@ -17,6 +17,7 @@ from quantcore.formats import FORMATS
 from tests.consumers import peers_inputs
 from tests.consumers.peers_compare import Tensors
 from tests.support import real_models
+from tests.support.consumers import run_in
 from tests.support.service_fixtures import (  # noqa: F401  fixtures
     get_job,
     make_model,
@@ -31,6 +32,27 @@ from tests.support.service_fixtures import (  # noqa: F401  fixtures
 PYTHON = Path(__file__).parents[2] / ".venv-consumers" / "peers" / "bin" / "python"
 SCRIPT = Path(__file__).with_name("check_peers.py")
 Outputs = dict[str, dict[str, Tensors]]
+LLAMA_CPP = ("-lllama-common", "-lllama", "-lggml", "-lggml-base")
+
+
+@pytest.fixture(scope="session")
+def quantize_with_imatrix(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return llama.cpp's own tool, as far as importance matrices go: IMATRIX IN.gguf OUT.gguf FTYPE."""
+    library, _ = run_in("llamacpp", "where_llamacpp.py")
+    assert library is not None
+    program = tmp_path_factory.mktemp("program") / "quantize"
+    folder = f"{library['folder']}/lib"
+    subprocess.run(
+        ["g++", "-std=c++17", f"-I{library['folder']}/include", Path(__file__).with_name("quantize_with_imatrix.cpp"),
+         "-o", program, f"-L{folder}", *LLAMA_CPP, f"-Wl,-rpath-link,{folder}"], check=True,
+    )  # fmt: skip
+
+    def run_it(*arguments: object) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"LD_LIBRARY_PATH": folder}
+        command = [program, *map(str, arguments)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    return run_it
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ It needs ``make consumers``, and the C++ compiler that this has used; ``make tes
 """
 
 import math
-import os
-import subprocess
 
 import pytest
 import torch
@@ -16,34 +14,13 @@ from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.engine.commands.imatrix import windows_of
-from tests.support.consumers import ROOT, run_in
+from tests.support.consumers import run_in
 from tests.support.gguf import WIDE, run
 from tests.support.models import MIXTURES, tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 IQ2_XXS, Q2_K = 19, 10  # llama.cpp's numbers of these mixes; the first is refused without an importance matrix
-LIBRARIES = ("-lllama-common", "-lllama", "-lggml", "-lggml-base")
-
-
-@pytest.fixture(scope="module")
-def quantize(tmp_path_factory):
-    """llama.cpp's own tool, as far as importance matrices go: IMATRIX IN.gguf OUT.gguf FTYPE."""
-    library, _ = run_in("llamacpp", "where_llamacpp.py")
-    assert library is not None
-    program = tmp_path_factory.mktemp("program") / "quantize"
-    folder = f"{library['folder']}/lib"
-    subprocess.run(
-        ["g++", "-std=c++17", f"-I{library['folder']}/include", ROOT / "tests/consumers/quantize_with_imatrix.cpp",
-         "-o", program, f"-L{folder}", *LIBRARIES, f"-Wl,-rpath-link,{folder}"], check=True,
-    )  # fmt: skip
-
-    def run_it(*arguments):
-        environment = os.environ | {"LD_LIBRARY_PATH": folder}
-        command = [program, *map(str, arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    return run_it
 
 
 def loud_model(folder, **settings):
@@ -66,7 +43,7 @@ def divergence(original, file, ids_NT):
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_llama_cpp_quantizes_with_it(tmp_path, quantize, name):
+def test_llama_cpp_quantizes_with_it(tmp_path, quantize_with_imatrix, name):
     settings = MIXTURES.get(name, {}) | WIDE
     model = loud_model(tmp_path / "model", model_type=name, **settings)
     matrix = tmp_path / "im.gguf"
@@ -77,10 +54,10 @@ def test_llama_cpp_quantizes_with_it(tmp_path, quantize, name):
     _, printed = run_in("llamacpp", "quantize_llamacpp.py", tmp_path / "float/model.gguf", "Q2_K", plain)
     assert plain.exists(), printed[-3000:]
     better, lowest = tmp_path / "better.gguf", tmp_path / "lowest.gguf"
-    done = quantize(matrix, tmp_path / "float/model.gguf", better, Q2_K)
+    done = quantize_with_imatrix(matrix, tmp_path / "float/model.gguf", better, Q2_K)
     assert done.returncode == 0 and "16 chunks of 64" in done.stdout, done.stderr[-3000:]
     assert "did not find weights for blk" not in done.stderr
-    done = quantize(matrix, tmp_path / "float/model.gguf", lowest, IQ2_XXS)
+    done = quantize_with_imatrix(matrix, tmp_path / "float/model.gguf", lowest, IQ2_XXS)
     assert done.returncode == 0 and lowest.exists(), done.stderr[-3000:]
     original = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids_NT = windows_of(model, CalibrationConfig(num_samples=16, seq_len=64, seed=1))

@@ -4,9 +4,10 @@ It needs ``make consumers`` (an environment of its own); ``make test-all`` runs 
 """
 
 import pytest
-from gguf import GGUFReader
+from gguf import GGUFReader, LlamaFileType
 
 from quantcore.checkpoint.headers import read_local
+from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.config.gguf_types import MIXES
 from quantcore.config.job_spec import JobSpec
@@ -40,23 +41,26 @@ MODELS = {
 }
 BY_CONVERTER = ("arcee", "bloom", "granitemoe", "lfm2", "olmo2", "starcoder2")
 FLOATS = ("F32", "F16", "BF16")
+WITH_IMATRIX = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS")
+"""Mixes that llama.cpp's tool makes with an importance matrix only."""
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_the_types_of_every_mix(tmp_path, case, monkeypatch):
+def test_the_types_of_every_mix(tmp_path, case, monkeypatch, quantize_with_imatrix):
     model_type, settings = MODELS[case]
-    compare_types(tmp_path, tiny_model(tmp_path / "model", model_type=model_type, **settings), monkeypatch)
+    model = tiny_model(tmp_path / "model", model_type=model_type, **settings)
+    compare_types(tmp_path, model, monkeypatch, quantize_with_imatrix)
 
 
 @pytest.mark.parametrize("name", BY_CONVERTER)
-def test_the_types_of_models_that_its_converter_lays_out(smollm2, tmp_path, name, monkeypatch):
+def test_the_types_of_models_that_its_converter_lays_out(smollm2, tmp_path, name, monkeypatch, quantize_with_imatrix):
     deep = {**WIDE, "num_hidden_layers": 9, "tie_word_embeddings": name == "lfm2"}
     settings = deep | {key: value * 3 for key, value in CONVERTED[name].items() if key == "layer_types"}
     model = with_tokenizer_of(smollm2, tmp_path / "model", model_type=name, **settings)
-    compare_types(tmp_path, model, monkeypatch)
+    compare_types(tmp_path, model, monkeypatch, quantize_with_imatrix)
 
 
-def compare_types(tmp_path, model, monkeypatch):
+def compare_types(tmp_path, model, monkeypatch, quantize_with_imatrix):
     """The types of a plan are those of llama.cpp's own tool, for every mix."""
     monkeypatch.setattr(pipeline, "prove_in_fresh_process", prove_here)
     float_like = Task(
@@ -66,10 +70,15 @@ def compare_types(tmp_path, model, monkeypatch):
     pipeline.run(float_like, lambda event: None)
     headers = read_local(model)
     places = places_of(headers.config, headers.tensors)
-    differs = {}
+    differs, matrix = {}, tmp_path / "im.gguf"
+    assert main(["imatrix", str(model), "-o", str(matrix), "--num_calib_data", "1", "--seq_len", "64"]) == 0
     for mix in MIXES:
         target = tmp_path / f"{mix}.gguf"
-        _, printed = run_in("llamacpp", "quantize_llamacpp.py", tmp_path / "q8/model.gguf", mix, target)
+        if mix in WITH_IMATRIX:
+            number = LlamaFileType[f"MOSTLY_{mix}"].value
+            printed = quantize_with_imatrix(matrix, tmp_path / "q8/model.gguf", target, number).stderr
+        else:
+            _, printed = run_in("llamacpp", "quantize_llamacpp.py", tmp_path / "q8/model.gguf", mix, target)
         assert target.exists(), printed[-3000:]
         theirs = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(target).tensors}
         plan = make_plan(JobSpec(config=presets.resolve(mix), calibration=SHORT, export=("gguf",)), headers)

@@ -49,7 +49,9 @@ def test_half_of_values_and_of_down_projections_have_6_bits():
 def test_the_first_layers_of_the_small_mixes_have_more_bits():
     assert layers_with("Q5_K", "Q4_K_S", "attn_v") == [0, 1, 2, 3] == layers_with("Q5_K", "Q4_K_S", "ffn_down")
     assert layers_with("Q5_K", "Q3_K_M", "attn_v") == [0, 1] == layers_with("Q5_K", "Q3_K_M", "ffn_down")
-    assert layers_with("Q5_K", "IQ4_XS", "ffn_down") == [0, 1, 2, 3]
+    assert layers_with("Q5_K", "IQ4_XS", "ffn_down") == [0, 1, 2, 3] == layers_with("Q4_K", "IQ3_M", "ffn_down")
+    assert layers_with("Q2_K", "IQ2_XS", "ffn_down") == [0, 1, 2, 3] == layers_with("IQ3_S", "IQ2_M", "ffn_down")
+    assert layers_with("IQ3_S", "IQ3_XS", "ffn_gate") == [0, 1, 2, 3, 28, 29, 30, 31]
 
 
 @pytest.mark.parametrize(("mix", "role", "config", "kind"), [
@@ -58,7 +60,15 @@ def test_the_first_layers_of_the_small_mixes_have_more_bits():
     ("Q3_K_M", "attn_output", LLAMA_8B, "Q4_K"), ("Q3_K_S", "attn_v", LLAMA_8B, "Q3_K"),
     ("Q3_K_S", "attn_v", LLAMA_70B, "Q5_K"), ("IQ4_XS", "attn_v", LLAMA_8B, "Q5_K"),
     ("IQ4_XS", "attn_v", LLAMA_7B, "IQ4_XS"), ("Q4_K_S", "attn_v", MIXTRAL, "Q8_0"),
-    ("Q4_K_M", "attn_k", MIXTRAL, "Q8_0"),
+    ("Q4_K_M", "attn_k", MIXTRAL, "Q8_0"), ("IQ3_XS", "attn_k", LLAMA_8B, "IQ3_XXS"),
+    ("IQ3_XS", "ffn_up", LLAMA_8B, "IQ3_XXS"), ("IQ3_XS", "ffn_down", LLAMA_8B, "IQ3_S"),
+    ("IQ3_XXS", "attn_q", LLAMA_8B, "IQ2_S"), ("IQ3_XXS", "attn_v", LLAMA_7B, "IQ3_XXS"),
+    ("IQ3_XXS", "attn_output", LLAMA_8B, "IQ3_S"), ("IQ3_M", "attn_v", LLAMA_7B, "Q4_K"),
+    ("IQ3_M", "attn_output", LLAMA_7B, "Q4_K"), ("IQ3_S", "attn_v", LLAMA_7B, "IQ3_S"),
+    ("IQ2_XXS", "attn_v", LLAMA_8B, "Q4_K"), ("IQ2_XS", "attn_v", LLAMA_7B, "Q2_K"),
+    ("IQ2_S", "attn_v", LLAMA_7B, "IQ3_S"), ("IQ2_S", "ffn_up", LLAMA_8B, "IQ2_XS"),
+    ("IQ2_M", "attn_output", LLAMA_8B, "IQ3_S"), ("IQ2_M", "attn_output", MIXTRAL, "Q5_K"),
+    ("IQ2_XXS", "attn_k", MIXTRAL, "Q4_K"),
     ("Q4_K_M", "attn_output", MIXTRAL, "Q5_K"), ("Q5_K_M", "attn_output", MIXTRAL, "Q5_K"),
 ])  # fmt: skip
 def test_the_last_layer_but_one_in_the_middle(mix, role, config, kind):
@@ -67,10 +77,11 @@ def test_the_last_layer_but_one_in_the_middle(mix, role, config, kind):
 
 def test_the_output_projection_has_6_bits_and_so_has_an_embedding_that_is_one():
     for mix in MIXES:
-        expected = "Q8_0" if mix == "Q8_0" else "Q6_K"
+        expected = "Q8_0" if mix == "Q8_0" else "Q5_K" if mix.startswith("IQ2") or mix == "IQ3_XXS" else "Q6_K"
+        usual = {"IQ2_XXS": "Q2_K", "IQ2_XS": "Q2_K", "IQ2_S": "IQ3_S", "IQ2_M": "IQ3_S", "IQ3_XXS": "IQ3_S"}
         assert types_of(mix)["output.weight"] == expected
         assert types_of(mix, is_tied=True)["token_embd.weight"] == expected
-        assert types_of(mix)["token_embd.weight"] == MIXES[mix]
+        assert types_of(mix)["token_embd.weight"] == usual.get(mix, MIXES[mix])
     assert types_of("Q4_K_M", width=576)["output.weight"] == "Q8_0"  # rows too short for Q4_K
     assert types_of("Q4_0", width=576)["output.weight"] == "Q6_K"
 
