@@ -17,6 +17,7 @@ SIZES = {
     QSchemeType.per_group: {"group_size": 16},
     QSchemeType.per_block: {"block_size": (16, 24)},
 }
+BLOCKS_OF_32 = (Dtype.iq2_xxs, Dtype.iq3_xxs, Dtype.iq3_s)
 FIELDS = (*QuantizationSpec.__dataclass_fields__, *QuantizationConfig.__dataclass_fields__)
 COMBINATIONS = list(itertools.product(Dtype, QSchemeType, (True, False), (True, False), ScaleType))
 LARGEST_ERROR = {2: 1.0, 3: 0.6, 4: 0.35, 5: 0.2, 6: 0.15, 8: 0.1, 16: 0.02}
@@ -54,6 +55,9 @@ def must_be_legal(dtype, scheme, symmetric, is_dynamic, scale_type):
         return symmetric and scheme == "per_tensor" and scale_type == "float"
     if name.startswith("uint") if symmetric else "int" not in name:
         return False
+    if name.startswith(("iq2", "iq3")) or scale_type == "odd4":  # GGUF's vectors: of this size two
+        fits = (scheme, symmetric, is_dynamic, scale_type) == ("per_group", True, False, "odd4")
+        return fits and name in ("iq2_xs", "iq2_s")
     if scale_type == "double_quant":  # of bitsandbytes' blocks of 4 bits
         return (name in ("nf4", "fp4_bnb"), scheme, is_dynamic) == (True, "per_group", False)
     if scale_type in ("uint4", "uint6", "int6", "int8"):  # GGUF's K-types: of this size and zero points two
@@ -103,7 +107,7 @@ def test_weights_of_every_legal_combination(dtype):
             assert ((weight - restored).norm() / weight.norm()) < LARGEST_ERROR[spec.format.bits], combination
             assert torch.equal(fake_quantize(weight, spec, weight_grouping(spec), params), restored), combination
             seen += 1
-    assert seen or dtype in (Dtype.float16, Dtype.bfloat16)
+    assert seen or dtype in (Dtype.float16, Dtype.bfloat16, *BLOCKS_OF_32)
 
 
 @pytest.mark.parametrize("dtype", list(Dtype))

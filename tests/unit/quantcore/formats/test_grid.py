@@ -18,7 +18,8 @@ BY_WEIGHT = {config.weight: name for name, config in reversed(CONFIGS.items()) i
 NAMES = {
     "gguf_q4_1": "Q4_1", "gguf_q5_1": "Q5_1", "gguf_q4_k": "Q4_K", "gguf_q5_k": "Q5_K", "gguf_q6_k": "Q6_K",
     "mxfp4": "MXFP4", "nvfp4": "NVFP4", "nf4": "nf4", "fp4_bnb": "fp4_bnb", "fp8_block": "fp8_e4m3",
-    "gguf_iq4_nl": "iq4_nl", "gguf_iq4_xs": "iq4_nl",
+    "gguf_iq4_nl": "iq4_nl", "gguf_iq4_xs": "iq4_nl", "gguf_iq3_xxs": "iq3_xxs",
+    "gguf_iq2_xxs": "iq2", "gguf_iq2_xs": "iq2", "gguf_iq2_s": "iq2",
     "mxfp6_e2m3": "MXFP6 (e2m3)", "mxfp6_e3m2": "MXFP6 (e3m2)", "mxfp8": "MXFP8 (e4m3)", "mxfp8_e5m2": "MXFP8 (e5m2)",
 }  # fmt: skip
 
