@@ -280,6 +280,39 @@ def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     expect(page.get_by_label("Request JSON")).to_have_value(re.compile('"quark"'))
 
 
+def test_a_running_search_shows_its_goal_its_candidates_and_all_blocks(
+    signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
+) -> None:
+    """From the start: the chart has all blocks on its axis when two of thirty are quantized."""
+    page = signed_in
+    running: dict[str, Any] = {
+        "state": "running", "error": None, "phase": "quantize", "eta_s": None,
+        "goal": {"runtime": "vllm", "device": "24GB", "context": 8192, "min_recovery": 0.97},
+        "progress": {"phase": "quantize", "done": 2, "total": 30, "unit": "block", "eta_s": 40.0},
+        "phases": [phase("plan", 0, 2), phase("quantize", 2, 6, "running") | {"ended_at": None}],
+    }  # fmt: skip
+    change(page, f"**/v1/jobs/{ended.id}", lambda job: job.update(running))
+    trial = {
+        "size_bytes": 118 * MB, "recovery": 0.9255, "kl": MEASURE, "algorithms": "gptq", "seconds": 9.0,
+        "layers": {"w4a16": 21}, "verdict": {"level": "good", "reason": "r"}, "is_chosen": False,
+    }  # fmt: skip
+    told = [("candidate", {"trial": trial}), *(("layer_quantized", LAYER | {"block": block}) for block in (0, 1))]
+    events = [
+        {"seq": seq, "at": "2026-11-21T12:00:00Z", "kind": kind, "attempt": 1, "data": data}
+        for seq, (kind, data) in enumerate(told, 1)
+    ]
+    stream = "".join(f"id: {each['seq']}\nevent: {each['kind']}\ndata: {json.dumps(each)}\n\n" for each in events)
+    page.route("**/events/stream", lambda route: route.fulfill(body=stream, content_type="text/event-stream"))
+    page.goto(f"/ui/jobs/{ended.id}")
+    card = page.get_by_role("region", name="Goal")
+    expect(card).to_contain_text("At least 97.0 % recovery in vLLM on 24GB, context of 8192 tokens")
+    expect(card.get_by_role("row").nth(1)).to_contain_text("118 MB21 w4a16gptq")
+    chart = page.get_by_role("img", name=re.compile("of 1 layer by block"))
+    expect(chart.get_by_text("30", exact=True).or_(chart.get_by_text("25", exact=True)).first).to_be_visible()
+    expect(page.get_by_role("region", name="Phases")).to_contain_text("in all phases so far")
+    check_accessible(page)
+
+
 def test_a_rejected_result_shows_its_verdict_what_it_missed_and_its_samples(
     signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
 ) -> None:
