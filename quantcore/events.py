@@ -75,6 +75,7 @@ class LayerQuantized(Event):
 
     ``output_error`` is ||(W - Q) X|| / ||W X|| on the calibration text, None if no algorithm used that text.
     ``rounding_error`` is the same for the weight plainly rounded, ``num_tokens`` the number of tokens in X.
+    ``weight_spread`` and ``input_range`` are those of the report (``WeightSpread``, ``InputRange``).
     """
 
     kind: ClassVar[str] = "layer_quantized"
@@ -86,6 +87,8 @@ class LayerQuantized(Event):
     output_error: float | None = None
     rounding_error: float | None = None
     num_tokens: int | None = None
+    weight_spread: dict[str, Any] | None = None
+    input_range: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

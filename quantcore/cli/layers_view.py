@@ -67,6 +67,10 @@ def show_layer(report: Report, layer: LayerError, weight_OI: torch.Tensor | str)
         "calibration": "" if layer.num_tokens is None else f"{layer.num_tokens:,} tokens",
         "range of its input": "" if clipped is None else f"static; it clips {clipped:.3%} of {kind}s in all blocks",
     }
+    if (inputs := layer.input_range) is not None:
+        found = [(each.channel, float(each.ratio)) for each in inputs.outliers]
+        facts["largest input"] = f"{inputs.largest:.4g}; {inputs.median:.4g} in the median channel"
+        facts["outliers of it"] = _listed(found) if found else f"none above {OUTLIER:g} times the median"
     table = Table(show_header=False, box=None)
     for name, text in facts.items():
         if text:

@@ -322,11 +322,37 @@ class ExportProof(Record):
     consumer_check: ConsumerCheck = ConsumerCheck()
 
 
+class OutlierChannel(Record):
+    """An input channel whose size is ``ratio`` times the median of the layer's channels."""
+
+    channel: int
+    ratio: Number
+
+
+class WeightSpread(Record):
+    """What the weight looks like that was rounded: ``counts`` in equal bins from -``largest`` to ``largest``.
+
+    At most 262,144 weights are counted, spread evenly over the layer's. The size of a channel is its norm.
+    """
+
+    largest: Number
+    counts: tuple[int, ...]
+    outliers: tuple[OutlierChannel, ...]
+
+
+class InputRange(Record):
+    """The largest magnitude of the layer's inputs on the calibration text: of all channels, and of the median one."""
+
+    largest: Number
+    median: Number
+    outliers: tuple[OutlierChannel, ...]
+
+
 class LayerError(Record):
     """The error of a quantized layer; see ``quantcore.events.LayerQuantized``.
 
     ``bytes`` are those of its weight with scales in the main export. Reports of earlier versions lack them, and so do
-    exports that hold floats.
+    exports that hold floats. Experts of a mixture have no ``weight_spread`` and no ``input_range``.
     """
 
     kind: Literal["layer_quantized"]
@@ -340,6 +366,8 @@ class LayerError(Record):
     num_tokens: int | None
     num_weights: int | None = None
     bytes: int | None = None
+    weight_spread: WeightSpread | None = None
+    input_range: InputRange | None = None
 
     @property
     def bits(self) -> float | None:

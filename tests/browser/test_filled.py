@@ -65,7 +65,12 @@ def test_the_heatmap_shows_the_worst_layer_in_the_strongest_colour(
     cell = heatmap.locator(f"[data-name='{worst}']")
     expect(cell).to_have_attribute("title", re.compile(f"^{re.escape(worst)}: .*%"))
     cell.click()
-    expect(page.get_by_role("region", name="Selected layer")).to_contain_text(worst)
+    selected = page.get_by_role("region", name="Selected layer")
+    expect(selected).to_contain_text(worst)
+    expect(selected).to_contain_text("in the median channel")  # of the inputs that GPTQ saw
+    expect(selected).to_contain_text("Outlier channels of the weight")
+    weights = selected.get_by_role("img", name=re.compile(f"^Weights of {re.escape(worst)}: .* counted"))
+    expect(weights.locator("rect")).to_have_count(21)
     expect(cell).to_have_class("picked")
     check_accessible(page)
 

@@ -135,6 +135,9 @@ def test_no_expert_is_rounded_by_its_weights_alone(tmp_path, proof_in_this_proce
     [warning] = [text for text in report["warnings"] if "expert(s)" in text]
     assert warning.endswith("their codes are also chosen for tokens of the other experts of that block.")
     assert all(layer["output_error"] is not None for layer in report["layers"])
+    of_experts = [layer["weight_spread"] for layer in report["layers"] if ".experts." in layer["name"]]
+    others = [layer["input_range"] for layer in report["layers"] if ".experts." not in layer["name"]]
+    assert not any(of_experts) and all(inputs["largest"] >= inputs["median"] > 0 for inputs in others) and others
     coverage = report["experts"]
     assert coverage["num_experts"] == 32 and coverage["share_covered"] < 1
     assert coverage["fewest_tokens"] == min(layer["num_tokens"] for layer in report["layers"])

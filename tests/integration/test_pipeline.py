@@ -65,6 +65,9 @@ def test_report_events_and_manifest(artifacts, model_dir, preset):
         layer["name"] for layer in report["layers"]
     ]
     assert len(report["layers"]) == summary["num_layers_quantized"] == 21
+    for layer in report["layers"]:
+        assert sum(layer["weight_spread"]["counts"]) == layer["num_weights"]
+        assert layer["input_range"] is None  # no algorithm saw the inputs
     assert summary["worst_layer"]["relative_error"] == max(layer["relative_error"] for layer in report["layers"])
     assert 0.8 < summary["perplexity_ratio"] < 1.5 and summary["perplexity_before"] > 1
     ratio = {"value": summary["perplexity_ratio"], "stderr": summary["perplexity_ratio_stderr"]}

@@ -89,6 +89,8 @@ export interface Layer {
   sqnr_db: number;
   scheme: string;
   output_error?: number | null;
+  weight_spread?: Schemas["WeightSpread"] | null;
+  input_range?: Schemas["InputRange"] | null;
 }
 
 export const summaryOf = (job: Job) => job.summary;

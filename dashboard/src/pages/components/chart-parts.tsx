@@ -1,6 +1,7 @@
 import { useState } from "react";
 import { heatGrid } from "../../charts/heat-cells";
 import { Heatmap } from "../../charts/heatmap";
+import { Histogram } from "../../charts/histogram";
 import { COUNTS, METRICS } from "../../charts/layers";
 import { Mark, NUM_LOOKS } from "../../charts/marks";
 import type { Axis } from "../../charts/scale";
@@ -30,6 +31,8 @@ const RUNS = [90, 120, 180].map((size, look) =>
 const FRONTS = [RUNS.flatMap(({ points }) => points)];
 const LABELLED = new Set(RUNS.map(({ name }) => name));
 
+const COUNTED = Array.from({ length: 21 }, (_, part) => Math.round(90_000 * Math.exp(-((part - 10) ** 2) / 6)));
+
 const layersOf = (kinds: string[], numBlocks: number) =>
   kinds.flatMap((kind, row) =>
     Array.from({ length: numBlocks }, (_, block) => ({
@@ -50,6 +53,9 @@ export function ChartParts() {
             <Mark key={look} look={look} />
           ))}
         </div>
+      </Part>
+      <Part name="Histogram">
+        <Histogram label="Weights of layers.0.q_proj" largest={0.84} counts={COUNTED} />
       </Part>
       <Chart name="Scatter, every look" series={KINDS} />
       <Chart name="Scatter, joined, with a limit and a point picked" series={ONE_SERIES} isJoined picked="layer 0.7" />

@@ -2,6 +2,7 @@ import { useMemo, useState } from "react";
 import type { Job, Layer, Report } from "../../api/types";
 import { heatGrid } from "../../charts/heat-cells";
 import { Heatmap } from "../../charts/heatmap";
+import { Histogram, outliersText } from "../../charts/histogram";
 import {
   byBadness,
   COUNTS,
@@ -121,6 +122,7 @@ function Outliers({ layers, metric, onPick }: { layers: Layer[]; metric: Metric;
 
 function LayerFacts({ layer, layers, report }: { layer: Layer; layers: Layer[]; report: Report | undefined }) {
   const { bytes, num_weights: count } = report?.layers.find(({ name }) => name === layer.name) ?? {};
+  const { weight_spread: spread, input_range: range } = layer;
   return (
     <section className="notice" aria-label="Selected layer">
       <Facts
@@ -141,8 +143,19 @@ function LayerFacts({ layer, layers, report }: { layer: Layer; layers: Layer[]; 
             const value = metricValue(layer, metric);
             return [metric.text, value === null ? "not measured" : metric.format(value)];
           }),
+          ...(range
+            ? [
+                [
+                  "Largest input",
+                  `${formatNumber(range.largest, 3)}; ${formatNumber(range.median, 3)} in the median channel`,
+                ] as [string, string],
+                ["Outlier channels of the input", outliersText(range.outliers)] as [string, string],
+              ]
+            : []),
+          ...(spread ? [["Outlier channels of the weight", outliersText(spread.outliers)] as [string, string]] : []),
         ]}
       />
+      {spread && <Histogram label={`Weights of ${layer.name}`} largest={spread.largest} counts={spread.counts} />}
     </section>
   );
 }
