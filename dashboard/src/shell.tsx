@@ -105,7 +105,7 @@ function ProjectChoice({ projects, current }: { projects: SignIn["projects"]; cu
 }
 
 const THEME_TEXTS: Record<Theme, string> = {
-  system: "Theme: as the device",
+  system: "Theme: device",
   light: "Theme: light",
   dark: "Theme: dark",
 };
