@@ -75,6 +75,11 @@ def test_a_version_goes_into_production(
     assert client.registry.version("support-bot@production").job_id == job.id
     [request] = client.registry.requests()
     assert (request.state, request.comment) == ("approved", "Tried it.")
+    grace.get_by_text("Decided requests", exact=True).click()
+    decided = grace.get_by_role("list", name="Decided requests")
+    expect(decided).to_contain_text("support-bot@production new → version 1 ✓ approved")
+    expect(decided).to_contain_text("“Tried it.”")
+    expect(decided).to_contain_text("asked by Ada; decided by Grace")
     check_accessible(grace)
     for page, path in ((grace, "/ui/registry"), (ada, "/ui/registry?name=support-bot")):
         page.set_viewport_size({"width": 390, "height": 844})

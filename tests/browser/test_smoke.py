@@ -256,6 +256,8 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     ).to_be_visible()
     check_accessible(page)
     page.get_by_label("File to file").uncheck()
+    page.get_by_label("Behaviour prompts").fill("3")
+    page.get_by_label("Most tokens of an answer").fill("32")
     expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()
     page.get_by_role("tab", name="Code").click()
     command = page.get_by_label("Command-line snippet")
@@ -267,8 +269,10 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     client.cancel(job.id)
     asked = job.model_dump()
     measured = {"source": "builtin", "num_windows": 3, "seq_len": 64, "stride": 32, "num_prompts": 4, "batch_size": 8}
+    measured |= {"num_answers": 24, "num_behaviour_prompts": 3, "behaviour_len": 32}
     assert asked["evaluation"] == measured | {"tasks": ["gsm8k", "piqa"], "limit": 10}
-    assert (asked["gate"], asked["publish"], asked["file2file"]) == ("fail", {"to": target, "force": False}, False)
+    published = {"to": target, "force": False, "replace": False}
+    assert (asked["gate"], asked["publish"], asked["file2file"]) == ("fail", published, False)
     page.get_by_role("tab", name="Config").click()
     expect(page.get_by_text("tasks gsm8k + piqa")).to_be_visible()
     page.goto(f"/ui/jobs/new?from={job.id}")

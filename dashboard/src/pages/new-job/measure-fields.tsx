@@ -6,7 +6,7 @@ import { TextFields } from "./text-fields";
 /** How the quantized model is compared with the original, and what happens when a limit is exceeded. */
 export function MeasureFields(props: Props) {
   const { body, onChange, errorAt } = props;
-  const { source, tasks } = body.evaluation ?? {};
+  const { source, tasks, num_behaviour_prompts: hasBehaviour } = body.evaluation ?? {};
   const hasOwnText = source !== undefined;
   return (
     <fieldset>
@@ -68,6 +68,23 @@ export function MeasureFields(props: Props) {
           number
           placeholder="4"
         />
+        <Value
+          {...props}
+          pointer="/evaluation/num_behaviour_prompts"
+          label="Behaviour prompts"
+          hint="How many packaged prompts both chat models really answer, to find loops, missing ends and broken JSON"
+          number
+          placeholder="0"
+        />
+        {hasBehaviour && (
+          <Value
+            {...props}
+            pointer="/evaluation/behaviour_len"
+            label="Most tokens of an answer"
+            number
+            placeholder="256"
+          />
+        )}
         <Names
           {...props}
           pointer="/evaluation/tasks"

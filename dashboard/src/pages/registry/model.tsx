@@ -22,7 +22,7 @@ import {
   Title,
 } from "../../ui/basics";
 import { VerdictLevel } from "../job-progress";
-import { Requests, useRequests } from "./requests";
+import { DecidedRequests, Requests, useRequests } from "./requests";
 import { ALIAS, actorText } from "./rules";
 
 const EVERY_MS = 10_000;
@@ -52,6 +52,7 @@ export function ModelVersions({ name, cursor }: { name: string; cursor?: string 
         <>
           <VersionTable versions={versions} onPromote={setPromoting} />
           <Code text={`bitfoundry pull ${name}@${bestName(versions)} -o ${name}`} label="Download command" />
+          <DecidedRequests model={name} />
         </>
       )}
       <div className="row spread">

@@ -5,7 +5,7 @@ import type { RegisteredModel, RegisteredModelPage } from "../../api/types";
 import { Link } from "../../link";
 import { Empty, Pending, scrollable, Title } from "../../ui/basics";
 import { ModelVersions } from "./model";
-import { Requests, useRequests } from "./requests";
+import { DecidedRequests, Requests, useRequests } from "./requests";
 
 const EVERY_MS = 10_000;
 
@@ -33,7 +33,12 @@ function RegistryList({ cursor }: { cursor?: string }) {
       {query.data?.data.length === 0 && (
         <Empty>No models yet. Open a run that has succeeded and choose “Add to registry”.</Empty>
       )}
-      {query.data && query.data.data.length > 0 && <RegistryTable models={query.data.data} />}
+      {query.data && query.data.data.length > 0 && (
+        <>
+          <RegistryTable models={query.data.data} />
+          <DecidedRequests />
+        </>
+      )}
       <div className="row spread">
         {cursor ? <Link to="/registry">← First</Link> : <span />}
         {query.data?.next_cursor && (

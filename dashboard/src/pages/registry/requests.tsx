@@ -6,7 +6,7 @@ import { capitalize } from "../../format";
 import { Link } from "../../link";
 import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
-import { Dialog, Failure, Field, Time } from "../../ui/basics";
+import { Dialog, Empty, Failure, Field, Pending, Time } from "../../ui/basics";
 import { actorText, allowedFor, changeText } from "./rules";
 
 const EVERY_MS = 10_000;
@@ -15,8 +15,9 @@ const DONE = { approve: "approved", refuse: "refused", withdraw: "withdrawn" } a
 type Decision = keyof typeof DONE;
 
 /** The pending requests of a model, or of all models. */
-export function useRequests(model?: string): Query<AliasRequestPage> {
-  const params = { state: "pending", model, limit: 100 };
+export const useRequests = (model?: string) => useRequestPage({ state: "pending", model, limit: 100 });
+
+function useRequestPage(params: Record<string, string | number | undefined>): Query<AliasRequestPage> {
   return useQuery(
     `alias requests ${JSON.stringify(params)}`,
     (signal) => get<AliasRequestPage>("/v1/registry/requests", params, signal),
@@ -61,6 +62,47 @@ export function Requests({ query, onMoved }: { query: Query<AliasRequestPage>; o
         />
       )}
     </section>
+  );
+}
+
+const SIGNS: Record<string, string> = { approved: "✓", refused: "✕", withdrawn: "⊘" };
+
+/** The newest requests that were decided or withdrawn, each with who did it and their comment. Closed at first. */
+export function DecidedRequests({ model }: { model?: string }) {
+  const [isOpen, setIsOpen] = useState(false);
+  return (
+    <details open={isOpen} onToggle={(event) => setIsOpen(event.currentTarget.open)}>
+      <summary>Decided requests</summary>
+      {isOpen && <DecidedList model={model} />}
+    </details>
+  );
+}
+
+function DecidedList({ model }: { model?: string }) {
+  const query = useRequestPage({ model, limit: 100 });
+  const decided = query.data?.data.filter(({ state }) => state !== "pending");
+  if (!decided) return <Pending query={query} />;
+  if (!decided.length) return <Empty>No request was decided yet.</Empty>;
+  return (
+    <ul className="requests" aria-label="Decided requests">
+      {decided.map((request) => (
+        <li key={request.id}>
+          <Link to="/registry" search={{ name: request.model }}>
+            {request.model}@{request.alias}
+          </Link>{" "}
+          {changeText(request)}{" "}
+          <strong className={request.state === "refused" ? "error" : undefined}>
+            {SIGNS[request.state]} {request.state}
+          </strong>
+          <div className="wrap">{request.reason}</div>
+          {request.comment && <div className="wrap">“{request.comment}”</div>}
+          <div className="sub">
+            asked by {actorText(request.asked_by)}; decided by {actorText(request.decided_by)},{" "}
+            <Time at={request.decided_at} />
+          </div>
+        </li>
+      ))}
+    </ul>
   );
 }
 
