@@ -126,11 +126,12 @@ def test_runs_are_compared(signed_in: Page, finished: list[Job], check_accessibl
 
 
 def test_the_end_of_the_run_on_a_hidden_page_is_told(notified: Page, stack: LocalStack, client: Client) -> None:
-    """By the event stream that the page follows anyway; a page that somebody sees tells nothing."""
+    """By the bell, on every page; a page that somebody sees tells nothing."""
     page, streams = notified, []
     page.on("request", lambda request: "/stream" in request.url and streams.append(request.url))
     job = client.submit(stack.home.parent / "deep", config="fp8", calibration=CALIBRATION, name="told")
     page.goto(f"/ui/jobs/{job.id}")
+    page.get_by_role("button", name="Notifications").click()
     page.get_by_label("Notify me when a run ends").check()
     with page.expect_console_message(timeout=JOB_LIMIT_MS) as told:
         page.evaluate("Object.defineProperty(document, 'hidden', {get: () => true})")
