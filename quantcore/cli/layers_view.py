@@ -13,7 +13,8 @@ from rich.table import Table
 
 from quantcore.errors import ConfigError, QuantError
 from quantcore.events import silence
-from quantcore.report.values import LayerError, MergedAdapter, Report
+from quantcore.report.layer import LayerError
+from quantcore.report.values import MergedAdapter, Report
 
 if TYPE_CHECKING:
     import torch

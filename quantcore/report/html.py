@@ -11,6 +11,7 @@ from quantcore.config.verdict_levels import LEVELS
 from quantcore.report.answers import common_length
 from quantcore.report.behaviour import Behaviour
 from quantcore.report.error_chart import HEIGHT, LEFT, WIDTH, error_chart, grid, height
+from quantcore.report.layer import LayerError
 from quantcore.report.quality import (
     AnswerQuality,
     DraftQuality,
@@ -22,7 +23,7 @@ from quantcore.report.quality import (
     TaskResults,
     metric_title,
 )
-from quantcore.report.values import ExportSummary, GoalResult, LayerError, Mix, MixScheme, Report, Summary
+from quantcore.report.values import ExportSummary, GoalResult, Mix, MixScheme, Report, Summary
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f26;--paper:#f7f8fa;--card:#fff;--raised:#eef0f4;--faint:#565e6c;--line:#d9dde4;

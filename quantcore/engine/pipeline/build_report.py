@@ -35,6 +35,7 @@ from quantcore.plan.planner import Plan, export_dir
 from quantcore.report.card import model_card
 from quantcore.report.gate_result import GateResult
 from quantcore.report.html import page
+from quantcore.report.layer import LayerError
 from quantcore.report.quality import Quality, Verdict
 from quantcore.report.values import (
     SCHEMA_VERSION,
@@ -44,7 +45,6 @@ from quantcore.report.values import (
     ExportProof,
     ExportSummary,
     KeptTensor,
-    LayerError,
     MemoryUse,
     MergedAdapter,
     Mix,

@@ -16,8 +16,8 @@ from quantcore.config.recipes import EFFORTS, recipe
 from quantcore.export import EXPORTERS, Exporter, holds_codes
 from quantcore.export.exporter import layouts_of
 from quantcore.plan.planner import Plan
+from quantcore.report.layer import LayerError
 from quantcore.report.quality import Step
-from quantcore.report.values import LayerError
 
 NUM_LAYERS = 4
 """Number of layers that are named; more, if a program computes them in one product with others."""
