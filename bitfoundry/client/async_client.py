@@ -159,6 +159,7 @@ class AsyncClient(Twin[Client]):
     wait = asked(Client.wait)
     artifacts = asked(Client.artifacts)
     report = asked(Client.report)
+    change = asked(Client.change)
     download = asked(Client.download)
     download_tar = asked(Client.download_tar)
 

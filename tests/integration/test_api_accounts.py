@@ -103,11 +103,12 @@ def test_a_thing_of_another_project_is_not_there(
         place = path.format(**things)
         if path.endswith("/stream") or method == "PUT":
             continue  # a stream of a job that waits has no end: below; what is put is one's own
-        foreign = client.request(method, place, headers=other | {"If-Match": "*"}, json=EXAMPLES.get(path))
+        asked = {"params": {"base": things["job_id"]} if path.endswith("/change") else None, "json": EXAMPLES.get(path)}
+        foreign = client.request(method, place, headers=other | {"If-Match": "*"}, **asked)
         operators = path.startswith("/v1/workers") or (method, path) == ("PATCH", "/v1/projects/{project_id}")
         expected = (403,) if operators else (404,)
         assert foreign.status_code in expected, (method, path, foreign.text)
-        own = client.request(method, place, headers={"If-Match": "*"}, json=EXAMPLES.get(path))
+        own = client.request(method, place, headers={"If-Match": "*"}, **asked)
         assert own.status_code not in (401, 403, 404), (method, path, own.text)
     stream = client.get(f"/v1/jobs/{things['job_id']}/events/stream", headers=other)
     assert (stream.status_code, stream.json()["code"]) == (404, "job_not_found")

@@ -199,6 +199,6 @@ def test_what_is_left_of_the_whole_job(client: TestClient, sessions: Sessions, s
             ({"path": "/unknown"}, job.spec, None),
             (job.model, job.spec | {"goal": {"runtime": "vllm", "device": "24GB"}}, None),
         ):
-            assert remaining.expect(session, job.project_id, model, spec) == expected_s
+            assert remaining.expect(session, job.project_id, model, spec, None) == (expected_s, None)
         leases.release(session, lease)
     assert client.get(f"/v1/jobs/{job_id}").json()["eta_s"] is None

@@ -1,5 +1,6 @@
 """Conversations that a chat model writes: where its template puts a question, what is dropped, and a real model."""
 
+import copy
 import json
 
 import pytest
@@ -23,7 +24,7 @@ LONG = "This is the first answer, which says a good deal about the thing that wa
 
 
 def tokenizer_of(template, special):
-    tokenizer = tiny_tokenizer()
+    tokenizer = copy.deepcopy(tiny_tokenizer())  # all tests share one
     tokenizer.add_special_tokens({"additional_special_tokens": special})
     tokenizer.chat_template = template
     return tokenizer
