@@ -44,7 +44,7 @@ _TAIL = re.compile(r"(?:(.*?)\.)??([^.]+\.\d+\..+|[^.]+\.[^.]+)")
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is added to a weight [O, I]: ``scaling`` * B A, with A [R, I] and B [O, R] under these names in the file.
+    """A product that is added to a weight [O, I]: ``scaling`` * B A. ``a`` [R, I] and ``b`` [O, R] name its tensors.
 
     ``magnitude`` [O] (DoRA) are the new lengths of the rows. The weight is stored [I, O] if ``is_transposed``. Of an
     embedding [V, H], B is [H, R] and A is [R, V].

@@ -154,7 +154,7 @@ def _fingerprint(task: Task) -> str:
 
 
 def _show(folders: dict[str, Path]) -> None:
-    """Show size, quality and verdict of each result that is there."""
+    """Show size, quality and verdict of each result, and which presets failed."""
     from rich.console import Console
     from rich.table import Table
 

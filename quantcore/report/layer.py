@@ -17,7 +17,7 @@ class OutlierChannel(Record):
 
 
 class WeightSpread(Record):
-    """What the weight looks like that was rounded: ``counts`` in equal bins from -``largest`` to ``largest``.
+    """The distribution of a weight before it is rounded: ``counts`` in equal bins from -``largest`` to ``largest``.
 
     At most 262,144 weights are counted, spread evenly over the layer's. The size of a channel is its norm.
     """
