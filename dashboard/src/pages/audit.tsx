@@ -4,7 +4,8 @@ import { useQuery } from "../api/query";
 import type { AuditPage } from "../api/types";
 import { OPERATOR } from "../labels";
 import { Link } from "../link";
-import { Empty, Pending, scrollable, Time, Title } from "../ui/basics";
+import { Empty, Time, Title } from "../ui/basics";
+import { Listing, Pages } from "../ui/table";
 
 const route = getRouteApi("/audit");
 
@@ -34,62 +35,58 @@ export default function Audit() {
         <button type="submit">Filter</button>
         {isFiltered && <Link to="/audit">Clear filters</Link>}
       </form>
-      <Pending query={query} />
-      {query.data?.data.length === 0 && <Empty>No audit entries{isFiltered ? " match these filters" : " yet"}.</Empty>}
-      {query.data && query.data.data.length > 0 && (
-        <div className="table" ref={scrollable}>
-          <table>
-            <thead>
-              <tr>
-                <th>Time</th>
-                <th>API key</th>
-                <th>Member</th>
-                <th>Action</th>
-                <th>Object</th>
-                <th>Details</th>
-              </tr>
-            </thead>
-            <tbody>
-              {query.data.data.map((entry) => (
-                <tr key={entry.id}>
-                  <td className="nowrap">
-                    <Time at={entry.at} />
-                  </td>
-                  <td>{entry.key_id ? <code className="nowrap">{entry.key_id}</code> : OPERATOR}</td>
-                  <td>{entry.member?.name ?? "–"}</td>
-                  <td>
-                    <Link to="/audit" search={{ ...filter, action: entry.action }}>
-                      {entry.action}
-                    </Link>
-                  </td>
-                  <td>
-                    <Link to="/audit" search={{ ...filter, object_id: entry.object_id }}>
-                      {entry.object_id}
-                    </Link>
-                  </td>
-                  <td className="wide">
-                    {Object.keys(entry.detail).length > 0 && <code>{JSON.stringify(entry.detail).slice(0, 300)}</code>}
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
-      <div className="row spread">
-        {cursor ? (
-          <Link to="/audit" search={filter}>
-            ← Newest
-          </Link>
-        ) : (
-          <span />
+      <Listing
+        query={query}
+        empty={<Empty>No audit entries{isFiltered ? " match these filters" : " yet"}.</Empty>}
+        head={
+          <>
+            <th>Time</th>
+            <th>API key</th>
+            <th>Member</th>
+            <th>Action</th>
+            <th>Object</th>
+            <th>Details</th>
+          </>
+        }
+        row={(entry) => (
+          <tr key={entry.id}>
+            <td className="nowrap">
+              <Time at={entry.at} />
+            </td>
+            <td>{entry.key_id ? <code className="nowrap">{entry.key_id}</code> : OPERATOR}</td>
+            <td>{entry.member?.name ?? "–"}</td>
+            <td>
+              <Link to="/audit" search={{ ...filter, action: entry.action }}>
+                {entry.action}
+              </Link>
+            </td>
+            <td>
+              <Link to="/audit" search={{ ...filter, object_id: entry.object_id }}>
+                {entry.object_id}
+              </Link>
+            </td>
+            <td className="wide">
+              {Object.keys(entry.detail).length > 0 && <code>{JSON.stringify(entry.detail).slice(0, 300)}</code>}
+            </td>
+          </tr>
         )}
-        {query.data?.next_cursor && (
-          <Link to="/audit" search={{ ...filter, cursor: query.data.next_cursor }}>
-            Older →
-          </Link>
-        )}
-      </div>
+      />
+      <Pages
+        back={
+          cursor && (
+            <Link to="/audit" search={filter}>
+              ← Newest
+            </Link>
+          )
+        }
+        next={
+          query.data?.next_cursor && (
+            <Link to="/audit" search={{ ...filter, cursor: query.data.next_cursor }}>
+              Older →
+            </Link>
+          )
+        }
+      />
     </>
   );
 }

@@ -4,7 +4,8 @@ import { useQuery } from "../api/query";
 import type { Dataset, Preview, Upload } from "../api/types";
 import { formatBytes } from "../format";
 import { COLUMN_PLACEHOLDER } from "../labels";
-import { Bar, Dialog, Failure, Field, Loading, scrollable } from "../ui/basics";
+import { Bar, Dialog, Failure, Field, Loading } from "../ui/basics";
+import { Table } from "../ui/table";
 
 const MAX_SINGLE_REQUEST_BYTES = 15 << 20; // what one request may carry, with room for the form around it
 const PART_BYTES = 16 << 20;
@@ -129,26 +130,21 @@ export function DatasetPreview({ id }: { id: string }) {
   if (query.error) return <Failure error={query.error} retry={query.reload} />;
   if (!query.data) return <Loading />;
   return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <caption>First rows</caption>
-        <tbody>
-          {query.data.rows.map((row) => (
-            <tr key={row.place}>
-              <th scope="row" className="nowrap">
-                {row.place}
-              </th>
-              <td>
-                {Object.entries(row.values).map(([column, value]) => (
-                  <div key={column}>
-                    <span className="faint">{column}</span> {typeof value === "string" ? value : JSON.stringify(value)}
-                  </div>
-                ))}
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table caption="First rows">
+      {query.data.rows.map((row) => (
+        <tr key={row.place}>
+          <th scope="row" className="nowrap">
+            {row.place}
+          </th>
+          <td>
+            {Object.entries(row.values).map(([column, value]) => (
+              <div key={column}>
+                <span className="faint">{column}</span> {typeof value === "string" ? value : JSON.stringify(value)}
+              </div>
+            ))}
+          </td>
+        </tr>
+      ))}
+    </Table>
   );
 }

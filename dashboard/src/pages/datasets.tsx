@@ -6,7 +6,8 @@ import type { Dataset, DatasetPage } from "../api/types";
 import { formatBytes, formatNumber } from "../format";
 import { Link } from "../link";
 import { useSession } from "../sign-in";
-import { ActionsHead, Confirm, CopyButton, Dialog, Empty, Facts, Pending, scrollable, Time, Title } from "../ui/basics";
+import { ActionsHead, Confirm, CopyButton, Dialog, Empty, Facts, Time, Title } from "../ui/basics";
+import { Listing } from "../ui/table";
 import { DatasetPreview, UploadDialog } from "./dataset-upload";
 
 const route = getRouteApi("/datasets");
@@ -20,7 +21,6 @@ export default function Datasets() {
   const [uploading, setUploading] = useState(false);
   const [shown, setShown] = useState<Dataset | null>(null);
   const [deleting, setDeleting] = useState<Dataset | null>(null);
-  const datasets = query.data?.data ?? [];
   const mayWrite = session.can("jobs:write");
   return (
     <>
@@ -35,56 +35,48 @@ export default function Datasets() {
       >
         Datasets
       </Title>
-      <Pending query={query} />
-      {query.data && datasets.length === 0 && (
-        <Empty>No datasets yet. Jobs without a dataset calibrate on the built-in mix.</Empty>
-      )}
-      {datasets.length > 0 && (
-        <div className="table" ref={scrollable}>
-          <table>
-            <thead>
-              <tr>
-                <th>Dataset</th>
-                <th>Format</th>
-                <th className="number">Rows</th>
-                <th className="number">Size</th>
-                <th>Text column</th>
-                <th>Uploaded</th>
-                <ActionsHead />
-              </tr>
-            </thead>
-            <tbody>
-              {datasets.map((dataset) => (
-                <tr key={dataset.id}>
-                  <td>
-                    <button type="button" className="link" onClick={() => setShown(dataset)}>
-                      {dataset.name}
-                    </button>
-                    <div className="sub">{dataset.id}</div>
-                  </td>
-                  <td>{dataset.format}</td>
-                  <td className="number">{formatNumber(dataset.statistics.num_rows)}</td>
-                  <td className="number">{formatBytes(dataset.bytes)}</td>
-                  <td>
-                    <code>{dataset.column}</code>
-                  </td>
-                  <td>
-                    <Time at={dataset.created_at} />
-                  </td>
-                  <td className="row">
-                    <CopyButton text={dataset.id} label="Copy ID" />
-                    {mayWrite && (
-                      <button type="button" className="small danger" onClick={() => setDeleting(dataset)}>
-                        Delete
-                      </button>
-                    )}
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
+      <Listing
+        query={query}
+        empty={<Empty>No datasets yet. Jobs without a dataset calibrate on the built-in mix.</Empty>}
+        head={
+          <>
+            <th>Dataset</th>
+            <th>Format</th>
+            <th className="number">Rows</th>
+            <th className="number">Size</th>
+            <th>Text column</th>
+            <th>Uploaded</th>
+            <ActionsHead />
+          </>
+        }
+        row={(dataset) => (
+          <tr key={dataset.id}>
+            <td>
+              <button type="button" className="link" onClick={() => setShown(dataset)}>
+                {dataset.name}
+              </button>
+              <div className="sub">{dataset.id}</div>
+            </td>
+            <td>{dataset.format}</td>
+            <td className="number">{formatNumber(dataset.statistics.num_rows)}</td>
+            <td className="number">{formatBytes(dataset.bytes)}</td>
+            <td>
+              <code>{dataset.column}</code>
+            </td>
+            <td>
+              <Time at={dataset.created_at} />
+            </td>
+            <td className="row">
+              <CopyButton text={dataset.id} label="Copy ID" />
+              {mayWrite && (
+                <button type="button" className="small danger" onClick={() => setDeleting(dataset)}>
+                  Delete
+                </button>
+              )}
+            </td>
+          </tr>
+        )}
+      />
       {query.data?.next_cursor && (
         <Link to="/datasets" search={{ cursor: query.data.next_cursor }}>
           Older →

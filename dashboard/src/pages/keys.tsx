@@ -4,7 +4,8 @@ import { useQuery } from "../api/query";
 import type { HubToken, Key, List, NewKey } from "../api/types";
 import { LABELS } from "../labels";
 import { useSession } from "../sign-in";
-import { ActionsHead, Confirm, Dialog, Empty, Failure, Field, Pending, scrollable, Time, Title } from "../ui/basics";
+import { ActionsHead, Confirm, Dialog, Empty, Failure, Field, Time, Title } from "../ui/basics";
+import { Listing } from "../ui/table";
 import { ExpiryField, expiryOf, NewKeyShown } from "./new-key";
 
 const SCOPES: [string, string][] = [
@@ -40,63 +41,54 @@ export default function Keys() {
       >
         API keys
       </Title>
-      <Pending query={query} />
-      {query.data && (
-        <div className="table" ref={scrollable}>
-          <table>
-            <thead>
-              <tr>
-                <th>Key</th>
-                <th>Member</th>
-                <th>{LABELS.permissions}</th>
-                <th>State</th>
-                <th>Created</th>
-                <th>Last used</th>
-                <ActionsHead />
-              </tr>
-            </thead>
-            <tbody>
-              {query.data.data.map((key) => (
-                <tr key={key.id}>
-                  <td>
-                    <strong>{key.name}</strong> {key.id === session.key.id && <span className="faint">current</span>}
-                    <div className="sub">
-                      <code className="nowrap">{key.prefix}…</code>
-                    </div>
-                  </td>
-                  <td>{key.member?.name ?? "–"}</td>
-                  <td>{key.scopes.join(", ")}</td>
-                  <td>
-                    <KeyState value={key} />
-                  </td>
-                  <td>
-                    <Time at={key.created_at} />
-                  </td>
-                  <td>
-                    <Time at={key.last_used_at} />
-                  </td>
-                  <td>
-                    {!key.revoked_at && (
-                      <span className="row">
-                        <button type="button" className="small" onClick={() => setAsking({ key, action: "rotate" })}>
-                          Rotate
-                        </button>
-                        <button
-                          type="button"
-                          className="small danger"
-                          onClick={() => setAsking({ key, action: "revoke" })}
-                        >
-                          Revoke
-                        </button>
-                      </span>
-                    )}
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
+      <Listing
+        query={query}
+        empty={<Empty>No keys.</Empty>}
+        head={
+          <>
+            <th>Key</th>
+            <th>Member</th>
+            <th>{LABELS.permissions}</th>
+            <th>State</th>
+            <th>Created</th>
+            <th>Last used</th>
+            <ActionsHead />
+          </>
+        }
+        row={(key) => (
+          <tr key={key.id}>
+            <td>
+              <strong>{key.name}</strong> {key.id === session.key.id && <span className="faint">current</span>}
+              <div className="sub">
+                <code className="nowrap">{key.prefix}…</code>
+              </div>
+            </td>
+            <td>{key.member?.name ?? "–"}</td>
+            <td>{key.scopes.join(", ")}</td>
+            <td>
+              <KeyState value={key} />
+            </td>
+            <td>
+              <Time at={key.created_at} />
+            </td>
+            <td>
+              <Time at={key.last_used_at} />
+            </td>
+            <td>
+              {!key.revoked_at && (
+                <span className="row">
+                  <button type="button" className="small" onClick={() => setAsking({ key, action: "rotate" })}>
+                    Rotate
+                  </button>
+                  <button type="button" className="small danger" onClick={() => setAsking({ key, action: "revoke" })}>
+                    Revoke
+                  </button>
+                </span>
+              )}
+            </td>
+          </tr>
+        )}
+      />
       <HubTokens />
       {creating && (
         <NewKeyDialog

@@ -4,7 +4,8 @@ import { useQuery } from "../api/query";
 import type { List, Member, NewKey, NewMember } from "../api/types";
 import { useSession } from "../sign-in";
 import { announce } from "../ui/announcer";
-import { ActionsHead, Confirm, Dialog, Empty, Failure, Field, Pending, scrollable, Time, Title } from "../ui/basics";
+import { ActionsHead, Confirm, Dialog, Empty, Failure, Field, Time, Title } from "../ui/basics";
+import { Listing } from "../ui/table";
 import { ExpiryField, expiryOf, NewKeyShown } from "./new-key";
 
 type Role = Member["role"];
@@ -42,54 +43,46 @@ export default function Members() {
       >
         Members
       </Title>
-      <Pending query={query} />
-      {query.data?.data.length === 0 && (
-        <Empty>No members yet. A member is a person who signs in with a key of their own.</Empty>
-      )}
-      {query.data && query.data.data.length > 0 && (
-        <div className="table" ref={scrollable}>
-          <table>
-            <thead>
-              <tr>
-                <th>Name</th>
-                <th>Role</th>
-                <th>Valid keys</th>
-                <th>Last used</th>
-                <th>Added</th>
-                <ActionsHead />
-              </tr>
-            </thead>
-            <tbody>
-              {query.data.data.map((member) => (
-                <tr key={member.id}>
-                  <td>
-                    <strong>{member.name}</strong> {isSelf(member) && <span className="faint">you</span>}
-                  </td>
-                  <td>
-                    <RoleChoice
-                      aria-label={`Role of ${member.name}`}
-                      role={member.role}
-                      onChoose={(role) => setAsking({ member, role })}
-                    />
-                  </td>
-                  <td>{member.num_keys}</td>
-                  <td>
-                    <Time at={member.last_used_at} />
-                  </td>
-                  <td>
-                    <Time at={member.created_at} />
-                  </td>
-                  <td>
-                    <button type="button" className="small danger" onClick={() => setAsking({ member })}>
-                      Remove
-                    </button>
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
+      <Listing
+        query={query}
+        empty={<Empty>No members yet. A member is a person who signs in with a key of their own.</Empty>}
+        head={
+          <>
+            <th>Name</th>
+            <th>Role</th>
+            <th>Valid keys</th>
+            <th>Last used</th>
+            <th>Added</th>
+            <ActionsHead />
+          </>
+        }
+        row={(member) => (
+          <tr key={member.id}>
+            <td>
+              <strong>{member.name}</strong> {isSelf(member) && <span className="faint">you</span>}
+            </td>
+            <td>
+              <RoleChoice
+                aria-label={`Role of ${member.name}`}
+                role={member.role}
+                onChoose={(role) => setAsking({ member, role })}
+              />
+            </td>
+            <td>{member.num_keys}</td>
+            <td>
+              <Time at={member.last_used_at} />
+            </td>
+            <td>
+              <Time at={member.created_at} />
+            </td>
+            <td>
+              <button type="button" className="small danger" onClick={() => setAsking({ member })}>
+                Remove
+              </button>
+            </td>
+          </tr>
+        )}
+      />
       {adding && (
         <NewMemberDialog
           onClose={() => setAdding(false)}

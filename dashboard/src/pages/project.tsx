@@ -4,7 +4,8 @@ import type { ProjectUsage } from "../api/types";
 import { formatBytes, plural } from "../format";
 import { LABELS } from "../labels";
 import { useSession } from "../sign-in";
-import { Facts, Pending, scrollable, Time, Title } from "../ui/basics";
+import { Facts, Pending, Time, Title } from "../ui/basics";
+import { Table } from "../ui/table";
 
 /** The project of this key: what it may use, and what it uses. */
 export default function Project() {
@@ -36,31 +37,28 @@ function Quotas() {
       <h2>Project quotas</h2>
       <Pending query={query} />
       {query.data && (
-        <div className="table" ref={scrollable}>
-          <table>
-            <thead>
-              <tr>
-                <th>Quota</th>
-                <th>Used</th>
-                <th>Limit</th>
-              </tr>
-            </thead>
-            <tbody>
-              {query.data.quotas.map(({ quota, unit, used, limit }) => (
-                <tr key={quota}>
-                  <td>
-                    <code>{quota}</code>
-                  </td>
-                  <td>
-                    {unit === "bytes" ? formatBytes(used) : plural(used, unit.replace(/s$/, ""))}{" "}
-                    {limit !== null && used >= limit && <span className="state warn">⚠ limit reached</span>}
-                  </td>
-                  <td>{limit === null ? "unlimited" : show(limit, unit)}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table
+          head={
+            <>
+              <th>Quota</th>
+              <th>Used</th>
+              <th>Limit</th>
+            </>
+          }
+        >
+          {query.data.quotas.map(({ quota, unit, used, limit }) => (
+            <tr key={quota}>
+              <td>
+                <code>{quota}</code>
+              </td>
+              <td>
+                {unit === "bytes" ? formatBytes(used) : plural(used, unit.replace(/s$/, ""))}{" "}
+                {limit !== null && used >= limit && <span className="state warn">⚠ limit reached</span>}
+              </td>
+              <td>{limit === null ? "unlimited" : show(limit, unit)}</td>
+            </tr>
+          ))}
+        </Table>
       )}
     </section>
   );

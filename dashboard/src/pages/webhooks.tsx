@@ -3,20 +3,8 @@ import { get, post, remove, request } from "../api/client";
 import { useQuery } from "../api/query";
 import type { DeliveryPage, List, NewWebhook, Webhook } from "../api/types";
 import { plural } from "../format";
-import {
-  ActionsHead,
-  Code,
-  Confirm,
-  Dialog,
-  Empty,
-  Failure,
-  Field,
-  Loading,
-  Pending,
-  scrollable,
-  Time,
-  Title,
-} from "../ui/basics";
+import { ActionsHead, Code, Confirm, Dialog, Empty, Failure, Field, Loading, Time, Title } from "../ui/basics";
+import { Listing } from "../ui/table";
 
 const EVENTS = [
   ...["queued", "running", "retry_wait", "cancelling", "pausing", "paused", "succeeded", "failed", "cancelled"].map(
@@ -63,64 +51,58 @@ export default function Webhooks() {
         Webhooks
       </Title>
       {error && <Failure error={error} />}
-      <Pending query={query} />
-      {query.data?.data.length === 0 && (
-        <Empty>
-          No webhooks yet. A webhook sends a message to a program, a Slack channel or a Teams channel when a job changes
-          state, or a model of the registry moves.
-        </Empty>
-      )}
-      {query.data && query.data.data.length > 0 && (
-        <div className="table" ref={scrollable}>
-          <table>
-            <thead>
-              <tr>
-                <th>URL</th>
-                <th>Events</th>
-                <th>State</th>
-                <ActionsHead />
-              </tr>
-            </thead>
-            <tbody>
-              {query.data.data.map((webhook) => (
-                <tr key={webhook.id}>
-                  <td>
-                    <button type="button" className="link" onClick={() => setShown(webhook)}>
-                      {webhook.url}
-                    </button>
-                    <div className="sub">{FORMATS[webhook.format].text}</div>
-                  </td>
-                  <td>{webhook.event_types.join(", ")}</td>
-                  <td>
-                    <WebhookState webhook={webhook} />
-                  </td>
-                  <td className="row">
-                    <button
-                      type="button"
-                      className="small"
-                      onClick={() => act(post(`/v1/webhooks/${webhook.id}/test`).then(() => setShown(webhook)))}
-                    >
-                      Test
-                    </button>
-                    {webhook.disabled_at && (
-                      <button
-                        type="button"
-                        className="small"
-                        onClick={() => act(request("PATCH", `/v1/webhooks/${webhook.id}`, { body: { enabled: true } }))}
-                      >
-                        Enable
-                      </button>
-                    )}
-                    <button type="button" className="small danger" onClick={() => setDeleting(webhook)}>
-                      Delete
-                    </button>
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
+      <Listing
+        query={query}
+        empty={
+          <Empty>
+            No webhooks yet. A webhook sends a message to a program, a Slack channel or a Teams channel when a job
+            changes state, or a model of the registry moves.
+          </Empty>
+        }
+        head={
+          <>
+            <th>URL</th>
+            <th>Events</th>
+            <th>State</th>
+            <ActionsHead />
+          </>
+        }
+        row={(webhook) => (
+          <tr key={webhook.id}>
+            <td>
+              <button type="button" className="link" onClick={() => setShown(webhook)}>
+                {webhook.url}
+              </button>
+              <div className="sub">{FORMATS[webhook.format].text}</div>
+            </td>
+            <td>{webhook.event_types.join(", ")}</td>
+            <td>
+              <WebhookState webhook={webhook} />
+            </td>
+            <td className="row">
+              <button
+                type="button"
+                className="small"
+                onClick={() => act(post(`/v1/webhooks/${webhook.id}/test`).then(() => setShown(webhook)))}
+              >
+                Test
+              </button>
+              {webhook.disabled_at && (
+                <button
+                  type="button"
+                  className="small"
+                  onClick={() => act(request("PATCH", `/v1/webhooks/${webhook.id}`, { body: { enabled: true } }))}
+                >
+                  Enable
+                </button>
+              )}
+              <button type="button" className="small danger" onClick={() => setDeleting(webhook)}>
+                Delete
+              </button>
+            </td>
+          </tr>
+        )}
+      />
       {creating && (
         <NewWebhookDialog
           onClose={() => setCreating(false)}

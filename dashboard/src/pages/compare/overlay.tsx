@@ -3,7 +3,8 @@ import type { Job, Layer } from "../../api/types";
 import { COUNTS, kindOf, METRICS, type Metric, metricValue } from "../../charts/layers";
 import { Scatter, type Series } from "../../charts/scatter";
 import { plural } from "../../format";
-import { Pending, scrollable } from "../../ui/basics";
+import { Pending } from "../../ui/basics";
+import { Table } from "../../ui/table";
 import { MAX_OVERLAID, useChangeView, type View } from "./address";
 import { useLayers } from "./read-runs";
 
@@ -124,34 +125,31 @@ function Differing({ runs, names, metric }: { runs: Run[]; names: Names; metric:
     return [...byName].sort(([, a], [, b]) => spread(b) - spread(a)).slice(0, ROWS);
   }, [runs, metric]);
   return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <caption>{metric.text}</caption>
-        <thead>
-          <tr>
-            <th>Layer</th>
-            {runs.map(({ job }) => (
-              <th key={job.id} className="number">
-                {names.get(job.id)}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {rows.map(([name, values]) => (
-            <tr key={name}>
-              <td>
-                <code>{name}</code>
-              </td>
-              {values.map((value, index) => (
-                <td key={runs[index]?.job.id} className="number">
-                  {value === null ? "–" : metric.format(value)}
-                </td>
-              ))}
-            </tr>
+    <Table
+      caption={metric.text}
+      head={
+        <>
+          <th>Layer</th>
+          {runs.map(({ job }) => (
+            <th key={job.id} className="number">
+              {names.get(job.id)}
+            </th>
           ))}
-        </tbody>
-      </table>
-    </div>
+        </>
+      }
+    >
+      {rows.map(([name, values]) => (
+        <tr key={name}>
+          <td>
+            <code>{name}</code>
+          </td>
+          {values.map((value, index) => (
+            <td key={runs[index]?.job.id} className="number">
+              {value === null ? "–" : metric.format(value)}
+            </td>
+          ))}
+        </tr>
+      ))}
+    </Table>
   );
 }

@@ -1,8 +1,11 @@
-import { ActionsHead, Bar, Code, Facts, scrollable, Term, Time, Title } from "../../ui/basics";
+import { ActionsHead, Bar, Code, Empty, Facts, Term, Time, Title } from "../../ui/basics";
 import { STATE_ORDER, StateLabel } from "../../ui/states";
+import { Listing, Pages, Table } from "../../ui/table";
 import { Part } from "./part";
 import { FACTS, HOSTILE, LONG, ONE_WORD } from "./samples";
 
+const NOTHING = { data: { data: [] }, error: undefined, reload: () => undefined };
+const FAILED = { data: undefined, error: new Error("The list could not be read."), reload: () => undefined };
 const COMMAND = "bitfoundry submit /models/SmolLM2-135M-Instruct --quant_scheme w4a16 --wait";
 
 export function ContentParts() {
@@ -66,6 +69,15 @@ export function ContentParts() {
       <Part name="Table, wider than a phone">
         <TableSample />
       </Part>
+      <Part name="Listing, empty">
+        <Listing query={NOTHING} empty={<Empty>No models yet.</Empty>} head={<th>Name</th>} row={() => null} />
+      </Part>
+      <Part name="Listing, failed">
+        <Listing query={FAILED} empty={null} head={<th>Name</th>} row={() => null} />
+      </Part>
+      <Part name="Pages, the first one">
+        <Pages back={undefined} next={<a href="#next">Older →</a>} />
+      </Part>
     </>
   );
 }
@@ -73,39 +85,36 @@ export function ContentParts() {
 function TableSample() {
   const names = ["nightly", HOSTILE, ONE_WORD];
   return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <thead>
-          <tr>
-            <th>Name</th>
-            <th>State</th>
-            <th className="number">Size</th>
-            <th>Created</th>
-            <ActionsHead />
-          </tr>
-        </thead>
-        <tbody>
-          {names.map((name) => (
-            <tr key={name}>
-              <td className="clip" style={{ maxWidth: "12rem" }}>
-                {name}
-              </td>
-              <td className="nowrap">
-                <StateLabel state="succeeded" />
-              </td>
-              <td className="number">90.5 MB</td>
-              <td className="nowrap">
-                <Time at="2026-11-22T08:00:00Z" />
-              </td>
-              <td>
-                <button type="button" className="small">
-                  Open
-                </button>
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table
+      head={
+        <>
+          <th>Name</th>
+          <th>State</th>
+          <th className="number">Size</th>
+          <th>Created</th>
+          <ActionsHead />
+        </>
+      }
+    >
+      {names.map((name) => (
+        <tr key={name}>
+          <td className="clip" style={{ maxWidth: "12rem" }}>
+            {name}
+          </td>
+          <td className="nowrap">
+            <StateLabel state="succeeded" />
+          </td>
+          <td className="number">90.5 MB</td>
+          <td className="nowrap">
+            <Time at="2026-11-22T08:00:00Z" />
+          </td>
+          <td>
+            <button type="button" className="small">
+              Open
+            </button>
+          </td>
+        </tr>
+      ))}
+    </Table>
   );
 }

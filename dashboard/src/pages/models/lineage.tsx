@@ -8,7 +8,8 @@ import { formatBytes, formatNumber, formatPercent, shortId } from "../../format"
 import { LABELS } from "../../labels";
 import { Link } from "../../link";
 import { modelText, recipeText } from "../../names";
-import { Empty, Pending, scrollable, Term, Time, Title } from "../../ui/basics";
+import { Empty, Pending, Term, Time, Title } from "../../ui/basics";
+import { Pages, Table } from "../../ui/table";
 import { paretoFront } from "../compare/pareto";
 import { VerdictLevel } from "../job-progress";
 import { PublishedAt, publicationText } from "../run/publish";
@@ -63,20 +64,22 @@ export function ModelLineage({ model, cursor }: { model: string; cursor?: string
           <ResultTable results={page.data} />
         </>
       )}
-      <div className="row spread">
-        {cursor ? (
-          <Link to="/models" search={{ model }}>
-            ← Newest
-          </Link>
-        ) : (
-          <span />
-        )}
-        {page?.next_cursor && (
-          <Link to="/models" search={{ model, cursor: page.next_cursor }}>
-            Older →
-          </Link>
-        )}
-      </div>
+      <Pages
+        back={
+          cursor && (
+            <Link to="/models" search={{ model }}>
+              ← Newest
+            </Link>
+          )
+        }
+        next={
+          page?.next_cursor && (
+            <Link to="/models" search={{ model, cursor: page.next_cursor }}>
+              Older →
+            </Link>
+          )
+        }
+      />
     </>
   );
 }
@@ -109,30 +112,27 @@ function SizeAndQuality({ results }: { results: ModelResult[] }) {
 
 function ResultTable({ results }: { results: ModelResult[] }) {
   return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <caption>Below a divergence stands its 95 % interval.</caption>
-        <thead>
-          <tr>
-            <th>Run</th>
-            <th>Recipe</th>
-            <th className="number">Size</th>
-            <th>Verdict</th>
-            <th className="number">
-              <Term>{LABELS.klMean}</Term>
-            </th>
-            <th>Finished</th>
-            <th>Published</th>
-            <th>Quantized again</th>
-          </tr>
-        </thead>
-        <tbody>
-          {results.map((result) => (
-            <Row key={result.job_id} result={result} />
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table
+      caption="Below a divergence stands its 95 % interval."
+      head={
+        <>
+          <th>Run</th>
+          <th>Recipe</th>
+          <th className="number">Size</th>
+          <th>Verdict</th>
+          <th className="number">
+            <Term>{LABELS.klMean}</Term>
+          </th>
+          <th>Finished</th>
+          <th>Published</th>
+          <th>Quantized again</th>
+        </>
+      }
+    >
+      {results.map((result) => (
+        <Row key={result.job_id} result={result} />
+      ))}
+    </Table>
   );
 }
 

@@ -5,7 +5,8 @@ import type { ModelPage, ResultBrief, UsedModel } from "../../api/types";
 import { formatBytes } from "../../format";
 import { Link } from "../../link";
 import { modelText, recipeText } from "../../names";
-import { Pending, scrollable, Time, Title } from "../../ui/basics";
+import { Time, Title } from "../../ui/basics";
+import { Listing, Pages } from "../../ui/table";
 import { FirstJob } from "../first-job";
 import { VerdictLevel } from "../job-progress";
 import { ModelLineage } from "./lineage";
@@ -28,72 +29,68 @@ function ModelList({ cursor }: { cursor?: string }) {
   return (
     <>
       <Title>Models</Title>
-      <Pending query={query} />
-      {query.data?.data.length === 0 && (
-        <FirstJob>
-          No models yet. A model appears here with its first job, and its results are compared over time.
-        </FirstJob>
-      )}
-      {query.data && query.data.data.length > 0 && <ModelTable models={query.data.data} />}
-      <div className="row spread">
-        {cursor ? <Link to="/models">← Newest</Link> : <span />}
-        {query.data?.next_cursor && (
-          <Link to="/models" search={{ cursor: query.data.next_cursor }}>
-            Older →
-          </Link>
-        )}
-      </div>
-    </>
-  );
-}
-
-function ModelTable({ models }: { models: UsedModel[] }) {
-  return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <thead>
-          <tr>
+      <Listing
+        query={query}
+        empty={
+          <FirstJob>
+            No models yet. A model appears here with its first job, and its results are compared over time.
+          </FirstJob>
+        }
+        head={
+          <>
             <th>Model</th>
             <th className="number">Runs</th>
             <th className="number">Results</th>
             <th>Best result</th>
             <th>Newest result</th>
             <th>Last activity</th>
-          </tr>
-        </thead>
-        <tbody>
-          {models.map((model) => (
-            <tr key={model.name}>
-              <td className="wide">
-                <Link to="/models" search={{ model: model.name }}>
-                  {modelText(model.name)}
-                </Link>
-                <div className="sub wrap">{model.name}</div>
-                {model.derived_from && (
-                  <div className="sub">
-                    from{" "}
-                    <Link to="/models" search={{ model: model.derived_from.model }}>
-                      {modelText(model.derived_from.model)}
-                    </Link>
-                  </div>
-                )}
-              </td>
-              <td className="number">{model.num_jobs}</td>
-              <td className="number">{model.num_results}</td>
-              <td>
-                <Brief result={model.best} />
-              </td>
-              <td>
-                <Brief result={model.newest} />
-              </td>
-              <td className="nowrap">
-                <Time at={model.active_at} />
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+          </>
+        }
+        row={(model) => <ModelRow key={model.name} model={model} />}
+      />
+      <Pages
+        back={cursor && <Link to="/models">← Newest</Link>}
+        next={
+          query.data?.next_cursor && (
+            <Link to="/models" search={{ cursor: query.data.next_cursor }}>
+              Older →
+            </Link>
+          )
+        }
+      />
+    </>
+  );
+}
+
+function ModelRow({ model }: { model: UsedModel }) {
+  return (
+    <tr>
+      <td className="wide">
+        <Link to="/models" search={{ model: model.name }}>
+          {modelText(model.name)}
+        </Link>
+        <div className="sub wrap">{model.name}</div>
+        {model.derived_from && (
+          <div className="sub">
+            from{" "}
+            <Link to="/models" search={{ model: model.derived_from.model }}>
+              {modelText(model.derived_from.model)}
+            </Link>
+          </div>
+        )}
+      </td>
+      <td className="number">{model.num_jobs}</td>
+      <td className="number">{model.num_results}</td>
+      <td>
+        <Brief result={model.best} />
+      </td>
+      <td>
+        <Brief result={model.newest} />
+      </td>
+      <td className="nowrap">
+        <Time at={model.active_at} />
+      </td>
+    </tr>
   );
 }
 

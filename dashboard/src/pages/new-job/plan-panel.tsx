@@ -2,7 +2,8 @@ import { Problem } from "../../api/client";
 import type { Plan } from "../../api/types";
 import { formatBytes, formatPercent, plural } from "../../format";
 import { executionText, LABELS } from "../../labels";
-import { Empty, Facts, Failure, Loading, scrollable } from "../../ui/basics";
+import { Empty, Facts, Failure, Loading } from "../../ui/basics";
+import { Table } from "../../ui/table";
 import type { Body } from "./body";
 import { algorithmsText, expectedTime } from "./expected";
 import { KnownQuality } from "./known-quality";
@@ -156,22 +157,18 @@ function Layers({ plan }: { plan: Plan }) {
     <>
       <details>
         <summary>{plural(plan.layers.length, "layer")} quantized</summary>
-        <div className="table" ref={scrollable}>
-          <table>
-            <tbody>
-              {plan.layers.slice(0, LAYERS_SHOWN).map((layer) => (
-                <tr key={layer.name}>
-                  <td>
-                    <code>{layer.name}</code>
-                    <div className="sub">
-                      [{layer.shape.join(", ")}] {layer.scheme}, selected by {layer.chosen_by}
-                    </div>
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table>
+          {plan.layers.slice(0, LAYERS_SHOWN).map((layer) => (
+            <tr key={layer.name}>
+              <td>
+                <code>{layer.name}</code>
+                <div className="sub">
+                  [{layer.shape.join(", ")}] {layer.scheme}, selected by {layer.chosen_by}
+                </div>
+              </td>
+            </tr>
+          ))}
+        </Table>
         {plan.layers.length > LAYERS_SHOWN && <p className="hint">and {plan.layers.length - LAYERS_SHOWN} more</p>}
       </details>
       <details>

@@ -16,11 +16,11 @@ import {
   Failure,
   Field,
   Pending,
-  scrollable,
   Term,
   Time,
   Title,
 } from "../../ui/basics";
+import { Table } from "../../ui/table";
 import { VerdictLevel } from "../job-progress";
 import { DecidedRequests, Requests, useRequests } from "./requests";
 import { ALIAS, actorText } from "./rules";
@@ -99,62 +99,59 @@ function VersionTable({
 }) {
   const mayWrite = useSession().can("jobs:write");
   return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <thead>
-          <tr>
-            <th className="number">Version</th>
-            <th>Aliases</th>
-            <th>Run</th>
-            <th>Format</th>
-            <th className="number">Size</th>
-            <th>Verdict</th>
-            <th className="number">
-              <Term>{LABELS.klMean}</Term>
-            </th>
-            <th>Added</th>
-            <ActionsHead />
-          </tr>
-        </thead>
-        <tbody>
-          {versions.map((version) => (
-            <tr key={version.version}>
-              <td className="number">{version.version}</td>
-              <td>{version.aliases.length ? <strong>{version.aliases.join(", ")}</strong> : "–"}</td>
-              <td>
-                <Link to="/jobs/$id" params={{ id: version.job_id }} title={version.job_id}>
-                  {version.name ?? shortId(version.job_id)}
-                </Link>
-                <div className="sub nowrap">
-                  <code title={version.sha256}>{version.sha256.slice(0, 12)}…</code>{" "}
-                  <CopyButton text={version.sha256} label="Copy SHA-256" />
-                </div>
-              </td>
-              <td>{version.export.join(", ")}</td>
-              <td className="number">{formatBytes(version.bytes)}</td>
-              <td>{version.verdict ? <VerdictLevel level={version.verdict} /> : "–"}</td>
-              <td className="number">{formatNumber(version.kl_mean, 3)}</td>
-              <td>
-                <Time at={version.created_at} />
-                <div className="sub">{actorText(version.added_by)}</div>
-              </td>
-              <td>
-                {mayWrite && (
-                  <button
-                    type="button"
-                    className="small"
-                    aria-label={`Set alias of version ${version.version}`}
-                    onClick={() => onPromote(version)}
-                  >
-                    Set alias
-                  </button>
-                )}
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table
+      head={
+        <>
+          <th className="number">Version</th>
+          <th>Aliases</th>
+          <th>Run</th>
+          <th>Format</th>
+          <th className="number">Size</th>
+          <th>Verdict</th>
+          <th className="number">
+            <Term>{LABELS.klMean}</Term>
+          </th>
+          <th>Added</th>
+          <ActionsHead />
+        </>
+      }
+    >
+      {versions.map((version) => (
+        <tr key={version.version}>
+          <td className="number">{version.version}</td>
+          <td>{version.aliases.length ? <strong>{version.aliases.join(", ")}</strong> : "–"}</td>
+          <td>
+            <Link to="/jobs/$id" params={{ id: version.job_id }} title={version.job_id}>
+              {version.name ?? shortId(version.job_id)}
+            </Link>
+            <div className="sub nowrap">
+              <code title={version.sha256}>{version.sha256.slice(0, 12)}…</code>{" "}
+              <CopyButton text={version.sha256} label="Copy SHA-256" />
+            </div>
+          </td>
+          <td>{version.export.join(", ")}</td>
+          <td className="number">{formatBytes(version.bytes)}</td>
+          <td>{version.verdict ? <VerdictLevel level={version.verdict} /> : "–"}</td>
+          <td className="number">{formatNumber(version.kl_mean, 3)}</td>
+          <td>
+            <Time at={version.created_at} />
+            <div className="sub">{actorText(version.added_by)}</div>
+          </td>
+          <td>
+            {mayWrite && (
+              <button
+                type="button"
+                className="small"
+                aria-label={`Set alias of version ${version.version}`}
+                onClick={() => onPromote(version)}
+              >
+                Set alias
+              </button>
+            )}
+          </td>
+        </tr>
+      ))}
+    </Table>
   );
 }
 

@@ -3,7 +3,8 @@ import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { RegisteredModel, RegisteredModelPage } from "../../api/types";
 import { Link } from "../../link";
-import { Empty, Pending, scrollable, Title } from "../../ui/basics";
+import { Empty, Title } from "../../ui/basics";
+import { Listing, Pages } from "../../ui/table";
 import { ModelVersions } from "./model";
 import { DecidedRequests, Requests, useRequests } from "./requests";
 
@@ -29,60 +30,50 @@ function RegistryList({ cursor }: { cursor?: string }) {
     <>
       <Title>Registry</Title>
       <Requests query={requests} onMoved={query.reload} />
-      <Pending query={query} />
-      {query.data?.data.length === 0 && (
-        <Empty>No models yet. Open a run that has succeeded and choose “Add to registry”.</Empty>
-      )}
-      {query.data && query.data.data.length > 0 && (
-        <>
-          <RegistryTable models={query.data.data} />
-          <DecidedRequests />
-        </>
-      )}
-      <div className="row spread">
-        {cursor ? <Link to="/registry">← First</Link> : <span />}
-        {query.data?.next_cursor && (
-          <Link to="/registry" search={{ cursor: query.data.next_cursor }}>
-            More →
-          </Link>
-        )}
-      </div>
-    </>
-  );
-}
-
-function RegistryTable({ models }: { models: RegisteredModel[] }) {
-  return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <thead>
-          <tr>
+      <Listing
+        query={query}
+        empty={<Empty>No models yet. Open a run that has succeeded and choose “Add to registry”.</Empty>}
+        head={
+          <>
             <th>Model</th>
             <th>Aliases</th>
             <th className="number">Latest version</th>
             <th className="number">Versions</th>
             <th className="number">Pending requests</th>
-          </tr>
-        </thead>
-        <tbody>
-          {models.map((model) => (
-            <tr key={model.name}>
-              <td className="wide">
-                <Link to="/registry" search={{ name: model.name }}>
-                  {model.name}
-                </Link>
-              </td>
-              <td>
-                <Aliases model={model} />
-              </td>
-              <td className="number">{model.latest_version ?? "–"}</td>
-              <td className="number">{model.num_versions}</td>
-              <td className="number">{model.num_pending}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+          </>
+        }
+        row={(model) => <ModelRow key={model.name} model={model} />}
+      />
+      {query.data && query.data.data.length > 0 && <DecidedRequests />}
+      <Pages
+        back={cursor && <Link to="/registry">← First</Link>}
+        next={
+          query.data?.next_cursor && (
+            <Link to="/registry" search={{ cursor: query.data.next_cursor }}>
+              More →
+            </Link>
+          )
+        }
+      />
+    </>
+  );
+}
+
+function ModelRow({ model }: { model: RegisteredModel }) {
+  return (
+    <tr>
+      <td className="wide">
+        <Link to="/registry" search={{ name: model.name }}>
+          {model.name}
+        </Link>
+      </td>
+      <td>
+        <Aliases model={model} />
+      </td>
+      <td className="number">{model.latest_version ?? "–"}</td>
+      <td className="number">{model.num_versions}</td>
+      <td className="number">{model.num_pending}</td>
+    </tr>
   );
 }
 

@@ -2,8 +2,9 @@ import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { ArtifactFile, Job, List } from "../../api/types";
 import { formatBytes, plural } from "../../format";
-import { CopyButton, Empty, Failure, Loading, scrollable } from "../../ui/basics";
+import { CopyButton, Empty, Failure, Loading } from "../../ui/basics";
 import { FINAL_STATES } from "../../ui/states";
+import { Table } from "../../ui/table";
 import { Publish } from "./publish";
 import { UseIt } from "./use-it";
 
@@ -33,34 +34,33 @@ function Files({ job, files }: { job: Job; files: ArtifactFile[] }) {
   const place = (file: ArtifactFile) =>
     `/v1/jobs/${job.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`;
   return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <caption>
+    <Table
+      caption={
+        <>
           {plural(files.length, "file")}, {formatBytes(files.reduce((sum, file) => sum + file.bytes, 0))}
-        </caption>
-        <thead>
-          <tr>
-            <th>File</th>
-            <th className="number">Size</th>
-            <th>SHA-256</th>
-          </tr>
-        </thead>
-        <tbody>
-          {files.map((file) => (
-            <tr key={file.path}>
-              <td>
-                <a href={place(file)} download>
-                  {file.path}
-                </a>
-              </td>
-              <td className="number">{formatBytes(file.bytes)}</td>
-              <td className="nowrap">
-                <code title={file.sha256}>{file.sha256.slice(0, 16)}…</code> <CopyButton text={file.sha256} />
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+        </>
+      }
+      head={
+        <>
+          <th>File</th>
+          <th className="number">Size</th>
+          <th>SHA-256</th>
+        </>
+      }
+    >
+      {files.map((file) => (
+        <tr key={file.path}>
+          <td>
+            <a href={place(file)} download>
+              {file.path}
+            </a>
+          </td>
+          <td className="number">{formatBytes(file.bytes)}</td>
+          <td className="nowrap">
+            <code title={file.sha256}>{file.sha256.slice(0, 16)}…</code> <CopyButton text={file.sha256} />
+          </td>
+        </tr>
+      ))}
+    </Table>
   );
 }

@@ -1,6 +1,6 @@
 import type { Gate, Level } from "../../api/types";
 import { formatNumber } from "../../format";
-import { scrollable } from "../../ui/basics";
+import { Table } from "../../ui/table";
 
 const LOOKS = {
   pass: ["", "✓ pass"],
@@ -49,33 +49,30 @@ export function Checks({ gates, level }: { gates: Gate[]; level?: Level }) {
 
 export function CheckTable({ gates }: { gates: Gate[] }) {
   return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <thead>
-          <tr>
-            <th>Result</th>
-            <th>Check</th>
-            <th className="number">Value</th>
-            <th className="number">Limit</th>
+    <Table
+      head={
+        <>
+          <th>Result</th>
+          <th>Check</th>
+          <th className="number">Value</th>
+          <th className="number">Limit</th>
+        </>
+      }
+    >
+      {gates.map((gate) => {
+        const [tone, text] = LOOKS[gate.status];
+        return (
+          <tr key={gate.name}>
+            <td className={`nowrap ${tone}`}>{text}</td>
+            <td>
+              {gate.gate} {gate.name.replaceAll("_", " ")}
+              <div className="sub">{gate.detail}</div>
+            </td>
+            <td className="number">{formatNumber(gate.value)}</td>
+            <td className="number">{formatNumber(gate.limit)}</td>
           </tr>
-        </thead>
-        <tbody>
-          {gates.map((gate) => {
-            const [tone, text] = LOOKS[gate.status];
-            return (
-              <tr key={gate.name}>
-                <td className={`nowrap ${tone}`}>{text}</td>
-                <td>
-                  {gate.gate} {gate.name.replaceAll("_", " ")}
-                  <div className="sub">{gate.detail}</div>
-                </td>
-                <td className="number">{formatNumber(gate.value)}</td>
-                <td className="number">{formatNumber(gate.limit)}</td>
-              </tr>
-            );
-          })}
-        </tbody>
-      </table>
-    </div>
+        );
+      })}
+    </Table>
   );
 }

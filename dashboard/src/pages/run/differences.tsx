@@ -1,7 +1,7 @@
 import type { Quality, Report } from "../../api/types";
 import { formatNumber, formatShare } from "../../format";
 import { LABELS } from "../../labels";
-import { scrollable } from "../../ui/basics";
+import { Table } from "../../ui/table";
 import { measuredText } from "./verdict";
 
 type Ranges = NonNullable<Quality["by_position"]>;
@@ -11,29 +11,26 @@ type Row = Pick<Ranges[number], "num_tokens" | "kl_mean" | "top1_agreement"> & {
 function Distances({ caption, of, rows }: { caption: string; of: string; rows: Row[] }) {
   if (rows.length === 0) return null;
   return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <caption>{caption}</caption>
-        <thead>
-          <tr>
-            <th>{of}</th>
-            <th className="number">Tokens</th>
-            <th className="number">{LABELS.klMean}</th>
-            <th className="number">Top-1 agreement</th>
-          </tr>
-        </thead>
-        <tbody>
-          {rows.map((row) => (
-            <tr key={row.name}>
-              <td className="nowrap">{row.name}</td>
-              <td className="number">{formatNumber(row.num_tokens)}</td>
-              <td className="number nowrap">{measuredText(row.kl_mean, 3)}</td>
-              <td className="number nowrap">{measuredText(row.top1_agreement, 4)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table
+      caption={caption}
+      head={
+        <>
+          <th>{of}</th>
+          <th className="number">Tokens</th>
+          <th className="number">{LABELS.klMean}</th>
+          <th className="number">Top-1 agreement</th>
+        </>
+      }
+    >
+      {rows.map((row) => (
+        <tr key={row.name}>
+          <td className="nowrap">{row.name}</td>
+          <td className="number">{formatNumber(row.num_tokens)}</td>
+          <td className="number nowrap">{measuredText(row.kl_mean, 3)}</td>
+          <td className="number nowrap">{measuredText(row.top1_agreement, 4)}</td>
+        </tr>
+      ))}
+    </Table>
   );
 }
 
@@ -81,35 +78,34 @@ export function Behaviour({ behaviour }: { behaviour: NonNullable<Report["behavi
           Prompts with other tokens than the original's: {num_rendered_otherwise} of {num_prompts}
         </p>
       )}
-      <div className="table" ref={scrollable}>
-        <table>
-          <caption>
+      <Table
+        caption={
+          <>
             {`Answers of both models to ${num_prompts} prompts, in at most ${max_tokens} tokens each.`}
             {length && ` The answers are ${formatNumber(length.ratio.value, 3)} times as long as the original's.`}
-          </caption>
-          <thead>
-            <tr>
-              <th>Answers that ...</th>
-              <th className="number">Original</th>
-              <th className="number">Quantized</th>
-              <th>Prompts</th>
-            </tr>
-          </thead>
-          <tbody>
-            {faults.map((each) => (
-              <tr key={each.fault}>
-                <td className="nowrap">{each.title}</td>
-                <td className="number">{formatShare(each.original)}</td>
-                <td className="number">{formatShare(each.result)}</td>
-                <td className="wide">
-                  {`${each.is_worse ? "Worse: more" : "More"} on ${each.num_worse} of ${each.num_prompts}, fewer on ${each.num_better}`}
-                  {each.num_needed != null && `; about ${formatNumber(each.num_needed)} prompts would tell`}
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+          </>
+        }
+        head={
+          <>
+            <th>Answers that ...</th>
+            <th className="number">Original</th>
+            <th className="number">Quantized</th>
+            <th>Prompts</th>
+          </>
+        }
+      >
+        {faults.map((each) => (
+          <tr key={each.fault}>
+            <td className="nowrap">{each.title}</td>
+            <td className="number">{formatShare(each.original)}</td>
+            <td className="number">{formatShare(each.result)}</td>
+            <td className="wide">
+              {`${each.is_worse ? "Worse: more" : "More"} on ${each.num_worse} of ${each.num_prompts}, fewer on ${each.num_better}`}
+              {each.num_needed != null && `; about ${formatNumber(each.num_needed)} prompts would tell`}
+            </td>
+          </tr>
+        ))}
+      </Table>
       {Object.entries(left_out ?? {}).map(([kind, reason]) => (
         <p className="hint" key={kind}>
           Left out, in part or at all: {kind} ({reason})
@@ -124,29 +120,26 @@ export function Clipping({ shares }: { shares: NonNullable<Report["clipping"]> }
   return (
     <>
       <h3>Clipping by kind of layer</h3>
-      <div className="table" ref={scrollable}>
-        <table>
-          <caption>Values on held-out text outside the static activation ranges, for all blocks.</caption>
-          <thead>
-            <tr>
-              <th>Tensor</th>
-              <th className="number">Clipped</th>
+      <Table
+        caption="Values on held-out text outside the static activation ranges, for all blocks."
+        head={
+          <>
+            <th>Tensor</th>
+            <th className="number">Clipped</th>
+          </>
+        }
+      >
+        {Object.entries(shares)
+          .sort(([, one], [, other]) => other - one)
+          .map(([kind, share]) => (
+            <tr key={kind}>
+              <td>
+                <code>{kind}</code>
+              </td>
+              <td className="number">{formatShare(share)}</td>
             </tr>
-          </thead>
-          <tbody>
-            {Object.entries(shares)
-              .sort(([, one], [, other]) => other - one)
-              .map(([kind, share]) => (
-                <tr key={kind}>
-                  <td>
-                    <code>{kind}</code>
-                  </td>
-                  <td className="number">{formatShare(share)}</td>
-                </tr>
-              ))}
-          </tbody>
-        </table>
-      </div>
+          ))}
+      </Table>
     </>
   );
 }

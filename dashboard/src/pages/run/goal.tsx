@@ -5,7 +5,8 @@ import { Scatter } from "../../charts/scatter";
 import { formatBytes, formatShare } from "../../format";
 import { LABELS } from "../../labels";
 import { goalText, layersText } from "../../names";
-import { Empty, scrollable } from "../../ui/basics";
+import { Empty } from "../../ui/basics";
+import { Table } from "../../ui/table";
 import { VerdictLevel } from "../job-progress";
 import { measuredText } from "./verdict";
 
@@ -76,38 +77,35 @@ function seriesOf(goal: GoalResult) {
 
 function Candidates({ trials }: { trials: GoalResult["trials"] }) {
   return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <caption>Recovery is the lower end of the 95 % interval, which is in brackets for the divergence.</caption>
-        <thead>
-          <tr>
-            <th>Candidate</th>
-            <th className="number">Size</th>
-            <th>Layers</th>
-            <th>Algorithms</th>
-            <th className="number">{LABELS.klMean}</th>
-            <th className="number">Recovery</th>
-            <th>Verdict</th>
-          </tr>
-        </thead>
-        <tbody>
-          {trials.map((trial, index) => (
-            // biome-ignore lint/suspicious/noArrayIndexKey: candidates have a number and no other name
-            <tr key={index}>
-              <td className="nowrap">
-                {index + 1}
-                {trial.is_chosen && ", chosen"}
-              </td>
-              <td className="number">{formatBytes(trial.size_bytes)}</td>
-              <td>{layersText(trial.layers)}</td>
-              <td>{trial.algorithms}</td>
-              <td className="number">{measuredText(trial.kl, 3)}</td>
-              <td className="number">{formatShare(trial.recovery)}</td>
-              <td>{trial.verdict ? <VerdictLevel level={trial.verdict.level} /> : <Empty>not measured</Empty>}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table
+      caption="Recovery is the lower end of the 95 % interval, which is in brackets for the divergence."
+      head={
+        <>
+          <th>Candidate</th>
+          <th className="number">Size</th>
+          <th>Layers</th>
+          <th>Algorithms</th>
+          <th className="number">{LABELS.klMean}</th>
+          <th className="number">Recovery</th>
+          <th>Verdict</th>
+        </>
+      }
+    >
+      {trials.map((trial, index) => (
+        // biome-ignore lint/suspicious/noArrayIndexKey: candidates have a number and no other name
+        <tr key={index}>
+          <td className="nowrap">
+            {index + 1}
+            {trial.is_chosen && ", chosen"}
+          </td>
+          <td className="number">{formatBytes(trial.size_bytes)}</td>
+          <td>{layersText(trial.layers)}</td>
+          <td>{trial.algorithms}</td>
+          <td className="number">{measuredText(trial.kl, 3)}</td>
+          <td className="number">{formatShare(trial.recovery)}</td>
+          <td>{trial.verdict ? <VerdictLevel level={trial.verdict.level} /> : <Empty>not measured</Empty>}</td>
+        </tr>
+      ))}
+    </Table>
   );
 }

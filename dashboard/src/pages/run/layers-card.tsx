@@ -16,8 +16,9 @@ import {
 } from "../../charts/layers";
 import { Scatter } from "../../charts/scatter";
 import { formatBytes, formatNumber, plural } from "../../format";
-import { Empty, Facts, scrollable, Term } from "../../ui/basics";
+import { Empty, Facts, Term } from "../../ui/basics";
 import { FINAL_STATES } from "../../ui/states";
+import { Table } from "../../ui/table";
 import { NextStep } from "./verdict-notice";
 
 const ROWS = 50;
@@ -171,42 +172,39 @@ function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
       <summary>Show as table</summary>
       {isOpen && (
         <>
-          <div className="table" ref={scrollable}>
-            <table>
-              <caption>Sorted by error, worst first</caption>
-              <thead>
-                <tr>
-                  <th>Layer</th>
-                  <th className="number">Block</th>
-                  <th>Scheme</th>
-                  {METRICS.map((each) => (
-                    <th key={each.id} className="number">
-                      <Term>{each.text}</Term>
-                    </th>
-                  ))}
-                </tr>
-              </thead>
-              <tbody>
-                {sorted.slice(page * ROWS, (page + 1) * ROWS).map((layer) => (
-                  <tr key={layer.name}>
-                    <td>
-                      <code>{layer.name}</code>
-                    </td>
-                    <td className="number">{layer.block}</td>
-                    <td>{layer.scheme}</td>
-                    {METRICS.map((each) => {
-                      const value = metricValue(layer, each);
-                      return (
-                        <td key={each.id} className="number">
-                          {value === null ? "–" : each.format(value)}
-                        </td>
-                      );
-                    })}
-                  </tr>
+          <Table
+            caption="Sorted by error, worst first"
+            head={
+              <>
+                <th>Layer</th>
+                <th className="number">Block</th>
+                <th>Scheme</th>
+                {METRICS.map((each) => (
+                  <th key={each.id} className="number">
+                    <Term>{each.text}</Term>
+                  </th>
                 ))}
-              </tbody>
-            </table>
-          </div>
+              </>
+            }
+          >
+            {sorted.slice(page * ROWS, (page + 1) * ROWS).map((layer) => (
+              <tr key={layer.name}>
+                <td>
+                  <code>{layer.name}</code>
+                </td>
+                <td className="number">{layer.block}</td>
+                <td>{layer.scheme}</td>
+                {METRICS.map((each) => {
+                  const value = metricValue(layer, each);
+                  return (
+                    <td key={each.id} className="number">
+                      {value === null ? "–" : each.format(value)}
+                    </td>
+                  );
+                })}
+              </tr>
+            ))}
+          </Table>
           {numPages > 1 && (
             <div className="row">
               <button

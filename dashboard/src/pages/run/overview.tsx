@@ -14,7 +14,8 @@ import { formatBytes, formatDuration, formatLoss, formatNumber, formatPercent, f
 import { LABELS } from "../../labels";
 import { Link } from "../../link";
 import { layersText } from "../../names";
-import { Empty, Facts, scrollable } from "../../ui/basics";
+import { Empty, Facts } from "../../ui/basics";
+import { Table } from "../../ui/table";
 import { halfInterval } from "../compare/change";
 import { Checks, checksText } from "./checks";
 import { Behaviour, ByPosition, Clipping, OwnAnswers } from "./differences";
@@ -124,30 +125,27 @@ function Proof({ report }: { report: Report }) {
     <section className="card">
       <h2>Verification</h2>
       <p className="hint">Each export was read back from disk by a separate process that had only the files.</p>
-      <div className="table" ref={scrollable}>
-        <table>
-          <thead>
-            <tr>
-              <th>Export</th>
-              <th className="number">Matching tensors</th>
-              <th className="number">Max logit difference</th>
-              <th className="number">Perplexity</th>
-              <th>Loaded by</th>
-            </tr>
-          </thead>
-          <tbody>
-            {Object.entries(report.proof ?? {}).map(([name, proof]) => (
-              <tr key={name}>
-                <td className="nowrap">✓ {name}</td>
-                <td className="number">{proof.num_tensors_equal}</td>
-                <td className="number">{formatNumber(proof.max_logit_difference, 3)}</td>
-                <td className="number">{formatNumber(proof.perplexity, 5)}</td>
-                <td className="wide">{proof.consumer_check?.consumer ?? proof.consumer_check?.not_checked ?? "–"}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table
+        head={
+          <>
+            <th>Export</th>
+            <th className="number">Matching tensors</th>
+            <th className="number">Max logit difference</th>
+            <th className="number">Perplexity</th>
+            <th>Loaded by</th>
+          </>
+        }
+      >
+        {Object.entries(report.proof ?? {}).map(([name, proof]) => (
+          <tr key={name}>
+            <td className="nowrap">✓ {name}</td>
+            <td className="number">{proof.num_tensors_equal}</td>
+            <td className="number">{formatNumber(proof.max_logit_difference, 3)}</td>
+            <td className="number">{formatNumber(proof.perplexity, 5)}</td>
+            <td className="wide">{proof.consumer_check?.consumer ?? proof.consumer_check?.not_checked ?? "–"}</td>
+          </tr>
+        ))}
+      </Table>
       {report.quality && <Divergence quality={report.quality} drafts={report.drafts} />}
       {report.quality?.by_position && <ByPosition ranges={report.quality.by_position} />}
       {report.answers && <OwnAnswers answers={report.answers} />}
@@ -204,21 +202,16 @@ function Fallbacks({ kept, warnings }: { kept: { name: string; reason: string }[
         <p key={warning}>⚠ {warning}</p>
       ))}
       {kept.length > 0 && (
-        <div className="table" ref={scrollable}>
-          <table>
-            <caption>Layers that were not quantized</caption>
-            <tbody>
-              {kept.map((each) => (
-                <tr key={each.name}>
-                  <td>
-                    <code className="nowrap">{each.name}</code>
-                  </td>
-                  <td>{each.reason}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table caption="Layers that were not quantized">
+          {kept.map((each) => (
+            <tr key={each.name}>
+              <td>
+                <code className="nowrap">{each.name}</code>
+              </td>
+              <td>{each.reason}</td>
+            </tr>
+          ))}
+        </Table>
       )}
     </section>
   );

@@ -10,8 +10,9 @@ import { nameOf } from "../../names";
 import { useSession } from "../../sign-in";
 import { useStateChanges } from "../../state-changes";
 import { announce } from "../../ui/announcer";
-import { Failure, Loading, scrollable, TabPanel, Tabs, Time, Title } from "../../ui/basics";
+import { Failure, Loading, TabPanel, Tabs, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, STATES, StateLabel } from "../../ui/states";
+import { Table } from "../../ui/table";
 import { RunActions } from "./actions";
 import { Artifacts } from "./artifacts";
 import { TryIt } from "./chat";
@@ -121,35 +122,34 @@ function NoRun({ error, retry }: { error: Error; retry: () => void }) {
 
 function Events({ eventLog }: { eventLog: EventLog }) {
   return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <caption>
+    <Table
+      caption={
+        <>
           {plural(eventLog.events.length, "event")}. Progress, saved blocks and layer metrics are not listed;{" "}
           <code>GET /v1/jobs/…/events</code> returns all events.
-        </caption>
-        <thead>
-          <tr>
-            <th className="number">#</th>
-            <th>Time</th>
-            <th>Event</th>
-            <th>Data</th>
-          </tr>
-        </thead>
-        <tbody>
-          {eventLog.events.map((event) => (
-            <tr key={event.seq}>
-              <td className="number">{event.seq}</td>
-              <td className="nowrap">
-                <Time at={event.at} />
-              </td>
-              <td className="nowrap">{event.kind.replaceAll("_", " ")}</td>
-              <td className="wide">
-                <code className="wrap">{JSON.stringify(event.data).slice(0, 600)}</code>
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+        </>
+      }
+      head={
+        <>
+          <th className="number">#</th>
+          <th>Time</th>
+          <th>Event</th>
+          <th>Data</th>
+        </>
+      }
+    >
+      {eventLog.events.map((event) => (
+        <tr key={event.seq}>
+          <td className="number">{event.seq}</td>
+          <td className="nowrap">
+            <Time at={event.at} />
+          </td>
+          <td className="nowrap">{event.kind.replaceAll("_", " ")}</td>
+          <td className="wide">
+            <code className="wrap">{JSON.stringify(event.data).slice(0, 600)}</code>
+          </td>
+        </tr>
+      ))}
+    </Table>
   );
 }

@@ -1,5 +1,5 @@
 import { plural } from "../../format";
-import { scrollable } from "../../ui/basics";
+import { Table } from "../../ui/table";
 import { type Sample, samplesText, splitSample } from "./sample-texts";
 
 const SHOWN = 3;
@@ -33,32 +33,30 @@ export interface SampleRow {
 
 export function SampleTable({ columns, rows }: { columns: { id: string; title?: string }[]; rows: SampleRow[] }) {
   return (
-    <div className="table" ref={scrollable}>
-      <table className="samples">
-        <thead>
-          <tr>
-            <th>Prompt</th>
-            <th>Original model</th>
-            {columns.map(({ id, title }) => (
-              <th key={id}>{title}</th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {rows.map((row) => (
-            <tr key={JSON.stringify([row.prompt, row.original])}>
-              <td>{row.prompt}</td>
-              <td className="answer">{row.original}</td>
-              {row.samples.map((sample, column) => (
-                <td key={columns[column]?.id} className="answer">
-                  {sample ? <Marked sample={sample} /> : "–"}
-                </td>
-              ))}
-            </tr>
+    <Table
+      className="samples"
+      head={
+        <>
+          <th>Prompt</th>
+          <th>Original model</th>
+          {columns.map(({ id, title }) => (
+            <th key={id}>{title}</th>
           ))}
-        </tbody>
-      </table>
-    </div>
+        </>
+      }
+    >
+      {rows.map((row) => (
+        <tr key={JSON.stringify([row.prompt, row.original])}>
+          <td>{row.prompt}</td>
+          <td className="answer">{row.original}</td>
+          {row.samples.map((sample, column) => (
+            <td key={columns[column]?.id} className="answer">
+              {sample ? <Marked sample={sample} /> : "–"}
+            </td>
+          ))}
+        </tr>
+      ))}
+    </Table>
   );
 }
 

@@ -8,8 +8,9 @@ import { Link } from "../../link";
 import { nameOf } from "../../names";
 import { useStateChanges } from "../../state-changes";
 import { announce } from "../../ui/announcer";
-import { Failure, Loading, scrollable, Term, Time, Title } from "../../ui/basics";
+import { Failure, Loading, Term, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, STATES, StateLabel } from "../../ui/states";
+import { Table } from "../../ui/table";
 import { JobProgress, VerdictLevel } from "../job-progress";
 import { measuredText } from "../run/verdict";
 import { axesText, axisNames, countsText, valueText } from "./axes";
@@ -53,47 +54,44 @@ export default function Sweep() {
 function SweepTable({ sweep }: { sweep: SweepData }) {
   const axes = [...axisNames(sweep.matrix)];
   return (
-    <div className="table" ref={scrollable}>
-      <table>
-        <thead>
-          <tr>
-            {axes.map(([pointer, name]) => (
-              <th key={pointer} title={pointer}>
-                {name}
-              </th>
-            ))}
-            <th>Run</th>
-            <th>State</th>
-            <th>Verdict</th>
-            <th className="number">Size</th>
-            <th className="number">
-              <Term>{LABELS.klMean}</Term>
+    <Table
+      head={
+        <>
+          {axes.map(([pointer, name]) => (
+            <th key={pointer} title={pointer}>
+              {name}
             </th>
-            <th className="number">
-              <Term>Perplexity vs. original</Term>
-            </th>
-          </tr>
-        </thead>
-        <tbody>
-          {sweep.jobs.map((job) => (
-            <tr key={job.id}>
-              {axes.map(([pointer]) => (
-                <td key={pointer}>{valueText(job, pointer)}</td>
-              ))}
-              <td>
-                <Link to="/jobs/$id" params={{ id: job.id }} title={job.id}>
-                  {nameOf(job)}
-                </Link>
-              </td>
-              <td>
-                <StateLabel state={job.state} />
-              </td>
-              <Results job={job} />
-            </tr>
           ))}
-        </tbody>
-      </table>
-    </div>
+          <th>Run</th>
+          <th>State</th>
+          <th>Verdict</th>
+          <th className="number">Size</th>
+          <th className="number">
+            <Term>{LABELS.klMean}</Term>
+          </th>
+          <th className="number">
+            <Term>Perplexity vs. original</Term>
+          </th>
+        </>
+      }
+    >
+      {sweep.jobs.map((job) => (
+        <tr key={job.id}>
+          {axes.map(([pointer]) => (
+            <td key={pointer}>{valueText(job, pointer)}</td>
+          ))}
+          <td>
+            <Link to="/jobs/$id" params={{ id: job.id }} title={job.id}>
+              {nameOf(job)}
+            </Link>
+          </td>
+          <td>
+            <StateLabel state={job.state} />
+          </td>
+          <Results job={job} />
+        </tr>
+      ))}
+    </Table>
   );
 }
 
