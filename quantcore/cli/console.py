@@ -19,7 +19,7 @@ from quantcore.export.loading import at_folder
 
 if TYPE_CHECKING:
     from quantcore.report.compare import Comparison
-    from quantcore.report.evaluation_result import EvaluationResult
+    from quantcore.report.evaluation_result import CacheQuality, EvaluationResult
     from quantcore.report.quality import Interval, PairedQuality, Step, Verdict
     from quantcore.report.values import Report
 
@@ -156,9 +156,32 @@ def show_evaluation(result: EvaluationResult) -> None:
     out.print(
         f"{quality.num_tokens} tokens in {quality.num_windows} windows; in brackets: the 95 % interval", style="dim"
     )
+    if result.kv_caches:
+        _show_caches(out, result.kv_caches)
     if result.served_by:
         programs = ", ".join(f"{name} {version}" for name, version in result.served_by.items())
         out.print(f"Tasks were run in {programs}.", style="dim")
+
+
+def _show_caches(out: Console, caches: Sequence[CacheQuality]) -> None:
+    """Show what each dtype of the KV cache costs, its size, and how to choose it."""
+    first = caches[0]
+    whole = first.bytes_per_token_of_16_bits
+    positions = first.quality.by_position[-1]
+    table = Table("KV cache", "size", "perplexity", "kl mean", f"positions {positions}", "verdict", box=None)
+    for each in caches:
+        size, change = 100 * each.bytes_per_token / whole, 100 * ((each.quality.ratio.value or 0) - 1)
+        of_all, of_last = each.quality.divergence.kl_mean, each.quality.by_position[-1].kl_mean
+        last = "–" if of_last.value is None else f"{of_last.value:.3g}"
+        table.add_row(each.dtype, f"{size:.0f} %", f"{change:+.2f} %", str(of_all), last, each.level)
+    out.print(table)
+    without = f" ({first.num_blocks_without} others keep none of their own)" if first.num_blocks_without else ""
+    kept = f"keys and values of {first.num_blocks} blocks{without} take {whole} bytes per token"
+    out.print(f"Beside the same model with a KV cache of 16 bits: {kept} there.", style="dim", highlight=False)
+    if num := max(each.num_blocks_spared for each in caches):
+        out.print(f"TurboQuant keeps 16 bits in {num} blocks, as vLLM does.", style="dim", highlight=False)
+    for option in dict.fromkeys(f"{each.program}: {each.option.replace(each.dtype, 'NAME')}" for each in caches):
+        out.print(option, style="dim", highlight=False)
 
 
 def show_failed_tasks(failed: dict[str, str]) -> None:

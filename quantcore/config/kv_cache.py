@@ -34,6 +34,11 @@ def holds_keys_or_values(name: str, tensors: Collection[str]) -> bool:
     return is_cached(name) and not is_recurrent and not is_of_encoder
 
 
+def computes_keys(part: str) -> bool:
+    """Return whether a layer with this last part of its name computes keys or values, perhaps beside queries."""
+    return _ATTENTION.search(part) is not None
+
+
 def check_kv_cache(
     config: Config, layers: Sequence[LayerPlan], names: Collection[str], model_config: Mapping[str, Any]
 ) -> None:
@@ -58,7 +63,7 @@ def check_kv_cache(
         why = f"no pattern of kv_cache_quant_config matches a quantized layer; {separate[0]} exists"
     else:
         parts = dict.fromkeys(name.rpartition(".")[2] for name in names)
-        similar = [part for part in parts if _ATTENTION.search(part)]
+        similar = [part for part in parts if computes_keys(part)]
         why = f"its keys and values are not outputs of separate layers ({' and '.join(CACHED_LAYERS)})"
         why += f": it has {', '.join(similar)}" if similar else ""
     raise ConfigError(

@@ -155,7 +155,7 @@ _NF4 = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 _FP4_BNB = tuple(value / 12 for value in (0.0, 1 / 16, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0))
-_IQ4_NL = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
+IQ4_NL = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
 
 
 def _of_vectors(book: VectorBook, *magnitudes: float) -> CodebookFormat:
@@ -168,7 +168,7 @@ _IQ2, _IQ3_XXS, _IQ3_S = (8, 25, 43), (4, 12, 20, 28, 36, 44, 52, 62), (1, 3, 5,
 
 CODEBOOKS = (
     CodebookFormat("nf4", _NF4, sign_bit=False, cells_per_unit=16),
-    CodebookFormat("iq4_nl", _IQ4_NL, sign_bit=False, cells_per_unit=1),
+    CodebookFormat("iq4_nl", IQ4_NL, sign_bit=False, cells_per_unit=1),
     _of_vectors(VectorBook("IQ2_XXS", 8, 8, even_signs=True), *_IQ2),
     _of_vectors(VectorBook("IQ2_XS", 8, 8, even_signs=True), *_IQ2),
     _of_vectors(VectorBook("IQ2_S", 8, 8, even_signs=False), *_IQ2),

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from quantcore.config.verdict_levels import Level
 from quantcore.report.behaviour import Behaviour
 from quantcore.report.quality import (
     AbsoluteQuality,
@@ -18,6 +19,26 @@ from quantcore.report.quality import (
     TaskResults,
     Verdict,
 )
+
+
+class CacheQuality(Record):
+    """Distance of a model with a KV cache of ``dtype`` from the same model with one of 16 bits.
+
+    ``option`` chooses the dtype in ``program``. ``bytes_per_token`` are those of keys and values in all
+    ``num_blocks`` that cache any, of which ``num_blocks_spared`` keep 16 bits. ``num_blocks_without`` cache none of
+    their own.
+    """
+
+    dtype: str
+    program: str
+    option: str
+    bytes_per_token: int
+    bytes_per_token_of_16_bits: int
+    num_blocks: int
+    num_blocks_spared: int
+    num_blocks_without: int
+    quality: Quality
+    level: Level
 
 
 class EvaluationResult(Record):
@@ -35,6 +56,7 @@ class EvaluationResult(Record):
     verdict: Verdict | None = None
     reference: dict[str, Any] | None = None
     drafts: DraftQuality | None = None
+    kv_caches: tuple[CacheQuality, ...] | None = None
     answers: AnswerQuality | None = None
     behaviour: Behaviour | None = None
     samples: tuple[Sample, ...] | None = None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from quantcore.config.cache_dtypes import CacheDtype
 from quantcore.config.task import EvaluationConfig
 from quantcore.data.prompts import read_prompt_set
 from quantcore.engine.data.tokenizer import load_tokenizer
 from quantcore.engine.evaluation import harness
 from quantcore.engine.evaluation.baseline_cache import BaselineCache
 from quantcore.engine.evaluation.behaviour import compare_behaviour
+from quantcore.engine.evaluation.cache_dtypes import measure_cache_dtypes
 from quantcore.engine.evaluation.divergence import measure, summarize, summarize_both
 from quantcore.engine.evaluation.drafts import Drafting, measure_drafts
 from quantcore.engine.evaluation.inputs import block_progress, find_model, held_out_text
@@ -44,11 +47,13 @@ def evaluate(
     vllm_python: str | None = None,
     ranks: Ranks = ALONE,
     reference_file: Path | None = None,
+    cache_dtypes: Sequence[CacheDtype] = (),
 ) -> EvaluationResult:
     """Measure a model; the result has ``samples`` and ``harness`` if the ``evaluation`` requests them.
 
     Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared; a ``reference_file``
-    takes its place, with a text and answers of its own. ``vllm_python`` is the
+    takes its place, with a text and answers of its own. With ``cache_dtypes`` the model is also measured with a KV
+    cache of each of them. ``vllm_python`` is the
     interpreter of an environment with vLLM and lm_eval, in which the tasks run instead of in our engine. All ``ranks``
     call it: the first one measures the quality block by block, and all share the model where it must be whole. Raises
     ModelError, ConfigError.
@@ -78,6 +83,8 @@ def evaluate(
         against = str(reference.about["model"])
     elif ranks.is_first:
         fields |= _measure(model, pair, text, emit)
+    if ranks.is_first and cache_dtypes:
+        fields["kv_caches"] = measure_cache_dtypes(model, text, cache_dtypes, emit)
     if pair is not None:
         arguments, is_causal = evaluation.chat_template_kwargs, model.streamed.kind is Kind.causal
         if evaluation.num_answers and is_causal:

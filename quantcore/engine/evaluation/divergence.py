@@ -7,7 +7,7 @@ the two distributions and the agreement of their first choices say more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +17,7 @@ import torch
 from quantcore.engine.evaluation.perplexity import exponential, mean_and_stderr, perplexities, sums_of_windows
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.evaluation.token_sums import TokenSums, sums_of_tokens
+from quantcore.engine.runtime.block_capture import NonBlockParts
 from quantcore.engine.runtime.vocabulary import Vocabulary, common_parts
 from quantcore.plan.workload import LOGIT_ROWS, PART_ROWS
 from quantcore.report.quality import AbsoluteQuality, Divergence, Measure, PositionQuality, Quality, WindowSums
@@ -46,14 +47,28 @@ def measure(
 
     ``states`` are the last hidden states [1, T, H]; ``original`` has vocabulary and states of the float model.
     """
-    models = [(vocabulary, states)] if original is None else [original, (vocabulary, states)]
-    found, shape = sums_of(models, text), (len(text.ids_NT), -1)
+    if original is None:
+        return _measured(sums_of((vocabulary, states), [], text)[0], text)
+    return measure_each([(vocabulary, states)], original, text)[0]
+
+
+def measure_each(others: Sequence[Predicting], original: Predicting, text: EvaluationText) -> list[Measured]:
+    """Measure the losses of ``others`` and their distances from the ``original``, whose logits are computed once."""
+    return [_measured(found, text) for found in sums_of(original, others, text)]
+
+
+def _measured(found: Sequence[TokenSums], text: EvaluationText) -> Measured:
+    shape = len(text.ids_NT), -1
     *of_original, losses_NP = (
         torch.cat(parts).view(shape) for parts in zip(*(each.losses() for each in found), strict=True)
     )
     if not of_original:
         return Measured(losses_NP)
     return Measured(losses_NP, of_original[0], torch.cat([each.distances() for each in found]).view(*shape, 4))
+
+
+Predicting = tuple[Vocabulary, Sequence[torch.Tensor]]
+"""A model's vocabulary, and its last hidden states [1, T, H] of each window."""
 
 
 class Seen(Protocol):
@@ -63,30 +78,44 @@ class Seen(Protocol):
 
 
 def sums_of(
-    models: Sequence[tuple[Vocabulary, Sequence[torch.Tensor]]], text: EvaluationText, see: Seen | None = None
-) -> list[TokenSums]:
-    """Return the sums of one model, or of an original and another one, for some rows of each window after the other.
+    first: Predicting, others: Sequence[Predicting], text: EvaluationText, see: Seen | None = None
+) -> list[list[TokenSums]]:
+    """Return the sums of ``first`` and each of the ``others``, for some rows of each window after the other.
 
-    Each model comes with its last hidden states. ``see`` is shown all logits, a part of the vocabulary at a time.
+    Without others they are those of ``first`` alone. ``see`` is shown all its logits, a part of the vocabulary at a
+    time.
     """
-    sums: dict[tuple[int, int], TokenSums] = {}
+    groups: list[list[Predicting]] = [[first, other] for other in others] or [[first]]
+    sums: list[dict[tuple[int, int], TokenSums]] = [{} for _ in groups]
+    vocabularies = {id(vocabulary): vocabulary for vocabulary, _ in (first, *others)}
     with torch.inference_mode():
-        for tokens in common_parts(*(vocabulary for vocabulary, _ in models)):
-            first, size = (tokens.start, PART_ROWS) if tokens else (0, LOGIT_ROWS)
+        for tokens in common_parts(*vocabularies.values()):
+            start, size = (tokens.start, PART_ROWS) if tokens else (0, LOGIT_ROWS)
             with ExitStack() as parts:
-                logits_of = [parts.enter_context(vocabulary.part(tokens)) for vocabulary, _ in models]
-                for window, predicted_P in enumerate(text.predicted_NP):
-                    for rows in _slices(len(predicted_P), size):
-                        outputs = [
-                            logits(states[window][:, rows])[0]
-                            for logits, (_, states) in zip(logits_of, models, strict=True)
-                        ]
-                        if see is not None:
-                            see(window, rows, outputs[0], first)
-                        added = sums_of_tokens(outputs, predicted_P[rows], first)
-                        before = sums.get((window, rows.start))
-                        sums[window, rows.start] = added if before is None else before.joined(added)
-    return [sums[place] for place in sorted(sums)]
+                heads = {key: parts.enter_context(each.part(tokens)) for key, each in vocabularies.items()}
+                for window, rows in _places(text, size):
+                    of_first = _logits(heads, first, window, rows)
+                    if see is not None:
+                        see(window, rows, of_first, start)
+                    targets = text.predicted_NP[window][rows]
+                    for (_, *other), found in zip(groups, sums, strict=True):
+                        outputs = [of_first, *(_logits(heads, each, window, rows) for each in other)]
+                        added = sums_of_tokens(outputs, targets, start)
+                        before = found.get((window, rows.start))
+                        found[window, rows.start] = added if before is None else before.joined(added)
+    return [[found[place] for place in sorted(found)] for found in sums]
+
+
+def _places(text: EvaluationText, size: int) -> Iterator[tuple[int, slice]]:
+    """Yield each window with ``size`` of its rows after the other."""
+    for window, predicted_P in enumerate(text.predicted_NP):
+        for start in range(0, len(predicted_P), size):
+            yield window, slice(start, min(start + size, len(predicted_P)))
+
+
+def _logits(heads: Mapping[int, NonBlockParts], model: Predicting, window: int, rows: slice) -> torch.Tensor:
+    vocabulary, states = model
+    return heads[id(vocabulary)](states[window][:, rows])[0]
 
 
 def summarize(measured: Measured, text: EvaluationText) -> AbsoluteQuality:
@@ -154,10 +183,6 @@ def _by_position(kl_NP: torch.Tensor, agrees_NP: torch.Tensor, text: EvaluationT
                 kl_mean=with_stderr(kl_NP, range_NP, text),
                 top1_agreement=with_stderr(agrees_NP, range_NP, text),
             )
-
-
-def _slices(num_rows: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
 def with_stderr(values_NP: torch.Tensor, counts_NP: torch.Tensor, text: EvaluationText) -> Measure:

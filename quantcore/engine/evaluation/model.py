@@ -64,10 +64,16 @@ class EvaluatedModel:
         """Take ``hidden`` through all blocks; ``clipping`` counts the values that static ranges clip."""
         for index in range(self.streamed.num_blocks):
             self.streamed.enter(index, hidden)
-            with self.streamed.block(index) as block, self._quantized(index, clipping):
+            with self.quantized_block(index, clipping) as block:
                 self.streamed.run_block(block, index, hidden)
             told(index + 1)
         self.has_run = True
+
+    @contextmanager
+    def quantized_block(self, index: int, clipping: Clipping | None = None) -> Iterator[nn.Module]:
+        """Hold a block in memory while this lasts, whose activations are quantized as the files say."""
+        with self.streamed.block(index) as block, self._quantized(index, clipping):
+            yield block
 
     def embed(self, text: EvaluationText) -> Hidden:
         """Return the input of the first block; towers that run are quantized as well."""

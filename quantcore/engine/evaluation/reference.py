@@ -187,7 +187,7 @@ def predictions_of(vocabulary: Vocabulary, states: Sequence[torch.Tensor], text:
         best = values.sort(dim=1, descending=True, stable=True).indices[:, :NUM_TOP]
         top[place] = values.gather(1, best).cpu(), ids.gather(1, best).cpu()
 
-    sums = sums_of([(vocabulary, states)], text, keep)
+    (sums,) = sums_of((vocabulary, states), [], text, keep)
     log_total_M = torch.cat([each.models[0].log_total for each in sums])
     values, ids = (torch.cat(parts) for parts in zip(*(top[place] for place in sorted(top)), strict=True))
     losses_M = torch.cat([each.losses()[0] for each in sums])
@@ -232,7 +232,7 @@ def _draw(
         drawn_log_MD[own] = torch.where(is_drawn, logs.gather(1, places), drawn_log_MD[own])
         passed_M[own] = ends[:, -1]
 
-    sums_of([(vocabulary, states)], text, draw)
+    sums_of((vocabulary, states), [], text, draw)
     return drawn_MD, drawn_log_MD
 
 
@@ -255,7 +255,7 @@ def measure_against(
         values = logits.float().gather(1, places.clamp(0, logits.shape[1] - 1).to(logits.device)).double().cpu()
         found_NPX[window, rows] += torch.where(is_here, values, 0.0)
 
-    sums = sums_of([(vocabulary, states)], text, pick)
+    (sums,) = sums_of((vocabulary, states), [], text, pick)
     losses_NP = torch.cat([each.losses()[0] for each in sums]).view(shape)
     log_total_NP = torch.cat([each.models[0].log_total for each in sums]).view(shape)
     choice_NP = torch.cat([each.models[0].choice for each in sums]).view(shape)

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from quantcore.config.kv_cache import NO_CACHE_HINT, holds_keys_or_values
+from quantcore.config.kv_cache import NO_CACHE_HINT, computes_keys, holds_keys_or_values
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import ModelError
 
 Through = Callable[[torch.Tensor], torch.Tensor]
 """Function of the keys or values [B, T, I] of a call. It returns what the cache is to hold, or the same tensor."""
+ByHead = Callable[[torch.Tensor], torch.Tensor]
+"""The same for keys or values as attention has them, [B, H, T, D]."""
 
 KEYS, VALUES = "k_proj", "v_proj"
 _ARGUMENTS = ("past_key_values", "layer_past")
@@ -46,52 +48,77 @@ def tap_caches(
     for attention in within.modules():
         layers = {part: cached[id(child)] for part, child in attention.named_children() if id(child) in cached}
         taps = {
-            part: Tap(function, layer.out_features)
+            part: _of_layer(layer, function)
             for part, layer in layers.items()
             if (function := through(layer)) is not None
         }
         if taps:
             name = next(iter(layers.values())).name.rpartition(".")[0]
-            yield from CacheTap(name, attention, taps).attach(attention)
+            # Attention without a layer for its values computes them from that of its keys: files have one scale,
+            # which runtimes take for both.
+            has_values = isinstance(getattr(attention, VALUES, None), nn.Module)
+            tap = CacheTap(name, attention, taps.get(KEYS), taps.get(VALUES if has_values else KEYS))
+            yield from tap.attach(attention)
 
 
-class Tap(NamedTuple):
-    """A function of keys or values, and their number of channels."""
+def tap_all_caches(within: nn.Module, keys: ByHead, values: ByHead) -> Iterator[RemovableHandle]:
+    """Tap the cache of every attention in ``within``; yield handles of the taps.
 
-    through: Through
-    width: int
+    Attention that reads what an earlier one has cached writes nothing, and its taps are not called.
+    """
+    for module in within.modules():
+        if _argument_of(module) is not None and any(computes_keys(name) for name, _ in module.named_children()):
+            yield from CacheTap(type(module).__name__, module, keys, values, must_write=False).attach(module)
+
+
+def _argument_of(module: nn.Module) -> tuple[int, str] | None:
+    """Return the position and the name of the cache among the arguments of ``module``, without self; None if none."""
+    names = list(inspect.signature(type(module).forward).parameters)
+    return next(((place - 1, name) for place, name in enumerate(names) if name in _ARGUMENTS), None)
+
+
+def _of_layer(layer: LayerPlan, through: Through) -> ByHead:
+    """Return ``through``, which takes the output of ``layer``, for keys or values by head."""
+
+    def passed(x_BHTD: torch.Tensor) -> torch.Tensor:
+        if x_BHTD.ndim != 4 or x_BHTD.shape[1] * x_BHTD.shape[3] != layer.out_features:
+            shape, width = list(x_BHTD.shape), layer.out_features
+            why = f"it writes a tensor {shape} to its cache, but its layer has {width} channels"
+            raise _not_found(layer.name.rpartition(".")[0], why)
+        x_BTI = x_BHTD.transpose(1, 2).flatten(2)
+        passed_BTI = through(x_BTI)
+        if passed_BTI is x_BTI:
+            return x_BHTD
+        return passed_BTI.reshape(*x_BTI.shape[:2], x_BHTD.shape[1], x_BHTD.shape[3]).transpose(1, 2)
+
+    return passed
 
 
 class CacheTap:
-    """Passes keys and values of the ``attention`` called ``name`` through ``taps``, by the names of its layers.
+    """Passes what the ``attention`` called ``name`` writes to its cache through ``keys`` and ``values``.
 
-    Attention without a layer for its values computes them from the layer of its keys. Files then have one scale, which
-    runtimes take for both, and so does the tap of the keys here.
+    ``must_write``: attention that writes nothing is an error.
     """
 
-    def __init__(self, name: str, attention: nn.Module, taps: Mapping[str, Tap]) -> None:
-        self._name = name
-        self._keys = taps.get(KEYS)
-        self._values = taps.get(VALUES if isinstance(getattr(attention, VALUES, None), nn.Module) else KEYS)
-        self._place, self._argument = self._find_argument(attention)
+    def __init__(
+        self, name: str, attention: nn.Module, keys: ByHead | None, values: ByHead | None, *, must_write: bool = True
+    ) -> None:
+        self._name, self._keys, self._values, self._must_write = name, keys, values, must_write
+        found = _argument_of(attention)
+        if found is None:
+            raise _not_found(name, f"{type(attention).__name__} takes no cache")
+        self._place, self._argument = found
 
     def attach(self, attention: nn.Module) -> Iterator[RemovableHandle]:
         """Tap every call of ``attention`` until the handles are removed."""
         yield attention.register_forward_pre_hook(self._before, with_kwargs=True)
         yield attention.register_forward_hook(self._after, with_kwargs=True, always_call=True)
 
-    def _find_argument(self, attention: nn.Module) -> tuple[int, str]:
-        """Return the position and the name of the cache among the arguments of ``attention``."""
-        for place, name in enumerate(inspect.signature(type(attention).forward).parameters):
-            if name in _ARGUMENTS:
-                return place - 1, name  # without self
-        raise self._not_found(f"{type(attention).__name__} takes no cache")
-
     def _before(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self._place >= len(args) and self._argument not in kwargs:
-            raise self._not_found("the model calls it without passing a cache")
+            raise _not_found(self._name, "the model calls it without passing a cache")
         cache = self._cache_of(args, kwargs)
         cache = _EmptyCache() if cache is None else cache
         for part in _parts(cache):
@@ -105,34 +132,26 @@ class CacheTap:
         updates = [vars(part).pop("update", None) for part in _parts(cache)]
         if output is None or not isinstance(cache, _EmptyCache) or None in updates:
             return  # it failed, its keys may be in the cache from before, or another tap has looked already
-        if not any(update.is_called for update in updates):
-            raise self._not_found("it wrote nothing to its cache")
+        if self._must_write and not any(update.is_called for update in updates):
+            raise _not_found(self._name, "it wrote nothing to its cache")
 
     def _cache_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[self._place] if self._place < len(args) else kwargs.get(self._argument)
 
     def pass_through(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the cache is to hold of new keys and values, [B, H, T, D] each."""
-        return self._passed(self._keys, keys), self._passed(self._values, values)
-
-    def _passed(self, tap: Tap | None, x_BHTD: torch.Tensor) -> torch.Tensor:
-        if tap is None:
-            return x_BHTD
-        if x_BHTD.ndim != 4 or x_BHTD.shape[1] * x_BHTD.shape[3] != tap.width:
-            shape = list(x_BHTD.shape)
-            raise self._not_found(f"it writes a tensor {shape} to its cache, but its layer has {tap.width} channels")
-        x_BTI = x_BHTD.transpose(1, 2).flatten(2)
-        passed_BTI = tap.through(x_BTI)
-        if passed_BTI is x_BTI:
-            return x_BHTD
-        return passed_BTI.reshape(*x_BTI.shape[:2], x_BHTD.shape[1], x_BHTD.shape[3]).transpose(1, 2)
-
-    def _not_found(self, why: str) -> ModelError:
-        return ModelError(
-            f"The input of the KV cache of {self._name} cannot be determined: {why}.",
-            code="kv_cache_not_found",
-            hint=f"The scales need what attention writes to a Transformers cache. {NO_CACHE_HINT}",
+        return (
+            keys if self._keys is None else self._keys(keys),
+            values if self._values is None else self._values(values),
         )
+
+
+def _not_found(name: str, why: str) -> ModelError:
+    return ModelError(
+        f"The input of the KV cache of {name} cannot be determined: {why}.",
+        code="kv_cache_not_found",
+        hint=f"The scales need what attention writes to a Transformers cache. {NO_CACHE_HINT}",
+    )
 
 
 class _EmptyCache(DynamicCache):
