@@ -15,6 +15,8 @@ import pytest
 from hypothesis import settings
 
 from bitfoundry.local.stack import Postgres, Valkey
+from quantcore.sandbox import fork_server
+from tests.support.proof_server import ProofServer
 
 pytest_plugins = ("tests.consumers.table",)
 
@@ -48,6 +50,16 @@ def each_text_is_tokenized_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PreTrainedTokenizerBase, "__call__", _remembering(PreTrainedTokenizerBase.__call__))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def proofs_import_once() -> Iterator[None]:
+    """A new interpreter for each proof would import for five seconds."""
+    server = ProofServer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "_standby", server)
+        yield
+        server.end()
 
 
 @pytest.fixture(scope="session")

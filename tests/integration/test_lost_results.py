@@ -51,6 +51,7 @@ def test_a_warning_of_the_fresh_process_is_in_everything_that_travels(model_dir,
     python.write_text(f"#!/bin/sh\necho '{said}'\nexec '{sys.executable}' \"$@\"\n")
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(fresh_process, "sys", SimpleNamespace(executable=str(python)))
+    monkeypatch.setattr(fresh_process, "waiting", lambda: None)
     events = []
     report = run(task(model_dir, tmp_path / "out", "w4a16"), events.append).to_dict()
     assert "a word from the fresh process" in [getattr(event, "message", "") for event in events]

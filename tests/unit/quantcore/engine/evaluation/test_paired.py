@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from quantcore.report.paired import MIN_WINDOWS, judge, student_quantile
 from quantcore.report.quality import Interval
 
 NUM_WINDOWS, NUM_PREDICTED = 128, 511  # 64k tokens in windows of 512
-NUM_PAIRS = 200
+NUM_PAIRS, FEW_PAIRS = 200, 100
+TOLERANCES = (0.0, 0.05)
 SHARED_TOKENS, SHARED_WINDOWS, OWN_TOKENS, OWN_WINDOWS = 0.90, 0.15, 0.46, 0.04
 """Deviations of the logarithm of KL that both results share, and that each has alone, by token and by window.
 
@@ -52,23 +54,32 @@ def compared(new_NP: torch.Tensor, old_NP: torch.Tensor, tolerance: float = 0.0)
     )
 
 
-def verdicts(ratio: float, *, tolerance: float = 0.0, by_window: bool = True) -> Counter[str]:
-    """Count the verdicts on pairs whose KL differs by ``ratio``; not ``by_window``: as if tokens were independent."""
-    generator, found = torch.Generator().manual_seed(0), Counter[str]()
+@pytest.fixture(scope="module")
+def verdicts() -> Callable[..., Counter[str]]:
+    """Count the verdicts on the same pairs, whose KL is made to differ by a ratio: each pair is drawn once for all."""
+    generator = torch.Generator().manual_seed(1)
+    pairs = [draw_kl(generator) for _ in range(20)]
+    smallest = {
+        tolerance: sum(compared(*pair, tolerance)["smallest_kl_change"] for pair in pairs) / len(pairs)
+        for tolerance in TOLERANCES
+    }
+    cases = [(1.0, 0.0), (1.05, 0.0), (0.95, 0.0)]
+    cases += [(1 + change, tolerance) for tolerance in TOLERANCES for change in (smallest[tolerance], tolerance)]
+    found = {case: Counter[str]() for case in cases}
+    generator = torch.Generator().manual_seed(0)
     for _ in range(NUM_PAIRS):
         new_NP, old_NP = draw_kl(generator)
-        if not by_window:
-            new_NP, old_NP = new_NP.view(-1, 1), old_NP.view(-1, 1)
-        found[compared(ratio * new_NP, old_NP, tolerance)["verdict"]] += 1
-    return found
+        for (ratio, tolerance), counted in found.items():
+            counted[compared(ratio * new_NP, old_NP, tolerance)["verdict"]] += 1
+    return lambda ratio, tolerance=0.0: found[ratio, tolerance]
 
 
-def most(share: float) -> float:
+def most(share: float, num_pairs: int = NUM_PAIRS) -> float:
     """The number of pairs that a true share of them exceeds once in 1000 times."""
-    return float(stats.binom.ppf(0.999, NUM_PAIRS, share))
+    return float(stats.binom.ppf(0.999, num_pairs, share))
 
 
-def test_a_change_that_is_not_there_is_found_at_most_1_time_in_20() -> None:
+def test_a_change_that_is_not_there_is_found_at_most_1_time_in_20(verdicts: Callable[..., Counter[str]]) -> None:
     found = verdicts(1.0)
     assert found["worse"] <= most(0.025) and found["better"] <= most(0.025)
     assert 0 < found["worse"] + found["better"] <= most(0.05)
@@ -76,23 +87,27 @@ def test_a_change_that_is_not_there_is_found_at_most_1_time_in_20() -> None:
 
 def test_tokens_of_a_window_are_not_independent() -> None:
     """The test above can fail."""
-    assert NUM_PAIRS - verdicts(1.0, by_window=False)["no difference found"] > most(0.05)
+    generator, num_found = torch.Generator().manual_seed(0), 0
+    for _ in range(FEW_PAIRS):
+        new_NP, old_NP = (kl_NP.view(-1, 1) for kl_NP in draw_kl(generator))
+        num_found += compared(new_NP, old_NP)["verdict"] != "no difference found"
+    assert num_found > most(0.05, FEW_PAIRS)
 
 
-def test_a_change_of_5_percent_is_found_19_times_in_20() -> None:
+def test_a_change_of_5_percent_is_found_19_times_in_20(verdicts: Callable[..., Counter[str]]) -> None:
     assert verdicts(1.05)["worse"] >= 0.95 * NUM_PAIRS
     assert verdicts(0.95)["better"] >= 0.95 * NUM_PAIRS
 
 
-@pytest.mark.parametrize("tolerance", [0.0, 0.05])
-def test_the_smallest_change_is_found_19_times_in_20(tolerance: float) -> None:
+@pytest.mark.parametrize("tolerance", TOLERANCES)
+def test_the_smallest_change_is_found_19_times_in_20(verdicts: Callable[..., Counter[str]], tolerance: float) -> None:
     """Not more often: it is the smallest. A change of just the tolerance is not called worse."""
     generator = torch.Generator().manual_seed(1)
     smallest = sum(compared(*draw_kl(generator), tolerance)["smallest_kl_change"] for _ in range(20)) / 20
     assert tolerance < smallest < tolerance + 0.05
-    missed = NUM_PAIRS - verdicts(1 + smallest, tolerance=tolerance)["worse"]
+    missed = NUM_PAIRS - verdicts(1 + smallest, tolerance)["worse"]
     assert stats.binom.ppf(0.001, NUM_PAIRS, 0.05) <= missed <= most(0.05)
-    assert verdicts(1 + tolerance, tolerance=tolerance)["worse"] <= most(0.025)
+    assert verdicts(1 + tolerance, tolerance)["worse"] <= most(0.025)
 
 
 def test_the_intervals_are_those_of_a_bootstrap_over_windows() -> None:
