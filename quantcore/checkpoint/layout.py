@@ -7,23 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 GGUF_BLOCKS = {
+    "IQ1_S": (256, 50), "IQ1_M": (256, 56),
     "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110),
     "Q2_K": (256, 84), "Q3_K": (256, 110), "IQ4_XS": (256, 136), "IQ4_NL": (32, 18),
     "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
-    "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "TQ1_0": (256, 54), "TQ2_0": (256, 66),
+    "MXFP4": (32, 17), "NVFP4": (64, 36),
 }  # fmt: skip
 """GGUF's types of quantized blocks, with the values and the bytes of a block.
 
 As dtypes of a stored tensor they stand for bytes: the last axis holds the blocks of a row.
 """
 
-READ_AS_FLOATS = {
-    "IQ1_S": (256, 50), "IQ1_M": (256, 56), "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17),
-}  # fmt: skip
-"""GGUF's types that are only read, as floats, with the values and the bytes of a block."""
-
 DTYPE_BYTES = {
-    **dict.fromkeys((*GGUF_BLOCKS, *READ_AS_FLOATS), 1),
+    **dict.fromkeys(GGUF_BLOCKS, 1),
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
@@ -22,6 +24,8 @@ def _spec(dtype: str, group_size: int = 32, scale_type: ScaleType = ScaleType.fl
 
 
 GGUF_TYPES = {
+    "IQ1_S": _spec("iq1_s", 32, ScaleType.odd3),
+    "IQ1_M": _spec("iq1_m", 16, ScaleType.odd3),
     "IQ2_XXS": _spec("iq2_xxs", 32, ScaleType.odd4),
     "IQ2_XS": _spec("iq2_xs", 16, ScaleType.odd4),
     "IQ2_S": _spec("iq2_s", 16, ScaleType.odd4),
@@ -39,16 +43,26 @@ GGUF_TYPES = {
     "Q4_K": _spec("uint4", 32, ScaleType.uint6),
     "Q5_K": _spec("uint5", 32, ScaleType.uint6),
     "Q6_K": _spec("int6", 16, ScaleType.int8),
+    "TQ1_0": replace(_spec("tq1_0", 256), observer_cls="PerGroupMSEObserver"),
+    "TQ2_0": replace(_spec("tq2_0", 256), observer_cls="PerGroupMSEObserver"),
+    "MXFP4": _spec("fp4", 32, ScaleType.e8m0),
+    "NVFP4": _spec("fp4", 16, ScaleType.ue4m3),
 }
-"""The spec of each type that can be written."""
+"""The spec of each type that can be written. Of three values the largest does not say where the range should end."""
 
 SHORT_ROWS = {
-    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
-    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
+    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+    "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "NVFP4": "IQ4_NL",
 }  # fmt: skip
-"""Replacements of types with super-blocks where rows are not a multiple of 256, as in llama.cpp's own tool."""
+"""Replacements where rows are not a multiple of a type's block, as in llama.cpp's own tool.
+
+That has none for NVFP4: IQ4_NL is as large.
+"""
 
 MIXES = {
+    "IQ1_S": "IQ1_S",
+    "IQ1_M": "IQ1_M",
     "IQ2_XXS": "IQ2_XXS",
     "IQ2_XS": "IQ2_XS",
     "IQ2_S": "IQ2_XS",
@@ -57,6 +71,8 @@ MIXES = {
     "IQ3_XS": "IQ3_S",
     "IQ3_S": "IQ3_S",
     "IQ3_M": "IQ3_S",
+    "TQ1_0": "TQ1_0",
+    "TQ2_0": "TQ2_0",
     "Q2_K": "Q2_K",
     "Q3_K_S": "Q3_K",
     "Q3_K_M": "Q3_K",
@@ -70,6 +86,7 @@ MIXES = {
     "Q5_K_M": "Q5_K",
     "Q6_K": "Q6_K",
     "Q8_0": "Q8_0",
+    "MXFP4_MOE": "MXFP4",
 }
 """llama.cpp's named mixes of types, each with the type of most tensors. ``plan.gguf_mixes`` has the other ones."""
 
@@ -83,13 +100,18 @@ class GgufTypes(Value):
 
     ``mix`` gives every tensor the type that llama.cpp's own tool would, as far as the config does not name the layer.
     ``token_embedding_type`` and ``output_type`` are those of the embedding and of the output projection. If a model
-    uses one matrix for both, either names its type. Without any of them the embedding is not quantized, and the output
-    projection is quantized like any other layer.
+    uses one matrix for both, either names its type. Without any of them the embedding is not quantized, the output
+    projection is quantized like any other layer, and the result is a GGUF file unless a format is named.
     """
 
     mix: str | None = None
     token_embedding_type: str | None = None
     output_type: str | None = None
+
+    @property
+    def names_tensors(self) -> bool:
+        """True if tensors get types by their role in a model."""
+        return any((self.mix, self.token_embedding_type, self.output_type))
 
     @field_validator("mix", "token_embedding_type", "output_type")
     @classmethod

@@ -165,8 +165,9 @@ def _describe(spec: QuantizationSpec, *, group_size: int | None) -> str:
         text += f" {spec.group_size if group_size is None else group_size}"
     if spec.block_size is not None:
         text += f" {spec.block_size[0]}x{spec.block_size[1]}"
-    if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3, ScaleType.pof2) or spec.scale_type.in_two_levels:
-        text += f" {spec.scale_type.value}"
+    kind = spec.scale_type
+    if kind is ScaleType.pof2 or kind.in_one_byte or kind.in_two_levels:
+        text += f" {kind.value}"
     return text if spec.over is None else f"{text} over {_describe(spec.over, group_size=None)}"
 
 

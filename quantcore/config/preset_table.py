@@ -62,9 +62,11 @@ def _row(
     inputs: QuantizationSpec | None = None,
     aliases: str = "",
     exclude: tuple[str, ...] = ("lm_head",),
+    gguf: GgufTypes | None = None,
 ) -> Preset:
     layer = QuantizationConfig(weight=weight, input_tensors=inputs)
-    return Preset(name, title, Config(global_quant_config=layer, exclude=exclude), tuple(aliases.split()))
+    config = Config(global_quant_config=layer, exclude=exclude, gguf=gguf)
+    return Preset(name, title, config, tuple(aliases.split()))
 
 
 ON_SMALL = ": experimental for small models (SmolLM2-135M: degraded)"
@@ -133,6 +135,10 @@ _TABLE = (
     _row("fp4_bnb", "FP4 weights of bitsandbytes in groups of 64", _groups("fp4_bnb", 64)),
     _row("fp4_bnb_double_quant", "FP4 weights of bitsandbytes in groups of 64, whose scales are quantized to 8 bits",
          _spec("fp4_bnb", PER_GROUP, group_size=64, scale_type=ScaleType.double_quant)),
+    _row("gguf_iq1_s", "GGUF's IQ1_S: vectors of 8 weights from a book of 2048, in blocks of 32: loses much",
+         GGUF_TYPES["IQ1_S"], exclude=()),
+    _row("gguf_iq1_m", "GGUF's IQ1_M: vectors of 8 weights from a book of 2048, in blocks of 16: loses much",
+         GGUF_TYPES["IQ1_M"], exclude=()),
     _row("gguf_iq2_xxs", "GGUF's IQ2_XXS: vectors of 8 weights from a book of 256, in blocks of 32" + UNTRIED,
          GGUF_TYPES["IQ2_XXS"], exclude=()),
     _row("gguf_iq2_xs", "GGUF's IQ2_XS: vectors of 8 weights from a book of 512, in blocks of 16" + UNTRIED,
@@ -162,13 +168,24 @@ _TABLE = (
          GGUF_TYPES["Q5_K"], exclude=()),
     _row("gguf_q6_k", "GGUF's Q6_K: int6 weights in blocks of 16, 16 of them under one scale",
          GGUF_TYPES["Q6_K"], exclude=()),
+    _row("gguf_tq1_0", "GGUF's TQ1_0: ternary weights in blocks of 256, five in a byte: for models trained so",
+         GGUF_TYPES["TQ1_0"], exclude=()),
+    _row("gguf_tq2_0", "GGUF's TQ2_0: ternary weights in blocks of 256, four in a byte: for models trained so",
+         GGUF_TYPES["TQ2_0"], exclude=()),
+    _row("gguf_mxfp4", "GGUF's MXFP4: fp4 weights in blocks of 32 with a power of two" + ON_SMALL,
+         GGUF_TYPES["MXFP4"], exclude=(), gguf=GgufTypes()),
+    _row("gguf_nvfp4", "GGUF's NVFP4: fp4 weights in blocks of 16 with an e4m3 scale" + UNTRIED,
+         GGUF_TYPES["NVFP4"], exclude=()),
 )  # fmt: skip
 
 
 def _mix(name: str, usual: str) -> Preset:
     """Return the preset of a named mix of llama.cpp, with this type of most tensors."""
     others = "all tensors" if usual in ("Q6_K", "Q8_0") else "most tensors, more bits in others"
+    if name == "MXFP4_MOE":
+        others = "all experts, Q8_0 in other tensors"
     end = UNTRIED if name in ("Q2_K", "Q3_K_S") or name.startswith(("IQ2", "IQ3")) else ""
+    end = ": for models trained so" if name.startswith("TQ") else ": loses much" if name.startswith("IQ1") else end
     config = Config(global_quant_config=QuantizationConfig(weight=GGUF_TYPES[usual]), gguf=GgufTypes(mix=name))
     return Preset(name, f"llama.cpp's {name}: {usual} in {others}, embedding included{end}", config)
 

@@ -18,7 +18,6 @@ from quantcore.config.quantization import (
     QSchemeType,
     QuantizationConfig,
     QuantizationSpec,
-    ScaleType,
     parse_config,
 )
 from quantcore.config.values import Settings
@@ -311,6 +310,4 @@ def _with_group_size(config: Config, group_size: int) -> Config:
 
 
 def _has_free_groups(spec: QuantizationSpec) -> bool:
-    return spec.qscheme is QSchemeType.per_group and not (
-        spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3) or spec.scale_type.is_whole
-    )
+    return spec.qscheme is QSchemeType.per_group and not (spec.scale_type.in_one_byte or spec.scale_type.is_whole)

@@ -46,11 +46,15 @@ class Dtype(StrEnum):
     nf4 = "nf4"
     fp4_bnb = "fp4_bnb"
     iq4_nl = "iq4_nl"
+    iq1_s = "iq1_s"
+    iq1_m = "iq1_m"
     iq2_xxs = "iq2_xxs"
     iq2_xs = "iq2_xs"
     iq2_s = "iq2_s"
     iq3_xxs = "iq3_xxs"
     iq3_s = "iq3_s"
+    tq1_0 = "tq1_0"
+    tq2_0 = "tq2_0"
     mx = "mx"
 
     @classmethod
@@ -86,9 +90,10 @@ class ScaleType(StrEnum):
     """The number type of the stored scale.
 
     ``float`` is the model's own dtype, ``pof2`` a power of two in it, ``e8m0`` a power of two in one byte (OCP MX),
-    ``e4m3`` an fp8 number beside one float32 scale for the whole tensor (NVFP4). ``uint4``, ``uint6``, ``int6``
+    ``e4m3`` an fp8 number beside one float32 scale for the whole tensor (NVFP4), ``ue4m3`` one by itself (GGUF's
+    NVFP4). ``uint4``, ``uint6``, ``int6``
     and ``int8`` are whole numbers in units of one float16 scale per 256 inputs (GGUF's K-types and IQ4_XS; see
-    ``super_blocks``); ``odd4`` are 16 odd ones, 1 to 31 (IQ2 and IQ3).
+    ``super_blocks``); ``odd3`` are 8 odd ones, 1 to 15 (IQ1), and ``odd4`` 16, 1 to 31 (IQ2 and IQ3).
     ``double_quant`` are 8-bit codes of a dynamic map with one float32 factor per 256 scales (bitsandbytes; see
     ``double_quant``).
     """
@@ -100,8 +105,10 @@ class ScaleType(StrEnum):
     pof2 = "pof2"
     e8m0 = "e8m0"
     e4m3 = "e4m3"
+    ue4m3 = "ue4m3"
     uint4 = "uint4"
     uint6 = "uint6"
+    odd3 = "odd3"
     odd4 = "odd4"
     int6 = "int6"
     int8 = "int8"
@@ -113,6 +120,11 @@ class ScaleType(StrEnum):
         return self in _IN_SUPER_BLOCKS
 
     @property
+    def in_one_byte(self) -> bool:
+        """True if each scale is stored in one byte, as a power of two or as an fp8 number."""
+        return self in (ScaleType.e8m0, ScaleType.e4m3, ScaleType.ue4m3)
+
+    @property
     def in_two_levels(self) -> bool:
         """True if scales are encoded together, so that all scales of a weight must be known first."""
         return self.is_whole or self is ScaleType.double_quant
@@ -120,20 +132,17 @@ class ScaleType(StrEnum):
 
 _IN_SUPER_BLOCKS = {
     ScaleType.uint4: ({(Dtype.uint2, 16)}, "uint2 in groups of 16 with zero_point_type float32 (GGUF's Q2_K)"),
-    ScaleType.uint6: (
-        {(Dtype.uint4, 32), (Dtype.uint5, 32)},
-        "uint4 and uint5 in groups of 32 with zero_point_type float32 (GGUF's Q4_K and Q5_K)",
-    ),
-    ScaleType.int6: (
-        {(Dtype.int3, 16), (Dtype.iq4_nl, 32)},
-        "symmetric int3 in groups of 16 (GGUF's Q3_K) and iq4_nl in groups of 32 (IQ4_XS)",
-    ),
-    ScaleType.odd4: (
-        {(Dtype.iq2_xxs, 32), (Dtype.iq2_xs, 16), (Dtype.iq2_s, 16), (Dtype.iq3_xxs, 32), (Dtype.iq3_s, 32)},
-        "iq2_xxs, iq3_xxs and iq3_s in groups of 32, iq2_xs and iq2_s in groups of 16 (GGUF's types of these names)",
-    ),
+    ScaleType.uint6: ({(Dtype.uint4, 32), (Dtype.uint5, 32)},
+                      "uint4 and uint5 in groups of 32 with zero_point_type float32 (GGUF's Q4_K and Q5_K)"),
+    ScaleType.int6: ({(Dtype.int3, 16), (Dtype.iq4_nl, 32)},
+                     "symmetric int3 in groups of 16 (GGUF's Q3_K) and iq4_nl in groups of 32 (IQ4_XS)"),
+    ScaleType.odd3: ({(Dtype.iq1_s, 32), (Dtype.iq1_m, 16)},
+                     "iq1_s in groups of 32 and iq1_m in groups of 16 (GGUF's types of these names)"),
+    ScaleType.odd4: ({(Dtype.iq2_xxs, 32), (Dtype.iq2_xs, 16), (Dtype.iq2_s, 16), (Dtype.iq3_xxs, 32),
+                      (Dtype.iq3_s, 32)}, "iq2_xxs, iq3_xxs and iq3_s in groups of 32, iq2_xs and iq2_s in groups of 16"
+                     " (GGUF's types of these names)"),
     ScaleType.int8: ({(Dtype.int6, 16)}, "symmetric int6 in groups of 16 (GGUF's Q6_K)"),
-}
+}  # fmt: skip
 """The codes and group sizes that have scales of these types, and both in words."""
 
 
@@ -367,12 +376,16 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
             "zero_point_type float32 needs symmetric=false; symmetric quantization has no zero point",
         ),
         (
-            not spec.symmetric and spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3),
+            not spec.symmetric and spec.scale_type.in_one_byte,
             f"scale_type {spec.scale_type.value} needs symmetric=true",
         ),
         (
             spec.scale_type is ScaleType.e4m3 and spec.qscheme is not QSchemeType.per_group,
             "scale_type e4m3 needs qscheme per_group (NVFP4: fp4 in groups of 16)",
+        ),
+        (
+            spec.scale_type is ScaleType.ue4m3 and ((dtype, spec.group_size) != ("fp4", 16) or bool(spec.is_dynamic)),
+            "scale_type ue4m3 is only for fp4 weights with qscheme per_group and group_size 16 (GGUF's NVFP4)",
         ),
         (
             spec.scale_calculation_mode is not None and spec.scale_type is not ScaleType.e8m0,
@@ -397,8 +410,8 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
             f"scale_type {spec.scale_type} is only for {_IN_SUPER_BLOCKS.get(spec.scale_type, ('', ''))[1]}",
         ),
         (
-            spec.format.vectors is not None and spec.scale_type is not ScaleType.odd4,
-            f"{dtype} is only for weights, with qscheme per_group and scale_type odd4",
+            spec.format.vectors is not None and spec.scale_type not in (ScaleType.odd3, ScaleType.odd4),
+            f"{dtype} is only for weights, with qscheme per_group and scale_type odd{3 if dtype[:3] == 'iq1' else 4}",
         ),
         (
             spec.scale_type is ScaleType.double_quant

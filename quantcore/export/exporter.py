@@ -237,7 +237,7 @@ def refuse_activations(layer: LayerPlan) -> str | None:
 def is_plain(spec: QuantizationSpec) -> bool:
     """Return whether ``spec`` has one stage and scales that are ordinary numbers."""
     kind = spec.scale_type
-    return spec.over is None and not (kind in (ScaleType.e8m0, ScaleType.e4m3) or kind.in_two_levels)
+    return spec.over is None and not (kind.in_one_byte or kind.in_two_levels)
 
 
 def is_static_fp8(spec: QuantizationSpec | None) -> bool:

@@ -273,6 +273,8 @@ def _refuse_blocks(layer: LayerPlan) -> str | None:
     is_mx = weight.scale_type is ScaleType.e8m0
     if is_mxint8(weight):
         return _refuse_mxint8(weight, inputs)
+    if weight.scale_type is ScaleType.ue4m3:
+        return "its NVFP4 has a float32 scale above those of groups: set scale_type e4m3"
     size, dtypes = (32, MX_DTYPES) if is_mx else (16, (Dtype.fp4,))
     if weight.dtype not in dtypes or weight.group_size != size:
         return f"{weight.scale_type.value} scales need {', '.join(dtypes)} in groups of {size}"

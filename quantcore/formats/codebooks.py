@@ -4,7 +4,9 @@ NF4: Dettmers et al. 2023, "QLoRA", appendix E: quantiles of N(0, 1) on both sid
 FP4 of bitsandbytes: a float of 2 exponent bits and 1 mantissa bit whose smallest value is 1/192 of the largest, scaled
 to [-1, 1] (``bitsandbytes.functional.get_4bit_type``).
 IQ4_NL of llama.cpp: whole numbers that are closer together near zero, which is not one of them (``ggml-common.h``).
+IQ1 of llama.cpp: -1, 0 and 1 in vectors, an eighth above or below.
 IQ2 and IQ3 of llama.cpp: magnitudes of vectors in the units of the book's numbers (``vectors``).
+TQ1_0 and TQ2_0 of llama.cpp: the numbers -1, 0 and 1, stored in two ways.
 """
 
 from __future__ import annotations
@@ -164,6 +166,13 @@ def _of_vectors(book: VectorBook, *magnitudes: float) -> CodebookFormat:
     return CodebookFormat(book.name.lower(), table, sign_bit=False, cells_per_unit=1, vectors=book)
 
 
+def _of_shifted(book: VectorBook) -> CodebookFormat:
+    """Return the format of vectors of -1, 0 and 1 that are moved: below and above each number, in ascending order."""
+    table = tuple(number + side * book.shift for number in (-1, 0, 1) for side in (-1, 1))
+    return CodebookFormat(book.name.lower(), table, sign_bit=False, cells_per_unit=2, vectors=book)
+
+
+_TERNARY = (-1.0, 0.0, 1.0)
 _IQ2, _IQ3_XXS, _IQ3_S = (8, 25, 43), (4, 12, 20, 28, 36, 44, 52, 62), (1, 3, 5, 7, 9, 11, 13, 15)
 
 CODEBOOKS = (
@@ -174,5 +183,9 @@ CODEBOOKS = (
     _of_vectors(VectorBook("IQ2_S", 8, 8, even_signs=False), *_IQ2),
     _of_vectors(VectorBook("IQ3_XXS", 4, 4, even_signs=True), *_IQ3_XXS),
     _of_vectors(VectorBook("IQ3_S", 4, 1, even_signs=False), *_IQ3_S),
+    _of_shifted(VectorBook("IQ1_S", 8, 1, shift=1 / 8, num_shifted=32)),
+    _of_shifted(VectorBook("IQ1_M", 8, 1, shift=1 / 8, num_shifted=8)),
+    CodebookFormat("tq1_0", _TERNARY, sign_bit=False, cells_per_unit=1),
+    CodebookFormat("tq2_0", _TERNARY, sign_bit=False, cells_per_unit=1),
     CodebookFormat("fp4_bnb", _FP4_BNB + tuple(-value for value in _FP4_BNB), sign_bit=True, cells_per_unit=512),
 )

@@ -43,7 +43,7 @@ def _codebook(name: str) -> _Codebook:
 CODEBOOKS = {
     name: _codebook(name)
     for name in ("fp4", "nf4", "fp4_bnb", "iq4_nl", "iq3_xxs", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2")
-} | {"iq2": _codebook("iq2_s")}  # the levels of all three types
+} | {"iq1": _codebook("iq1_s"), "iq2": _codebook("iq2_s")}  # the levels of all types of these names
 MICROSCALING = {
     "fp4": "MXFP4",
     "fp6_e2m3": "MXFP6 (e2m3)",

@@ -2,6 +2,7 @@
 
 The types IQ2 and IQ3 of GGUF have them: four or eight magnitudes are one vector of a book. The books are those of the
 package ``gguf``. Every value has a sign of its own, but in most of the types an even number of every eight is negative.
+In IQ1 the vectors have the signs, and one or several of them are moved to one side.
 """
 
 from __future__ import annotations
@@ -24,21 +25,24 @@ SCORES_AT_ONCE = 1 << 22  # of values with vectors: 16 MB
 class VectorBook:
     """The vectors of the type ``name`` of GGUF: ``size`` magnitudes each, in units of ``unit`` in the book's numbers.
 
-    ``even_signs``: of every eight values an even number is negative.
+    ``even_signs``: of every eight values an even number is negative. If there is a ``shift``, the vectors of the book
+    have signs, and it is added to all values of ``num_shifted`` neighbouring inputs, or taken from all of them.
     """
 
     name: str
     size: int
     unit: int
-    even_signs: bool
+    even_signs: bool = False
+    shift: float = 0.0
+    num_shifted: int = 0
 
     @property
     def num_inputs(self) -> int:
         """The number of neighbouring inputs that must be rounded together."""
-        return SIGNS if self.even_signs else self.size
+        return self.num_shifted or (SIGNS if self.even_signs else self.size)
 
     def magnitudes(self, device: torch.device) -> torch.Tensor:
-        """Return all vectors, float32 [vectors, size]."""
+        """Return all vectors, float32 [vectors, size], before they are moved."""
         return kept(_magnitudes, self, device)
 
     def snap_(self, x: torch.Tensor, axis: int) -> torch.Tensor:
@@ -55,6 +59,9 @@ class VectorBook:
         step = max(1, SCORES_AT_ONCE // len(book) // (self.num_inputs // self.size))
         for start in range(0, len(values_N), step):
             part = values_N[start : start + step]
+            if self.shift:
+                part.copy_(self._nearest_shifted(part, book))
+                continue
             magnitude, is_negative = part.abs(), part < 0
             if self.even_signs:
                 is_odd = is_negative.sum(1, keepdim=True) % 2 == 1
@@ -64,6 +71,17 @@ class VectorBook:
             nearest = book[scores.argmax(1)].reshape(part.shape)
             part.copy_(torch.where(is_negative, -nearest, nearest))
         return x.copy_(values_N.reshape(rows.shape).movedim(-1, axis))
+
+    def _nearest_shifted(self, part: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
+        """Return the nearest vectors to values [N, num_inputs], all of a row moved to the side that is nearer."""
+        import torch
+
+        sides, scores = [], []
+        for vectors in (book + self.shift, book - self.shift):
+            score, index = torch.addmm(-vectors.square().sum(1), part.reshape(-1, self.size), 2 * vectors.T).max(1)
+            sides.append(vectors[index].reshape(part.shape))
+            scores.append(score.reshape(len(part), -1).sum(1, keepdim=True))
+        return torch.where(scores[1] > scores[0], sides[1], sides[0])
 
 
 def snap_(fmt: Format, x: torch.Tensor, axis: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from quantcore.checkpoint.layers import is_linear
 from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader
+from quantcore.config.gguf_types import GGUF_TYPES
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QSchemeType, ScaleType
 from quantcore.export import tensor_name
@@ -29,7 +30,6 @@ MIN_COLUMNS, MAX_COLUMNS = 16, 1024
 MIN_VALUES = 768
 FLOATS = {"F32": "f", "F16": "e", "BF16": "H"}
 SMALLEST_ERRORS = {"F16": 2.0**-25}
-GROUP_COLUMNS = {"Q6_K": 16}  # of a scale; 32 in all other types of GGUF
 SCOPES: dict[QSchemeType, Scope] = {
     QSchemeType.per_tensor: "tensor",
     QSchemeType.per_channel: "row",
@@ -69,12 +69,17 @@ def _of_codes(quantized: QuantizedLayers, changed: Collection[str]) -> tuple[Gri
             continue
         stored = quantized.files.tensors.get(tensor_name(layer.name, "weight"))
         if stored is not None and stored.dtype in GGUF_BLOCKS:
-            size = GROUP_COLUMNS.get(stored.dtype, 32)
-            grid: Grid | None = Grid(stored.dtype, int(stored.dtype[1]), "group", size)
+            size = GGUF_TYPES[stored.dtype].group_size
+            grid: Grid | None = Grid(stored.dtype, _named_bits(stored.dtype), "group", size)
         else:
             grid = _grid_of_spec(layer)
         found[grid] += math.prod(layer.shape)
     return _shares(found)
+
+
+def _named_bits(gguf_type: str) -> int:
+    """Return the bits of a code in the type's name: 4 for IQ4_XS and MXFP4."""
+    return int(next(filter(str.isdigit, gguf_type)))
 
 
 def _grid_of_spec(layer: LayerPlan) -> Grid:

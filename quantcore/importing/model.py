@@ -154,7 +154,7 @@ def _read_base(folder: Path) -> Model:
 
 
 def _warn_of_floats(tensors: Mapping[str, TensorHeader]) -> tuple[str, ...]:
-    """Return a warning if some tensors are in types of GGUF that are only read."""
+    """Return a warning if tensors that are read as floats are in blocks of GGUF."""
     types = Counter(tensor.blocks for tensor in tensors.values() if tensor.blocks is not None)
     if not types:
         return ()

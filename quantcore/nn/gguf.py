@@ -84,7 +84,7 @@ def _refit(layer: QuantizedLayer, plan: LayerPlan) -> None:
     spec, dtype = plan.weight, layer.canonical_weight().dtype
     if spec.dtype is not before.spec.dtype:
         raise ConfigError(
-            f"The rows of {plan.name} are not a multiple of 256, so GGUF cannot store its {layer.plan.scheme}.",
+            f"The rows of {plan.name} are not whole blocks, so GGUF cannot store its {layer.plan.scheme}.",
             code="incompatible_export",
             hint="Quantize it with another preset, such as gguf_q5_0 or gguf_q8_0.",
             field="/quant_config",

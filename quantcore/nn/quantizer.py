@@ -56,7 +56,7 @@ class ModelQuantizer:
                 code="invalid_config",
                 hint="Give Config(global_quant_config=QuantizationConfig(weight=...)).",
             )
-        if config.gguf is not None:
+        if config.gguf is not None and config.gguf.names_tensors:
             raise ConfigError(
                 "gguf gives types to the tensors of a file that is written from a checkpoint; this model is in memory.",
                 code="unsupported_config",

@@ -1,9 +1,9 @@
 """The type that llama.cpp's own tool gives each tensor in a named mix such as Q4_K_M. No torch.
 
 Rules as in ``llama-quant.cpp`` of llama.cpp (build 11434, October 2026), for a file that is made without an importance
-matrix, or with one in the mixes that need it: IQ2, IQ3_XXS and IQ3_XS. They give more bits to what costs most: values,
-the second matrix of the MLP, the output projection. They go by the names of the tensors in the file, and by how many
-tensors of a kind came before.
+matrix, or with one in the mixes that need it: IQ1, IQ2, IQ3_XXS and IQ3_XS. They give more bits to what costs most:
+values, the second matrix of the MLP, the output projection. They go by the names of the tensors in the file, and by how
+many tensors of a kind came before.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ _ATTENTION_OUTPUT_OF_8_EXPERTS = (
     "Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M",
 )  # Q5_K  # fmt: skip
 _QUERIES_AND_KEYS = {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}
-_BELOW_3_BITS = {"IQ2_XXS": "Q2_K", "IQ2_XS": "Q2_K", "IQ2_S": "IQ3_S", "IQ2_M": "IQ3_S"}
+_BELOW_3_BITS = {
+    "IQ1_S": "Q2_K", "IQ1_M": "Q2_K", "IQ2_XXS": "Q2_K", "IQ2_XS": "Q2_K", "IQ2_S": "IQ3_S", "IQ2_M": "IQ3_S",
+}  # fmt: skip
 """Mixes with rules of their own, and the type of their embedding, of their values and of the first down projections."""
-_EMBEDDING = {**_BELOW_3_BITS, "IQ3_XXS": "IQ3_S"}
+_EMBEDDING = {**_BELOW_3_BITS, "IQ3_XXS": "IQ3_S", "TQ1_0": "Q4_K", "TQ2_0": "Q4_K"}
 _OUTPUT_OF_5_BITS = (*_BELOW_3_BITS, "IQ3_XXS")
 _70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 """Number of layers by which llama.cpp knows a 70B model of an architecture."""
@@ -84,7 +86,7 @@ def types_in_mix(mix: str, shapes: Mapping[str, Sequence[int]], traits: Traits) 
     roles = {name: _role(name, is_tied=is_tied) for name in names}
     rules = _Rules(mix, traits, sum(role == "values" for role in roles.values()))
     return {
-        name: rules.type_of(name, roles[name], shapes[name][-1]) if _is_quantized(name, shapes[name]) else None
+        name: rules.type_of(name, roles[name], shapes[name]) if _is_quantized(name, shapes[name]) else None
         for name in names
     }
 
@@ -117,8 +119,10 @@ class _Rules:
         self._usual = MIXES[mix]
         self._num_seen = dict.fromkeys(("values", "down", "up", "gate"), 0)
 
-    def type_of(self, name: str, role: str, width: int) -> str:
-        index = self._num_seen.get(role, 0)
+    def type_of(self, name: str, role: str, shape: Sequence[int]) -> str:
+        if self._mix == "MXFP4_MOE":
+            return self._of_stacks(role, shape)
+        index, width = self._num_seen.get(role, 0), shape[-1]
         self._num_seen[role] = index + 1
         if role == "output":
             is_short = width % (SUPER_BLOCK if self._usual in SHORT_ROWS else 32)
@@ -144,6 +148,13 @@ class _Rules:
             return self._of_down(layer)
         return self._of_attention_output() if role == "attention output" else self._usual
 
+    def _of_stacks(self, role: str, shape: Sequence[int]) -> str:
+        """Return the type of a tensor in the mix that has its own type in stacks of matrices only."""
+        is_stack = role != "output" and len(shape) > 2 and shape[0] > 1
+        if self._traits.architecture == "bailingmoe3":  # its attention has stacks, too
+            is_stack = is_stack and role in ("up", "gate", "down")
+        return self._usual if is_stack else "Q8_0"
+
     @property
     def _is_falcon(self) -> bool:
         return self._traits.architecture == "falcon"
@@ -158,7 +169,9 @@ class _Rules:
         if role == "down":
             return more if index < self._traits.num_layers // 8 else self._usual
         if role == "attention output":
-            return "Q5_K" if num_experts == 8 else "IQ3_S" if more == "IQ3_S" else self._usual
+            if num_experts == 8:
+                return "Q5_K"
+            return "IQ2_XXS" if self._mix in ("IQ1_S", "IQ1_M") else "IQ3_S" if more == "IQ3_S" else self._usual
         return self._usual
 
     def _of_values(self, index: int) -> str:

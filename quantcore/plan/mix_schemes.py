@@ -26,7 +26,7 @@ def resolve(mix: MixConfig, known_presets: Mapping[str, presets.Preset] = preset
         if name != KEEP:
             with _at_scheme(mix, name):
                 configs[name] = presets.resolve(name, presets=known_presets)
-                if configs[name].gguf is not None:
+                if (types := configs[name].gguf) is not None and types.names_tensors:
                     raise ConfigError(
                         f"{name} is a mix of types itself, so no layer can have it as its scheme.",
                         code="invalid_config",

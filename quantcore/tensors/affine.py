@@ -25,8 +25,10 @@ SCALE_DTYPES = {
     ScaleType.bfloat16: torch.bfloat16,
     ScaleType.e8m0: torch.float32,
     ScaleType.e4m3: torch.float32,
+    ScaleType.ue4m3: torch.float32,
     ScaleType.uint4: torch.float32,
     ScaleType.uint6: torch.float32,
+    ScaleType.odd3: torch.float32,
     ScaleType.odd4: torch.float32,
     ScaleType.int6: torch.float32,
     ScaleType.int8: torch.float32,
@@ -38,6 +40,7 @@ E8M0_BIAS = 127  # exponents of an e8m0 scale run from -127 to 127
 FLOAT32_INFINITY = 0xFF << FLOAT32_MANTISSA_BITS
 CACHED_VALUES = 1 << 17  # values; with their float32 intermediates they fit the second-level cache of a core
 E4M3 = FORMATS["fp8_e4m3"]
+SMALLEST_E4M3 = 2.0**-9
 
 
 @dataclass(frozen=True)
@@ -283,6 +286,8 @@ def as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dt
     if spec.scale_type is ScaleType.e4m3:
         scale = E4M3.round(scale)
         return torch.where(scale == 0, torch.ones_like(scale), scale)
+    if spec.scale_type is ScaleType.ue4m3:
+        return torch.where(scale == 0, torch.ones_like(scale), E4M3.round(scale.clamp(min=SMALLEST_E4M3)))
     dtype = scale_dtype(spec, model_dtype)
     if spec.scale_type.in_two_levels:  # rounded together in super_blocks, where a 1 would outweigh the other scales
         return scale.clamp(min=torch.finfo(dtype).tiny)

@@ -3,8 +3,8 @@
 This is the form of GGUF's K-types and of IQ4_XS. ``scale_type`` uint6 (Q4_K, Q5_K): scales and minimums of 8 groups of
 32 in 6 bits each, with a float16 unit for the scales and one for the minimums; uint4 (Q2_K): those of 16 groups of 16
 in 4 bits. int8 (Q6_K) and int6 (Q3_K): scales of 16 groups of 16 in 8 and 6 bits; int6 also those of 8 groups of 32
-(IQ4_XS). odd4 (IQ2 and IQ3): an odd number of units, 1 to 31. ``double_quant`` has its own module. Ranges are found
-group by group; their stored form is fixed here, for whole rows, before any code is chosen.
+(IQ4_XS). odd3 and odd4 (IQ1; IQ2 and IQ3): an odd number of units, up to 15 or 31. ``double_quant`` has its own
+module. Ranges are found group by group; their stored form is fixed here, for whole rows, before any code is chosen.
 
 Legend: R rows, B super-blocks of a row, G groups of one.
 """
@@ -17,7 +17,10 @@ from quantcore.config.spec import SUPER_BLOCK, QuantizationSpec, ScaleType
 from quantcore.tensors.affine import QParams, minimum_of, zero_point_of
 from quantcore.tensors.double_quant import NestedScales
 
-LARGEST = {ScaleType.uint4: 15, ScaleType.odd4: 31, ScaleType.uint6: 63, ScaleType.int6: 31, ScaleType.int8: 127}
+LARGEST = {
+    ScaleType.uint4: 15, ScaleType.odd3: 15, ScaleType.odd4: 31, ScaleType.uint6: 63, ScaleType.int6: 31,
+    ScaleType.int8: 127,
+}  # fmt: skip
 """Integers that stand for the largest scale of a super-block; the float16 unit follows from them."""
 
 
@@ -32,7 +35,7 @@ def as_two_levels(params: QParams, spec: QuantizationSpec) -> QParams:
     num_groups = SUPER_BLOCK // (spec.group_size or SUPER_BLOCK)
     scale_RBG = params.scale.reshape(len(params.scale), -1, num_groups)
     if params.zero_point is None:
-        is_odd = spec.scale_type is ScaleType.odd4
+        is_odd = spec.scale_type in (ScaleType.odd3, ScaleType.odd4)
         return QParams(_whole(scale_RBG, largest, at_least=1, is_odd=is_odd).flatten(1))
     zero_RBG = params.zero_point.reshape(scale_RBG.shape)
     low_RBG = -minimum_of(zero_RBG, scale_RBG, spec)

@@ -26,7 +26,8 @@ SOLVER_CONFIGS = {
 
 def problem(config_name: str) -> tuple[LayerPlan, torch.Tensor]:
     config = CONFIGS[config_name]
-    width = SUPER_BLOCK if config.weight.scale_type.is_whole else 128
+    in_super_blocks = config.weight.scale_type.is_whole or config.weight.group_size == SUPER_BLOCK
+    width = SUPER_BLOCK if in_super_blocks else 128
     layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, (64, width), config)
     weight = torch.randn(64, width, generator=torch.Generator().manual_seed(0)).bfloat16()
     weight[3] = 0  # a dead row

@@ -17,7 +17,7 @@ SIZES = {
     QSchemeType.per_group: {"group_size": 16},
     QSchemeType.per_block: {"block_size": (16, 24)},
 }
-BLOCKS_OF_32 = (Dtype.iq2_xxs, Dtype.iq3_xxs, Dtype.iq3_s)
+BLOCKS_OF_32 = (Dtype.iq1_s, Dtype.iq2_xxs, Dtype.iq3_xxs, Dtype.iq3_s)
 FIELDS = (*QuantizationSpec.__dataclass_fields__, *QuantizationConfig.__dataclass_fields__)
 COMBINATIONS = list(itertools.product(Dtype, QSchemeType, (True, False), (True, False), ScaleType))
 LARGEST_ERROR = {2: 1.0, 3: 0.6, 4: 0.35, 5: 0.2, 6: 0.15, 8: 0.1, 16: 0.02}
@@ -55,6 +55,8 @@ def must_be_legal(dtype, scheme, symmetric, is_dynamic, scale_type):
         return symmetric and scheme == "per_tensor" and scale_type == "float"
     if name.startswith("uint") if symmetric else "int" not in name:
         return False
+    if name.startswith("iq1") or scale_type == "odd3":
+        return (name, scheme, symmetric, is_dynamic, scale_type) == ("iq1_m", "per_group", True, False, "odd3")
     if name.startswith(("iq2", "iq3")) or scale_type == "odd4":  # GGUF's vectors: of this size two
         fits = (scheme, symmetric, is_dynamic, scale_type) == ("per_group", True, False, "odd4")
         return fits and name in ("iq2_xs", "iq2_s")
@@ -65,6 +67,8 @@ def must_be_legal(dtype, scheme, symmetric, is_dynamic, scale_type):
             ("int6", "int8"),
             ("int3", "int6"),
         )
+    if scale_type == "ue4m3":  # GGUF's NVFP4
+        return (name, scheme, symmetric, is_dynamic) == ("fp4", "per_group", True, False)
     if scale_type in ("e8m0", "e4m3") and not symmetric:
         return False
     return scale_type != "e4m3" or scheme == "per_group"

@@ -69,6 +69,12 @@ def test_a_real_model(smollm2, tmp_path, preset, agrees):
         "gguf_q4_0",
         "gguf_q5_0",
         "gguf_q5_1",
+        "gguf_iq1_s",
+        "gguf_iq1_m",
+        "gguf_tq1_0",
+        "gguf_tq2_0",
+        "gguf_mxfp4",
+        "gguf_nvfp4",
     ],
 )
 def test_every_type_of_block(tmp_path, preset, agrees):

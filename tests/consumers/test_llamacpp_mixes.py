@@ -41,7 +41,7 @@ MODELS = {
 }
 BY_CONVERTER = ("arcee", "bloom", "granitemoe", "lfm2", "olmo2", "starcoder2")
 FLOATS = ("F32", "F16", "BF16")
-WITH_IMATRIX = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS")
+WITH_IMATRIX = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS")
 """Mixes that llama.cpp's tool makes with an importance matrix only."""
 
 

@@ -22,7 +22,7 @@ from quantcore.engine.containers.gguf import GgufSink
 from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.engine.verification.verify import WrittenCheckpoint
 from quantcore.errors import ConfigError, ProofError
-from quantcore.export import FileContents
+from quantcore.export import FileContents, default_format, formats_for
 from quantcore.export.gguf.tensor_names import Places
 from quantcore.plan.planner import make_plan
 from quantcore.tensors.source import Source
@@ -111,7 +111,8 @@ def test_ggufs_own_reader_sees_the_rounded_weights(tmp_path, name, preset, proof
 
 IQ_PRESETS = ("gguf_iq2_xxs", "gguf_iq2_xs", "gguf_iq2_s", "gguf_iq3_xxs", "gguf_iq3_s")
 K_PRESETS = (*IQ_PRESETS, "gguf_q2_k", "gguf_q3_k", "gguf_iq4_xs", "gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
-EXACT = (*IQ_PRESETS, "gguf_q3_k", "gguf_iq4_xs", "gguf_q6_k")  # without a minimum
+OTHER_PRESETS = ("gguf_iq1_s", "gguf_iq1_m", "gguf_tq1_0", "gguf_tq2_0", "gguf_mxfp4", "gguf_nvfp4")
+EXACT = (*IQ_PRESETS, "gguf_q3_k", "gguf_iq4_xs", "gguf_q6_k", *OTHER_PRESETS)  # without a minimum
 
 
 K_OFTEN = [
@@ -124,14 +125,24 @@ K_OFTEN = [
     ("gguf_q6_k", ()),
     ("gguf_iq2_xs", ("gptq",)),
     ("gguf_iq3_s", ("autoround",)),
+    ("gguf_iq1_s", ("gptq",)),
+    ("gguf_iq1_m", ("rtn",)),
+    ("gguf_tq1_0", ("gptq",)),
+    ("gguf_tq2_0", ("autoround",)),
+    ("gguf_mxfp4", ("gptq",)),
+    ("gguf_nvfp4", ("awq", "gptq")),
+    ("gguf_nvfp4", ("autoround",)),
 ]
 
 
 @pytest.mark.parametrize(
     ("preset", "algorithms"),
-    with_usual(itertools.product(K_PRESETS, [(), ("awq", "gptq"), ("rtn",), ("gptq",), ("autoround",)]), K_OFTEN),
+    with_usual(
+        itertools.product((*K_PRESETS, *OTHER_PRESETS), [(), ("awq", "gptq"), ("rtn",), ("gptq",), ("autoround",)]),
+        K_OFTEN,
+    ),
 )
-def test_k_types_are_read_as_they_were_computed(tmp_path, preset, algorithms, proof_in_this_process):
+def test_types_are_read_as_they_were_computed(tmp_path, preset, algorithms, proof_in_this_process):
     """The proof compares what our decoder reads; gguf's own must read the same, but for the roundings of a minimum."""
     model_dir = tiny_model(tmp_path / "model", dtype=torch.float32, rank=16, **WIDE)
     names = [{"name": name, **({"iters": 3} if name == "autoround" else {})} for name in algorithms]
@@ -146,7 +157,9 @@ def test_k_types_are_read_as_they_were_computed(tmp_path, preset, algorithms, pr
         assert (ours - theirs).abs().max() <= (0 if preset in EXACT else 2.0**-22 * ours.abs().max())
     bound = {"iq2_xxs": 0.8, "iq2_xs": 0.7, "iq2_s": 0.6, "iq3_xxs": 0.5, "iq3_s": 0.35}
     bound |= {"q2_k": 0.5, "q3_k": 0.25, "iq4_xs": 0.13, "q4_k": 0.12, "q5_k": 0.06, "q6_k": 0.03}
-    assert all(layer["relative_error"] < bound[preset[5:]] for layer in report["layers"]) or "awq" in algorithms
+    bound |= {"iq1_s": 0.9, "iq1_m": 0.9, "tq1_0": 0.7, "tq2_0": 0.7, "mxfp4": 0.16, "nvfp4": 0.13}
+    moves_far = "awq" in algorithms or ("autoround" in algorithms and "_tq" in preset)  # 3 steps of a third of a code
+    assert all(layer["relative_error"] < bound[preset[5:]] for layer in report["layers"]) or moves_far
 
 
 @pytest.mark.parametrize(
@@ -170,6 +183,29 @@ def test_rows_that_hold_no_super_blocks_get_another_type(tmp_path, preset, other
     headers = read_local(model_dir)
     with pytest.raises(ConfigError, match=r"2 layer\(s\) do not have a multiple of that.*320 inputs"):
         make_plan(JobSpec(config=presets.resolve(preset), calibration=CALIBRATION, export=("fake_quantized",)), headers)
+
+
+@pytest.mark.parametrize(
+    ("preset", "width", "block", "other"),
+    [("gguf_nvfp4", 288, 64, "IQ4_NL"), ("gguf_tq1_0", 320, 256, "Q4_0"), ("gguf_iq1_m", 320, 256, "IQ4_NL")],
+)
+def test_rows_that_hold_no_blocks_get_another_type(tmp_path, preset, width, block, other, proof_in_this_process):
+    model_dir = tiny_model(tmp_path / "model", **{**WIDE, "intermediate_size": width})
+    report = run(model_dir, tmp_path / "out", presets.resolve(preset))
+    _, types, _ = read(tmp_path / "out/model.gguf")
+    wanted = preset.removeprefix("gguf_").upper()
+    assert (types["blk.0.ffn_down.weight"], types["blk.0.ffn_up.weight"]) == (other, wanted)
+    assert (
+        f"The rows of 2 layer(s) are not a multiple of {block}, first model.layers.0.mlp.down_proj: they are stored as"
+        f" {other} instead of {wanted}." in report["warnings"]
+    )
+
+
+def test_a_preset_of_gguf_is_a_gguf_file():
+    """Also if another format holds the same codes and scales; no other one has NVFP4 without a global scale."""
+    assert default_format(presets.resolve("gguf_mxfp4")) == "gguf"
+    assert default_format(presets.resolve("mxfp4_weight_only")) == "compressed_tensors"
+    assert formats_for(presets.resolve("gguf_nvfp4")) == ["gguf", "fake_quantized"]
 
 
 UINT4 = QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=32, symmetric=False)
@@ -263,7 +299,8 @@ def test_the_proof_sees_a_changed_bit(tmp_path, monkeypatch, proof_in_this_proce
 REFUSED = {
     "activations": (("llama", {}), "int8_dynamic", "stores only weights"),
     "group size": (("llama", {}), "w4a16", "groups of 32 inputs"),
-    "dtype": (("llama", {}), "mxfp4_weight_only", "symmetric int4, int5 and int8"),
+    "dtype": (("llama", {}), "nf4", "symmetric int4, int5 and int8"),
+    "global scale": (("llama", {}), "nvfp4_weight_only", "fp4 with scales e8m0 or ue4m3"),
     "attention": (("gemma2", {"query_pre_attn_scalar": 64}), "gguf_q8_0", "assumes query_pre_attn_scalar 16"),
     "activation": (("llama", {"hidden_act": "gelu"}), "gguf_q8_0", "llama.cpp assumes hidden_act silu"),
     "experts": (("mixtral", MIXTURES["mixtral"]), None, "the experts of a layer must form one tensor"),

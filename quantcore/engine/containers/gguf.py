@@ -41,7 +41,9 @@ from quantcore.tensors.source import TORCH_DTYPES, Rows, Source, TensorSource, i
 
 ALIGNMENT = 32  # of every tensor, GGUF's default
 EMBEDDING = "model.embed_tokens.weight"
-_TYPES = re.compile(r"[-.](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
+_TYPES = re.compile(r"[-.]([IT]?Q\d\w*|(MX|NV)FP4\w*|BF16|F16|F32)$", re.IGNORECASE)
+_MIXES_OF_ONE = {"Q3_K": "Q3_K_S", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S", "MXFP4": "MXFP4_MOE"}
+"""Types whose names are not those of a mix -> the mix with most tensors of the type."""
 
 
 def sink(folder: Path, contents: FileContents, *, creates: bool = True) -> TensorSink:
@@ -270,4 +272,4 @@ def _file_type(layouts: Mapping[str, TensorLayout], mix: str | None) -> int:
         if layout.dtype in GGUF_BLOCKS:
             sizes[layout.dtype] += layout.num_bytes
     name = sizes.most_common(1)[0][0]
-    return int(LlamaFileType[f"MOSTLY_{name}_S" if name in ("Q3_K", "Q4_K", "Q5_K") else f"MOSTLY_{name}"])
+    return int(LlamaFileType[f"MOSTLY_{_MIXES_OF_ONE.get(name, name)}"])

@@ -139,7 +139,7 @@ class _TunedWeight:
         self._offset = torch.zeros_like(self._weight_RGS, requires_grad=True)
         self._factor = torch.ones_like(start.params.scale, requires_grad=True)
         kind = start.spec.scale_type
-        self._fixed = kind in (ScaleType.e8m0, ScaleType.pof2, ScaleType.e4m3) or kind.in_two_levels
+        self._fixed = kind is ScaleType.pof2 or kind.in_one_byte or kind.in_two_levels
         self._value: torch.Tensor | None = None
         self.keep()
 

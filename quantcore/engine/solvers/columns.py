@@ -148,8 +148,8 @@ class Columns:
         self.target_KO, self.grid = target_KO, grid
         self.value_KO, self.error_KO = target_KO.clone(), target_KO.clone()
         self._kernel = _kernel_for(grid, target_KO.device)
-        self._at_once = ONE_BY_ONE if self._kernel is None else KERNEL_INPUTS
         self._together = num_inputs(grid.spec.format)
+        self._at_once = max(ONE_BY_ONE, self._together) if self._kernel is None else KERNEL_INPUTS
 
     def round(self) -> None:
         """Round each input by itself."""

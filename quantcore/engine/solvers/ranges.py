@@ -31,6 +31,8 @@ OCTAVES = (1.0, 2.0, 0.5, 0.25)
 """Factors to try for scales that are powers of two."""
 WIDEST_RANGE, NARROWEST_RANGE, RANGE_STEP = 1.6, 0.5, 0.1
 """Widest and narrowest share of the full range that are tried, and the approximate step of the first round."""
+NARROWEST_OF_THREE = 0.1
+"""The narrowest share for formats of at most three values: the best one is 0.4 for normal values, and outliers cost."""
 FINER_FACTORS = (0.88, 0.94, 1.06, 1.12)
 """Factors of the second round for the best range; with a zero point, for each of its ends by itself."""
 
@@ -125,7 +127,7 @@ def kernel_for(spec: QuantizationSpec, dtype: torch.dtype, group_size: int, devi
     from quantcore.tensors.kernels import ranges, rounding
 
     found = rounding.rounding_of(spec.format, spec.round_method.value)
-    is_known = spec.scale_type is not ScaleType.pof2 and not spec.scale_type.in_two_levels
+    is_known = spec.scale_type not in (ScaleType.pof2, ScaleType.ue4m3) and not spec.scale_type.in_two_levels
     is_known = is_known and spec.over is None and spec.zero_point_type is ZeroPointType.int32
     if found is None or not is_known or group_size > ranges.MOST_INPUTS:
         return None
@@ -210,5 +212,6 @@ def _factors(fmt: Format) -> tuple[float, ...]:
     """
     largest, second = sorted(fmt.grid())[:-3:-1]
     widest = min(WIDEST_RANGE, max(largest / second, 1 + RANGE_STEP)) if second > 0 else WIDEST_RANGE
-    num = round((widest - NARROWEST_RANGE) / RANGE_STEP)
-    return (1.0, *(widest + (NARROWEST_RANGE - widest) * i / num for i in range(num + 1)))
+    narrowest = NARROWEST_RANGE if len(fmt.grid()) > 3 else NARROWEST_OF_THREE
+    num = round((widest - narrowest) / RANGE_STEP)
+    return (1.0, *(widest + (narrowest - widest) * i / num for i in range(num + 1)))

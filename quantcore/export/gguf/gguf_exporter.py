@@ -2,8 +2,9 @@
 
 Only weights are quantized. int4, int5, int8 and iq4_nl with float16 scales are Q4_0, Q5_0, Q8_0 and IQ4_NL, uint4 and
 uint5 with a float16 scale and minimum Q4_1 and Q5_1; with scales in two levels (``super_blocks``) uint2 to uint5, int3,
-int6 and iq4_nl are the K-types and IQ4_XS; vectors (``formats.vectors``) are IQ2 and IQ3. The file itself (names, order
-of rows, metadata): ``quantcore.engine.containers.gguf``.
+int6 and iq4_nl are the K-types and IQ4_XS; vectors (``formats.vectors``) are IQ1 to IQ3; fp4 with scales of one byte
+is MXFP4 and NVFP4; -1, 0 and 1 under a float16 scale per 256 are TQ1_0 and TQ2_0. The file itself (names, order of
+rows, metadata): ``quantcore.engine.containers.gguf``.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from quantcore.config.quantization import (
     ScaleType,
     ZeroPointType,
 )
-from quantcore.config.spec import SUPER_BLOCK
 from quantcore.export.exporter import EXPORTERS, Container, Exporter, Tensors, refuse_activations, refuse_everywhere
-from quantcore.export.gguf.blocks import BLOCK, BLOCK_TYPES
+from quantcore.export.gguf.blocks import BLOCK_TYPES
 from quantcore.export.gguf.converter import check_converter
+from quantcore.export.gguf.float_blocks import FLOAT_TYPES
 from quantcore.export.gguf.k_blocks import K_TYPES
 from quantcore.export.gguf.low_bit_blocks import LOW_BIT_TYPES
+from quantcore.export.gguf.one_bit_blocks import ONE_BIT_TYPES
 from quantcore.export.gguf.tensor_names import COMPUTED, FILE_NAME, Places, has_own_layout
+from quantcore.export.gguf.ternary_blocks import TERNARY_TYPES
 from quantcore.export.gguf.vector_blocks import VECTOR_TYPES
 from quantcore.export.importer import StoredFiles, StoredLayer
 from quantcore.export.readers import Readers
@@ -50,7 +53,9 @@ class Block(Protocol):
     def decode(self, rows: torch.Tensor, spec: QuantizationSpec) -> QTensor: ...
 
 
-BLOCKS: dict[str, Block] = {**BLOCK_TYPES, **K_TYPES, **LOW_BIT_TYPES, **VECTOR_TYPES}
+BLOCKS: dict[str, Block] = {
+    **BLOCK_TYPES, **K_TYPES, **LOW_BIT_TYPES, **VECTOR_TYPES, **FLOAT_TYPES, **TERNARY_TYPES, **ONE_BIT_TYPES
+}  # fmt: skip
 
 
 class GgufReaders(Readers):
@@ -78,27 +83,28 @@ class GgufExporter:
         spec = _fitted(layer).weight
         if reason := refuse_everywhere(layer, real_zero_points=True, embeddings=True) or refuse_activations(layer):
             return reason
-        if gguf_type(spec) is None or spec.over is not None:
+        name = gguf_type(spec)
+        if name is None or spec.over is not None:
             return (
-                "its blocks store symmetric int4, int5 and int8, uint4 and uint5 with a minimum, iq4_nl, or the vectors"
-                " of iq2 and iq3"
+                "its blocks store symmetric int4, int5 and int8, uint4 and uint5 with a minimum, iq4_nl, the vectors of"
+                " iq1 to iq3, fp4 with scales e8m0 or ue4m3, or tq1_0 and tq2_0"
             )
-        if spec.scale_type.is_whole:
-            return None  # such a spec has the groups that a K-type has
-        if spec.qscheme is not QSchemeType.per_group or layer.group_size != BLOCK:
-            return f"weights must have groups of {BLOCK} inputs: qscheme per_group with group_size {BLOCK}"
-        if spec.scale_type is not ScaleType.float16:
+        stored = GGUF_TYPES[name]
+        if spec.qscheme is not QSchemeType.per_group or layer.group_size != stored.group_size:
+            size = stored.group_size
+            return f"weights must have groups of {size} inputs: qscheme per_group with group_size {size}"
+        if spec.scale_type is not stored.scale_type:
             return "scales are stored as float16: set scale_type float16, or float for the default"
         return None
 
     def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
         """Choose float16 scales where the config leaves the type open, and minimums in place of whole zero points.
 
-        K-types need rows of whole super-blocks; other layers get a type with plain blocks instead.
+        Rows must be whole blocks of a type; other layers get a type with smaller blocks instead.
         """
         fitted = tuple(map(_fitted, layers))
         pairs = list(zip(layers, fitted, strict=True))
-        short = [old for old, new in pairs if old.weight.scale_type.is_whole > new.weight.scale_type.is_whole]
+        short = [old for old, new in pairs if gguf_type(old.weight) != gguf_type(new.weight)]
         moved = [old for old, new in pairs if old.weight.zero_point_type is not new.weight.zero_point_type]
         moved = [layer for layer in moved if layer not in short]
         warnings = []
@@ -106,8 +112,9 @@ class GgufExporter:
             warnings.append(f"gguf stores float16 scales and minimums, so {len(moved)} layer(s) use them.")
         if short:
             kinds = sorted({f"{_name(new)} instead of {_name(old)}" for old, new in pairs if old in short})
+            sizes = " or ".join(sorted({str(GGUF_BLOCKS[_name(layer)][0]) for layer in short}))
             warnings.append(
-                f"The rows of {len(short)} layer(s) are not a multiple of {SUPER_BLOCK}, first {short[0].name}: "
+                f"The rows of {len(short)} layer(s) are not a multiple of {sizes}, first {short[0].name}: "
                 f"they are stored as {', '.join(kinds)}."
             )
         return fitted, tuple(warnings)
@@ -158,11 +165,12 @@ class GgufExporter:
 
 
 def _fitted(layer: LayerPlan) -> LayerPlan:
-    spec = layer.weight
-    if gguf_type(spec) is None or spec.qscheme is not QSchemeType.per_group:
+    spec, name = layer.weight, gguf_type(layer.weight)
+    if name is None or spec.qscheme is not QSchemeType.per_group:
         return layer
-    if spec.scale_type.is_whole and layer.in_features % SUPER_BLOCK:
-        plain = GGUF_TYPES[SHORT_ROWS[_name(layer)]]
+    is_short = layer.in_features % GGUF_BLOCKS[name][0] > 0 and layer.group_size == GGUF_TYPES[name].group_size
+    if is_short and name in SHORT_ROWS:
+        plain = GGUF_TYPES[SHORT_ROWS[name]]
         spec = replace(
             spec,
             dtype=plain.dtype,
@@ -179,7 +187,8 @@ def _fitted(layer: LayerPlan) -> LayerPlan:
 
 
 def _key(spec: QuantizationSpec) -> tuple[Dtype, bool | None, ScaleType | None]:
-    return spec.dtype, spec.symmetric, spec.scale_type if spec.scale_type.is_whole else None
+    kind = spec.scale_type
+    return spec.dtype, spec.symmetric, kind if kind.is_whole or kind.in_one_byte else None
 
 
 _BY_SPEC = {_key(spec): name for name, spec in GGUF_TYPES.items()}

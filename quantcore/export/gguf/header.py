@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from quantcore.checkpoint.folder import gguf_parts
-from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, READ_AS_FLOATS, TensorHeader
+from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader
 from quantcore.errors import ModelError
 from quantcore.sandbox.opening import open_file
 
@@ -35,9 +35,10 @@ FLOAT32, TEXT, ARRAY = 6, 8, 9
 TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
     13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 30: "BF16",
+    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0",
+    39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
-OTHER_TYPES = {9: "Q8_1", 15: "Q8_K", 40: "NVFP4", 41: "Q1_0"}
+OTHER_TYPES = {9: "Q8_1", 15: "Q8_K", 41: "Q1_0"}
 
 
 @dataclass(frozen=True)
@@ -194,9 +195,9 @@ class _Reader:
             raise ModelError(
                 f"'{name}' in {self._path.name} has GGUF type {OTHER_TYPES.get(kind, kind)}, which is not supported.",
                 code="unsupported_quantization",
-                hint=f"Supported types: {', '.join((*GGUF_BLOCKS, *READ_AS_FLOATS, 'F16', 'BF16', 'F32'))}.",
+                hint=f"Supported types: {', '.join((*GGUF_BLOCKS, 'F16', 'BF16', 'F32'))}.",
             )
-        if blocks := GGUF_BLOCKS.get(dtype) or READ_AS_FLOATS.get(dtype):
+        if blocks := GGUF_BLOCKS.get(dtype):
             width, num_bytes = blocks
             if len(shape) < 2 or shape[-1] % width:
                 raise ValueError(f"rows of '{name}' are not whole blocks")

@@ -49,7 +49,7 @@ class Q2K:
         )
         parts = [
             scales.to(torch.uint8) | (lows.to(torch.uint8) << 4),
-            _pack_two_bits(weight.codes),
+            pack_two_bits(weight.codes),
             torch.stack([unit, low_unit], dim=-1).half().view(torch.uint8),
         ]
         return torch.cat(parts, dim=-1).flatten(-2)
@@ -66,7 +66,7 @@ class Q2K:
         units = units.contiguous().view(torch.float16).float()
         scale = (units[..., :1] * (both & 0xF).float()).flatten(1)
         low = (units[..., 1:] * (both >> 4).float()).flatten(1)
-        codes = _unpack_two_bits(packed)
+        codes = unpack_two_bits(packed)
         return QTensor(codes, params_of_minimum(scale, -low, spec), spec)
 
 
@@ -88,7 +88,7 @@ class Q3K:
         high_scales = (scales >> 4).reshape(*scales.shape[:2], 4, 4).transpose(-1, -2)
         parts = [
             pack(high, 1, dtype=torch.uint8).flatten(-2),
-            _pack_two_bits(codes),
+            pack_two_bits(codes),
             pack_halves(scales & 0xF),
             pack(high_scales, 2, dtype=torch.uint8).flatten(-2),
             unit,
@@ -106,7 +106,7 @@ class Q3K:
         sizes = [SUPER_BLOCK // 8, SUPER_BLOCK // 4, 8, 4, 2]
         high, packed, low_scales, high_scales, unit = torch.split(blocks, sizes, dim=-1)
         bits = unpack(high.unsqueeze(-1).contiguous(), _BIT).transpose(-1, -2).flatten(1)
-        codes = (_unpack_two_bits(packed) | bits << 2).to(torch.int8) - 4
+        codes = (unpack_two_bits(packed) | bits << 2).to(torch.int8) - 4
         upper = unpack(high_scales.unsqueeze(-1).contiguous(), _TWO_BITS).transpose(-1, -2).flatten(-2)
         return QTensor(codes, _params(unit, unpack_halves(low_scales) | upper << 4), spec)
 
@@ -170,7 +170,7 @@ def _params(unit: torch.Tensor, scales: torch.Tensor) -> QParams:
     return QParams((unit.contiguous().view(torch.float16).float() * whole).flatten(1))
 
 
-def _pack_two_bits(codes: torch.Tensor) -> torch.Tensor:
+def pack_two_bits(codes: torch.Tensor) -> torch.Tensor:
     """Pack the low two bits of codes [O, I]: byte i of 32 holds code i of four groups of 32."""
     import torch
 
@@ -180,8 +180,8 @@ def _pack_two_bits(codes: torch.Tensor) -> torch.Tensor:
     return pack(groups, 2, dtype=torch.uint8).flatten(-3)
 
 
-def _unpack_two_bits(packed: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of ``_pack_two_bits``, for bytes [O, B, 64]."""
+def unpack_two_bits(packed: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of ``pack_two_bits``, for bytes [O, B, 64]."""
     from quantcore.tensors.packing import unpack
 
     bits = unpack(packed.reshape(*packed.shape[:2], 2, _GROUP, 1).contiguous(), _TWO_BITS)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.layout import GGUF_BLOCKS, READ_AS_FLOATS, TensorHeader
+from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader
 from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.errors import ModelError
 from quantcore.export.gguf.gguf_config import model_config
@@ -22,8 +21,9 @@ FLOAT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
     """Return (config.json, tensors by the checkpoint's names) of the file; those in blocks have GGUF's types as dtypes.
 
-    Types that are only read become floats. Norms and biases stay float32, as in the file. The model's dtype is that of
-    most matrices without blocks, bfloat16 if there are none. Raises ModelError that names the unknown part.
+    A model with codes in its embedding alone is one of floats. Norms and biases stay float32, as in the file. The
+    model's dtype is that of most matrices without blocks, bfloat16 if there are none. Raises ModelError that names the
+    unknown part.
     """
     header = read_gguf_header(path)
     config = model_config(header)
@@ -47,15 +47,16 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
     main = _main_dtype(tensors)
     config["dtype"] = FLOAT_DTYPES[main]
     has_codes = any(tensor.dtype in GGUF_BLOCKS and name.startswith(LAYERS) for name, tensor in tensors.items())
-    as_floats = {} if has_codes else GGUF_BLOCKS  # what is left then is an embedding
-    return config, {name: _as_floats(tensor, main, READ_AS_FLOATS | as_floats) for name, tensor in tensors.items()}
+    if not has_codes:
+        tensors = {name: _as_floats(tensor, main) for name, tensor in tensors.items()}
+    return config, tensors
 
 
-def _as_floats(tensor: TensorHeader, dtype: str, types: Mapping[str, tuple[int, int]]) -> TensorHeader:
-    """Return the header of a tensor in blocks of one of ``types`` as that of the floats that are read from it."""
-    if tensor.dtype not in types:
+def _as_floats(tensor: TensorHeader, dtype: str) -> TensorHeader:
+    """Return the header of a tensor in blocks as that of the floats that are read from it."""
+    if tensor.dtype not in GGUF_BLOCKS:
         return tensor
-    width, num_bytes = types[tensor.dtype]
+    width, num_bytes = GGUF_BLOCKS[tensor.dtype]
     shape = (*tensor.shape[:-1], tensor.shape[-1] // num_bytes * width)
     return replace(tensor, dtype=dtype, shape=shape, blocks=tensor.dtype)
 

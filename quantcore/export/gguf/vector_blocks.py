@@ -60,7 +60,7 @@ class Vectors:
         codes = weight.codes.reshape(len(weight.codes), -1, SUPER_BLOCK).int()
         is_negative = codes < num_levels
         level = torch.where(is_negative, num_levels - 1 - codes, codes - num_levels)
-        index = _index_of(self._book, level.reshape(*codes.shape[:2], -1, self._book.size))
+        index = index_of(self._book, level.reshape(*codes.shape[:2], -1, self._book.size))
         signs = pack(is_negative.reshape(*codes.shape[:2], -1, SIGNS).to(torch.uint8), 1, dtype=torch.uint8).flatten(-2)
         parts = [unit.half().unsqueeze(-1).view(torch.uint8), *self._pack(index, signs, stored)]
         return torch.cat(parts, dim=-1).flatten(-2)
@@ -77,7 +77,7 @@ class Vectors:
         index, signs, stored = self._unpack(blocks[..., 2:].contiguous())
         unit = blocks[..., :2].contiguous().view(torch.float16).float()
         is_negative = unpack(signs.unsqueeze(-1).contiguous(), _BIT).flatten(-2).bool()
-        levels = kept(_levels, self._book, rows.device)
+        levels = kept(levels_of_book, self._book, rows.device)
         level = levels[index.long()].flatten(-2)
         num_levels = len(BUILT_IN[self.name.lower()].grid()) // 2
         codes = torch.where(is_negative, num_levels - 1 - level, num_levels + level).to(torch.uint8)
@@ -100,12 +100,12 @@ class Vectors:
         if not torch.equal(_with_eighth(seven), signs):
             raise RuntimeError(f"an odd number of signs, which {self.name} cannot store")
         if self.name == "IQ2_XS":
-            return [_as_bytes(index | seven << 9, 2), pack(stored, 4, dtype=torch.uint8)]
+            return [as_bytes(index | seven << 9, 2), pack(stored, 4, dtype=torch.uint8)]
         of_groups = seven.reshape(*seven.shape[:2], -1, 4)
         words = sum((of_groups[..., place].long() << 7 * place for place in range(4)), stored.long() << 28)
         if self.name == "IQ3_XXS":
-            return [low, _as_bytes(words, 4)]
-        both = [low.reshape(*low.shape[:2], -1, 4), _as_bytes(words, 4).reshape(*low.shape[:2], -1, 4)]
+            return [low, as_bytes(words, 4)]
+        both = [low.reshape(*low.shape[:2], -1, 4), as_bytes(words, 4).reshape(*low.shape[:2], -1, 4)]
         return [torch.cat(both, dim=-1).flatten(-2)]
 
     def _unpack(self, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -124,14 +124,14 @@ class Vectors:
             index = low.int() | unpack(high.contiguous(), high_bits).int() << 8
             return index, signs, unpack(scales.contiguous(), _FOUR_BITS)
         if self.name == "IQ2_XS":
-            words = _as_numbers(packed[..., : 2 * num_vectors], 2)
+            words = as_numbers(packed[..., : 2 * num_vectors], 2)
             scales = unpack(packed[..., 2 * num_vectors :].contiguous(), _FOUR_BITS)
             return words & 0x1FF, _with_eighth(words >> 9), scales
         if self.name == "IQ3_XXS":
-            low, words = packed[..., :num_vectors], _as_numbers(packed[..., num_vectors:], 4)
+            low, words = packed[..., :num_vectors], as_numbers(packed[..., num_vectors:], 4)
         else:
             both = packed.reshape(*packed.shape[:2], -1, 8)
-            low, words = both[..., :4].flatten(-2), _as_numbers(both[..., 4:].flatten(-2), 4)
+            low, words = both[..., :4].flatten(-2), as_numbers(both[..., 4:].flatten(-2), 4)
         seven = torch.stack([words >> 7 * place & _SEVEN_BITS for place in range(4)], dim=-1).flatten(-2)
         return low.int(), _with_eighth(seven), (words >> 28).to(torch.uint8)
 
@@ -145,7 +145,7 @@ VECTOR_TYPES: dict[str, Vectors] = {
 }  # fmt: skip
 
 
-def _levels(book: VectorBook, device: torch.device) -> torch.Tensor:
+def levels_of_book(book: VectorBook, device: torch.device) -> torch.Tensor:
     """Return the vectors as numbers of their magnitudes from the smallest on, int32 [vectors, size]."""
     import torch
 
@@ -158,7 +158,7 @@ def _index_table(book: VectorBook, device: torch.device) -> torch.Tensor:
     """Return the index of each vector by the number that its levels are the digits of; -1 for no vector."""
     import torch
 
-    levels = kept(_levels, book, device).long()
+    levels = kept(levels_of_book, book, device).long()
     base = int(levels.max()) + 1
     table = torch.full((base**book.size,), -1, dtype=torch.int32, device=device)
     table[levels @ _powers(base, book.size, device)] = torch.arange(len(levels), dtype=torch.int32, device=device)
@@ -171,9 +171,9 @@ def _powers(base: int, size: int, device: torch.device) -> torch.Tensor:
     return torch.tensor([base**place for place in range(size)], device=device)
 
 
-def _index_of(book: VectorBook, level: torch.Tensor) -> torch.Tensor:
+def index_of(book: VectorBook, level: torch.Tensor) -> torch.Tensor:
     """Return the indexes [...] of vectors of levels [..., size]. Raises RuntimeError for one that the book lacks."""
-    base = int(kept(_levels, book, level.device).max()) + 1
+    base = int(kept(levels_of_book, book, level.device).max()) + 1
     number = (level.long() * _powers(base, book.size, level.device)).sum(-1)
     index = kept(_index_table, book, level.device)[number]
     if (index < 0).any():
@@ -191,7 +191,7 @@ def _with_eighth(seven: torch.Tensor) -> torch.Tensor:
     return (seven | (parity & 1) << 7).to(torch.uint8)
 
 
-def _as_bytes(numbers: torch.Tensor, size: int) -> torch.Tensor:
+def as_bytes(numbers: torch.Tensor, size: int) -> torch.Tensor:
     """Return numbers [..., N] as ``size`` bytes each, uint8 [..., N * size]."""
     import torch
 
@@ -199,7 +199,7 @@ def _as_bytes(numbers: torch.Tensor, size: int) -> torch.Tensor:
     return torch.stack(parts, dim=-1).flatten(-2)
 
 
-def _as_numbers(packed: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the inverse of ``_as_bytes``, int64."""
+def as_numbers(packed: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the inverse of ``as_bytes``, int64."""
     parts = packed.long().reshape(*packed.shape[:-1], -1, size)
     return sum((parts[..., place] << 8 * place for place in range(1, size)), parts[..., 0])

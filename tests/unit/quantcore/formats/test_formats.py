@@ -16,7 +16,7 @@ from tests.support.params import with_rare, with_usual
 
 NAMES = (
     "int2 int3 int4 int5 int6 int8 int16 uint2 uint4 uint5 uint8 uint16 float16 bfloat16 fp8_e4m3 fp8_e4m3fnuz "
-    "fp8_e5m2 fp6_e3m2 fp6_e2m3 fp4 nf4 iq4_nl iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s fp4_bnb"
+    "fp8_e5m2 fp6_e3m2 fp6_e2m3 fp4 nf4 iq4_nl iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq1_s iq1_m tq1_0 tq2_0 fp4_bnb"
 ).split()
 REFERENCES = {
     "float16": np.float16,
@@ -133,10 +133,10 @@ def test_nan_is_kept_or_becomes_zero(name):
     """Formats with a NaN keep it; the others encode it as 0, and show it in a simulation."""
     fmt = FORMATS[name]
     patterns = torch.tensor([0x7FC00000, 0xFFC00000 - (1 << 32), 0x7F800001, 0x7FFFFFFF, -1], dtype=torch.int32)
-    x = torch.cat([patterns.view(torch.float32), torch.tensor([1.0])])  # quiet, negative, signalling, all ones
+    x = torch.cat([patterns.view(torch.float32), torch.tensor([fmt.max])])  # quiet, negative, signalling, all ones
     decoded, rounded = fmt.decode(fmt.encode(x)), fmt.round(x)
     assert rounded[:-1].isnan().all()
-    assert rounded[-1] == decoded[-1] == 1
+    assert rounded[-1] == decoded[-1] == x[-1]
     if isinstance(fmt, FloatFormat) and fmt.bits >= 8:
         assert decoded[:-1].isnan().all()
     else:

@@ -20,6 +20,7 @@ NAMES = {
     "mxfp4": "MXFP4", "nvfp4": "NVFP4", "nf4": "nf4", "fp4_bnb": "fp4_bnb", "fp8_block": "fp8_e4m3",
     "gguf_iq4_nl": "iq4_nl", "gguf_iq4_xs": "iq4_nl", "gguf_iq3_xxs": "iq3_xxs",
     "gguf_iq2_xxs": "iq2", "gguf_iq2_xs": "iq2", "gguf_iq2_s": "iq2",
+    "gguf_nvfp4": "NVFP4", "gguf_iq1_m": "iq1", "gguf_iq1_s": "asymmetric",  # three levels in a group
     "mxfp6_e2m3": "MXFP6 (e2m3)", "mxfp6_e3m2": "MXFP6 (e3m2)", "mxfp8": "MXFP8 (e4m3)", "mxfp8_e5m2": "MXFP8 (e5m2)",
 }  # fmt: skip
 
@@ -43,10 +44,12 @@ def test_every_format_that_we_write_is_found(name: str, dtype: torch.dtype) -> N
     config = CONFIGS[name]
     layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, (64, 512), config)
     spec = layer.weight
-    found = found_in(round_to_nearest(weights().bfloat16(), spec).dequantize().to(dtype))
+    unit = 16 if name == "gguf_nvfp4" else 1  # the scales of small weights are multiples of one number
+    found = found_in(round_to_nearest((unit * weights()).bfloat16(), spec).dequantize().to(dtype))
     assert found is not None
     size = spec.group_size if spec.block_size is None else spec.block_size[1]
-    assert (found.bits, found.group_size) == (spec.format.bits, None if size == -1 else size)
+    bits = 2 if name == "gguf_iq1_s" else spec.format.bits
+    assert (found.bits, found.group_size) == (bits, None if size == -1 else size)
     scope = {"per_tensor": "tensor", "per_channel": "row", "per_group": "group", "per_block": "block"}[spec.qscheme]
     assert found.scope == ("row" if size == -1 else scope)
     is_integer = "int" in spec.dtype

@@ -17,12 +17,12 @@ def some(name, count):
 
 
 def test_other_formats_round_each_value_by_itself():
-    assert NAMES == ["iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"]
+    assert NAMES == ["iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m"]
     x = torch.randn(3, 5)
     assert snap_(BUILT_IN["int4"], x, 0) is x and num_inputs(BUILT_IN["int4"]) == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("iq1")])
 def test_no_other_vector_is_nearer(name):
     """With free signs the nearest of all; with an even number of them nearly: which sign changes is chosen first."""
     fmt, x = BUILT_IN[name], some(name, 40)
@@ -39,6 +39,19 @@ def test_no_other_vector_is_nearer(name):
         assert (error >= best - 1e-4).all() and error.mean() < 1.5 * best.mean()
     else:
         torch.testing.assert_close(error, best, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["iq1_s", "iq1_m"])
+def test_no_other_side_of_the_vectors_is_nearer(name):
+    fmt, x = BUILT_IN[name], some(name, 40)
+    snapped = snap_(fmt, x.clone(), -1)
+    assert torch.equal(fmt.round(snapped), snapped) and torch.equal(snap_(fmt, snapped.clone(), -1), snapped)
+    book = fmt.vectors.magnitudes(x.device)
+    assert book.shape == (2048, 8) and set(book.unique().tolist()) == {-1.0, 0.0, 1.0}
+    sides = [
+        torch.cdist(x.view(-1, 8), book + side).square().amin(1).view(len(x), -1).sum(1) for side in (-0.125, 0.125)
+    ]
+    torch.testing.assert_close((x - snapped).square().sum(1), torch.minimum(*sides), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -64,6 +64,8 @@ def test_a_warning_says_what_it_means(model: Path) -> None:
         ("fp8", "fp8", "fp8_e4m3, one scale per tensor"),
         ("mxfp4", "quark", "MXFP4, groups of 32"),
         ("gguf_q4_1", "gguf", "Q4_1, groups of 32"),
+        ("gguf_iq4_nl", "gguf", "IQ4_NL, groups of 32"),
+        ("gguf_nvfp4", "gguf", "NVFP4, groups of 16"),
     ],
 )
 def test_quantized_files_say_it_in_their_headers(model: Path, preset: str, export: str, expected: str) -> None:

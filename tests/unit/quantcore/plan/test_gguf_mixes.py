@@ -65,6 +65,8 @@ def test_the_first_layers_of_the_small_mixes_have_more_bits():
     ("IQ3_XXS", "attn_q", LLAMA_8B, "IQ2_S"), ("IQ3_XXS", "attn_v", LLAMA_7B, "IQ3_XXS"),
     ("IQ3_XXS", "attn_output", LLAMA_8B, "IQ3_S"), ("IQ3_M", "attn_v", LLAMA_7B, "Q4_K"),
     ("IQ3_M", "attn_output", LLAMA_7B, "Q4_K"), ("IQ3_S", "attn_v", LLAMA_7B, "IQ3_S"),
+    ("IQ1_S", "attn_v", LLAMA_7B, "Q2_K"), ("IQ1_M", "attn_output", LLAMA_8B, "IQ2_XXS"),
+    ("IQ1_M", "attn_output", MIXTRAL, "Q5_K"), ("IQ1_S", "ffn_up", LLAMA_8B, "IQ1_S"),
     ("IQ2_XXS", "attn_v", LLAMA_8B, "Q4_K"), ("IQ2_XS", "attn_v", LLAMA_7B, "Q2_K"),
     ("IQ2_S", "attn_v", LLAMA_7B, "IQ3_S"), ("IQ2_S", "ffn_up", LLAMA_8B, "IQ2_XS"),
     ("IQ2_M", "attn_output", LLAMA_8B, "IQ3_S"), ("IQ2_M", "attn_output", MIXTRAL, "Q5_K"),
@@ -77,13 +79,25 @@ def test_the_last_layer_but_one_in_the_middle(mix, role, config, kind):
 
 def test_the_output_projection_has_6_bits_and_so_has_an_embedding_that_is_one():
     for mix in MIXES:
-        expected = "Q8_0" if mix == "Q8_0" else "Q5_K" if mix.startswith("IQ2") or mix == "IQ3_XXS" else "Q6_K"
+        has_8_bits, has_5_bits = mix in ("Q8_0", "MXFP4_MOE"), mix.startswith(("IQ1", "IQ2")) or mix == "IQ3_XXS"
+        expected = "Q8_0" if has_8_bits else "Q5_K" if has_5_bits else "Q6_K"
         usual = {"IQ2_XXS": "Q2_K", "IQ2_XS": "Q2_K", "IQ2_S": "IQ3_S", "IQ2_M": "IQ3_S", "IQ3_XXS": "IQ3_S"}
+        usual |= {"IQ1_S": "Q2_K", "IQ1_M": "Q2_K", "TQ1_0": "Q4_K", "TQ2_0": "Q4_K", "MXFP4_MOE": "Q8_0"}
         assert types_of(mix)["output.weight"] == expected
         assert types_of(mix, is_tied=True)["token_embd.weight"] == expected
         assert types_of(mix)["token_embd.weight"] == usual.get(mix, MIXES[mix])
     assert types_of("Q4_K_M", width=576)["output.weight"] == "Q8_0"  # rows too short for Q4_K
     assert types_of("Q4_0", width=576)["output.weight"] == "Q6_K"
+
+
+def test_only_stacks_of_experts_are_mxfp4_in_its_mix():
+    stacks = {f"blk.0.ffn_{part}_exps.weight": (8, 64, 256) for part in ("gate", "up", "down")}
+    others = {"blk.0.attn_q.weight": (64, 256), "blk.0.attn_k_b.weight": (4, 64, 256), "output.weight": (512, 256)}
+    types = types_in_mix("MXFP4_MOE", {**stacks, **others}, Traits("other", 1, 1, 8))
+    assert {types[name] for name in (*stacks, "blk.0.attn_k_b.weight")} == {"MXFP4"}
+    assert types["blk.0.attn_q.weight"] == types["output.weight"] == "Q8_0"
+    types = types_in_mix("MXFP4_MOE", {**stacks, **others}, Traits("bailingmoe3", 1, 1, 8))
+    assert types["blk.0.attn_k_b.weight"] == "Q8_0" and types["blk.0.ffn_up_exps.weight"] == "MXFP4"
 
 
 def test_what_llama_cpp_keeps_in_floats():
