@@ -25,7 +25,7 @@ from api.store.manifest import Manifest, ManifestFile
 from api.store.queue import remaining
 from api.store.tables.jobs import Artifact
 from quantcore.config import presets
-from quantcore.config.job_spec import NO_SCHEME, JobOptions, JobSpec, conflicting_goal
+from quantcore.config.job_spec import JobOptions, JobSpec, conflicting_goal
 from quantcore.config.presets import Preset, PresetChanges
 from quantcore.config.quantization import Config, parse_config
 from quantcore.config.quark import read_config
@@ -67,7 +67,7 @@ class Planned:
         answer = self.plan | {"config": spec.config.to_dict(), "preset": self.preset}
         answer["evaluation"] = spec.evaluation.model_dump(mode="json", exclude_none=True)
         goal = spec.goal and spec.goal.model_dump(mode="json", exclude_none=True)
-        chains = spec.goal and possible_chains(spec.goal)
+        chains = spec.goal and possible_chains(spec.goal, spec.config)
         more = {"mix": spec.mix and spec.mix.asked, "goal": goal, "possible_chains": chains, "publish": self.publish}
         more["capacity"] = self.capacity
         return answer | {name: value for name, value in more.items() if value}
@@ -168,14 +168,15 @@ def _spec_of(request: JobRequest, presets_by_name: Mapping[str, Preset]) -> tupl
 def _spec_of_goal(request: JobRequest) -> JobSpec:
     """Return the JobSpec of a request with a goal. Raises ConfigError for what the goal is there to choose."""
     assert request.goal is not None
-    own = {"config": request.config, "mix": request.mix, "effort": request.effort}
+    own = {"config": request.config.keys() - {"algo_config"}, "mix": request.mix, "effort": request.effort}
     if conflict := next((name for name, value in own.items() if value), None):
         raise conflicting_goal(conflict)
+    config = parse_config({"global_quant_config": {}, **request.config})
     options = {name: getattr(request, name) for name in JobOptions.model_fields}
     export = SUPPORTED_SCHEMES[request.goal.runtime].export
     if "export" in request.model_fields_set and request.export != (export,):
         raise conflicting_goal("export")
-    return JobSpec(config=Config(global_quant_config=NO_SCHEME), **options | {"export": (export,)})
+    return JobSpec(config=config, **options | {"export": (export,)})
 
 
 def make_job(request: JobCreate, context: Context, caller: Caller) -> Planned:

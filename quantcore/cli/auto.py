@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from quantcore.cli.flags import add_calibration, add_evaluation, add_options, plain_options
-from quantcore.cli.from_flags import calibration_of, evaluation_of, model_of
+from quantcore.cli.flags import add_calibration, add_evaluation, add_imatrix, add_options, plain_options
+from quantcore.cli.from_flags import calibration_of, evaluation_of, model_of, with_imatrix
 from quantcore.cli.goal_flags import add_goal, goal_of
 from quantcore.cli.grammar import Flags, add_model, add_output
 from quantcore.config.job_spec import NO_SCHEME
@@ -27,6 +27,7 @@ def parser() -> Flags:
     add_output(flags, "MODEL-RUNTIME-DEVICE, in the current folder")
     add_goal(flags, is_alone=True)
     add_calibration(flags)
+    add_imatrix(flags.add_argument)
     add_evaluation(flags)
     add_options(flags, without=[name for name in plain_options() if name != "gate"])
     flags.add_argument(
@@ -37,10 +38,11 @@ def parser() -> Flags:
 
 def task_of(options: argparse.Namespace) -> Task:
     """Return the Task of the flags of ``auto``."""
+    chain = () if options.imatrix is None else tuple(with_imatrix([], options.imatrix))
     return Task(
         **model_of(options),
         output_dir=Path(options.output_dir).absolute(),
-        config=Config(global_quant_config=NO_SCHEME),
+        config=Config(global_quant_config=NO_SCHEME, algo_config=chain),
         goal=goal_of(options),
         calibration=calibration_of(options),
         evaluation=evaluation_of(options),

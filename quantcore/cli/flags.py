@@ -364,13 +364,7 @@ def _add_algorithms(flags: argparse.ArgumentParser) -> None:
         metavar="ALGO",
         help="algorithm to apply before those of --quant_algo; repeatable, applied in this order",
     )
-    add(
-        "--imatrix",
-        metavar="FILE",
-        help="importance matrix of llama.cpp (llama-imatrix, .gguf or .dat; `bitfoundry imatrix` makes one): the mean"
-        " squares of the inputs in place of calibration, by which rtn chooses ranges. It has too little for gptq and"
-        " the other algorithms",
-    )
+    add_imatrix(add)
     add(
         "--quant_algo_config_file",
         nargs=2,
@@ -378,6 +372,16 @@ def _add_algorithms(flags: argparse.ArgumentParser) -> None:
         default=[],
         metavar=("ALGO", "FILE"),
         help="JSON file with the options of an algorithm; repeatable",
+    )
+
+
+def add_imatrix(add: Callable[..., Any]) -> None:
+    add(
+        "--imatrix",
+        metavar="FILE",
+        help="importance matrix of llama.cpp (llama-imatrix, .gguf or .dat; `bitfoundry imatrix` makes one): the mean"
+        " squares of the inputs in place of calibration, by which rtn chooses ranges. It has too little for gptq and"
+        " the other algorithms",
     )
 
 

@@ -336,10 +336,10 @@ def _chain(options: argparse.Namespace) -> list[Any] | None:
             code="invalid_algo_config",
             hint=f"Enable it: --quant_algo {','.join((*after, name))}.",
         )
-    return chain if options.imatrix is None else _with_imatrix(chain, options.imatrix)
+    return chain if options.imatrix is None else with_imatrix(chain, options.imatrix)
 
 
-def _with_imatrix(chain: list[Any], file: str) -> list[Any]:
+def with_imatrix(chain: list[Any], file: str) -> list[Any]:
     """Return the chain that uses an importance matrix: rtn alone, which may be named or not."""
     if unable := [algorithm.name for algorithm in chain if not isinstance(algorithm, RTNConfig)]:
         raise ConfigError(

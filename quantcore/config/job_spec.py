@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
 
+from quantcore.config.algorithms import RTNConfig
 from quantcore.config.goal import Goal
 from quantcore.config.quantization import (
     DEFAULT_SHARD_SIZE,
@@ -274,9 +275,23 @@ def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
 
 
 def check_goal(spec: JobSpec) -> None:
-    """Raise ConfigError ``conflicting_goal`` for a job that sets a field which its goal chooses."""
+    """Raise ConfigError ``conflicting_goal`` for a job that sets a field which its goal chooses.
+
+    A config may hold an importance matrix alone, and that for the one runtime whose schemes all leave activations as
+    they are.
+    """
+    imatrix = spec.config.imatrix
+    if imatrix is not None and spec.goal is not None and spec.goal.runtime != "llama_cpp":
+        raise ConfigError(
+            f"An importance matrix takes the place of calibration in goals for llama_cpp, not for {spec.goal.runtime},"
+            " some of whose schemes need the ranges of activations.",
+            code="conflicting_goal",
+            hint="Leave the imatrix out, or choose the runtime llama_cpp.",
+            field="/algo_config",
+        )
+    chain = () if imatrix is None else (RTNConfig(imatrix=imatrix),)
     own = {
-        "config": spec.config != Config(global_quant_config=NO_SCHEME),
+        "config": spec.config != Config(global_quant_config=NO_SCHEME, algo_config=chain),
         "mix": spec.mix is not None,
         "file2file": spec.file2file,
         "evaluation": spec.evaluation.num_windows == 0,

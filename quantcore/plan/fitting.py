@@ -89,8 +89,13 @@ def upper_bound(found: Fit) -> Plan:
     )
 
 
-def possible_chains(goal: Goal) -> tuple[tuple[str, ...], ...]:
-    """Return the chains of algorithms, by name, that the first candidate can have: one for each kind of mix."""
+def possible_chains(goal: Goal, given: Config) -> tuple[tuple[str, ...], ...]:
+    """Return the chains of algorithms, by name, that the first candidate can have: one for each kind of mix.
+
+    If the config ``given`` beside the goal has algorithms, they are those of all candidates.
+    """
+    if given.algo_config:
+        return (tuple(algorithm.name for algorithm in given.algo_config),)
     configs = [PRESETS[scheme.preset].config for scheme in schemes_for(goal)]
     mixes = chain.from_iterable(combinations(configs, size) for size in range(len(configs), 0, -1))
     effort = DEFAULT_EFFORT if goal.max_divergence is not None else "best"

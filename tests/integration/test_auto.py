@@ -12,9 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quantcore.checkpoint.artifact import sha256
+from quantcore.cli.main import main
+from quantcore.config.algorithms import RTNConfig
 from quantcore.config.goal import Goal
 from quantcore.config.job_spec import NO_SCHEME
-from quantcore.config.quantization import Config
+from quantcore.config.quantization import Config, parse_config
 from quantcore.config.target_devices import DEVICES, Device
 from quantcore.config.task import Task
 from quantcore.engine.commands import goal as search
@@ -103,6 +105,31 @@ def test_if_nothing_is_good_enough_the_best_is_kept_and_said_so(model: Path, tmp
     verdict = report.summary.verdict
     if verdict.level in ("faithful", "good"):  # it was "every measurement is within its limits" beside a failed gate
         assert "but it failed" in verdict.reason and "Recovery" in verdict.reason
+
+
+def test_an_importance_matrix_takes_the_place_of_calibration(model: Path, tmp_path: Path) -> None:
+    """Each candidate is what a job with its config and the same matrix makes of the model."""
+    matrix = tmp_path / "im.gguf"
+    assert main(["imatrix", str(model), "-o", str(matrix), "--num_calib_data", "4", "--seq_len", "64"]) == 0
+    config = Config(global_quant_config=NO_SCHEME, algo_config=(RTNConfig(imatrix=str(matrix)),))
+    goal = {"runtime": "llama_cpp", "device": "cpu", "min_recovery": 0.999999}
+    task = task_for(model, tmp_path / "out", **goal).model_copy(update={"config": config})
+    result, report, events = find(task)
+    sizes = [trial.size_bytes for trial in result.trials]
+    assert {trial.algorithms for trial in result.trials} == {"rtn"} and len(sizes) == len(set(sizes))
+    assert "calibrate" not in [event.phase for event in events if isinstance(event, PhaseStarted)]
+    again = task.model_copy(
+        update={"goal": None, "config": parse_config(report.config), "output_dir": tmp_path / "job"}
+    )
+    with proving_here():
+        job.run(again.model_copy(update={"export": ("gguf",)}), lambda event: None)
+    assert sha256(tmp_path / "job/model.gguf") == sha256(tmp_path / "out/model.gguf")
+    with pytest.raises(ConfigError, match="in goals for llama_cpp, not for vllm") as refused:
+        Task.model_validate(task.to_dict() | {"goal": {"runtime": "vllm", "device": "24GB"}})
+    assert refused.value.code == "conflicting_goal"
+    chain = [{"name": "gptq"}]
+    with pytest.raises(ConfigError, match="'config' cannot be set together") as refused:
+        Task.model_validate(task.to_dict() | {"config": {"global_quant_config": {}, "algo_config": chain}})
 
 
 @pytest.mark.parametrize("runtime", ["vllm", "llama_cpp"])

@@ -46,6 +46,11 @@ def test_the_plan_is_an_upper_bound(client: TestClient, make_model: MakeModel) -
     limit = plan["size_after_bytes"] - 1
     sized = client.post("/v1/plans", json=body(model, goal=GOAL | {"max_size": limit})).json()
     assert sized["size_after_bytes"] == limit
+    matrix = model.with_name("im.gguf")
+    matrix.write_bytes(b"GGUF")  # which only the engine reads
+    given = {"algo_config": [{"name": "rtn", "imatrix": str(matrix)}]}
+    goal = {"runtime": "llama_cpp", "device": "cpu"}
+    assert client.post("/v1/plans", json=body(model, goal=goal, config=given)).json()["possible_chains"] == [["rtn"]]
     held = client.post("/v1/plans", json=body(model, hardware={"devices": "1x80GB"})).json()
     assert held["capacity"]["fits"], held
 
@@ -59,6 +64,7 @@ def test_what_cannot_be_is_refused(client: TestClient, make_model: MakeModel, su
         ({"goal": GOAL | {"min_recovery": 1.5}}, "invalid_goal", "#/goal/min_recovery"),
         ({"goal": {"runtime": "vllm"}}, "missing_field", "#/goal/device"),
         ({"config": {"preset": "w4a16"}}, "conflicting_goal", "#/config"),
+        ({"config": {"algo_config": [{"name": "gptq"}]}}, "conflicting_goal", "#/config"),
         ({"mix": {"schemes": ["w4a16", "fp8"], "max_bits": 5}}, "conflicting_goal", "#/mix"),
         ({"effort": "best"}, "conflicting_goal", "#/effort"),
         ({"export": ["gguf"]}, "conflicting_goal", "#/export"),

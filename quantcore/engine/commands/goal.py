@@ -58,6 +58,8 @@ from quantcore.report.verdict import with_failed_gates
 MAX_TRIALS = 5
 LEFT_BY_GPTQ = 0.35
 """Divergence that remains of the estimate of plain rounding, once GPTQ has run: see docs/benchmarks.md."""
+LEFT_BY_IMATRIX = 0.6
+"""The same for rounding to nearest with an importance matrix: see docs/how-to/gguf.md."""
 LEFT_AT_WORST = 1.5
 """A cautious value for the same, above the 0.9 to 1.2 that SmolLM2 had with little text at the end of its interval.
 
@@ -156,7 +158,9 @@ class _Search:
         if most is None:
             self.measured = {last: measure("best", last)}
             return
-        first_guess = LEFT_BY_GPTQ if self.goal.max_time_s is None else LEFT_AT_WORST
+        has_imatrix = self.task.config.imatrix is not None
+        left = LEFT_BY_IMATRIX if has_imatrix else LEFT_BY_GPTQ
+        first_guess = left if self.goal.max_time_s is None else LEFT_AT_WORST
         found = find_smallest(
             self.points,
             most,
@@ -165,7 +169,7 @@ class _Search:
             may_go_on=self._may_go_on,
             first_guess=first_guess,
         )
-        if min(found.values()) > most and last in found and self._may_go_on():
+        if min(found.values()) > most and last in found and not has_imatrix and self._may_go_on():
             found[last] = min(found[last], measure("best", last))
         self.measured = found
 
@@ -236,7 +240,8 @@ class _Search:
         """Quantize the candidate ``index`` as a job; return the KL divergence at its interval's unfavourable end."""
         mix = self.frontier[index]
         config = config_of(mix, units, configs)
-        config = replace(config, algo_config=recipe([config], effort))
+        chain = self.task.config.algo_config or recipe([config], effort)  # the job's own is an importance matrix
+        config = replace(config, algo_config=chain)
         name = f"trial-{_digest([self._identity(), config.to_dict()])}"
         trial = self.task.model_copy(
             update={

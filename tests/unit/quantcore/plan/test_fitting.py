@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from quantcore.checkpoint.headers import read_local
+from quantcore.config.algorithms import RTNConfig
 from quantcore.config.goal import Goal
-from quantcore.config.job_spec import DEFAULT_EXPORTS
-from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.job_spec import DEFAULT_EXPORTS, NO_SCHEME
+from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.plan.fitting import fit, possible_chains, upper_bound
 from tests.support.models import tiny_model
 
@@ -25,7 +26,9 @@ CHAINS: dict[str, tuple[dict[str, Any], tuple[tuple[str, ...], ...]]] = {
 @pytest.mark.parametrize("case", CHAINS)
 def test_the_chain_follows_from_the_schemes_that_a_candidate_mixes(case: str) -> None:
     goal, chains = CHAINS[case]
-    assert possible_chains(Goal.model_validate(goal)) == chains
+    assert possible_chains(Goal.model_validate(goal), Config(global_quant_config=NO_SCHEME)) == chains
+    with_imatrix = Config(global_quant_config=NO_SCHEME, algo_config=(RTNConfig(imatrix="im.gguf"),))
+    assert possible_chains(Goal.model_validate(goal), with_imatrix) == (("rtn",),)
 
 
 @pytest.mark.parametrize("width", [256, 288], ids=["K-quants divide the rows", "K-quants do not"])
