@@ -41,8 +41,9 @@ class TensorHeader:
 
     With ``transposed`` the bytes are those of its transpose; if there are ``rows``, the tensor is only these rows of
     what is stored, from the first to before the second. ``stack`` is the stored tensor that it is a part of, if any. In
-    GGUF files the rows of the two halves of each of ``num_heads`` heads may alternate, ``offset`` may have been added,
-    and the bytes may be ``blocks`` of a GGUF type, which are read as floats.
+    GGUF files the rows of the two halves of each of ``num_heads`` heads may alternate, or those that are stored may be
+    in another ``order``, which names the stored row of each; ``offset`` may have been added, and the bytes may be
+    ``blocks`` of a GGUF type, which are read as floats.
     """
 
     dtype: str
@@ -56,10 +57,11 @@ class TensorHeader:
     num_heads: int = 0
     offset: float = 0.0
     blocks: str | None = None
+    order: tuple[int, ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        is_stored = self.rows is None and self.blocks is None
+        is_stored = self.rows is None and self.blocks is None and not self.order
         return self.end - self.begin if is_stored else math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 

@@ -60,6 +60,8 @@ class Source:
         if header.transposed:
             whole = tensor.view(header.shape[1], -1).T
             return (whole if header.rows is None else whole[slice(*header.rows)]).contiguous()
+        if header.order:
+            tensor = tensor.view(-1, header.shape[-1])[torch.tensor(header.order)]
         tensor = tensor.view(header.shape)
         if header.num_heads:
             tensor = torch.empty_like(tensor).index_copy_(0, interleaved(len(tensor), header.num_heads), tensor)
@@ -82,7 +84,7 @@ class Source:
         header = self.tensors.get(name)
         return (
             header is not None
-            and not (header.transposed or header.num_heads or header.offset or header.blocks)
+            and not (header.transposed or header.num_heads or header.offset or header.blocks or header.order)
             and header.shape[0] > 0
         )
 

@@ -54,3 +54,21 @@ def test_an_importance_matrix_has_the_columns_of_the_file(smollm2, tmp_path):
     moved = torch.stack([in_file(row, place) for row in given])
     assert place.moved_heads == (2, 2) and not torch.allclose(values, given, rtol=0.01)
     torch.testing.assert_close(values, moved, rtol=0.01, atol=1e-6)
+
+
+def test_the_experts_of_gpt_oss_in_mxfp4(smollm2, tmp_path, agrees):
+    """As llama.cpp's own mix for mixtures has it: stacks of experts in MXFP4, and other matrices in Q8_0."""
+    model = with_tokenizer_of(
+        smollm2, tmp_path / "model", model_type="gpt_oss", tie_word_embeddings=False, dtype=torch.float32
+    )
+    results, windows = export_all(model, {"one": presets.resolve("MXFP4_MOE")}, ("gguf",), tmp_path)
+    artifact, summary = results["one"]
+    [file] = artifact.glob("*.gguf")
+    types = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(file).tensors}
+    assert {types[f"blk.1.ffn_{part}_exps.weight"] for part in ("gate", "up", "down")} == {"MXFP4"}
+    assert types["blk.1.attn_q.weight"] == types["token_embd.weight"] == "Q8_0"
+    output = check("llamacpp", "check_llamacpp.py", file, windows)
+    agrees(
+        "llama.cpp", "gguf", "MXFP4_MOE", output["perplexity"], summary["perplexity_after"], TOLERANCE, "tiny gpt_oss",
+        "gpt_oss",
+    )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 
 from quantcore.errors import ModelError
 from quantcore.export.gguf.header import GgufHeader
+from quantcore.export.gguf.laid_out import ROW_MAP
 from quantcore.export.gguf.tensor_names import ARCHITECTURES, attention_scalar
 
 MODEL_TYPES = {architecture.name: model_type for model_type, architecture in reversed(ARCHITECTURES.items())}
@@ -19,8 +20,6 @@ MODEL_TYPES = {architecture.name: model_type for model_type, architecture in rev
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The settings of all of Llama 3.1 to 3.3; a file holds only the divisors of the frequencies."""
 TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
-ROW_MAP = "model.rows.safetensors"
-"""The file beside a GGUF file that llama.cpp's converter laid out (``engine.containers.llama_cpp.rows``)."""
 _LAID_OUT = (
     "Its quality was measured when it was made: see report.json beside it. For another format, quantize the model that"
     " it was made from again."

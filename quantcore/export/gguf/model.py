@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader
 from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.errors import ModelError
-from quantcore.export.gguf.gguf_config import model_config
-from quantcore.export.gguf.header import read_gguf_header
+from quantcore.export.gguf.gguf_config import MODEL_TYPES, model_config
+from quantcore.export.gguf.header import GgufHeader, read_gguf_header
+from quantcore.export.gguf.laid_out import has_model, read_laid_out
 from quantcore.export.gguf.tensor_names import Places, stored_part
 
 COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-LAYERS = "model.layers."
+_IN_BLOCK = re.compile(r"\.\d+\.")  # of a tensor's name
 FLOAT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
@@ -26,6 +28,18 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
     unknown part.
     """
     header = read_gguf_header(path)
+    is_ours = header.fields.get("general.architecture") in MODEL_TYPES
+    config, tensors = read_laid_out(header) if not is_ours and has_model(path) else _by_our_names(header)
+    main = _main_dtype(tensors)
+    config["dtype"] = FLOAT_DTYPES[main]
+    has_codes = any(tensor.dtype in GGUF_BLOCKS and _IN_BLOCK.search(name) for name, tensor in tensors.items())
+    if not has_codes:
+        tensors = {name: _as_floats(tensor, main) for name, tensor in tensors.items()}
+    return config, tensors
+
+
+def _by_our_names(header: GgufHeader) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
+    """Return (config.json, tensors) of a file whose names and metadata are those of ``tensor_names``."""
     config = model_config(header)
     places, tensors = Places(config), {}
     num_experts = ModelConfig(config).num_experts or 0
@@ -36,7 +50,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
             continue
         if not names or stack != len(names):
             raise ModelError(
-                f"'{stored}' in {path.name} does not belong to a model of type '{config['model_type']}'.",
+                f"'{stored}' in {header.path.name} does not belong to a model of type '{config['model_type']}'.",
                 code="unsupported_architecture",
                 hint="Provide the model as a folder with config.json and *.safetensors.",
             )
@@ -44,11 +58,6 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
             place = places.find(name)
             assert place is not None and place.name == stored, name
             tensors[name] = stored_part(tensor, place)
-    main = _main_dtype(tensors)
-    config["dtype"] = FLOAT_DTYPES[main]
-    has_codes = any(tensor.dtype in GGUF_BLOCKS and name.startswith(LAYERS) for name, tensor in tensors.items())
-    if not has_codes:
-        tensors = {name: _as_floats(tensor, main) for name, tensor in tensors.items()}
     return config, tensors
 
 

@@ -30,9 +30,10 @@ from conversion.qwen import _LinearAttentionVReorderBase
 from gguf.lazy import LazyChunkedTensor, LazyNumpyTensor  # type: ignore[attr-defined]  # newer than the package
 from gguf.quants import dequantize
 
-from quantcore.checkpoint.headers import read_tensor_headers
+from quantcore.checkpoint.headers import read_json, read_tensor_headers
 from quantcore.checkpoint.layout import GGUF_BLOCKS
-from quantcore.engine.containers.llama_cpp.rows import MAP, Placed, RowMap
+from quantcore.engine.containers.llama_cpp.rows import Placed, RowMap
+from quantcore.export.gguf.laid_out import ROW_MAP
 from quantcore.tensors.source import Source
 
 ALIGNMENT = 32  # of every tensor, GGUF's default
@@ -274,7 +275,8 @@ def _write(
         _finish_header(writer, rows, out)
         os.fsync(file.fileno())
     parts = [part for stack in job["stacks"].values() for part in stack["parts"]]
-    widened = laid_out.placed.save(out.with_name(MAP), parts, checkpoint.source)
+    model_config = read_json(Path(job["model"], "config.json"), "no_config")
+    widened = laid_out.placed.save(out.with_name(ROW_MAP), parts, checkpoint.source, model_config)
     return {"computed": laid_out.computed, "widened": widened}
 
 

@@ -1,7 +1,8 @@
 """Where the rows of a checkpoint's tensors lie in a GGUF file that llama.cpp's converter laid out.
 
 The map is a safetensors file beside the GGUF file. It has the places of all tensors as JSON, the numbers of rows that
-are not in order, and the tensors that the file has in another form. llama.cpp does not need it; reading a result does.
+are not in order, the tensors that the file has in another form, and config.json with the dtypes and shapes of all
+tensors. llama.cpp does not need it; reading a result does.
 """
 
 from __future__ import annotations
@@ -18,11 +19,8 @@ from safetensors.torch import save_file
 
 from quantcore.checkpoint.headers import read_safetensors_header
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
+from quantcore.export.gguf.laid_out import MODEL, PLACES, ROW_MAP, ROWS
 from quantcore.tensors.source import TORCH_DTYPES, Rows, Source, rows_of
-
-MAP = "model.rows.safetensors"
-PLACES = "places"
-"""The tensor with the text of the map: for each tensor of the checkpoint, where its rows lie."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +45,16 @@ class RowMap:
         if any(row >= 0 for row in placed.rows):
             self._placed.setdefault(part, []).append(placed)
 
-    def save(self, file: Path, parts: Iterable[str], source: Source) -> list[str]:
-        """Write the map of ``parts``, with those of ``source`` that the GGUF file lacks.
+    def save(self, file: Path, parts: Iterable[str], source: Source, model_config: Mapping[str, Any]) -> list[str]:
+        """Write the map of ``parts``, with those of ``source`` that the GGUF file lacks, and the model's config.json.
 
         Returns the names of these that hold codes.
         """
         places: dict[str, Any] = {}
         tensors: dict[str, torch.Tensor] = {}
-        widened = []
+        widened, model = [], {"config": dict(model_config), "tensors": {}}
         for part in parts:
+            model["tensors"][part] = source.tensors[part].dtype, source.tensors[part].shape
             pairs = _pairs(self._placed.get(part, ()))
             if pairs is None:
                 tensors[part] = source.read(part)
@@ -64,8 +63,9 @@ class RowMap:
                 places[part] = [names[0], pairs[0][1]]
             else:
                 places[part] = names
-                tensors[f"rows/{part}"] = torch.tensor([(names.index(name), row) for name, row in pairs]).int()
-        tensors[PLACES] = torch.frombuffer(bytearray(json.dumps(places).encode()), dtype=torch.uint8)
+                tensors[f"{ROWS}{part}"] = torch.tensor([(names.index(name), row) for name, row in pairs]).int()
+        for name, value in ((PLACES, places), (MODEL, model)):
+            tensors[name] = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         save_file(tensors, file)
         return widened
 
@@ -96,7 +96,7 @@ class MappedSource:
     ) -> None:
         self._folder = folder
         self._stored = stored
-        beside = read_safetensors_header(folder / MAP)
+        beside = read_safetensors_header(folder / ROW_MAP)
         self._beside = Source(folder, beside)
         self._places = json.loads(self._beside.read(PLACES).numpy().tobytes())
         self.tensors = {
@@ -117,7 +117,7 @@ class MappedSource:
             rows = self._matrix(*self._places[name], num_rows=math.prod(header.shape[:-1]))
         else:
             matrices = [self._matrix(tensor) for tensor in self._places[name]]
-            rows = torch.stack([matrices[number][row] for number, row in self._beside.read(f"rows/{name}").tolist()])
+            rows = torch.stack([matrices[number][row] for number, row in self._beside.read(f"{ROWS}{name}").tolist()])
         return rows.to(TORCH_DTYPES[header.dtype]).reshape(header.shape)
 
     def rows(self, name: str) -> Rows:

@@ -43,9 +43,13 @@ class ConvertedSink(Sink):
         self.warnings = _named("The GGUF file of this architecture has no place for", left_out)
 
     def finish(self) -> None:
-        """Lay the staged tensors out as llama.cpp's converter does. Raises as when it was asked."""
+        """Lay the staged tensors out as llama.cpp's converter does. Raises as when it was asked.
+
+        The tokenizer's own files lie beside, because Transformers reads few tokenizers from GGUF files.
+        """
         super().finish()
         result = self._run(self._file)
+        load_tokenizer(self._model[1]).save_pretrained(self._file.parent)
         if is_split((layout.num_bytes for layout in self._layouts.values()), self._max_bytes):
             split_gguf(self._file, self._file.parent, self._max_bytes)
             self._file.unlink()  # what it was made from is still staged
