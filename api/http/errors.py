@@ -240,12 +240,13 @@ def _from_wrong_state(error: WrongState) -> Problem:
 
 def _from_quota(error: QuotaExceeded) -> Problem:
     """Return Problem 429 that names the exhausted quota. Some time has to pass, or somebody has to make room."""
-    entry = {"parameter": error.quota, "detail": f"{error.used} of {error.limit} are used", "code": "quota_exceeded"}
-    needed = f", and this needs {error.more} more" if error.more > 1 else ""
+    usage = f"{error.used} used, {error.limit} allowed"  # more than allowed where jobs went back, or the limit fell
+    entry = {"parameter": error.quota, "detail": usage, "code": "quota_exceeded"}
+    needed = f". This needs {error.more} more" if error.more > 1 else ""
     return Problem(
         429,
         "quota_exceeded",
-        f"The project has used up its quota {error.quota}: {error.used} of {error.limit}{needed}.",
+        f"The project has no room in its quota {error.quota}: {usage}{needed}.",
         hint=f"{QUOTAS[error.quota].room} `bitfoundry usage` shows all quotas.",
         errors=[entry | {"allowed": [error.limit]}],
         headers={"Retry-After": str(QUOTA_RETRY_AFTER_S)},

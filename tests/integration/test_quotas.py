@@ -68,7 +68,7 @@ def test_what_is_used_up_is_refused_until_there_is_room(quota: str, client: Test
     assert usage_of(client)[quota] == (2, 2)
     refused = make(client)
     assert refused_for(refused, quota)
-    assert "2 of 2" in refused.json()["detail"] and QUOTAS[quota].room in refused.json()["hint"]
+    assert "2 used, 2 allowed" in refused.json()["detail"] and QUOTAS[quota].room in refused.json()["hint"]
     assert client.delete(f"{place}/{first.json()['id']}").status_code == 204
     assert usage_of(client)[quota] == (1, 2)
     assert make(client).status_code == 201
@@ -102,6 +102,19 @@ def test_bytes_of_datasets(client: TestClient, settings: Settings) -> None:
     assert refused_for(refused, "max_dataset_bytes")
     assert f"needs {len(ROWS)} more" in refused.json()["detail"]
     assert usage_of(client)["max_dataset_bytes"] == (len(ROWS), len(ROWS) + 10)
+
+
+def test_more_than_the_limit_is_not_said_to_be_a_part_of_it(client: TestClient) -> None:
+    """A limit may fall, and a job may go back to the queue when its worker drains: it read "4 of 3 are used"."""
+    limit(client, max_webhooks=2)
+    for _ in range(2):
+        assert make_webhook(client).status_code == 201
+    limit(client, max_webhooks=1)
+    refused = make_webhook(client)
+    assert refused_for(refused, "max_webhooks")
+    problem = refused.json()
+    assert problem["detail"] == "The project has no room in its quota max_webhooks: 2 used, 1 allowed."
+    assert problem["errors"][0]["detail"] == "2 used, 1 allowed"
 
 
 def test_uploads_that_are_over_do_not_count(client: TestClient, sessions: Sessions) -> None:
