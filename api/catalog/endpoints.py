@@ -117,10 +117,11 @@ def inspect_model(model: Annotated[ModelRef, Query()], caller: Reader, context: 
 
 
 class FolderOut(BaseModel):
-    """The folder of a model that a job can read, and the size of its weight files."""
+    """The folder of a model that a job can read, and the size of its weight files. ``is_result``: a job made it."""
 
     path: str
     size_bytes: int
+    is_result: bool
 
 
 class FolderList(BaseModel):
@@ -136,7 +137,10 @@ def find_model_folders(_: Reader, context: ContextDep) -> FolderList:
     settings = context.settings
     found = folders.find_models(settings.model_roots, besides=settings.data_dir)
     return FolderList(
-        data=[FolderOut(path=str(each.path), size_bytes=each.size_bytes) for each in found.models],
+        data=[
+            FolderOut(path=str(each.path), size_bytes=each.size_bytes, is_result=each.is_result)
+            for each in found.models
+        ],
         is_complete=found.is_complete,
     )
 

@@ -13,14 +13,16 @@ MAX_FOLDERS = 2_000
 MAX_ENTRIES = 50_000
 MAX_MODELS = 100
 WEIGHTS = (".safetensors", ".gguf")
+REPORT = "report.json"  # a job or `bitfoundry quantize` writes one beside its files, or above the folders of formats
 
 
 @dataclass(frozen=True)
 class FoundModel:
-    """The folder of a model, and the size of its weight files."""
+    """The folder of a model, and the size of its weight files. ``is_result``: a report says what it was made from."""
 
     path: Path
     size_bytes: int
+    is_result: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ def find_models(roots: Sequence[Path], *, besides: Path) -> FoundModels:
     A model is a folder with a config.json and safetensors files, or with one GGUF file. Links, hidden folders and the
     folder ``besides`` are not followed, nor are folders inside of a model.
     """
-    waiting = deque((root, 0) for root in dict.fromkeys(roots))
+    waiting = deque((root, 0, False) for root in dict.fromkeys(roots))
     found: dict[Path, FoundModel] = {}
     seen: set[Path] = set()
     num_entries, is_complete = 0, True
     while waiting:
-        folder, depth = waiting.popleft()
+        folder, depth, is_result = waiting.popleft()
         if folder in seen or folder == besides:
             continue
         if len(seen) >= MAX_FOLDERS or num_entries >= MAX_ENTRIES or len(found) >= MAX_MODELS:
@@ -52,12 +54,13 @@ def find_models(roots: Sequence[Path], *, besides: Path) -> FoundModels:
         entries = _entries(folder, MAX_ENTRIES - num_entries)
         num_entries += len(entries)
         is_complete = is_complete and num_entries < MAX_ENTRIES
-        if model := _model_of(folder, entries):
+        is_result = is_result or any(entry.name == REPORT for entry in entries)
+        if model := _model_of(folder, entries, is_result):
             found[folder] = model
             continue
         folders = [Path(entry.path) for entry in entries if _is_searched(entry)]
         if depth < MAX_DEPTH:
-            waiting.extend((each, depth + 1) for each in sorted(folders))
+            waiting.extend((each, depth + 1, is_result) for each in sorted(folders))
         elif folders:
             is_complete = False
     return FoundModels(tuple(found[path] for path in sorted(found)), is_complete)
@@ -84,7 +87,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _model_of(folder: Path, entries: list[os.DirEntry[str]]) -> FoundModel | None:
+def _model_of(folder: Path, entries: list[os.DirEntry[str]], is_result: bool) -> FoundModel | None:
     """Return the model in a folder with these entries, if it is one that ``quantcore.importing`` can read."""
     files = [entry for entry in entries if not entry.name.startswith(".") and _is_file(entry)]
     by_suffix = {suffix: [file for file in files if file.name.endswith(suffix)] for suffix in WEIGHTS}
@@ -93,6 +96,6 @@ def _model_of(folder: Path, entries: list[os.DirEntry[str]]) -> FoundModel | Non
     if not weights or not (has_config or len(weights) == 1):
         return None
     try:
-        return FoundModel(folder, sum(file.stat().st_size for file in weights))
+        return FoundModel(folder, sum(file.stat().st_size for file in weights), is_result)
     except OSError:  # a file went away meanwhile
         return None

@@ -158,10 +158,11 @@ class Sweep(Answer):
 
 
 class ModelFolder(Answer):
-    """The folder of a model that a job can read, and the size of its weight files."""
+    """The folder of a model that a job can read, and the size of its weight files. `is_result`: a job made it."""
 
     path: str
     size_bytes: int
+    is_result: bool
 
 
 class ModelFolders(Answer):

@@ -23,7 +23,8 @@ export function FirstJob({ children }: { children: ReactNode }) {
 
 function Ways() {
   const found = useQuery("model-folders", (signal) => get<ModelFolders>("/v1/models/folders", {}, signal));
-  const smallest = [...(found.data?.data ?? [])].sort((a, b) => a.size_bytes - b.size_bytes).slice(0, SMALLEST);
+  const models = (found.data?.data ?? []).filter(({ is_result }) => !is_result);
+  const smallest = models.sort((a, b) => a.size_bytes - b.size_bytes).slice(0, SMALLEST);
   return (
     <>
       <p>

@@ -28,6 +28,17 @@ def test_models_are_found_below_the_roots(tmp_path: Path) -> None:
     assert found.is_complete
 
 
+def test_results_are_told_from_models(tmp_path: Path) -> None:
+    """The first page offered to quantize a result again, since it is smaller than its original."""
+    make(tmp_path, "model/config.json", "model/model.safetensors")
+    make(tmp_path, "out/config.json", "out/model.safetensors", "out/report.json")
+    make(tmp_path, "several/report.json", "several/awq/config.json", "several/awq/a.safetensors", "several/gguf/a.gguf")
+    found = find_models([tmp_path], besides=tmp_path / "data").models
+    assert {each.path.relative_to(tmp_path).as_posix(): each.is_result for each in found} == {
+        "model": False, "out": True, "several/awq": True, "several/gguf": True,
+    }  # fmt: skip
+
+
 def test_a_root_may_be_a_model_and_lie_in_the_data_folder(tmp_path: Path) -> None:
     make(tmp_path, "models/config.json", "models/model.safetensors", "else/a.gguf")
     assert find_models([tmp_path, tmp_path / "models"], besides=tmp_path).models == (

@@ -59,7 +59,9 @@ def test_models_fit_80_characters() -> None:
 
 
 def test_models_on_the_server_are_listed_with_their_sizes() -> None:
-    found = ModelFolders(data=[ModelFolder(path="/models/tiny", size_bytes=269_060_552)], is_complete=True)
+    found = ModelFolders(
+        data=[ModelFolder(path="/models/tiny", size_bytes=269_060_552, is_result=False)], is_complete=True
+    )
     text = shown(models.folders_details(found))
     assert "/models/tiny" in text and "269.1 MB" in text and "more models" not in text
     assert "there may be more models" in shown(models.folders_details(found.model_copy(update={"is_complete": False})))
