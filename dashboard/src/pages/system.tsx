@@ -1,7 +1,8 @@
 import { get } from "../api/client";
 import { useQuery } from "../api/query";
-import type { JobSummary } from "../api/types";
-import { Code, Facts, Failure, Loading, Title } from "../ui/basics";
+import type { JobSummary, List, Worker } from "../api/types";
+import { useSession } from "../sign-in";
+import { Code, type Fact, Facts, Failure, Loading, Title } from "../ui/basics";
 import { STATE_ORDER, STATES } from "../ui/states";
 
 interface Health {
@@ -34,7 +35,23 @@ const health = (value: string) => (
   </span>
 );
 
+/** How many of the live workers take jobs, and why others do not: without one, nothing runs though all parts are well. */
+function workersText(workers: Worker[]) {
+  const count = (wanted: Worker["state"]) => workers.filter(({ state }) => state === wanted).length;
+  const others = { draining: count("draining"), blocked: count("blocked"), "not responding": count("silent") };
+  const texts = Object.entries(others).flatMap(([text, number]) => (number ? [`${number} ${text}`] : []));
+  return (
+    <span className={`state ${count("ready") ? "good" : "warn"}`}>
+      {count("ready") ? "✓" : "✕"} {[`${count("ready")} ready`, ...texts].join(", ")}
+    </span>
+  );
+}
+
 export default function System() {
+  const isOperator = useSession().can("operator");
+  const workers = useQuery(isOperator ? "workers" : null, (signal) => get<List<Worker>>("/v1/workers", {}, signal), {
+    everyMs: 5000,
+  });
   const ready = useQuery("ready", (signal) => get<Health>("/healthz/ready", {}, signal), { everyMs: 5000 });
   const summary = useQuery("summary", (signal) => get<JobSummary>("/v1/jobs/summary", {}, signal), { everyMs: 5000 });
   return (
@@ -50,6 +67,7 @@ export default function System() {
               ["Service", health(ready.data.status)],
               ["Database", health(ready.data.database)],
               ["Broker", health(ready.data.broker)],
+              ...(workers.data ? [["Workers", workersText(workers.data.data)] as Fact] : []),
               ["Engine sandbox", sandbox(ready.data.sandbox)],
               ["Engine memory limits", ready.data.memory_limits.map((name) => LIMITS[name]).join(", ") || "no worker"],
             ]}

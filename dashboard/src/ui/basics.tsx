@@ -306,8 +306,10 @@ export function Term({ children }: { children: string }) {
   return meaning ? <abbr title={meaning}>{children}</abbr> : children;
 }
 
+export type Fact = [string, ReactNode];
+
 /** A list of names with their values. */
-export function Facts({ facts }: { facts: [string, ReactNode][] }) {
+export function Facts({ facts }: { facts: Fact[] }) {
   return (
     <dl className="facts">
       {facts.map(([name, value]) => (

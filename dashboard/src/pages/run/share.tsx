@@ -5,6 +5,7 @@ import type { Job, List, NewShare, Share } from "../../api/types";
 import { formatTime } from "../../format";
 import { announce } from "../../ui/announcer";
 import { Code, Dialog, Failure, Field, Pending, Time } from "../../ui/basics";
+import { isOfThisMachine } from "./share-link";
 
 const DAY_S = 24 * 3600;
 const EXPIRIES = [1, 7, 30, 90];
@@ -79,6 +80,12 @@ function ShareDialog({ path, onClose }: { path: string; onClose: () => void }) {
         <>
           <p>Copy the link now: it will not be shown again.</p>
           <Code text={made.url} label="New link" />
+          {isOfThisMachine(made.url) && (
+            <div className="notice warn">
+              ⚠ The link works on this machine only, since the service has no other address. To give it one, start it
+              with <code>BITFOUNDRY_PUBLIC_URL</code>.
+            </div>
+          )}
         </>
       )}
       <Pending query={shares} />
