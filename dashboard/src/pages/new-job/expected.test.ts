@@ -1,7 +1,7 @@
 import { expect, it } from "vitest";
 import type { ModelResult } from "../../api/types";
 import { type Body, START_GOAL, START_MIX } from "./body";
-import { algorithmsText, expectedTime, knownResult } from "./expected";
+import { algorithmsText, calibrationText, expectedTime, knownResult } from "./expected";
 
 const result = (job_id: string, recipe: object, verdict: string | null = "good") =>
   ({ job_id, recipe: { preset: null, mix: null, goal: null, algorithms: null, ...recipe }, verdict }) as ModelResult;
@@ -27,6 +27,14 @@ it("says what a time is known from, and that it is not", () => {
   const rough = "about 2 min 0 s, roughly: as earlier runs of this model and preset with other settings";
   expect(expectedTime({ time_s: null, rough_time_s: 120 })).toBe(rough);
   expect(expectedTime({ time_s: null, rough_time_s: null })).toContain("not known");
+});
+
+it("says whether a job calibrates, and that a candidate of a goal may", () => {
+  const text = (plan: object) => calibrationText({ needs_calibration: false, executor: "streamed", ...plan });
+  expect(text({ needs_calibration: true })).toBe("required");
+  expect(text({ executor: "file_to_file" })).toBe("not used");
+  expect(text({ possible_chains: [["gptq"], []] })).toBe("if a chosen scheme needs it");
+  expect([text({ possible_chains: [[]] }), text({})]).toEqual(["evaluation only", "evaluation only"]);
 });
 
 it("names the algorithms, and those that a candidate can have", () => {

@@ -21,6 +21,14 @@ export function expectedTime({ time_s, rough_time_s }: Pick<Plan, "time_s" | "ro
   return "not known: no earlier run of this model with this preset";
 }
 
+/** Whether a job calibrates. The plan of a goal is its upper bound; a candidate may need it all the same. */
+export function calibrationText(plan: Pick<Plan, "needs_calibration" | "executor" | "possible_chains">): string {
+  if (plan.needs_calibration) return "required";
+  if (plan.executor === "file_to_file") return "not used";
+  const mayCalibrate = plan.possible_chains?.some((names) => names.length > 0);
+  return mayCalibrate ? "if a chosen scheme needs it" : "evaluation only";
+}
+
 /** The algorithms of a job, or those that the first candidate of a goal can have. */
 export function algorithmsText({ config, possible_chains }: Pick<Plan, "config" | "possible_chains">): string {
   const chainText = (names: string[]) => names.join(", ") || "none (rounds to nearest)";

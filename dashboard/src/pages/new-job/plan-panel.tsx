@@ -5,8 +5,9 @@ import { executionText, LABELS } from "../../labels";
 import { Empty, Facts, Failure, Loading } from "../../ui/basics";
 import { Table } from "../../ui/table";
 import type { Body } from "./body";
-import { algorithmsText, expectedTime } from "./expected";
+import { algorithmsText, calibrationText, expectedTime } from "./expected";
 import { KnownQuality } from "./known-quality";
+import { entriesToAdd } from "./plan-error";
 
 // Common accelerators by their memory, in bytes.
 const DEVICES: [string, number][] = [
@@ -55,7 +56,7 @@ function PlanError({ error }: { error: Error }) {
     <>
       <Failure error={error} />
       {error instanceof Problem &&
-        error.errors.map((entry) => (
+        entriesToAdd(error).map((entry) => (
           <p key={`${entry.pointer}${entry.detail}`} className="sub">
             <code>{entry.pointer ?? entry.parameter}</code> {entry.detail}
             {Array.isArray(entry.allowed) && entry.allowed.length > 0 && (
@@ -87,10 +88,7 @@ function PlanFacts({ plan }: { plan: Plan }) {
           ["Layers", `${plan.num_layers} in ${plural(plan.num_blocks, "block")}, ${plan.kept.length} not quantized`],
           ["Architecture", plan.model_type],
           [LABELS.execution, executionText(plan.executor === "file_to_file")],
-          [
-            "Calibration",
-            plan.needs_calibration ? "required" : plan.executor === "file_to_file" ? "not used" : "evaluation only",
-          ],
+          ["Calibration", calibrationText(plan)],
         ]}
       />
       <Memory parts={plan.memory_bytes} />
