@@ -17,6 +17,7 @@ from bitfoundry.errors import ApiError
 
 NUM_TRIES = 4  # for a request that may be repeated
 AWAY = {429, 502, 503, 504}  # the service is away or busy: it may answer in a moment
+KEY_HINT = "Give a valid key of this service: Client(url, api_key), --api-key, or BITFOUNDRY_API_KEY."
 
 
 def is_local(url: str) -> bool:
@@ -129,8 +130,8 @@ class Transport:
             0,
             {
                 "code": "no_answer",
-                "detail": f"{self.base_url} does not answer: {error}",
-                "hint": "is the service up? `bitfoundry up` starts one here",
+                "detail": f"{self.base_url} does not answer: {error}.",
+                "hint": "Is the service up? `bitfoundry up` starts one on this machine.",
             },
         )
 
@@ -167,7 +168,11 @@ def _problem(answer: Arriving, sent: Mapping[str, Any] | None = None) -> ApiErro
         problem = answer.json()
     except (json.JSONDecodeError, UnicodeDecodeError):
         problem = {}
-    return ApiError(answer.status_code, problem if isinstance(problem, dict) else {}, sent)
+    if not isinstance(problem, dict):
+        problem = {}
+    if problem.get("code") == "unauthorized":
+        problem["hint"] = KEY_HINT  # the service's own is about a header
+    return ApiError(answer.status_code, problem, sent)
 
 
 def _is_over_quota(answer: httpx2.Response) -> bool:

@@ -96,7 +96,7 @@ class LocalStack:
         self.api_key = ""
         self.database_url = ""
         self._port = port
-        usual = [root.resolve() for root in (Path.home(), Path.cwd(), cache_dir())]
+        usual = dict.fromkeys(root.resolve() for root in (Path.home(), Path.cwd(), cache_dir()))
         self._model_roots = [*model_roots] or [root for root in usual if not root.is_relative_to(self.home)]
         self._slots = slots
         self._say = say

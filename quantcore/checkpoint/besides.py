@@ -18,7 +18,9 @@ from quantcore.sandbox.opening import read_bytes
 ADAPTER = "adapter_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CODE = "auto_map"
-_WITH_CODE = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+CONFIG = "config.json"
+MAX_NAMED = 5
+_WITH_CODE = (CONFIG, "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 
 
 def refuse_adapter(names: Mapping[str, Any] | set[str]) -> None:
@@ -30,6 +32,19 @@ def refuse_adapter(names: Mapping[str, Any] | set[str]) -> None:
             code="adapter_not_merged",
             hint="To merge it while the base model is quantized: bitfoundry quantize BASE_MODEL --adapter FOLDER, each "
             "in a folder of its own. To quantize the model without it, remove the adapter's files.",
+        )
+
+
+def refuse_folder_of_models(folder: Path) -> None:
+    """Raise ModelError ``no_config`` for a folder that only contains other models' folders; it names some of them."""
+    if (folder / CONFIG).exists():
+        return
+    if names := sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}")):
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        raise ModelError(
+            f"{CONFIG} is missing from {folder}, which contains folders of models.",
+            code="no_config",
+            hint=f"Give the path of one of them: {', '.join(names[:MAX_NAMED])}{more}.",
         )
 
 

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.besides import ADAPTER, check_strays, refuse_adapter, weights_without_index
+from quantcore.checkpoint.besides import (
+    ADAPTER,
+    check_strays,
+    refuse_adapter,
+    refuse_folder_of_models,
+    weights_without_index,
+)
 from quantcore.checkpoint.config_checks import check_config
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
@@ -136,6 +142,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
             hint="Provide a folder that contains config.json and *.safetensors.",
         )
     refuse_adapter({path.name for path in folder.glob(ADAPTER)})
+    refuse_folder_of_models(folder)
     config = read_json(folder / "config.json", "no_config")
     if "model_type" not in config:
         raise ModelError(

@@ -119,15 +119,16 @@ def _not_found(repository: str, kind: str) -> QuantError:
     return ERRORS[kind](
         f"The {kind} '{repository}' does not exist on the Hub or is not accessible.",
         code="hub_not_found",
-        hint="Check the spelling (org/name). For a private one, set HF_TOKEN to a token with access to it.",
+        hint="Check the spelling (org/name), or the path if it is on this machine. For a private one, set HF_TOKEN to "
+        "a token with access to it.",
     )
 
 
 def _unreachable(repository: str, why: str, kind: str, hint: str = "") -> QuantError:
-    local = {"model": "a model folder", "dataset": "a file, or builtin,"}[kind]
+    local = {"model": "model folder", "dataset": "data file"}[kind]
     return ERRORS[kind](
         f"The Hub cannot be reached, or sent an invalid answer, for '{repository}' ({why}).",
         code="hub_unreachable",
-        hint=hint or f"Try again in a moment; without a connection, use {local} instead.",
+        hint=hint or f"Try again in a moment. If you mean a {local} on this machine, check its path.",
         retryable=True,
     )

@@ -136,9 +136,9 @@ def read_report(folder: Path) -> Report:
         return Report.model_validate_json((folder / "report.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"There is no readable report in {folder}.",
+            f"There is no readable report in {folder}." if folder.is_dir() else f"There is no result '{folder}'.",
             code="no_report",
-            hint="Use folders written by a job of this version.",
+            hint="Give the folder of a result of this version, or an id or name that `bitfoundry list` shows.",
         ) from error
 
 

@@ -96,6 +96,23 @@ def test_a_problem_becomes_an_error_with_its_code() -> None:
     assert len(asked) == 1
 
 
+def test_a_wrong_key_is_answered_with_where_to_give_one() -> None:
+    """The service's own hint, a header, is for programs."""
+    problem = {"code": "unauthorized", "detail": "This needs a valid API key.", "hint": "Send the header 'A: B'."}
+    client, _ = answering(httpx2.Response(401, json=problem))
+    with pytest.raises(ApiError) as refused:
+        client.get("job_1")
+    assert "--api-key" in str(refused.value) and "BITFOUNDRY_API_KEY" in str(refused.value)
+    assert "header" not in str(refused.value)
+
+
+def test_a_service_that_is_away_is_a_whole_sentence() -> None:
+    client, _ = answering(*[httpx2.ConnectError("refused")] * 4)
+    with pytest.raises(ApiError) as refused:
+        client.get("job_1")
+    assert "does not answer: refused. Is the service up?" in str(refused.value)
+
+
 def test_reading_is_tried_again(no_sleep: list[float]) -> None:
     away = httpx2.ConnectError("refused")
     busy = httpx2.Response(503, headers={"Retry-After": "3"})

@@ -156,6 +156,17 @@ def test_a_broken_model_folder_gives_its_code(model, case):
     assert caught.value.code == case.strip()
 
 
+def test_a_folder_of_models_names_them(tmp_path):
+    """The parent of a model's folder got "Provide the complete model folder"."""
+    for number in range(7):
+        (tmp_path / f"m{number}").mkdir()
+        (tmp_path / f"m{number}" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="contains folders of models") as caught:
+        read_local(tmp_path)
+    assert caught.value.code == "no_config"
+    assert "m0, m1, m2, m3, m4 and 2 more" in caught.value.hint
+
+
 def test_a_missing_folder_is_said_plainly(tmp_path):
     with pytest.raises(ModelError, match="no model folder") as caught:
         read_local(tmp_path / "nowhere")

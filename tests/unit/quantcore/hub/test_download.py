@@ -226,6 +226,11 @@ def test_no_hub_at_all(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> No
     assert "HF_HUB_OFFLINE" in str(fails())
 
 
+def test_a_path_that_is_misspelled_looks_like_a_name_of_the_hub(server: HubServer) -> None:
+    """``models/SmolLM`` beside ``models/SmolLM2-135M-Instruct`` was answered with the Hub alone."""
+    assert "or the path" in (fails(model_id="models/SmolLM").hint or "")
+
+
 def test_an_answer_that_is_none_of_a_hub(server: HubServer) -> None:
     sha = server.add("org/tiny", MODEL)
     repository = server.repositories["org/tiny"]

@@ -69,6 +69,8 @@ def test_what_does_not_compare(tmp_path, capsys):
         with pytest.raises(ConfigError) as caught:
             compare([first, folder])
         codes[name] = caught.value.code
+    with pytest.raises(ConfigError, match="There is no result 'typo'"):
+        compare([first, "typo"])
     assert all(name == code for name, code in codes.items())
     assert "a different text" in compare([first, write(tmp_path / "c", 1, 0.1, text="u")]).warnings[0]
     report = json.loads((tmp_path / "a" / "report.json").read_text())
