@@ -37,7 +37,7 @@ def show_shared_report(token: str, request: Request, context: ContextDep) -> HTM
     An error is a page too for a client that accepts ``text/html``, as browsers do, and JSON for all others.
     """
     try:
-        return HTMLResponse(html.page(_open(token, request, context)))
+        return HTMLResponse(html.page(*_open(token, request, context)))
     except Problem as problem:
         if "text/html" not in request.headers.get("accept", ""):
             raise
@@ -47,11 +47,12 @@ def show_shared_report(token: str, request: Request, context: ContextDep) -> HTM
 @router.get("/report.json")
 def get_shared_report(token: str, request: Request, context: ContextDep) -> Report:
     """Return the report of a shared job. Files and folders have their names in it, not their paths."""
-    return _open(token, request, context)
+    report, _ = _open(token, request, context)
+    return report
 
 
-def _open(token: str, request: Request, context: Context) -> Report:
-    """Return the report that the token opens. Raises Problem 404 and, for too many requests, 429."""
+def _open(token: str, request: Request, context: Context) -> tuple[Report, str]:
+    """Return (the report that the token opens, which run it is of). Raises Problem 404 and, if asked too often, 429."""
     request.scope["answer_headers"].update(HEADERS)  # of every response, errors included
     if not _TOKEN.fullmatch(token):
         raise _nothing_shared()
@@ -59,12 +60,16 @@ def _open(token: str, request: Request, context: Context) -> Report:
         found = shares.find_open(session, security.hash_secret(token))
     if found is None:
         raise _nothing_shared()
-    share, artifact = found
+    share, artifact, name = found
     security.count_request(request, context, f"share:{share.id}", REQUESTS_PER_MINUTE, "This link has had")
     report = public_report.read(artifact)
     if report is None:
         raise _nothing_shared()
-    return report
+    run = f"Run {name}" if name else "A run"
+    return (
+        report,
+        f"{run}, finished on {artifact.created_at:%Y-%m-%d}. This link expires on {share.expires_at:%Y-%m-%d}.",
+    )
 
 
 def _nothing_shared() -> Problem:

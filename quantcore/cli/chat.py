@@ -85,7 +85,11 @@ def run(options: argparse.Namespace) -> int:
 def find_artifact(out: Path) -> Path:
     """Return ``out`` if it holds one model. Raises ModelError for a folder with several, or none."""
     if not out.exists():
-        raise ModelError(f"There is no folder {out}.", code="model_not_found", hint="Give the folder that a job wrote.")
+        raise ModelError(
+            f"There is no result '{out}'.",
+            code="model_not_found",
+            hint="Give the folder of a result, or an id or name that `bitfoundry list` shows.",
+        )
     with suppress(ConfigError):
         exports = read_report(out).summary.exports
         if len(exports) > 1:

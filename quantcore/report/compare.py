@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from quantcore.errors import ConfigError
 from quantcore.report.paired import MIN_WINDOWS, compare_windows
 from quantcore.report.quality import Measure, PairedChange, Quality, Record
 from quantcore.report.values import Report
+
+_IN_ARTIFACT = re.compile(r"^.*/(job_[0-9a-f]{32})/[0-9a-f]{64}(?=/|$)")
+"""The folder of a job's artifact: nobody has given its path, but the name of the job."""
 
 
 class Row(Record):
@@ -44,23 +48,23 @@ class Comparison(Record):
 
 
 def compare(folders: Sequence[str]) -> Comparison:
-    """Compare the artifacts in ``folders``.
+    """Compare the artifacts in ``folders``. Those of a service's jobs are called by the ids of these.
 
     Raises ConfigError for a folder without a report, or with one that cannot be compared with the others.
     """
-    reports = {name: read_report(Path(name)) for name in folders}
-    first = next(iter(reports.values()))
+    reports = {_IN_ARTIFACT.sub(r"\1", name): read_report(Path(name)) for name in folders}
+    first_name, first = next(iter(reports.items()))
     warnings = []
     for name, report in reports.items():
         if report.provenance.model != first.provenance.model:
             raise ConfigError(
-                f"{name} was made from a different model than {folders[0]}.",
+                f"{name} was made from a different model than {first_name}.",
                 code="not_comparable",
                 hint="Compare results of one model.",
             )
         if report.provenance.held_out_sha256 != first.provenance.held_out_sha256:
             warnings.append(
-                f"{name} was measured on a different text than {folders[0]}: their perplexities are not comparable."
+                f"{name} was measured on a different text than {first_name}: their perplexities are not comparable."
             )
     measured = sorted(
         ((name, report, _quality(report, name)) for name, report in reports.items()),
@@ -83,7 +87,7 @@ def compare(folders: Sequence[str]) -> Comparison:
         for (name, report, quality), is_front in zip(measured, front, strict=True)
     )
     return Comparison(
-        first=folders[0], rows=rows, front=tuple(row.name for row in rows if row.is_front), warnings=tuple(warnings)
+        first=first_name, rows=rows, front=tuple(row.name for row in rows if row.is_front), warnings=tuple(warnings)
     )
 
 

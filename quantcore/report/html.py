@@ -56,8 +56,8 @@ svg circle{fill:var(--mark)}svg circle.chosen{fill:var(--fail)}details{margin:.5
 _TONES = dict(zip(LEVELS, ("pass", "pass", "warn", "warn", "fail"), strict=True))
 
 
-def page(report: Report) -> str:
-    """Return the report as HTML; everything in it is escaped."""
+def page(report: Report, byline: str = "") -> str:
+    """Return the report as HTML; everything in it is escaped. ``byline`` stands below the title."""
     title = f"{escape(report.model.name)}, quantized"
     sections = [
         _verdict(report.summary, report.quality),
@@ -81,7 +81,8 @@ def page(report: Report) -> str:
         _json("Environment", report.environment),
     ]
     cards = [part if part.startswith("<section") else f"<section>{part}</section>" for part in sections if part]
-    return document(title, f"<h1>{title}</h1>\n" + "\n".join(cards))
+    below = f'<p class="skipped">{escape(byline)}</p>' if byline else ""
+    return document(title, f"<h1>{title}</h1>{below}\n" + "\n".join(cards))
 
 
 def document(title: str, body: str) -> str:
@@ -125,6 +126,7 @@ def _overview(report: Report) -> str:
         ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({100 * (after / before - 1):+.0f} %)"),
         *([("Weights of the input model", report.model.grids_in_words)] if report.model.grids else []),
         *([("Adapter merged first", str(report.model.adapter))] if report.model.adapter else []),
+        *([("Scheme", ", ".join(report.schemes))] if report.schemes else []),
         ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} left as they were"),
         (worst.title.capitalize(), str(worst)),
         ("Time", f"{summary.total_s:.1f} s{_phases(summary.seconds_by_phase)}"),

@@ -4,6 +4,7 @@ import datetime as dt
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ def test_the_link_shows_the_report_and_nothing_else(client: TestClient, job_id: 
     shown, data = opened(client, made["url"]), opened(client, f"{made['url']}/report.json")
     assert (shown.status_code, data.status_code) == (200, 200)
     assert shown.headers["content-type"].startswith("text/html")
+    dates = re.search(r"<p class=\"skipped\">A run, finished on (\S+)\. This link expires on (\S+)\.</p>", shown.text)
+    assert dates and dt.date.fromisoformat(dates[2]) - dt.date.fromisoformat(dates[1]) >= dt.timedelta(days=7)
     assert "<h2>Quality</h2>" in shown.text and "&lt;img src=x" in shown.text and "<img" not in shown.text
     assert data.json()["calibration"] == {"source": "chats.jsonl", "num_samples": 8}
     assert data.json()["warnings"] == ["chats.jsonl is short"]

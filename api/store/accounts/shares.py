@@ -40,13 +40,13 @@ def find(session: Session, job_id: str, share_id: str) -> Share | None:
     return session.scalar(select(Share).where(Share.id == share_id, Share.job_id == job_id))
 
 
-def find_open(session: Session, token_sha256: bytes) -> tuple[Share, Artifact] | None:
-    """Return (the link, the artifact of its job) if the link is not over."""
+def find_open(session: Session, token_sha256: bytes) -> tuple[Share, Artifact, str | None] | None:
+    """Return (the link, the artifact of its job, the job's name) if the link is not over."""
     wanted = (
-        select(Share, Artifact)
+        select(Share, Artifact, Job.name)
         .join(Job, Job.id == Share.job_id)
         .join(Artifact, Artifact.id == Job.artifact_id)
         .where(Share.token_sha256 == token_sha256, Share.expires_at > func.clock_timestamp())
     )
     row = session.execute(wanted).one_or_none()
-    return None if row is None else (row[0], row[1])
+    return None if row is None else (row[0], row[1], row[2])

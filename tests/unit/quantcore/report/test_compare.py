@@ -13,7 +13,7 @@ from tests.support import reports
 
 
 def write(folder, size, kl, model="sha256:a", text="t", windows=None):
-    folder.mkdir()
+    folder.mkdir(parents=True)
     report = reports.report(size=size, kl=kl, model=model, text=text)
     report["quality"] |= {} if windows is None else {"by_window": windows}
     (folder / "report.json").write_text(json.dumps(report))
@@ -57,6 +57,14 @@ def test_the_front_is_what_none_dominates():
         better = [o for o in others if o[0] <= point[0] and o[1] <= loss[0] and (o[0] < point[0] or o[1] < loss[0])]
         assert is_front == (not better)
     assert any(pareto_front(points)) and not all(pareto_front(points))
+
+
+def test_a_job_is_called_by_its_id_and_not_by_the_folder_of_its_artifact(tmp_path):
+    job, digest = f"job_{'0a' * 16}", "1f" * 32
+    folders = [write(tmp_path / "mine", 1, 0.1), write(tmp_path / "artifacts" / job / digest, 2, 0.1, text="u")]
+    found = compare(folders)
+    assert {row.name for row in found.rows} == {str(tmp_path / "mine"), job}
+    assert found.warnings[0].startswith(f"{job} was measured on a different text")
 
 
 def test_what_does_not_compare(tmp_path, capsys):

@@ -47,6 +47,14 @@ def test_samples_come_before_the_checks_which_are_folded_if_they_pass():
     assert "<details><summary>All checks passed</summary><table>" in passed
 
 
+def test_the_scheme_is_in_the_first_table():
+    text = render()
+    assert (
+        text.index("<b>Scheme</b>") < text.index("<b>Layers</b>")
+        and f">{reports.report()['layers'][0]['scheme']}<" in text
+    )
+
+
 def test_a_result_without_a_verdict_has_no_box():
     assert 'class="verdict' not in render(summary={"verdict": None})
 
