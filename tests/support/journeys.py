@@ -38,6 +38,10 @@ class Journey:
             raise
         self.steps.append((what, time.monotonic() - start))
 
+    def use_service(self, url: str, key: str) -> None:
+        """Let the commands from now on use this service with this key."""
+        self.environment = {**self.environment, "BITFOUNDRY_URL": url, "BITFOUNDRY_API_KEY": key, "NO_PROXY": "*"}
+
     def bitfoundry(self, *arguments: str | Path, status: int = 0) -> str:
         """Run a command as a person does, and return all that it showed. ``status``: the one that it must end with."""
         done = subprocess.run(
