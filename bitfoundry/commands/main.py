@@ -60,7 +60,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # AMD Quark's flags have underscores, those of most programs dashes: every command takes both.
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    },
 )
 sweep = typer.Typer(help="Submit many jobs at once: one per combination of values.", no_args_is_help=True)
 

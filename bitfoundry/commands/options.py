@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import socket
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate
+from urllib.parse import urlsplit
 
 import typer
 
@@ -53,13 +55,30 @@ def connect(url: str | None, api_key: str | None, home: Path | None) -> Client:
 
 
 def connect_if_any(url: str | None, api_key: str | None, home: Path | None) -> Client | None:
-    """Connect as ``connect`` does; None if no service is configured, for commands that work without one."""
+    """Connect as ``connect`` does, for commands that work without a service.
+
+    None if none is configured, or if the one that `bitfoundry up` started here has been stopped, which is said.
+    """
     try:
-        return connect(url, api_key, home)
+        connection = Connection.find(url, api_key, home)
     except BitfoundryError as error:
         if error.code != NO_SERVICE:
             raise
         return None
+    if url is None and connection == Connection.read(find_home(home)) and not _listens(connection.url):
+        terminal.err.print("· the service of `bitfoundry up` is stopped: this is what there is without it")
+        return None
+    return connect(url, api_key, home)
+
+
+def _listens(url: str) -> bool:
+    """Return whether a program accepts connections at this address of this machine."""
+    address = urlsplit(url)
+    try:
+        socket.create_connection((address.hostname, address.port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def with_client(command: Callable[Concatenate[Client, ...], None]) -> Callable[..., None]:

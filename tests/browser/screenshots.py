@@ -20,6 +20,7 @@ from tests.browser.chromium import ROOT, open_browser
 PICTURES = ROOT / "docs" / "screenshots"
 PRESETS = ("fp8", "int8_dynamic", "w4a16", "mxfp4")
 CALIBRATION = {"source": "builtin", "num_samples": 8, "seq_len": 256}
+EVALUATION = {"num_windows": 8, "seq_len": 256, "num_answers": 0}  # enough to tell these four apart
 SIZE = {"width": 1280, "height": 860}
 SCHEMES = ("light", "dark")
 RENAME = """([before, after]) => {
@@ -37,7 +38,7 @@ def main() -> None:
     model = demo_model.prepare(print)
     with tempfile.TemporaryDirectory(prefix="bf-shots-", dir="/tmp") as folder:
         home = options.home or Path(folder) / "home"
-        with LocalStack(home, 0, model_roots=[model.parent], say=print) as stack:
+        with LocalStack(home, 0, model_roots=[model], say=print) as stack:  # and no other model of the cache
             take(stack, model)
 
 
@@ -52,7 +53,7 @@ def take(stack: LocalStack, model: Path) -> None:
         for preset in ("w4a16_sym", "nvfp4"):  # one that runs, one that waits
             _submit(client, model, preset)
         page = _open(browser, stack)
-        expect(page.get_by_text("quantize · block").first).to_be_visible(timeout=300_000)
+        expect(page.get_by_text("quantize · block").first).to_be_visible(timeout=900_000)
         shoot(page, "runs", model.parent)
         compared = "&".join(f"job={job.id}" for job in done)
         page.goto(f"/ui/compare?{compared}")
@@ -92,7 +93,8 @@ def _runs(client: Client, model: Path) -> list[Job]:
 
 def _submit(client: Client, model: Path, preset: str) -> Job:
     labels = {"team": "search"}
-    return client.submit(model, config=preset, calibration=CALIBRATION, name=f"SmolLM2 {preset}", labels=labels)
+    name = f"SmolLM2 {preset}"
+    return client.submit(model, config=preset, calibration=CALIBRATION, evaluation=EVALUATION, name=name, labels=labels)
 
 
 def shoot(page: Page, name: str, models: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -202,6 +203,13 @@ def test_wrong_usage_is_status_2(wrong: list[str], capsys: pytest.CaptureFixture
     assert "Usage" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--max-waiting", "--max_waiting"])
+def test_options_take_dashes_and_underscores(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Some commands took both and some only one; AMD Quark's flags, which `quantize` has, have underscores."""
+    assert cli.run(["projects", "create", "search", option, "many"]) == 2
+    assert "Invalid value for '--max-waiting'" in capsys.readouterr().err
+
+
 def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
@@ -318,11 +326,32 @@ def test_the_service_of_up_is_found(
     monkeypatch.delenv("BITFOUNDRY_API_KEY")
     assert cli.run(["list", "--count"]) == 1
     assert "bitfoundry up" in capsys.readouterr().err
-    Connection(url="http://127.0.0.1:8765", api_key="bf_local").write(tmp_path)
-    assert cli.run(["list"]) == 0
-    assert fake.calls[0][1] == ("http://127.0.0.1:8765", "bf_local")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        local = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        Connection(url=local, api_key="bf_local").write(tmp_path)
+        assert cli.run(["list"]) == 0
+    assert fake.calls[0][1] == (local, "bf_local")
     assert cli.run(["list", "--url", "http://other"]) == 1  # the local key is not sent elsewhere
     assert "needs an API key" in capsys.readouterr().err
+
+
+def test_a_service_of_up_that_is_stopped_is_left_out_and_that_is_said(
+    fake: type[FakeClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its address stays in the data folder: once `up` had run and ended, `list` and `presets` failed."""
+    monkeypatch.setattr(fake, "calls", [], raising=False)
+    monkeypatch.delenv("BITFOUNDRY_URL")
+    monkeypatch.delenv("BITFOUNDRY_API_KEY")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    Connection(url=f"http://127.0.0.1:{port}", api_key="bf_local").write(tmp_path)
+    for command, shown in (("presets", "w4a16"), ("list", "No matching jobs or runs")):
+        assert cli.run([command]) == 0
+        said = capsys.readouterr()
+        assert shown in said.out and "the service of `bitfoundry up` is stopped" in said.err
+    assert fake.calls == []
+    assert cli.run(["list", "--url", "http://127.0.0.1:9", "--api-key", "bf_x"]) == 0  # one that is named is asked
+    assert fake.calls[0][1] == ("http://127.0.0.1:9", "bf_x")
 
 
 def test_the_connection_is_for_us_alone(tmp_path: Path) -> None:
