@@ -283,4 +283,6 @@ def test_the_script_and_the_report_say_how_many_threads(artifact):
     folder, report = artifact
     threads = str(torch.get_num_threads())
     assert report["environment"]["threads"] == threads and report["environment"]["instructions"]
-    assert f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads}" in (folder / "reproduce.sh").read_text()
+    script = (folder / "reproduce.sh").read_text()
+    assert f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads}" in script
+    assert ": sh reproduce.sh OUTPUT_DIR\n" in script  # a downloaded file is not executable

@@ -18,11 +18,11 @@ NOT_SAID: dict[str, Any] = {
 
 _SCRIPT = """\
 #!/bin/sh
-# The same weights again: ./reproduce.sh OUTPUT_DIR
+# The same weights again: sh reproduce.sh OUTPUT_DIR
 # Made with {versions}. Others of these may round otherwise.
 set -eu
 export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads}  # sums in another order differ in their last bits
-[ $# -eq 1 ] || {{ echo "usage: $0 OUTPUT_DIR" >&2; exit 2; }}
+[ $# -eq 1 ] || {{ echo "usage: sh $0 OUTPUT_DIR" >&2; exit 2; }}
 {folders}task=$(mktemp)
 trap 'rm -f "$task"' EXIT
 "${{PYTHON:-python3}}" - "$1" "$MODEL_DIR" "$ADAPTER_DIR" > "$task" <<'END_OF_TASK'
