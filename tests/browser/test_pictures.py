@@ -42,6 +42,7 @@ REPLACE_SIGNS = """() => {
 }"""
 """Script that shows signs which our font lacks as •: the fonts of machines have them in several widths."""
 HIDE = "parts => parts.forEach(each => { each.style.visibility = 'hidden'; })"
+SPILLED = "box => [...box.querySelectorAll('td')].filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)"
 TEXT = "document.body.innerText + [...document.querySelectorAll('input, textarea')].map(field => field.value)"
 
 
@@ -105,7 +106,7 @@ PAGES = (
     Shown("project", "project", "max_running"),
     Shown("workers", "workers", "NVIDIA H100"),
     Shown("queue", "queue", "SmolLM2 nvfp4"),
-    Shown("system", "system", "Waiting to retry"),
+    Shown("system", "system", " ready"),
     Shown("not-found", "nowhere", "This page does not exist."),
     Shown("shared", f"/v1/shared/{rows.SHARED}", "SmolLM2-135M, quantized"),
 )
@@ -158,6 +159,9 @@ def test_the_numbers_of_a_comparison_fit_and_come_first(filled: LocalStack, page
     page.set_viewport_size({"width": 1440, "height": 900})
     table = page.locator(".results")
     assert table.evaluate("box => box.scrollWidth - box.clientWidth") <= 0, "a column is out of sight"
+    for width in (1280, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert table.evaluate(SPILLED) == [], "a text runs into the next column"
     row = table.get_by_role("row").filter(has=page.get_by_role("rowheader", name="SmolLM2 int8_dynamic"))
     expect(row).to_contain_text("KL ")  # the interval of a paired test
     page.set_viewport_size({"width": 390, "height": 844})

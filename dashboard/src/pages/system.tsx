@@ -41,9 +41,12 @@ function workersText(workers: Worker[]) {
   const others = { draining: count("draining"), blocked: count("blocked"), "not responding": count("silent") };
   const texts = Object.entries(others).flatMap(([text, number]) => (number ? [`${number} ${text}`] : []));
   return (
-    <span className={`state ${count("ready") ? "good" : "warn"}`}>
-      {count("ready") ? "✓" : "✕"} {[`${count("ready")} ready`, ...texts].join(", ")}
-    </span>
+    <>
+      <span className={`state ${count("ready") ? "good" : "warn"}`}>
+        {count("ready") ? "✓" : "✕"} {count("ready")} ready
+      </span>
+      {texts.length > 0 && <div className="sub">{texts.join(", ")}</div>}
+    </>
   );
 }
 

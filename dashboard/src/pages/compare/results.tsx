@@ -280,6 +280,9 @@ function stderrOf(row: Row, job: Job): number {
   return (summary && row.stderr?.(summary)) || 0;
 }
 
+/** The text with each number and its % on one line, where a narrow column breaks it. */
+const unbroken = (text: string) => text.replaceAll(" %", "\u00a0%");
+
 function Cell({ row, job, base, paired }: { row: Row; job: Job; base: Job; paired: PairedChange | null }) {
   const value = valueIn(row, job);
   const baseValue = valueIn(row, base);
@@ -293,8 +296,8 @@ function Cell({ row, job, base, paired }: { row: Row; job: Job; base: Job; paire
   return (
     <td className="number">
       {row.format(value)}
-      {ends && <div className="sub">{ends.join(" to ")}</div>}
-      {change && <div className={`sub ${change.tone}`}>{change.text}</div>}
+      {ends && <div className="sub">{unbroken(ends.join(" to "))}</div>}
+      {change && <div className={`sub ${change.tone}`}>{unbroken(change.text)}</div>}
     </td>
   );
 }
