@@ -28,7 +28,7 @@ from api.store.tables.jobs import Job
 from bitfoundry.local.stack import LocalStack
 from quantcore.config import presets
 from quantcore.config.job_spec import JobSpec
-from tests.browser.chromium import DRAWN, open_browser
+from tests.support.chromium import DRAWN, open_browser
 
 RESULTS = Path(__file__).parent / "results"
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "router")

@@ -61,7 +61,7 @@ def test_helpers_lie_in_one_place() -> None:
         ("from tests.integration.test_worker import outcomes", True),
         ("from tests.integration import test_worker", True),
         ("def late():\n    import tests.integration.conftest", True),
-        ("from tests.browser.chromium import ROOT", True),
+        ("from tests.browser.pictured_rows import NOW", True),
         ("from tests.support.models import tiny_model", False),
         ("from tests.support import models", False),
     ],

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from bitfoundry.client.service import Client
 from bitfoundry.local.stack import LocalStack
-from tests.browser.chromium import DASHBOARD, ROOT, open_browser
+from tests.support.chromium import DASHBOARD, ROOT, open_browser
 from tests.support.models import tiny_model
 
 SHORT_TIMES = {"BITFOUNDRY_LEASE_S": "10", "BITFOUNDRY_HEARTBEAT_S": "1", "BITFOUNDRY_POLL_S": "1"}

@@ -15,7 +15,7 @@ from bitfoundry.client.answers import Job
 from bitfoundry.client.service import Client
 from bitfoundry.local import demo_model
 from bitfoundry.local.stack import LocalStack
-from tests.browser.chromium import ROOT, open_browser
+from tests.support.chromium import ROOT, open_browser
 
 PICTURES = ROOT / "docs" / "screenshots"
 FINISHED = ("fp8", "int8_dynamic")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.chromium import DRAWN, set_font
+from tests.support.chromium import DRAWN, set_font
 
 BASELINE = Path(__file__).with_name("components.json")
 WIDTHS = (390, 1280)

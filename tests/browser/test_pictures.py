@@ -22,8 +22,8 @@ from playwright.sync_api import Browser, Page, expect
 from api.http.security import SIGN_IN_COOKIE
 from bitfoundry.local.stack import LocalStack
 from tests.browser import pictured_rows as rows
-from tests.browser.chromium import DRAWN, ROOT, set_font
 from tests.browser.screenshots import RENAME
+from tests.support.chromium import DRAWN, ROOT, set_font
 
 PICTURES = Path(__file__).with_name("pictures")
 SCALE = 4

@@ -28,7 +28,7 @@ from bitfoundry.client.service import Client
 from bitfoundry.errors import ApiError
 from bitfoundry.local import demo_model
 from bitfoundry.local.stack import LocalStack
-from tests.browser.chromium import open_browser
+from tests.support.chromium import open_browser
 from tests.support.journeys import Journey, environment_of
 from tests.support.real_models import gemma
 from tests.support.receiver import serve
