@@ -22,7 +22,7 @@ As dtypes of a stored tensor they stand for bytes: the last axis holds the block
 DTYPE_BYTES = {
     **dict.fromkeys(GGUF_BLOCKS, 1),
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+    "I64": 8, "I32": 4, "U32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 
 

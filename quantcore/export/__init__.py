@@ -20,6 +20,8 @@ from quantcore.export.exporter import (
     Decoder,
     Exporter,
     FileContents,
+    Fitting,
+    OwnConfig,
     OwnFiles,
     Uniform,
     encoded,
@@ -36,9 +38,11 @@ __all__ = [
     "Decoder",
     "Exporter",
     "FileContents",
+    "Fitting",
     "Uniform",
     "adapted",
     "check_exports",
+    "check_fitted",
     "default_format",
     "encoded",
     "file_of",
@@ -104,18 +108,36 @@ def json_files(
     quantization_config = exporter.quantization_config(config, layers, kept)
     if quantization_config is None:
         return {"config.json": dict(model_config)}
+    described = {**model_config, "quantization_config": quantization_config}
+    if isinstance(exporter, OwnConfig):
+        described[exporter.config_key] = exporter.own_config(quantization_config)
     own = exporter.own_files(quantization_config) if isinstance(exporter, OwnFiles) else {}
-    return {"config.json": {**model_config, "quantization_config": quantization_config}, **own}
+    return {"config.json": described, **own}
 
 
 def adapted(layers: tuple[LayerPlan, ...], exports: Sequence[str]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
-    """Adapt the layers to the exports that are containers; returns them with warnings."""
+    """Adapt the layers to the exports that have a form of their own for some settings; returns them with warnings."""
     warnings: tuple[str, ...] = ()
     for export in exports:
-        if isinstance(exporter := EXPORTERS.get(export), Container):
+        if isinstance(exporter := EXPORTERS.get(export), Fitting):
             layers, more = exporter.adapt(layers)
             warnings += more
     return layers, warnings
+
+
+def check_fitted(layers: Sequence[LayerPlan], export: str) -> None:
+    """Raise ConfigError for layers that were solved already and would have to be ``adapted`` to the format."""
+    fitted, _ = adapted(tuple(layers), (export,))
+    odd = next((old for old, new in zip(layers, fitted, strict=True) if old != new), None)
+    if odd is not None:
+        raise ConfigError(
+            f"The {export} format cannot store {odd.name} ({odd.scheme}) as it is: its whole zero points would be"
+            " rounded.",
+            code="incompatible_export",
+            hint=f"Quantize the original model for this format: bitfoundry quantize --model_export {export}. In a "
+            "config, set zero_point_type float32.",
+            field="/export",
+        )
 
 
 def check_exports(

@@ -104,7 +104,29 @@ class OwnFiles(Protocol):
 
 
 @runtime_checkable
-class Container(Protocol):
+class OwnConfig(Protocol):
+    """An exporter whose program looks for the settings under another name in config.json."""
+
+    @property
+    def config_key(self) -> str: ...
+
+    def own_config(self, quantization_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what stands under ``config_key``, for the same ``quantization_config`` as in config.json."""
+
+
+@runtime_checkable
+class Fitting(Protocol):
+    """An exporter for one program, which has a list of models and a form of its own for some settings."""
+
+    def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
+        """Return the layers with open settings of their configs decided as the format needs, and warnings."""
+
+    def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
+        """Raise ConfigError for a model that the format, or its program, cannot hold. It is of config.json."""
+
+
+@runtime_checkable
+class Container(Fitting, Protocol):
     """An exporter with a container other than safetensors (GGUF, ONNX).
 
     If ``holds_tokenizer``, the container is the whole model: config.json and the files of the tokenizer are not copied
@@ -123,14 +145,8 @@ class Container(Protocol):
     def file_module(self) -> str:
         """The full name of the module with the functions of ``ContainerFile``. It may need torch; exporters do not."""
 
-    def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
-        """Return the layers with open settings of their configs decided as the format needs, and warnings."""
-
     def float_layout(self, name: str, tensor: TensorHeader, model_config: Mapping[str, Any]) -> TensorLayout | None:
         """Return the layout of a tensor that is not quantized; None if it is left out. Raises as ``check``."""
-
-    def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
-        """Raise ConfigError for a model that the format cannot hold."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, tensor_name
 from quantcore.export.gguf.model import read_gguf
 from quantcore.export.importer import Importer, StoredFiles
+from quantcore.export.mlx import MlxExporter, own_settings
 from quantcore.export.modelopt import own_description
 
 GPT_OSS = "mxfp4"
@@ -125,7 +126,7 @@ def _read_base(folder: Path) -> Model:
         check_files(path)
     if gguf_file is None:
         config, tensors = read_folder(folder)
-        quantization_config = config.get("quantization_config") or own_description(folder)
+        quantization_config = config.get("quantization_config") or own_settings(config) or own_description(folder)
     else:
         folder = gguf_file.parent
         config, tensors = read_gguf(gguf_file)
@@ -145,7 +146,7 @@ def _read_base(folder: Path) -> Model:
     floats = {name: tensor for name, tensor in tensors.items() if name not in used}
     coded = {**quantized.layers, **quantized.embeddings}
     floats |= {name: _as_float(name, layer, files) for name, layer in coded.items()}
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    plain = {key: value for key, value in config.items() if key not in ("quantization_config", MlxExporter.config_key)}
     warning = (
         f"The model is already quantized ({quantized.format}): its weights are decoded first, so the errors of both "
         "quantizations add up."

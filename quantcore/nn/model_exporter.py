@@ -33,7 +33,9 @@ from quantcore.export import (
     EXPORTERS,
     Container,
     Exporter,
+    Fitting,
     check_exports,
+    check_fitted,
     encoded,
     holds_codes,
     json_files,
@@ -127,15 +129,16 @@ class ModelExporter:
         probabilities = attention_scales(model, layers, quant_config, export)
         _check_plans(plans, quant_config)
         check_exports(plans, (export,))
+        check_fitted(plans, export)
         _check_cache_group(layers, options)
         with building(self.export_dir) as folder:
             stored = find_stored(model)
+            model_config = _model_config(model, stored)
             if holds_codes(export):
-                _write(stored, exporter, folder, probabilities)
+                _write(stored, exporter, folder, model_config, probabilities)
             else:
                 _write_plain(model, stored, folder)
             stored_plans = tuple(replace(layer.plan, name=name) for name, layer in stored.layers.items())
-            model_config = _model_config(model, stored)
             named, kept = with_module_names(model_config, stored_plans, stored.kept)
             for name, content in json_files(export, model_config, quant_config, named, kept).items():
                 write_json(folder / name, content)
@@ -326,7 +329,13 @@ def _check_weights(plans: list[LayerPlan]) -> None:
         )
 
 
-def _write(stored: Stored, exporter: Exporter, folder: Path, probabilities: dict[int, torch.Tensor]) -> None:
+def _write(
+    stored: Stored,
+    exporter: Exporter,
+    folder: Path,
+    model_config: dict[str, Any],
+    probabilities: dict[int, torch.Tensor],
+) -> None:
     """Write all weights, one layer at a time; ``probabilities``: see ``attention_scales``."""
     scales = {
         f"{name.removesuffix(QUERIES)}prob_output_scale": probabilities[id(layer)].reshape(())
@@ -339,6 +348,8 @@ def _write(stored: Stored, exporter: Exporter, folder: Path, probabilities: dict
     dtypes = {name: DTYPE_NAMES[layer.canonical_weight().dtype] for name, layer in stored.layers.items()}
     for name in stored.layers:
         layouts |= layouts_of(exporter, plans[name], dtypes[name])
+    if isinstance(exporter, Fitting):
+        exporter.check(model_config, layouts)
     with closing(Sink(folder, layouts)) as sink:
         for name, tensor in floats:
             sink.write(name, tensor)

@@ -25,6 +25,7 @@ from quantcore.errors import ConfigError, ModelError
 from quantcore.export import (
     EXPORTERS,
     Container,
+    Fitting,
     default_format,
     holds_codes,
     layouts_of,
@@ -257,7 +258,7 @@ def written_layout(
             layout[name] = TensorLayout(tensors[name].dtype, tensors[name].shape)
         elif (entry := exporter.float_layout(name, tensors[name], model_config)) is not None:
             layout[name] = entry
-    if isinstance(exporter, Container):
+    if isinstance(exporter, Fitting):
         exporter.check(model_config, layout)
     return layout
 

@@ -8,7 +8,7 @@ from quantcore.config import presets
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import QuantizationConfig, QuantizationSpec, learns_from_data
 from quantcore.engine.solvers.rtn import round_to_nearest
-from quantcore.export import EXPORTERS, Container
+from quantcore.export import EXPORTERS, Container, Fitting
 from quantcore.tensors.affine import QParams
 from quantcore.tensors.qtensor import QLayer
 
@@ -73,6 +73,6 @@ def accepting(name: str) -> Iterator[tuple[str, LayerPlan, QLayer]]:
             layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, shape, config)
             short = layer.weight.scale_type.is_whole and shape[1] % 256 and not isinstance(exporter, Container)
             if all(length % size == 0 for length, size in layer.groups) and not short and not exporter.refuse(layer):
-                if isinstance(exporter, Container):
+                if isinstance(exporter, Fitting):
                     config = exporter.adapt((layer,))[0][0].config  # as the plan does
                 yield config_name, *solved(config, shape)

@@ -18,7 +18,7 @@ from quantcore.engine.data.tokenizer import unpack_tokenizer
 from quantcore.engine.model.module_names import with_module_names
 from quantcore.errors import ConfigError, ProofError
 from quantcore.events import Completed, Emit, PhaseStarted, Progress
-from quantcore.export import EXPORTERS, Container, check_exports, encoded, holds_codes, json_files
+from quantcore.export import EXPORTERS, Container, check_exports, check_fitted, encoded, holds_codes, json_files
 from quantcore.importing.model import Model, QuantizedLayers, read_model
 from quantcore.plan.planner import written_layout
 from quantcore.tensors.hashing import tensor_digest
@@ -96,6 +96,7 @@ def _check(model: Model, export: str, *, is_recoded: bool) -> QuantizedLayers:
 def _check_layers(model: Model, layers: tuple[LayerPlan, ...], export: str) -> None:
     """Raise ConfigError ``incompatible_export`` for layers that ``export`` cannot hold."""
     check_exports(layers, (export,))
+    check_fitted(layers, export)
     active = next((layer for layer in layers if layer.input_tensors or layer.config.output_tensors), None)
     if active is not None and not holds_codes(export):
         raise ConfigError(
