@@ -174,9 +174,10 @@ LLAMACPP_STAMP := $(CONSUMERS)/llamacpp/.stamp-$(shell cksum < tests/consumers/l
 LLMC_STAMP := $(CONSUMERS)/llmc/.stamp-$(shell cksum < bench/engines/llmcompressor-requirements.txt | cut -d' ' -f1)
 AUTOROUND_STAMP := $(CONSUMERS)/autoround/.stamp-$(shell cksum < bench/engines/autoround-requirements.txt | cut -d' ' -f1)
 MLFLOW_STAMP := $(CONSUMERS)/mlflow/.stamp-$(shell cksum < tests/consumers/mlflow-requirements.txt | cut -d' ' -f1)
+MLX_STAMP := $(CONSUMERS)/mlx/.stamp-$(shell cksum < tests/consumers/mlx-requirements.txt | cut -d' ' -f1)
 GPTQMODEL_STAMP := $(CONSUMERS)/gptqmodel/.stamp-$(shell cksum < bench/engines/gptqmodel-requirements.txt | cut -d' ' -f1)
 
-consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP) $(LLAMACPP_STAMP) $(MLFLOW_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel, llama.cpp, MLflow and others, for test-all
+consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP) $(LLAMACPP_STAMP) $(MLFLOW_STAMP) $(MLX_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel, llama.cpp, MLX, MLflow and others, for test-all
 
 # $(call environment,NAME,REQUIREMENTS): install the requirements into the environment NAME, and stamp it.
 define environment
@@ -212,6 +213,10 @@ $(LLAMACPP_STAMP):
 $(MLFLOW_STAMP):
 	@echo "installing MLflow into $(CONSUMERS)/mlflow"
 	$(call environment,mlflow,tests/consumers/mlflow-requirements.txt)
+
+$(MLX_STAMP):
+	@echo "installing MLX for CPU and mlx-lm into $(CONSUMERS)/mlx"
+	$(call environment,mlx,tests/consumers/mlx-requirements.txt)
 
 bench-formats: $(PEERS_STAMP)  ## quantize and dequantize a large weight, against a copy, AMD Quark and torchao
 	@OMP_NUM_THREADS=1 $(CONSUMERS)/peers/bin/python -m bench.formats $(ARGS)

@@ -110,7 +110,7 @@ def json_files(
         return {"config.json": dict(model_config)}
     described = {**model_config, "quantization_config": quantization_config}
     if isinstance(exporter, OwnConfig):
-        described[exporter.config_key] = exporter.own_config(quantization_config)
+        described |= exporter.own_config(model_config, quantization_config)
     own = exporter.own_files(quantization_config) if isinstance(exporter, OwnFiles) else {}
     return {"config.json": described, **own}
 

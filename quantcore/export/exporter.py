@@ -105,13 +105,10 @@ class OwnFiles(Protocol):
 
 @runtime_checkable
 class OwnConfig(Protocol):
-    """An exporter whose program looks for the settings under another name in config.json."""
+    """An exporter whose program looks for other settings in config.json than ``quantization_config``."""
 
-    @property
-    def config_key(self) -> str: ...
-
-    def own_config(self, quantization_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what stands under ``config_key``, for the same ``quantization_config`` as in config.json."""
+    def own_config(self, model_config: Mapping[str, Any], quantization_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that are added to ``model_config``, which is config.json without what is quantized."""
 
 
 @runtime_checkable

@@ -42,8 +42,8 @@ from quantcore.export.exporter import (
     refuse_everywhere,
     stored_scale_dtype,
 )
-from quantcore.export.importer import StoredFiles, StoredLayer, not_held
-from quantcore.export.mlx_models import VERSION, why_not_loaded
+from quantcore.export.importer import SCALE_TYPES, StoredFiles, StoredLayer, not_held
+from quantcore.export.mlx_models import earlier_names, why_not_loaded
 from quantcore.export.readers import Readers
 from quantcore.export.words import WORD_BITS, codes_of, pack_from_zero
 from quantcore.formats import IntFormat
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from quantcore.tensors.qtensor import QLayer
 
 METHOD = "mlx"
+KEY = "quantization"
+"""The key of config.json that mlx-lm reads."""
 AFFINE = "affine"
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
@@ -76,7 +78,6 @@ class MlxExporter:
     name = METHOD
     title = "MLX safetensors (mlx-lm)"
     readers = Readers("mlx-lm", preference=9)
-    config_key = "quantization"
 
     def refuse(self, layer: LayerPlan) -> str | None:
         weight = _fitted(layer).weight
@@ -108,12 +109,12 @@ class MlxExporter:
         return fitted, (warning,) if num_changed else ()
 
     def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
-        """Raise ConfigError for a model that mlx-lm has no class for, and for experts of one stack that differ."""
-        if reason := why_not_loaded(model_config):
+        """Raise ConfigError for a model that mlx-lm does not load, and for experts of one stack that differ."""
+        if reason := why_not_loaded(model_config, layouts):
             raise ConfigError(
                 f"The mlx format cannot store this model: {reason}.",
                 code="incompatible_export",
-                hint=f"Choose another format. The models of mlx-lm {VERSION} are those of its folder mlx_lm/models.",
+                hint="Choose another format, such as gguf.",
                 field="/export",
             )
         first: dict[str, tuple[str, TensorLayout | None]] = {}
@@ -192,13 +193,8 @@ class MlxExporter:
         others = {name: own for name, own in settings.items() if own != usual}
         return {"quant_method": METHOD, **usual, **others}
 
-    def own_config(self, quantization_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what mlx-lm reads: it takes all settings of a layer for arguments of its class."""
-        return {
-            name: self.own_config(value) if isinstance(value, Mapping) else value
-            for name, value in quantization_config.items()
-            if name not in OURS
-        }
+    def own_config(self, model_config: Mapping[str, Any], quantization_config: Mapping[str, Any]) -> dict[str, Any]:
+        return {**earlier_names(model_config), KEY: _without_ours(quantization_config)}
 
     def matches(self, config: Mapping[str, Any]) -> bool:
         """Files of mlx-lm itself name no method."""
@@ -212,9 +208,18 @@ class MlxExporter:
 
 
 def own_settings(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the settings in config.json that stand only under mlx-lm's name, as before its version 0.19, or None."""
-    settings = config.get(MlxExporter.config_key)
+    """Return the settings in config.json that stand only under mlx-lm's name, as in older files, or None."""
+    settings = config.get(KEY)
     return settings if isinstance(settings, dict) else None
+
+
+def _without_ours(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what mlx-lm knows of ``settings``: it takes all that belong to a layer for arguments of its class."""
+    return {
+        name: _without_ours(value) if isinstance(value, Mapping) else value
+        for name, value in settings.items()
+        if name not in OURS
+    }
 
 
 def _fitted(layer: LayerPlan) -> LayerPlan:
@@ -268,20 +273,30 @@ def _check_symmetric(layer: LayerPlan, params: QParams, bias: torch.Tensor) -> N
 
 
 def _stored_layer(name: str, quantization_config: Mapping[str, Any], files: StoredFiles) -> StoredLayer:
-    own = quantization_config.get(name)
-    own = quantization_config if own is None else own
+    own = quantization_config.get(name, quantization_config)
     mode, bits, size = str(own.get("mode", AFFINE)), int(own["bits"]), int(own["group_size"])
     weight = files.shape(f"{name}.weight")
     if len(weight) != 2:
         raise not_held(f"{name} is a stack of experts {list(weight)}, as mlx-lm saves them")
-    if files.tensors[f"{name}.weight"].dtype != "U32":
-        raise not_held(f"the codes of {name} are not words of 32 bits (U32)")
-    spec = _affine(bits, size, symmetric=own.get("symmetric") is True) if mode == AFFINE else _floats(mode, bits, size)
-    shape = (weight[0], weight[1] * WORD_BITS // bits)
-    if spec.scale_type is ScaleType.float:
-        files.shape(f"{name}.biases")
-        spec = files.with_scale(spec, f"{name}.scales")
-    return StoredLayer(shape, QuantizationConfig(weight=spec))
+    _check_dtype(f"{name}.weight", ("U32",), files)
+    if mode == AFFINE:
+        for part in ("scales", "biases"):
+            _check_dtype(f"{name}.{part}", tuple(SCALE_TYPES), files)
+        spec = files.with_scale(_affine(bits, size, symmetric=own.get("symmetric") is True), f"{name}.scales")
+    else:
+        _check_dtype(f"{name}.scales", ("U8",), files)
+        spec = _floats(mode, bits, size)
+    width, rest = divmod(weight[1] * WORD_BITS, bits)
+    if rest or width % size:
+        raise not_held(f"the codes of {name} do not fill groups of {size} with {bits} bits")
+    return StoredLayer((weight[0], width), QuantizationConfig(weight=spec))
+
+
+def _check_dtype(name: str, allowed: tuple[str, ...], files: StoredFiles) -> None:
+    files.shape(name)  # which raises for a tensor that is missing
+    dtype = files.tensors[name].dtype
+    if dtype not in allowed:
+        raise not_held(f"{name} is {dtype}, not {' or '.join(allowed)}")
 
 
 def _affine(bits: int, size: int, *, symmetric: bool) -> QuantizationSpec:

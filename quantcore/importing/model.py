@@ -31,7 +31,8 @@ from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, tensor_name
 from quantcore.export.gguf.model import read_gguf
 from quantcore.export.importer import Importer, StoredFiles
-from quantcore.export.mlx import MlxExporter, own_settings
+from quantcore.export.mlx import KEY as MLX_KEY
+from quantcore.export.mlx import own_settings
 from quantcore.export.modelopt import own_description
 
 GPT_OSS = "mxfp4"
@@ -146,7 +147,7 @@ def _read_base(folder: Path) -> Model:
     floats = {name: tensor for name, tensor in tensors.items() if name not in used}
     coded = {**quantized.layers, **quantized.embeddings}
     floats |= {name: _as_float(name, layer, files) for name, layer in coded.items()}
-    plain = {key: value for key, value in config.items() if key not in ("quantization_config", MlxExporter.config_key)}
+    plain = {key: value for key, value in config.items() if key not in ("quantization_config", MLX_KEY)}
     warning = (
         f"The model is already quantized ({quantized.format}): its weights are decoded first, so the errors of both "
         "quantizations add up."

@@ -34,6 +34,8 @@ MUST_TAKE = {
     "onnx": {"int8_static", "int8", "int8_dynamic", "int8_weight_only", "int8_weight_only_asym", "uint8", "fp8"}
     | {"w4a16", "w4a16_sym", "uint4_whole_row", "float32_scales", "fp8_dynamic", "fp8_weight_only", "kv_cache_fp8"}
     | {"int8_static_asym_input", "int4_wo_32", "gguf_q4_0", "gguf_q8_0"},
+    "mlx": {"w4a16", "w4a16_sym", "uint4_wo_32", "w3a16", "w3a16_sym", "w2a16", "int2", "int3", "uint2", "uint8"}
+    | {"mxfp4_weight_only", "mxfp8_weight_only"},
     "gguf": {name for name in CONFIGS if name.startswith("gguf")} | {"uint4_wo_32", "int4_wo_32"},
 }
 WITH_CODES = [name for name in EXPORTERS if holds_codes(name)]
@@ -106,7 +108,8 @@ def test_fake_quantized_takes_what_no_other_format_does(spec):
     }[spec]
     config = QuantizationConfig(weight=weight, bias=QuantizationSpec(dtype="int8") if spec == "bias" else None)
     layer, quantized = solved(config, (64, 128))
-    assert [name for name in MUST_TAKE if EXPORTERS.get(name).refuse(layer) is None] == ["fake_quantized"]
+    taking = ["fake_quantized", "mlx"] if spec == "float zero point" else ["fake_quantized"]
+    assert [name for name in MUST_TAKE if EXPORTERS.get(name).refuse(layer) is None] == taking
     [(part, tensor)] = EXPORTERS.get("fake_quantized").encode(layer, quantized, "BF16").items()
     assert part == "weight" and torch.equal(tensor, quantized.weight.dequantize())
 

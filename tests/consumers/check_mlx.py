@@ -1,13 +1,13 @@
 """Runs in mlx-lm's environment: load checkpoints, compute logits, and dequantize their weights with MLX.
 
-usage: check_mlx.py WINDOWS.json MODEL_DIR ... -> one line ``RESULT {MODEL_DIR: {"perplexity", "text", "modes"}}``, or the
-           error in place of these; WINDOWS.json is a list of token id lists. ``modes`` counts the quantized modules by
-           class, mode, bits and group size. With MODEL_DIR/tokenizer.json, ``text`` is what follows a prompt
+usage: check_mlx.py WINDOWS.json MODEL_DIR ... -> one line ``RESULT {MODEL_DIR: {"perplexity", "text", "modes"}}``, or
+           the error in place of these. WINDOWS.json is a list of token id lists; ``text`` is what follows a prompt, and
+           ``modes`` counts the quantized modules by class, mode, bits and group size
        check_mlx.py --logits WINDOWS.json MODEL_DIR OUT.safetensors -> the logits of the first window, float32
        check_mlx.py --dequantize MODEL_DIR OUT.safetensors -> every weight as mx.dequantize computes it from scales and
            biases in float32
-       check_mlx.py --quantize IN.safetensors OUT.safetensors BITS GROUP_SIZE MODE -> ``NAME.weight`` and others of every
-           tensor, as mx.quantize makes them
+       check_mlx.py --quantize IN.safetensors OUT.safetensors BITS GROUP_SIZE MODE -> ``NAME.weight``, ``NAME.scales``
+           and ``NAME.biases`` of every tensor, as mx.quantize makes them
        check_mlx.py --convert MODEL_DIR OUT_DIR BITS GROUP_SIZE MODE -> the model, quantized by mlx-lm itself
 """
 
@@ -71,6 +71,7 @@ def save_logits(windows, folder, out):
     model, _ = load_model(Path(folder))
     window = json.loads(Path(windows).read_text())[0]
     mx.save_safetensors(out, {"logits": model(mx.array([window])).astype(mx.float32)})
+    return len(window)
 
 
 def dequantize(folder, out):
@@ -95,10 +96,12 @@ def quantize(path, out, bits, group_size, mode):
         own = mx.quantize(weight, int(group_size), int(bits), mode=mode)
         parts |= {f"{name}.{part}": each for part, each in zip(("weight", "scales", "biases"), own, strict=False)}
     mx.save_safetensors(out, parts)
+    return len(parts)
 
 
 def convert_model(folder, out, bits, group_size, mode):
     convert(folder, out, quantize=True, q_bits=int(bits), q_group_size=int(group_size), q_mode=mode)
+    return json.loads((Path(out) / "config.json").read_text())["quantization"]
 
 
 if __name__ == "__main__":

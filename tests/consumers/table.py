@@ -31,6 +31,7 @@ CONSUMERS: dict[str, tuple[str | None, tuple[str, ...]]] = {  # environment (Non
     "Transformers": ("peers", ("transformers",)),
     "Transformers, of images": ("vllm", ("transformers", "compressed-tensors")),
     "llama.cpp": ("llamacpp", ("llama-cpp-python",)),
+    "mlx-lm": ("mlx", ("mlx", "mlx-lm")),
     "sentence-transformers": (None, ("sentence-transformers",)),
 }
 KEY = ("consumer", "format", "scheme", "model")

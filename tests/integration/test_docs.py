@@ -127,7 +127,7 @@ def test_the_tables_of_the_page_of_algorithms():
 
 
 ORDER = ["quark", "compressed_tensors", "fp8", "modelopt", "gptq", "gptq_v2", "awq", "bitsandbytes", "gguf", "onnx",
-         "fake_quantized"]  # fmt: skip
+         "mlx", "fake_quantized"]  # fmt: skip
 
 
 def test_the_flags_of_the_page_of_mixed_precision():

@@ -72,12 +72,13 @@ CASES = {
     "awq": ("w4a16",),
     "bitsandbytes": ("nf4", "fp4_bnb", "nf4_double_quant", "fp4_bnb_double_quant", "llm_int8"),
     "onnx": ("w4a16", "int8_static", "mixed", "kv"),
+    "mlx": ("w4a16", "w4a16_sym", "int2", "int3", "mxfp4_weight_only"),
 }
 ALL = [(export, name) for export, names in CASES.items() for name in names]
 USUAL = [  # one to three of each format that no other is much like; a graph takes long to trace: see test_onnx
     ("quark", "kv"), ("compressed_tensors", "w4a16_sym"), ("compressed_tensors", "mxfp4"), ("fp8", "kv"),
     ("compressed_tensors", "blocks"), ("gptq", "mixed"), ("awq", "w4a16"), ("bitsandbytes", "nf4_double_quant"),
-    ("modelopt", "nvfp4_and_fp8"),
+    ("modelopt", "nvfp4_and_fp8"), ("mlx", "w4a16"),
 ]  # fmt: skip
 CONFIGS = {
     "kv": presets.resolve("fp8", kv_cache="fp8"),
@@ -186,9 +187,9 @@ def odd_mixture(tmp_path_factory):
 def test_an_odd_mixture_of_experts_in_every_format(odd_mixture, export, tmp_path):
     """Layers left out, another scheme beside the first: what is loaded computes what the job measured.
 
-    GGUF has no such architecture, ONNX no mixtures.
+    GGUF has no such architecture, ONNX no mixtures, and MLX needs one scheme for all experts (see test_mlx).
     """
-    assert set(EXPORTERS) - set(ODD_MIXTURES) == {"gguf", "onnx", "fake_quantized"}
+    assert set(EXPORTERS) - set(ODD_MIXTURES) == {"gguf", "onnx", "mlx", "fake_quantized"}
     config = replace(ODD_MIXTURES[export], exclude=LEFT_OUT)
     report = quantize(odd_mixture, tmp_path / "out", config, export)
     model, found = quantcore.load(tmp_path / "out")

@@ -138,5 +138,5 @@ def test_presets_with_the_same_dtype_come_first() -> None:
     assert error is not None
     hint = error.hint
     assert hint.startswith("Presets that gguf can store: uint4_wo_32, gguf_q4_1, gguf_q4_k, ")
-    assert hint.endswith("Formats that can store these layers: awq, compressed_tensors, quark, gptq_v2, onnx, "
+    assert hint.endswith("Formats that can store these layers: awq, compressed_tensors, quark, gptq_v2, onnx, mlx, "
                          "fake_quantized.")  # fmt: skip

@@ -22,6 +22,7 @@ from tests.support.proofs import proving_here
 FORMATS = [
     ("float", ""), ("fp8", "fp8"), ("fp8", "quark"), ("int8_dynamic", "compressed_tensors"),
     ("w4a16", "compressed_tensors"), ("w4a16", "awq"), ("w4a16", "quark"), ("nvfp4", "modelopt"),
+    ("w4a16", "mlx"), ("mxfp4_weight_only", "mlx"),
 ]  # fmt: skip
 STRANGERS = (
     "weight_scale", ".weight_scale", "x.weight_scale_inv", "lm_head.weight_scale", "model.norm.qweight", "x.g_idx",
