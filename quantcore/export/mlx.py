@@ -77,7 +77,7 @@ OURS = ("quant_method", "symmetric")
 class MlxExporter:
     name = METHOD
     title = "MLX safetensors (mlx-lm)"
-    readers = Readers("mlx-lm", preference=9)
+    readers = Readers("mlx-lm", preference=9, for_transformers=False)
 
     def refuse(self, layer: LayerPlan) -> str | None:
         weight = _fitted(layer).weight

@@ -46,6 +46,7 @@ ALLOWED = {
     },
     "a file of the engine's own": {
         "quantcore.export.loading": 1,
+        "quantcore.export.mlx_models": 1,
         "quantcore.engine.evaluation.baseline_cache": 2,
         "quantcore.serving.inside_env": 1,
         "quantcore.sandbox.landlock": 4,

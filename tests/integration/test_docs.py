@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from api.store.tables.chats import EndReason
 from bitfoundry.commands.main import app
+from quantcore.checkpoint.headers import read_tensor_headers
 from quantcore.cli.flags import add_mix, add_speed, parser
 from quantcore.cli.from_flags import task_of
 from quantcore.cli.main import main
@@ -184,6 +185,21 @@ def test_the_python_of_the_page_of_formats(folder, monkeypatch, capsys):
 def test_the_page_of_onnx(folder, capsys):
     read_page("how-to/onnx.md", folder)
     assert len(capsys.readouterr().out.strip()) > len("The capital of France is")
+
+
+@pytest.mark.slow
+def test_the_page_of_mlx(folder):
+    read_page("how-to/mlx.md", folder)
+    settings = json.loads((folder / "out-mlx" / "config.json").read_text())["quantization"]
+    assert settings == {"group_size": 64, "bits": 4, "mode": "affine"}
+    assert "model.embed_tokens.scales" in read_tensor_headers(folder / "out-mlx")
+
+
+def test_the_presets_of_the_page_of_mlx():
+    named = [name for row in rows_of((DOCS / "how-to" / "mlx.md").read_text(), "Modes") for name in row[1].split(", ")]
+    assert {name.strip("`") for name in named if name} == {
+        preset.name for preset in PRESETS.values() if "mlx" in formats_for(preset.config)
+    }
 
 
 @pytest.mark.slow

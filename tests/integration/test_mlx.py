@@ -231,9 +231,9 @@ def test_models_without_a_class_and_unequal_experts_are_refused(tmp_path):
     opt = tiny_model(tmp_path / "opt", model_type="opt", word_embed_proj_dim=64, ffn_dim=128)
     with pytest.raises(ConfigError, match=r"mlx-lm 0\.32\.2 has no class for model_type 'opt'"):
         quantize(opt, tmp_path / "out", presets.resolve("w4a16_sym"), "mlx")
-    mixture = tiny_model(tmp_path / "mixture", model_type="qwen3_moe", **MIXTURES["qwen3_moe"])
-    left_out = replace(presets.resolve("w4a16_sym"), exclude=("lm_head", "*.1.mlp.experts.2.up_proj"))
-    with pytest.raises(ConfigError, match=r"experts\.0\.up_proj\.weight and .*experts\.2\.up_proj\.weight are quant"):
+    mixture = tiny_model(tmp_path / "mixture", model_type="mixtral", **MIXTURES["mixtral"])
+    left_out = replace(presets.resolve("w4a16_sym"), exclude=("lm_head", "*.1.*.experts.2.w3"))
+    with pytest.raises(ConfigError, match=r"experts\.0\.w3\.weight and .*experts\.2\.w3\.weight are quant"):
         quantize(mixture, tmp_path / "out", left_out, "mlx")
 
 
