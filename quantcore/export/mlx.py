@@ -7,7 +7,8 @@ affine   integers of 2, 3, 4, 5, 6 and 8 bits from 0 in groups of 32, 64 or 128.
          [out, in / group] in the model's dtype: a value is code * scale + bias
 mxfp4    fp4 in groups of 32; ``scales`` uint8 [out, in / 32], a byte of e8m0
 mxfp8    fp8_e4m3 in groups of 32; ``scales`` as in mxfp4
-nvfp4    fp4 in groups of 16; ``scales`` uint8, a byte of e4m3, without a scale above them. It is only read
+nvfp4    fp4 in groups of 16; ``scales`` uint8, a byte of e4m3, without a scale above them. It is only read, with 1 as
+         that scale
 
 A bias is the value of the smallest code. Symmetric weights have one that is exact in every dtype, since it is a scale
 times a power of two. Whole zero points do not: ``adapt`` replaces them by real ones, whose biases are rounded before
@@ -174,9 +175,9 @@ class MlxExporter:
 
         spec, words = layer.weight, tensors["weight"].view(torch.int32)
         if _mode(spec) is not None:
-            codes = unpack(words, spec.format)
-            params = QParams(_finite(layer, "scales", _decoded_scales(tensors["scales"], spec)))
-            return QLayer(QTensor(codes, params, spec))
+            above = torch.ones((), device=words.device) if spec.scale_type is ScaleType.e4m3 else None
+            scale = _finite(layer, "scales", _decoded_scales(tensors["scales"], spec))
+            return QLayer(QTensor(unpack(words, spec.format), QParams(scale, global_scale=above), spec))
         scale = _finite(layer, "scales", tensors["scales"].float())
         bias = _finite(layer, "biases", tensors["biases"].float())
         params = QParams(scale) if spec.symmetric else params_of_minimum(scale, bias, spec)

@@ -23,6 +23,7 @@ from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.errors import ModelError, QuantError
 from quantcore.export import formats_for, holds_codes
 from quantcore.export.gguf.model import read_gguf
+from quantcore.export.mlx import own_settings
 from quantcore.hub import download as hub
 from quantcore.hub.outline import MAX_CARD_BYTES
 from quantcore.importing.grid_search import with_grids
@@ -149,7 +150,7 @@ def read_license(folder: Path) -> str | None:
 
 
 def _quantization(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    quantization_config = config.get("quantization_config")
+    quantization_config = config.get("quantization_config") or own_settings(config)
     if not quantization_config:
         return None
     method = quantization_config.get("quant_method") if isinstance(quantization_config, dict) else None

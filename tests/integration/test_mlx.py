@@ -18,6 +18,7 @@ from quantcore.engine.commands.convert import convert
 from quantcore.engine.containers.dequantize import open_source, read_layer
 from quantcore.errors import ConfigError, ModelError
 from quantcore.importing.model import read_model
+from quantcore.plan.inspection import inspect
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.reading import measured, quantize
 
@@ -166,6 +167,7 @@ def test_a_file_as_mlx_lm_publishes_it_is_read(float_model, tmp_path):
     del config["quantization_config"]  # as mlx-lm wrote it at first
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
     assert torch.equal(values_of(tmp_path / "out", LAYER), after)
+    assert inspect(tmp_path / "out").quantization == {"quant_method": "unknown", "export": "mlx"}
 
 
 def test_codes_go_to_other_formats_and_back(float_model, tmp_path):
@@ -175,6 +177,26 @@ def test_codes_go_to_other_formats_and_back(float_model, tmp_path):
         made, expected = (load_file(folder / target / "model.safetensors") for folder in (tmp_path, tmp_path / "out"))
         assert made.keys() == expected.keys()
         assert all(torch.equal(made[key].view(torch.uint8), expected[key].view(torch.uint8)) for key in made)
+
+
+def test_nvfp4_of_mlx_has_one_as_the_scale_above_the_others(float_model, tmp_path):
+    quantize(float_model, tmp_path / "out", presets.resolve("mxfp4_weight_only"), "mlx")
+    path, file = tmp_path / "out" / "config.json", tmp_path / "out" / "model.safetensors"
+    config, stored = json.loads(path.read_text()), load_file(file)
+    for name in [name for name in stored if name.endswith(".scales")]:
+        rows, num_groups = stored[name].shape
+        stored[name] = torch.arange(2 * rows * num_groups).remainder(120).add(1).to(torch.uint8).view(rows, -1)
+    save_file(stored, file)
+    settings = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
+    path.write_text(json.dumps({**config, "quantization": settings, "quantization_config": settings}))
+    scale = stored[f"{LAYER}.scales"].view(torch.float8_e4m3fn).double().repeat_interleave(16, 1)
+    units = {**stored, f"{LAYER}.scales": torch.full((128, 2), 127, dtype=torch.uint8)}
+    values = values_of(tmp_path / "out", LAYER)
+    assert torch.equal(values.double(), decoded(units, LAYER, 32, 4, "mxfp4") * scale)
+    convert(tmp_path / "out", tmp_path / "modelopt", "modelopt", lambda event: None)
+    assert torch.equal(values_of(tmp_path / "modelopt", LAYER), values)
+    with pytest.raises(ConfigError, match="no scale above"):
+        quantize(tmp_path / "modelopt", tmp_path / "back", presets.resolve("nvfp4_weight_only"), "mlx")
 
 
 def test_whole_zero_points_are_not_converted(float_model, tmp_path):
