@@ -1,8 +1,9 @@
 """mlx-lm on MLX's CPU backend loads our files: the same weights to the bit, the same logits, the same perplexity.
 
-Logits are compared in float32 models. In a model of 16 bits MLX rounds code * scale, and then the sum with the bias, to
-that type (``mx.dequantize``, and the products on a CPU). We keep float32 until the end, so only perplexities are
-compared there. They need ``make consumers`` (an environment of their own); ``make test-all`` runs them.
+Logits and perplexities are those of float32 there. In 16 bits MLX rounds code * scale, and then the sum with the bias,
+to that type (``mx.dequantize``, and the products on a CPU): 32 tokens of SmolLM2 had a perplexity of 148.2 in bfloat16
+and of 140.27 in float32, where ours is 140.26. They need ``make consumers`` (an environment of their own); ``make
+test-all`` runs them.
 """
 
 import json
