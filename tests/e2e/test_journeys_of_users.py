@@ -273,8 +273,8 @@ def test_the_manager_decides_whether_to_ship(journey: Journey, stack: LocalStack
             sentence = re.compile(r"of 100 next words, \d+ are the original's|not enough text")
             expect(result.get_by_role("heading").first).to_have_text(sentence)
             expect(result.get_by_role("columnheader")).to_have_text(["Prompt", "Original model", "Quantized model"])
-            top = page.evaluate("document.querySelector('[aria-label=Result]').getBoundingClientRect().top")
-            assert top < page.viewport_size["height"] if page.viewport_size else True
+            top = "document.querySelector('[aria-label=Result]').getBoundingClientRect().top"
+            assert page.evaluate(f"{top} < window.innerHeight"), "no scrolling to the answer"
         with person.step("send it to a colleague"):
             check_share(page)
         with person.step("look at it on a phone, in the dark"):
