@@ -73,9 +73,11 @@ def connect_if_any(url: str | None, api_key: str | None, home: Path | None) -> C
 
 def _listens(url: str) -> bool:
     """Return whether a program accepts connections at this address of this machine."""
+    from quantcore.config.time_limits import LOCAL_S  # whose package loads the presets: only where it is needed
+
     address = urlsplit(url)
     try:
-        socket.create_connection((address.hostname, address.port), timeout=1.0).close()
+        socket.create_connection((address.hostname, address.port), timeout=LOCAL_S).close()
     except OSError:
         return False
     return True

@@ -43,7 +43,7 @@ LIMITED = {
         "bitfoundry.client.on_asyncio": 1,
     },
     "requests of a person's command, whose limit stands beside them": {"bitfoundry.client.mlflow": 1},
-    "requests to our own service on this machine": {"bitfoundry.local.stack": 2},
+    "requests to our own service on this machine": {"bitfoundry.local.stack": 2, "bitfoundry.commands.options": 1},
 }
 WITHOUT_LIMITS = ("of a client", "requests to our own service, whose caller chooses", "requests of a person")
 
