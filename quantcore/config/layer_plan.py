@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quantcore.config.gguf_types import GGUF_TYPES
 from quantcore.config.grouping import weight_grouping
 from quantcore.config.quantization import (
     CACHED_LAYERS,
@@ -191,5 +192,7 @@ def usual_layers(config: Config) -> list[LayerPlan]:
         if settings is not None and settings.weight is not None
     ]
     if config.gguf is not None and layers:
-        layers.append(LayerPlan("embedding", None, USUAL_SHAPE, layers[0].config, "Embedding"))
+        of_mix = QuantizationConfig(weight=GGUF_TYPES["Q8_0"])  # every mix has types that GGUF alone holds
+        embedding = layers[0].config if config.gguf.mix is None else of_mix
+        layers.append(LayerPlan("embedding", None, USUAL_SHAPE, embedding, "Embedding"))
     return layers

@@ -80,7 +80,7 @@ def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="Unknown GGUF type 'q8_1'") as caught:
         presets.resolve("gguf_q4_0", token_embedding_type="q8_1")
     assert caught.value.code == "unknown_gguf_type" and "Q8_0" in caught.value.allowed
-    with pytest.raises(ConfigError, match="output_type can be IQ2_XXS"):
+    with pytest.raises(ConfigError, match="output_type can be IQ1_S"):
         parse_config({**presets.resolve("gguf_q4_0").to_dict(), "gguf": {"output_type": "Q9"}})
     w4a16 = presets.resolve("w4a16", token_embedding_type="Q8_0")
     with pytest.raises(ConfigError, match="do not support a quantized Embedding"):
