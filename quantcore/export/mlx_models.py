@@ -13,6 +13,7 @@ from typing import Any
 
 from quantcore.checkpoint.experts import is_in_stack
 from quantcore.checkpoint.layers import is_head
+from quantcore.checkpoint.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,10 @@ def why_not_loaded(config: Mapping[str, Any], tensors: Collection[str]) -> str |
     read = {**config, **earlier_names(config)}
     if missing := [name for name in model.required if name not in read]:
         return f"mlx-lm's class for {model_type} needs {', '.join(missing)} in config.json"
+    sizes = ModelConfig(config)
+    usual = (sizes.hidden_size or 0) // (sizes.num_heads or 1)
+    if not model.takes("head_dim") and sizes.head_dim not in (None, usual) and "kv_lora_rank" not in sizes.text:
+        return f"mlx-lm's class for {model_type} has heads of {usual} channels, but head_dim is {sizes.head_dim}"
     for name, value in {**config, **_earlier_names(config)}.items():
         if name in NEUTRAL and value not in NEUTRAL[name] and not (model.takes(name) or model.takes("rope_parameters")):
             return f"mlx-lm's class for {model_type} does not know {name}, which is {value!r} in config.json"

@@ -57,6 +57,13 @@ def test_settings_that_a_class_needs_are_given_or_refused() -> None:
     assert why_not_loaded(config, HEAD) == "mlx-lm's class for exaone4 needs rope_scaling, rope_theta in config.json"
 
 
+def test_heads_of_another_width_are_refused_where_a_class_computes_it() -> None:
+    config = of("mixtral", hidden_size=64, num_attention_heads=4, head_dim=32)
+    assert why_not_loaded(config, HEAD) == "mlx-lm's class for mixtral has heads of 16 channels, but head_dim is 32"
+    assert why_not_loaded({**config, "head_dim": 16}, HEAD) is None
+    assert why_not_loaded(of("qwen3", hidden_size=64, num_attention_heads=4, head_dim=32), HEAD) is None
+
+
 EXPERTS = ("model.layers.0.mlp.experts.0.up_proj.weight", *HEAD)
 REFUSED = [
     ({"model_type": "opt"}, HEAD, "no class for model_type 'opt'"),
