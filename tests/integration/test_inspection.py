@@ -184,7 +184,8 @@ def test_the_models_that_jobs_can_read_are_found(client: TestClient, settings: S
     folder = tiny_model(settings.model_roots[0] / "org" / "tiny")
     size_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     found = client.get("/v1/models/folders").json()
-    assert found == {"data": [{"path": str(folder), "size_bytes": size_bytes}], "is_complete": True}
+    model = {"path": str(folder), "size_bytes": size_bytes, "is_result": False}
+    assert found == {"data": [model], "is_complete": True}
     assert client.get("/v1/models/inspect", params={"path": found["data"][0]["path"]}).status_code == 200
 
 
