@@ -255,13 +255,16 @@ def test_freezing_a_float_model_is_refused_and_freezing_twice_changes_nothing():
     assert ModelQuantizer.freeze(model) is model and torch.equal(model.a.weight, weight)
 
 
-@pytest.mark.parametrize("preset", [name for name, preset in presets.PRESETS.items() if preset.config.gguf])
+OF_FILES = [name for name, preset in presets.PRESETS.items() if (of := preset.config.gguf) and of.names_tensors]
+
+
+@pytest.mark.parametrize("preset", OF_FILES)
 def test_types_of_a_file_are_refused_in_memory(preset):
     with pytest.raises(ConfigError, match="gguf gives types to the tensors of a file"):
         ModelQuantizer(presets.resolve(preset)).quantize_model(net())
 
 
-@pytest.mark.parametrize("preset", [name for name, preset in presets.PRESETS.items() if not preset.config.gguf])
+@pytest.mark.parametrize("preset", [name for name in presets.PRESETS if name not in OF_FILES])
 def test_every_preset_quantizes_and_freezes_to_the_same_bits(preset):
     torch.manual_seed(0)
     shape = SHAPE | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
@@ -270,7 +273,8 @@ def test_every_preset_quantizes_and_freezes_to_the_same_bits(preset):
     before = model(ids).logits
     ModelQuantizer(presets.resolve(preset)).quantize_model(model, [ids])
     quantized = model(ids).logits
-    bound = 0.9 if preset.startswith(("w2", "gguf_iq2")) else 0.6
+    bound = 0.9 if preset.startswith(("w2", "gguf_iq2", "gguf_tq")) else 0.6
+    bound = 0.97 if preset.startswith("gguf_iq1") else bound  # of random weights, and without a solver
     assert 0 < (quantized - before).norm() / before.norm() < bound
     assert torch.equal(ModelQuantizer.freeze(model)(ids).logits, quantized)
 

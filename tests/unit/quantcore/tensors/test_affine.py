@@ -61,7 +61,8 @@ def test_every_preset_gives_a_weight_near_the_float_one_that_stays_put(preset):
     share = ((weight - restored).norm() / weight.norm()).item()
     bound = {"int8": 0.02, "int6": 0.05, "int5": 0.1, "uint5": 0.1, "int3": 0.25, "int2": 0.7, "uint2": 0.7}
     bound |= dict.fromkeys(("int4", "uint4", "fp4", "nf4", "fp4_bnb"), 0.2)
-    bound |= dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s"), 0.4)
+    bound |= dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s"), 0.4) | {"iq1_s": 0.6, "iq1_m": 0.55}
+    bound |= {"tq1_0": 0.85, "tq2_0": 0.85}  # their range should not end at the largest value, as it does here
     assert 0 < share < bound.get(spec.dtype.value, 2.0 ** -(spec.format.mantissa_bits + 2))
     again = quantize_weight(restored, codes.params, spec)
     assert torch.equal(again.dequantize(), restored)
