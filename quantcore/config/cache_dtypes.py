@@ -67,17 +67,9 @@ def cache_dtypes(names: Sequence[str]) -> tuple[CacheDtype, ...]:
     """Return the dtypes of ``names``, each once, in this order. Raises ConfigError ``unknown_cache_dtype``."""
     found: dict[str, CacheDtype] = {}
     for name in names:
-        chosen = [each for each in _ALL if name in (each.name, _program(each))]
+        chosen = [each for each in _ALL if each.name == name or each.program == PROGRAMS.get(name)]
         if not chosen:
-            raise unknown_value(
-                "dtype of the KV cache",
-                name,
-                [*CACHE_DTYPES, *PROGRAMS],
-                code="unknown_cache_dtype",
-            )
+            allowed = (*CACHE_DTYPES, *PROGRAMS)
+            raise unknown_value("dtype of the KV cache", name, allowed, code="unknown_cache_dtype")
         found |= {each.name: each for each in chosen}
     return tuple(found.values())
-
-
-def _program(dtype: CacheDtype) -> str:
-    return next(name for name, title in PROGRAMS.items() if title == dtype.program)

@@ -10,12 +10,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from quantcore.checkpoint.layout import Stack, TensorHeader
 from quantcore.config.quantization import QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.errors import ModelError
 from quantcore.sandbox.opening import open_file
+
+if TYPE_CHECKING:
+    import torch
+
+    from quantcore.config.layer_plan import LayerPlan
 
 READ_BY_IMPORTERS = re.compile(r"\.quant_state\.bitsandbytes__|\.g_idx$|\.weight_shape$")
 """Names of the small tensors whose bytes describe how layers are quantized (see ``StoredFiles.read_bytes``)."""
@@ -101,3 +106,17 @@ def matches(pattern: str, name: str) -> bool:
 def not_held(what: str, hint: str = "Provide the float model it was made from.") -> ModelError:
     """Return the error for a variant of a known format that is not supported."""
     return ModelError(f"This quantized checkpoint cannot be read: {what}.", code="unsupported_quantization", hint=hint)
+
+
+def finite(layer: LayerPlan, part: str, numbers: torch.Tensor, what: str = "scale") -> torch.Tensor:
+    """Return ``numbers``, which are the stored ``part`` of a layer.
+
+    Raises ModelError ``nonfinite_weights``, in which each of them is called ``what``.
+    """
+    if not numbers.isfinite().all():
+        raise ModelError(
+            f"'{layer.name}.{part}' has a {what} that is NaN or infinite.",
+            code="nonfinite_weights",
+            hint="The checkpoint is damaged. Provide the float model that it was made from.",
+        )
+    return numbers

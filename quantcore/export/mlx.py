@@ -43,7 +43,7 @@ from quantcore.export.exporter import (
     refuse_everywhere,
     stored_scale_dtype,
 )
-from quantcore.export.importer import SCALE_TYPES, StoredFiles, StoredLayer, not_held
+from quantcore.export.importer import SCALE_TYPES, StoredFiles, StoredLayer, finite, not_held
 from quantcore.export.mlx_models import earlier_names, why_not_loaded
 from quantcore.export.readers import Readers
 from quantcore.export.words import WORD_BITS, codes_of, pack_from_zero
@@ -72,7 +72,7 @@ CODES = {2: Dtype.uint2, 3: Dtype.int3, 4: Dtype.uint4, 5: Dtype.uint5, 6: Dtype
 """The dtype of asymmetric codes of so many bits."""
 SYMMETRIC_CODES = {bits: Dtype(f"int{bits}") for bits in BITS}
 OURS = ("quant_method", "symmetric")
-"""What ``quantization_config`` says beside the settings that mlx-lm knows."""
+"""The settings of ``quantization_config`` that are our own: mlx-lm does not know them."""
 
 
 class MlxExporter:
@@ -176,10 +176,10 @@ class MlxExporter:
         spec, words = layer.weight, tensors["weight"].view(torch.int32)
         if _mode(spec) is not None:
             above = torch.ones((), device=words.device) if spec.scale_type is ScaleType.e4m3 else None
-            scale = _finite(layer, "scales", _decoded_scales(tensors["scales"], spec))
+            scale = finite(layer, "scales", _decoded_scales(tensors["scales"], spec), "number")
             return QLayer(QTensor(unpack(words, spec.format), QParams(scale, global_scale=above), spec))
-        scale = _finite(layer, "scales", tensors["scales"].float())
-        bias = _finite(layer, "biases", tensors["biases"].float())
+        scale = finite(layer, "scales", tensors["scales"].float(), "number")
+        bias = finite(layer, "biases", tensors["biases"].float(), "number")
         params = QParams(scale) if spec.symmetric else params_of_minimum(scale, bias, spec)
         if spec.symmetric:
             _check_symmetric(layer, params, bias)
@@ -252,16 +252,6 @@ def _decoded_scales(scales: torch.Tensor, spec: QuantizationSpec) -> torch.Tenso
     from quantcore.formats.floats import decode_e8m0
 
     return decode_e8m0(scales) if spec.scale_type is ScaleType.e8m0 else scales.view(torch.float8_e4m3fn).float()
-
-
-def _finite(layer: LayerPlan, part: str, numbers: torch.Tensor) -> torch.Tensor:
-    if not numbers.isfinite().all():
-        raise ModelError(
-            f"'{layer.name}.{part}' has a number that is NaN or infinite.",
-            code="nonfinite_weights",
-            hint="The checkpoint is damaged. Provide the float model that it was made from.",
-        )
-    return numbers
 
 
 def _check_symmetric(layer: LayerPlan, params: QParams, bias: torch.Tensor) -> None:

@@ -27,7 +27,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.errors import ModelError
 from quantcore.export.exporter import EXPORTERS, Exporter, Tensors, is_static_fp8, kept_drafts, refuse_everywhere
-from quantcore.export.importer import StoredFiles, StoredLayer, not_held
+from quantcore.export.importer import StoredFiles, StoredLayer, finite, not_held
 from quantcore.export.readers import Readers
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class ModelOptExporter:
             codes = unpack(codes, layer.weight.format)
             of_weight = QParams(_scale(layer, "weight_scale", tensors), global_scale=global_scale)
         elif _is_mxfp8(layer.weight):
-            of_weight = QParams(_finite(layer, "weight_scale", decode_e8m0(tensors["weight_scale"])))
+            of_weight = QParams(finite(layer, "weight_scale", decode_e8m0(tensors["weight_scale"])))
         else:
             of_weight = params("weight_scale")
         of_inputs = params("input_scale") if inputs is not None and _has_input_scale(layer) else None
@@ -242,17 +242,7 @@ def _kv_scale(layer: LayerPlan) -> str:
 
 
 def _scale(layer: LayerPlan, part: str, tensors: Tensors) -> torch.Tensor:
-    return _finite(layer, part, tensors[part].float())
-
-
-def _finite(layer: LayerPlan, part: str, scale: torch.Tensor) -> torch.Tensor:
-    if not scale.isfinite().all():
-        raise ModelError(
-            f"'{layer.name}.{part}' has a scale that is NaN or infinite.",
-            code="nonfinite_weights",
-            hint="The checkpoint is damaged. Provide the float model that it was made from.",
-        )
-    return scale
+    return finite(layer, part, tensors[part].float())
 
 
 def _algorithms(described: Mapping[str, Any], files: StoredFiles) -> dict[str, str]:

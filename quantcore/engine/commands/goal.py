@@ -59,7 +59,7 @@ MAX_TRIALS = 5
 LEFT_BY_GPTQ = 0.35
 """Divergence that remains of the estimate of plain rounding, once GPTQ has run: see docs/benchmarks.md."""
 LEFT_BY_IMATRIX = 0.6
-"""The same for rounding to nearest with an importance matrix: see docs/how-to/gguf.md."""
+"""Divergence that remains with an importance matrix instead, by which rtn rounds: see docs/how-to/gguf.md."""
 LEFT_AT_WORST = 1.5
 """A cautious value for the same, above the 0.9 to 1.2 that SmolLM2 had with little text at the end of its interval.
 

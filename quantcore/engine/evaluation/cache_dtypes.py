@@ -1,4 +1,4 @@
-"""What a KV cache of fewer bits costs a model: the same model with a cache of 16 bits is the original.
+"""Measures what a KV cache of fewer bits costs: a model is compared with itself and a cache of 16 bits.
 
 One pass over the blocks takes a stream of hidden states for each dtype along, so that weights are read once.
 """

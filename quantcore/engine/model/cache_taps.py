@@ -26,7 +26,7 @@ from quantcore.errors import ModelError
 Through = Callable[[torch.Tensor], torch.Tensor]
 """Function of the keys or values [B, T, I] of a call. It returns what the cache is to hold, or the same tensor."""
 ByHead = Callable[[torch.Tensor], torch.Tensor]
-"""The same for keys or values as attention has them, [B, H, T, D]."""
+"""Function of the keys or values of a call by head, [B, H, T, D], as attention hands them to its cache."""
 
 KEYS, VALUES = "k_proj", "v_proj"
 _ARGUMENTS = ("past_key_values", "layer_past")

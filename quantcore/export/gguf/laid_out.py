@@ -25,7 +25,7 @@ PLACES = "places"
 MODEL = "model"
 """The tensor with config.json, and the dtype and the shape of each tensor of the checkpoint."""
 ROWS = "rows/"
-"""What the names of the tensors with the numbers of rows begin with."""
+"""Prefix of the tensors that hold the order of rows: ``rows/model.layers.0...``."""
 
 
 def has_model(path: Path) -> bool:

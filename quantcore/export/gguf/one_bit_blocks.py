@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from quantcore.config.quantization import QuantizationSpec
 from quantcore.config.spec import SUPER_BLOCK
-from quantcore.export.gguf.vector_blocks import as_bytes, as_numbers, index_of, levels_of_book
-from quantcore.formats import BUILT_IN, IntFormat
+from quantcore.export.gguf.vector_blocks import as_bytes, as_numbers, book_of, index_of, levels_of_book, odd_scales
+from quantcore.formats import IntFormat
 from quantcore.formats.tables import kept
 from quantcore.formats.vectors import VectorBook
 
@@ -40,20 +40,15 @@ class OneBit:
 
     @property
     def _book(self) -> VectorBook:
-        book = BUILT_IN[self.name.lower()].vectors
-        assert book is not None
-        return book
+        return book_of(self.name)
 
     def encode(self, weight: QTensor) -> torch.Tensor:
         """Return rows of super-blocks as bytes, uint8 [O, B * num_bytes], for codes [O, I] with scales [O, G]."""
         import torch
 
         from quantcore.tensors.packing import pack
-        from quantcore.tensors.super_blocks import LARGEST, two_levels
 
-        scale = weight.params.scale
-        unit, whole = two_levels(scale.reshape(len(scale), -1, self.num_groups), LARGEST[weight.spec.scale_type])
-        stored = ((whole - 1) / 2).clamp(min=0).long()
+        unit, stored = odd_scales(weight, self.num_groups)
         codes = weight.codes.reshape(len(weight.codes), -1, _NUM_VECTORS, _VECTOR).int()
         is_below = (codes[..., 0] & 1 ^ 1).long()  # the lower of two levels around each number is the even one
         index = index_of(self._book, codes >> 1)

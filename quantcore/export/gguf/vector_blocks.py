@@ -28,6 +28,22 @@ _BIT, _TWO_BITS = IntFormat("bit", 1, signed=False), IntFormat("two_bits", 2, si
 _FOUR_BITS, _SEVEN_BITS = IntFormat("four_bits", 4, signed=False), 0x7F
 
 
+def book_of(name: str) -> VectorBook:
+    """Return the book of a type of vectors, such as IQ2_XS."""
+    book = BUILT_IN[name.lower()].vectors
+    assert book is not None
+    return book
+
+
+def odd_scales(weight: QTensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the units [O, B], and the scales [O, B, num_groups] as stored, int64: s stands for 2 s + 1 units."""
+    from quantcore.tensors.super_blocks import LARGEST, two_levels
+
+    scale = weight.params.scale
+    unit, whole = two_levels(scale.reshape(len(scale), -1, num_groups), LARGEST[weight.spec.scale_type])
+    return unit, ((whole - 1) / 2).clamp(min=0).long()
+
+
 @dataclass(frozen=True)
 class Vectors:
     """A type of vectors, with the number of groups that have a scale, and the bytes of a super-block."""
@@ -42,27 +58,22 @@ class Vectors:
 
     @property
     def _book(self) -> VectorBook:
-        book = BUILT_IN[self.name.lower()].vectors
-        assert book is not None
-        return book
+        return book_of(self.name)
 
     def encode(self, weight: QTensor) -> torch.Tensor:
         """Return rows of super-blocks as bytes, uint8 [O, B * num_bytes], for codes [O, I] with scales [O, G]."""
         import torch
 
         from quantcore.tensors.packing import pack
-        from quantcore.tensors.super_blocks import LARGEST, two_levels
 
-        scale = weight.params.scale
-        unit, whole = two_levels(scale.reshape(len(scale), -1, self.num_groups), LARGEST[weight.spec.scale_type])
-        stored = ((whole - 1) / 2).clamp(min=0).to(torch.uint8)
+        unit, stored = odd_scales(weight, self.num_groups)
         num_levels = len(BUILT_IN[self.name.lower()].grid()) // 2
         codes = weight.codes.reshape(len(weight.codes), -1, SUPER_BLOCK).int()
         is_negative = codes < num_levels
         level = torch.where(is_negative, num_levels - 1 - codes, codes - num_levels)
         index = index_of(self._book, level.reshape(*codes.shape[:2], -1, self._book.size))
         signs = pack(is_negative.reshape(*codes.shape[:2], -1, SIGNS).to(torch.uint8), 1, dtype=torch.uint8).flatten(-2)
-        parts = [unit.half().unsqueeze(-1).view(torch.uint8), *self._pack(index, signs, stored)]
+        parts = [unit.half().unsqueeze(-1).view(torch.uint8), *self._pack(index, signs, stored.to(torch.uint8))]
         return torch.cat(parts, dim=-1).flatten(-2)
 
     def decode(self, rows: torch.Tensor, spec: QuantizationSpec) -> QTensor:
