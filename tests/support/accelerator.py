@@ -363,6 +363,13 @@ class _Module:
     def manual_seed_all(self, seed: int) -> None:
         pass
 
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """Return the CPU's: what is drawn on this device comes from there."""
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
     def _is_in_bad_fork(self) -> bool:
         return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ def continue_prompts(
     )
     by_length = sorted(range(len(prompts)), key=lambda place: len(prompts[place].ids))
     answers: dict[int, list[int]] = {}
-    with model.whole() as whole, torch.inference_mode(), torch.random.fork_rng():
+    with model.whole() as whole, torch.inference_mode(), _drawing_alone(whole.device):
         torch.manual_seed(seed)
         size = 1 if whole._is_stateful else batch
         for start in range(0, len(prompts), size):
@@ -68,6 +68,12 @@ def continue_prompts(
             rows = _answers(whole, [prompts[place].ids for place in places], settings)
             answers |= {place: _to_its_end(row, ends) for place, row in zip(places, rows, strict=True)}
     return [answers[place] for place in range(len(prompts))]
+
+
+def _drawing_alone(device: torch.device) -> AbstractContextManager[None]:
+    """Leave the random numbers of the CPU, and of this device of several, where they were."""
+    devices = [] if device.type == "cpu" else [device]
+    return torch.random.fork_rng(devices, device_type=device.type)
 
 
 def without_end(answer: list[int], ends: Sequence[int]) -> list[int]:
