@@ -365,18 +365,43 @@ def test_a_lost_connection_is_said_and_comes_back(signed_in: Page, context: Brow
     expect(signed_in.get_by_role("heading", name="Runs")).to_be_visible()
 
 
-def test_a_page_that_cannot_be_loaded_says_so(signed_in: Page, context: BrowserContext) -> None:
-    """The code of a page is fetched when it is first opened: the service may be away then, or have another version."""
+def test_a_page_that_cannot_be_loaded_opens_when_the_service_is_back(signed_in: Page, context: BrowserContext) -> None:
+    """The code of a page is fetched when it is first opened: the service may be away then."""
     context.set_offline(True)
     signed_in.get_by_role("link", name="Data", exact=True).click()
     expect(signed_in.get_by_role("heading", name="This page could not be loaded")).to_be_visible()
+    expect(signed_in.get_by_text("It opens as soon as the service responds again.")).to_be_visible()
+    assert signed_in.get_by_role("button", name="Reload").count() == 0, "the page says that it reconnects by itself"
     expect(signed_in.get_by_role("navigation", name="Main")).to_be_visible()
     signed_in.get_by_role("link", name="Runs").click()
     expect(signed_in.get_by_role("heading", name="Runs")).to_be_visible()
-    context.set_offline(False)
     signed_in.get_by_role("link", name="Data", exact=True).click()
+    context.set_offline(False)
+    expect(signed_in.get_by_role("heading", name="Datasets")).to_be_visible()
+
+
+def test_a_page_of_another_version_is_loaded_on_request(signed_in: Page) -> None:
+    """The service answers, and no longer has the files that this tab knows."""
+    signed_in.route("**/ui/assets/**", lambda route: route.fulfill(status=404))
+    signed_in.get_by_role("link", name="Data", exact=True).click()
+    expect(signed_in.get_by_role("heading", name="This page could not be loaded")).to_be_visible()
+    signed_in.unroute_all()
     signed_in.get_by_role("button", name="Reload").click()
     expect(signed_in.get_by_role("heading", name="Datasets")).to_be_visible()
+
+
+def test_a_run_of_an_unchanged_preset_shows_no_changes(signed_in: Page, client: Client, stack: LocalStack) -> None:
+    """The effort fills in the algorithms: they are the preset's own, and no change to it."""
+    calibration = {"num_samples": 2, "seq_len": 64}
+    changed = {"preset": "w4a16", "algo_config": [{"name": "gptq"}, {"name": "bias_correction"}]}
+    for config, is_changed in (("w4a16", False), (changed, True)):
+        job = client.submit(stack.home.parent / "model", config=config, calibration=calibration)
+        client.cancel(job.id)
+        signed_in.goto(f"/ui/jobs/{job.id}?tab=config")
+        expect(signed_in.get_by_role("heading", name="Changes from preset w4a16")).to_be_visible()
+        expect(
+            signed_in.get_by_text("/algo_config" if is_changed else "No changes: the config is the preset.")
+        ).to_be_visible()
 
 
 HOSTILE = {
