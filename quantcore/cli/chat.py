@@ -1,4 +1,4 @@
-"""``bitfoundry chat OUT --against ORIGINAL``: the answers of a quantized model and its original, side by side."""
+"""``bitfoundry chat MODEL``: the answers of a quantized model and its original, side by side; or those of one model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from quantcore.cli.chat_view import show_lines, show_streamed
+from quantcore.cli.chat_view import show_json, show_lines, show_streamed
 from quantcore.cli.console import explain
 from quantcore.cli.explain import explained
 from quantcore.cli.flags import positive
@@ -19,7 +19,7 @@ from quantcore.cli.grammar import Flags, add_model
 from quantcore.cli.inputs import check_models, find_merged
 from quantcore.cli.running import shown
 from quantcore.errors import ConfigError, ModelError, QuantError
-from quantcore.events import Emit, silence
+from quantcore.events import Emit, Warned, silence
 from quantcore.report.answers import MAX_NEW_TOKENS
 from quantcore.report.compare import read_report
 from quantcore.report.values import SourceModel
@@ -28,21 +28,27 @@ if TYPE_CHECKING:
     from quantcore.engine.chat.chat import Chat
 
 
+GIVE_ORIGINAL = "It answers alone; to see both models side by side, name the original: --against ORIGINAL."
+
+
 def parser() -> Flags:
     flags = Flags(
         prog="bitfoundry chat",
-        usage="%(prog)s MODEL [--against ORIGINAL] [flags]",
+        usage="%(prog)s MODEL [--against ORIGINAL | --alone] [flags]",
         description="Chat with a quantized model and its original: both answers side by side, and where they part. "
-        "Decoding is greedy. Both models are held in memory at once, dequantized, in the dtype of their floats.",
+        "A model without a report answers alone. Decoding is greedy. Models are held in memory dequantized, in the "
+        "dtype of their floats.",
         epilog="In a terminal, /reset starts a new conversation and /exit ends it. Without a terminal, each line of "
         "standard input is a prompt by itself.",
     )
-    add_model(flags, "result: its folder, GGUF file, id, name or `last`")
-    flags.add_argument(
+    add_model(flags, "result: its folder, GGUF file, id, name or `last`; or any other model")
+    original = flags.add_mutually_exclusive_group()
+    original.add_argument(
         "--against",
         metavar="ORIGINAL",
         help="original model: folder, GGUF file, or model on the Hub (default: the one that MODEL's report.json names)",
     )
+    original.add_argument("--alone", action="store_true", help="chat with MODEL only: the original is not loaded")
     flags.add_argument(
         "--prompt",
         nargs="+",
@@ -62,21 +68,26 @@ def parser() -> Flags:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Load both models, then answer the prompts of the options, of standard input or of a person."""
+    """Load the models, then answer the prompts of the options, of standard input or of a person."""
     with ExitStack() as stack:
 
         def load(emit: Emit) -> Chat:
             folder = find_artifact(Path(options.model_dir))
-            against = options.against or original_of(folder)
-            check_models(against)
-            from quantcore.engine.chat.chat import open_chat
+            source = None if options.alone or options.against else source_of(folder)
+            against: str | None = original_of(source) if source else options.against
+            if against is not None:
+                check_models(against)
+            elif not options.alone:
+                emit(Warned("answers_alone", f"No report names the original of {folder}. {GIVE_ORIGINAL}"))
+            from quantcore.engine.chat.chat import open_chat, open_chat_alone
             from quantcore.engine.evaluation.inputs import find_model
             from quantcore.engine.runtime.devices import limit_threads
 
             limit_threads()
+            if against is None:
+                return stack.enter_context(open_chat_alone(folder, options.max_new_tokens))
             original = find_model(against, emit)
-            merged = None if options.against else source_of(folder).adapter
-            adapter = None if merged is None else find_merged(merged, emit)
+            adapter = find_merged(source.adapter, emit) if source and source.adapter else None
             return stack.enter_context(open_chat(folder, original, options.max_new_tokens, adapter))
 
         return shown(load, lambda chat: _talk(chat, options))
@@ -101,9 +112,8 @@ def find_artifact(out: Path) -> Path:
     return out
 
 
-def original_of(out: Path) -> str:
-    """Return the folder, or the id on the Hub, of the model that ``out`` was made from. Raises as ``source_of``."""
-    source = source_of(out)
+def original_of(source: SourceModel) -> str:
+    """Return the folder of the model, or its id on the Hub. Raises ModelError ``original_not_found``."""
     if source.path is not None and Path(source.path).exists():
         return source.path
     if source.path is None and source.id is not None:
@@ -111,23 +121,19 @@ def original_of(out: Path) -> str:
     raise ModelError(
         f"The original model is no longer in {source.path}.",
         code="original_not_found",
-        hint="Say where it is: --against ORIGINAL.",
+        hint="Say where it is: --against ORIGINAL, or chat without it: --alone.",
     )
 
 
-def source_of(out: Path) -> SourceModel:
-    """Return the origin of the model in ``out``, by its report. Raises ModelError ``original_not_found``.
+def source_of(out: Path) -> SourceModel | None:
+    """Return the origin of the model in ``out``, by its report; None without one.
 
     The report is in ``out`` itself or, of several models of one job, in the folder above.
     """
     for folder in (out, out.parent):
         with suppress(ConfigError):
             return read_report(folder).model
-    raise ModelError(
-        f"No report.json in {out} says which model it was made from.",
-        code="original_not_found",
-        hint="A chat compares a model with its original. Give that: --against ORIGINAL.",
-    )
+    return None
 
 
 def _talk(chat: Chat, options: argparse.Namespace) -> None:
@@ -141,7 +147,7 @@ def _talk(chat: Chat, options: argparse.Namespace) -> None:
             turns = chat.say(prompt)
             if options.json:
                 *_, last = turns
-                print(last.model_dump_json(), flush=True)
+                show_json(last)
             elif console.is_terminal:
                 show_streamed(turns, console)
             else:
@@ -176,4 +182,4 @@ def _converse(chat: Chat, console: Console) -> None:
             except QuantError as error:
                 explain(error)
             except KeyboardInterrupt:
-                console.print("Interrupted: both models forget this turn.", style="dim")
+                console.print("Interrupted: this turn is forgotten.", style="dim")

@@ -1,7 +1,8 @@
-"""Shows two answers side by side while they grow, and marks where the quantized model's differs."""
+"""Shows answers while they grow, two of them side by side, and marks where the quantized model's differs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from contextlib import closing
 
@@ -11,7 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from quantcore.report.answers import Turn
+from quantcore.report.answers import Answer, Turn
 
 MIN_COLUMNS = 80
 """Width of a terminal below which the answers stand one above the other."""
@@ -24,12 +25,14 @@ def layout(turn: Turn, width: int) -> RenderableType:
     """Return both answers as two columns, or one above the other if ``width`` is less than ``MIN_COLUMNS``.
 
     In the quantized model's answer all tokens from the first one that differs are marked: behind it the models
-    continue different texts.
+    continue different texts. One model's answer stands alone, without a title.
     """
-    answers = [Text(_printable(turn.original.text)), Text(_printable(turn.quantized.text))]
+    answers = [Text(_printable(answer.text)) for answer in _answers(turn)]
     if turn.first_different_char is not None:
-        answers[1].stylize(MARK, turn.first_different_char)
+        answers[-1].stylize(MARK, turn.first_different_char)
     figures = [Text(text, style="dim") for text in _figures(turn)]
+    if len(answers) == 1:
+        return Group(*answers, *figures)
     if width < MIN_COLUMNS:
         first, second = Text(TITLES[0], style="bold"), Text(TITLES[1], style="bold")
         return Group(first, answers[0], figures[0], "", second, answers[1], figures[1])
@@ -54,16 +57,27 @@ def show_streamed(turns: Generator[Turn], console: Console) -> None:
 def show_lines(turn: Turn) -> None:
     """Print a whole turn as lines of text."""
     print(f"> {turn.prompt}\n")
-    for title, answer, figures in zip(TITLES, (turn.original, turn.quantized), _figures(turn), strict=True):
+    titles = TITLES if turn.original else ("answer",)
+    for title, answer, figures in zip(titles, _answers(turn), _figures(turn), strict=True):
         print(f"[{title}: {figures}]\n{_printable(answer.text)}\n", flush=True)
 
 
-def _figures(turn: Turn) -> tuple[str, str]:
-    original, quantized = (
-        f"{answer.num_tokens} tokens, {answer.time_s:.1f} s" for answer in (turn.original, turn.quantized)
-    )
-    index = turn.first_difference
-    return original, f"{quantized}, " + ("no difference" if index is None else f"differs from token {index + 1} on")
+def show_json(turn: Turn) -> None:
+    """Print a whole turn as a JSON object: ``prompt`` and ``answer`` of a model that answers alone."""
+    alone = {"prompt": turn.prompt, "answer": turn.quantized.to_dict()}
+    print(json.dumps(turn.to_dict() if turn.original else alone, ensure_ascii=False), flush=True)
+
+
+def _answers(turn: Turn) -> list[Answer]:
+    return [turn.original, turn.quantized] if turn.original else [turn.quantized]
+
+
+def _figures(turn: Turn) -> list[str]:
+    figures = [f"{answer.num_tokens} tokens, {answer.time_s:.1f} s" for answer in _answers(turn)]
+    if turn.original:
+        index = turn.first_difference
+        figures[-1] += ", no difference" if index is None else f", differs from token {index + 1} on"
+    return figures
 
 
 def _printable(text: str) -> str:

@@ -20,14 +20,14 @@ class Answer(Record):
 
 
 class Turn(Record):
-    """A prompt with both answers, whole or so far.
+    """A prompt with both answers, whole or so far. One model that answers alone is ``quantized``, without an original.
 
     ``first_difference`` is the index of the first token that differs, None while all are equal. At
     ``first_different_char`` the text of that token begins in the quantized model's answer.
     """
 
     prompt: str
-    original: Answer
+    original: Answer | None
     quantized: Answer
     first_difference: int | None
     first_different_char: int | None

@@ -14,7 +14,7 @@ from bitfoundry.commands.main import run as bitfoundry
 from bitfoundry.local import demo_model
 from quantcore.cli import chat as command
 from quantcore.cli import main as cli
-from quantcore.engine.chat.chat import open_chat
+from quantcore.engine.chat.chat import open_chat, open_chat_alone
 from quantcore.engine.chat.streaming import stream_tokens
 from quantcore.engine.pipeline.job import run
 from quantcore.errors import ConfigError
@@ -115,6 +115,16 @@ def noting(seen):
     return watched
 
 
+def test_one_model_remembers_the_conversation(tmp_path):
+    folder = with_template(tmp_path)
+    with open_chat_alone(folder, 4) as chat:
+        *_, first = chat.say("hello")
+        *_, second = chat.say("again")
+    said = f"[user]hello[assistant]{first.quantized.text}[user]again[a]"
+    expected = tiny_tokenizer().decode(greedy(folder, said, 4), skip_special_tokens=True).rstrip("\ufffd")
+    assert (second.original, second.first_difference, second.quantized.text) == (None, None, expected)
+
+
 def test_a_turn_that_is_left_is_forgotten_and_its_threads_end(tmp_path):
     folder = with_template(tmp_path)
     before = threading.active_count()
@@ -173,8 +183,23 @@ def test_what_cannot_chat_is_said(model_dir, tmp_path, capsys):
     ):  # fmt: skip
         assert cli.main(["chat", str(folder), "--against", str(model_dir), "--prompt", "x"]) == 1
         assert code in capsys.readouterr().err
-    assert cli.main(["chat", str(model_dir), "--prompt", "x"]) == 1
-    assert "--against ORIGINAL" in capsys.readouterr().err
+
+
+def test_a_model_without_an_original_answers_alone(model_dir, out, capsys, monkeypatch):
+    """Any model chats; a result does so on request, and then its original is not loaded."""
+    flags = ["--prompt", "for example", "--max_new_tokens", str(NEW)]
+    assert cli.main(["chat", str(model_dir), *flags, "--json"]) == 0
+    printed = capsys.readouterr()
+    turn = json.loads(printed.out)
+    expected = tiny_tokenizer().decode(greedy(model_dir, "for example"), skip_special_tokens=True).rstrip("\ufffd")
+    assert turn == {"prompt": "for example", "answer": turn["answer"]} and turn["answer"]["text"] == expected
+    assert "It answers alone" in printed.err and "--against ORIGINAL" in printed.err
+    assert cli.main(["chat", str(model_dir), *flags]) == 0
+    assert f"[answer: {NEW} tokens" in capsys.readouterr().out
+    monkeypatch.setattr("quantcore.engine.chat.chat.open_chat", None)
+    assert cli.main(["chat", str(out), "--alone", *flags, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["answer"]["num_tokens"] == NEW and "alone" not in printed.err
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
-"""A chat with an original and a quantized model: both answer the same prompts, token by token, greedily."""
+"""A chat with a model, alone or beside its original: they answer the same prompts, token by token, greedily."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -21,7 +21,9 @@ from quantcore.report.answers import MAX_NEW_TOKENS, Answer, Turn, common_length
 
 
 class Chat:
-    """A conversation with two models in memory, each of which sees its own earlier answers.
+    """A conversation with models in memory, each of which sees its own earlier answers: the original, and its result.
+
+    One model answers alone.
 
     A tokenizer without a chat template has no conversation: the models continue each prompt by itself.
     """
@@ -29,7 +31,7 @@ class Chat:
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        models: tuple[PreTrainedModel, PreTrainedModel],
+        models: tuple[PreTrainedModel, PreTrainedModel] | tuple[PreTrainedModel],
         end_tokens: frozenset[int],
         max_new_tokens: int,
     ) -> None:
@@ -37,7 +39,7 @@ class Chat:
         self._models = models
         self._end_tokens = end_tokens
         self._max_new_tokens = max_new_tokens
-        self._messages: tuple[list[Message], list[Message]] = ([], [])
+        self._messages: list[list[Message]] = [[] for _ in models]
 
     @property
     def has_template(self) -> bool:
@@ -56,17 +58,19 @@ class Chat:
         and ConfigError ``empty_prompt``, or ``chat_too_long`` if the models read no more tokens.
         """
         asked = [[*messages, {"role": "user", "content": prompt}] for messages in self._messages]
-        first, second = (
+        answering = [
             _Answering(self._stream(model, messages), self._end_tokens)
             for model, messages in zip(self._models, asked, strict=True)
-        )
-        with closing(first), closing(second):
-            goes_on = True
-            while goes_on:
-                goes_on = any([first.advance(), second.advance()])  # a list: both advance
-                yield self._turn(prompt, first, second, is_whole=not goes_on)
-        for own, messages, answering in zip(self._messages, asked, (first, second), strict=True):
-            own[:] = [*messages, {"role": "assistant", "content": self._text(answering.ids)}]
+        ]
+        with ExitStack() as stack:
+            for each in answering:
+                stack.callback(each.close)
+            num_growing = len(answering)
+            while num_growing:
+                num_growing = sum(each.advance() for each in answering)
+                yield self._turn(prompt, answering, is_whole=not num_growing)
+        for own, messages, each in zip(self._messages, asked, answering, strict=True):
+            own[:] = [*messages, {"role": "assistant", "content": self._text(each.ids)}]
 
     def _stream(self, model: PreTrainedModel, messages: list[Message]) -> Generator[int]:
         ids = self._encode(messages)
@@ -96,16 +100,19 @@ class Chat:
                 error.message, code=error.code, hint="The error is in the model's own template."
             ) from error
 
-    def _turn(self, prompt: str, first: _Answering, second: _Answering, *, is_whole: bool) -> Turn:
-        texts = [self._text(answering.ids) for answering in (first, second)]
-        original, quantized = (
-            Answer(text=text, num_tokens=len(answering.ids), time_s=round(answering.time_s, 3))
-            for text, answering in zip(texts, (first, second), strict=True)
+    def _turn(self, prompt: str, answering: list[_Answering], *, is_whole: bool) -> Turn:
+        *original, quantized = (
+            Answer(text=self._text(each.ids), num_tokens=len(each.ids), time_s=round(each.time_s, 3))
+            for each in answering
         )
-        index = first_difference(first.ids, second.ids, are_whole=is_whole)
-        char = None if index is None else common_length(texts[1], self._text(second.ids[:index]))
+        first, last = answering[0].ids, answering[-1].ids
+        index = first_difference(first, last, are_whole=is_whole)
         return Turn(
-            prompt=prompt, original=original, quantized=quantized, first_difference=index, first_different_char=char
+            prompt=prompt,
+            original=original[0] if original else None,
+            quantized=quantized,
+            first_difference=index,
+            first_different_char=None if index is None else common_length(quantized.text, self._text(last[:index])),
         )
 
     def _text(self, ids: list[int]) -> str:
@@ -138,6 +145,15 @@ class _Answering:
 
 
 @contextmanager
+def open_chat_alone(folder: Path, max_new_tokens: int = MAX_NEW_TOKENS) -> Iterator[Chat]:
+    """Hold one model in memory while this lasts. Raises as ``open_chat``."""
+    model = _read(folder)
+    tokenizer = load_tokenizer(folder)
+    with open_model(model).whole() as alone:
+        yield Chat(tokenizer, (alone,), end_tokens(model, tokenizer), max_new_tokens)
+
+
+@contextmanager
 def open_chat(
     folder: Path, original_folder: Path, max_new_tokens: int = MAX_NEW_TOKENS, adapter: Path | None = None
 ) -> Iterator[Chat]:
@@ -146,9 +162,7 @@ def open_chat(
     An ``adapter`` is merged into the original. Raises ModelError: ``cannot_generate`` for a model that is not a causal
     language model, ``other_vocabulary`` if the two have different tokens, else as ``read_model`` and ``open_model``.
     """
-    original, quantized = read_model(original_folder, adapter), read_model(folder)
-    for path, model in ((original_folder, original), (folder, quantized)):
-        _check_generates(path, model)
+    original, quantized = _read(original_folder, adapter), _read(folder)
     tokenizer = load_tokenizer(folder)
     _check_same_tokens(load_tokenizer(original_folder), tokenizer)
     ends = end_tokens(original, tokenizer) | end_tokens(quantized, tokenizer)
@@ -156,7 +170,8 @@ def open_chat(
         yield Chat(tokenizer, (first, second), ends, max_new_tokens)
 
 
-def _check_generates(path: Path, model: Model) -> None:
+def _read(path: Path, adapter: Path | None = None) -> Model:
+    model = read_model(path, adapter)
     kind = kind_of(model.headers.config)
     if kind is not Kind.causal:
         raise ModelError(
@@ -165,6 +180,7 @@ def _check_generates(path: Path, model: Model) -> None:
             code="cannot_generate",
             hint="Only causal language models can chat. `bitfoundry evaluate` measures the other models.",
         )
+    return model
 
 
 def _check_same_tokens(original: PreTrainedTokenizerBase, quantized: PreTrainedTokenizerBase) -> None:

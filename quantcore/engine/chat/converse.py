@@ -112,4 +112,4 @@ def _short(turn: Turn) -> dict[str, Any]:
     def cut(answer: Answer) -> Answer:
         return answer.replace(text=answer.text[:MAX_TEXT_CHARS])
 
-    return turn.replace(original=cut(turn.original), quantized=cut(turn.quantized)).to_dict()
+    return turn.replace(original=turn.original and cut(turn.original), quantized=cut(turn.quantized)).to_dict()
