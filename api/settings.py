@@ -35,6 +35,7 @@ from quantcore.config.values import sentence_of
 from quantcore.errors import ConfigError, ModelError, PublishError
 from quantcore.hub.names import is_below, is_plain_url
 from quantcore.hub.target import check_url, real_url
+from quantcore.plan.hardware import host_memory_bytes
 from quantcore.sandbox.opening import resolved
 
 
@@ -65,16 +66,6 @@ def _check_public_url(url: str) -> str:
     if parts.query or parts.fragment or parts.username is not None or set(url) & set('<>|"'):
         raise ValueError("must have no user, query or fragment")
     return url.rstrip("/")
-
-
-def host_memory_bytes() -> int:
-    """Return this machine's memory, or as much of it as this container may use (cgroup v2)."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total  # "max" is no limit
 
 
 @contextmanager

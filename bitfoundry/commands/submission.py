@@ -4,6 +4,7 @@ They read their own command line, as `quantize` does, so that every flag has one
 """
 
 import argparse
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from bitfoundry.commands import jobs as job_commands
 from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import terminal
 from bitfoundry.commands.names import find_id
-from bitfoundry.commands.options import connect, evaluation_of, key_value, show_job
+from bitfoundry.commands.options import connect, connect_if_any, evaluation_of, key_value, show_job
 from bitfoundry.errors import BitfoundryError
 from quantcore.cli.flags import BUDGETS, add_budget, add_job
 from quantcore.cli.from_flags import request_of
@@ -69,15 +70,15 @@ def submit(arguments: list[str]) -> None:
 
 
 def plan(arguments: list[str]) -> int | None:
-    """Plan a job on the service, or with `--devices` on this machine, for that hardware. Return the exit status."""
+    """Plan a job on the service. Without one, or with `--devices`, plan here. Return the exit status."""
     if any(text.partition("=")[0] == "--devices" for text in arguments):
         return _plan_here(arguments)
     flags = _flags("plan", "Show what a job would do: sizes, memory, layers. Nothing is run.")
     _add_model(flags)
     flags.add_argument(
         "--devices",
-        help="plan locally, without the service, for this hardware: 8x80GB. MODEL may then be a config.json;"
-        " --nodes, --host_memory and --disk describe the hardware",
+        help="plan locally, without the service, for this hardware: 8x80GB (default without a service: this machine)."
+        " MODEL may then be a config.json; --nodes, --host_memory and --disk describe the hardware",
     )
     flags.add_argument(
         "--on",
@@ -88,14 +89,17 @@ def plan(arguments: list[str]) -> int | None:
     _add_job(flags)
     options, flag_names = _parse(flags, arguments)
     body = _request(flags, options, flag_names)
-    try:
-        client = connect(options.url, options.api_key, options.home)
-    except BitfoundryError as error:
-        if error.code == NO_SERVICE:
-            error.hint = (
-                "Start one with `bitfoundry up`, or plan here for the hardware that you name: --devices 1x24GB."
+    from quantcore.cli import plan_command as planning
+
+    client = connect_if_any(options.url, options.api_key, options.home)
+    if client is None:
+        if needs_service := sorted(flag_names - planning.parser().names):
+            raise BitfoundryError(
+                f"No service is configured, and --{needs_service[0]} needs one.",
+                hint="Start one with `bitfoundry up`. Without that flag, the job is planned for this machine.",
+                code=NO_SERVICE,
             )
-        raise
+        return _plan_here([*arguments, *_this_machine()])
     with client:
         job_plan = client.plan(_model_of(options), **_with_datasets(client, body))
     asked = _ask_of(options.on, body, job_plan) if options.on else None
@@ -140,6 +144,24 @@ def _plan_here(arguments: list[str]) -> int:
         if text.lstrip("-").replace("-", "_").startswith(("file2file", "shard_blocks", "no_shard_blocks")):
             _flags("plan", "").error(f"--devices compares all execution modes; remove {text}")
     return engine.main(["plan", *arguments])
+
+
+def _this_machine() -> list[str]:
+    """Return the flags that describe this machine: its accelerators, its memory, and the disk of this folder."""
+    from quantcore.plan.hardware import GB, host_memory_bytes
+    from worker.devices import find_devices
+
+    sizes = [device["memory_bytes"] for device in find_devices()]
+    memory = host_memory_bytes()
+    disk = shutil.disk_usage(".").free
+    text = f"{len(sizes)} x {min(sizes) / GB:.0f} GB" if sizes else "its CPU"
+    terminal.err.print(
+        f"· no service: planned for this machine, {text}, {memory / GB:.0f} GB of memory, {disk / GB:.0f} GB of disk."
+        " For another: --devices 8x80GB",
+        highlight=False,
+    )
+    devices = ["--devices", f"{len(sizes)}x{min(sizes) / GB:.3f}GB"] if sizes else []
+    return [*devices, "--host_memory", f"{memory / GB:.3f}GB", "--disk", f"{disk / GB:.3f}GB"]
 
 
 def _flags(name: str, description: str) -> Flags:

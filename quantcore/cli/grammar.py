@@ -72,6 +72,11 @@ class Flags(argparse.ArgumentParser):
             message = f"there is no flag {name}." + (f" Did you mean {near}?" if near else "")
         self.exit(2, f"{self.prog}: error: {message}\nUsage: `{self.prog} --help` lists all flags.\n")
 
+    @property
+    def names(self) -> set[str]:
+        """The names (``dest``) of all arguments."""
+        return {action.dest for action in self._actions}
+
     def given(self, args: Sequence[str]) -> set[str]:
         """Return the names (``dest``) of the arguments that ``args`` contain, whatever their values are."""
         defaults = {action: action.default for action in self._actions}

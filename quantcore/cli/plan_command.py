@@ -17,7 +17,7 @@ from quantcore.cli.from_flags import calibration_of, config_of_flags, exports_of
 from quantcore.cli.grammar import Flags, add_model
 from quantcore.config.job_spec import JobSpec
 from quantcore.hub import download as hub
-from quantcore.hub.names import is_remote
+from quantcore.hub.names import find_local, is_remote
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import read_model
 from quantcore.plan.capacity import Capacity, plan_for
@@ -36,7 +36,7 @@ EXECUTORS = {
 def parser() -> Flags:
     flags = Flags(
         prog="bitfoundry plan",
-        usage="%(prog)s MODEL [PRESET] --devices DEVICES [flags]",
+        usage="%(prog)s MODEL [PRESET] [--devices DEVICES] [flags]",
         description="Show which resources a job would need: executor, memory, disk, time; and what would make it fit."
         " Of the weights a few rows are read.",
     )
@@ -64,6 +64,7 @@ def read_outline(model: str) -> ModelHeaders:
     path = Path(model)
     if not path.exists() and is_remote(model):
         return hub.read_headers(model)[0]
+    find_local(model)
     has_weights = path.is_dir() and any(path.glob("*.safetensors"))
     if has_weights or path.suffix == ".gguf":
         return with_grids(read_model(path)).headers

@@ -28,6 +28,7 @@ from bitfoundry.commands import main as cli
 from bitfoundry.commands import options
 from bitfoundry.commands.headings import HEADINGS
 from bitfoundry.errors import ApiError, BitfoundryError
+from quantcore.plan.hardware import host_memory_bytes
 from tests.support.models import tiny_model
 
 SUMMARY: dict[str, Any] = {
@@ -396,8 +397,26 @@ def test_what_needs_no_service_works_without_one(
     assert (found["model"], found["num_blocks"]) == ({"path": str(model_dir)}, 3)
     assert cli.run(["inspect", str(tmp_path / "nothing"), "--json"]) == 1
     assert json.loads(capsys.readouterr().err)["error"]["code"] == "model_not_found"
-    assert cli.run(["plan", str(model_dir), "--config", "fp8"]) == 1
-    assert "--devices 1x24GB" in " ".join(capsys.readouterr().err.split())
+    assert cli.run(["plan", str(tmp_path / "nothing"), "fp8"]) == 1
+    assert "model_not_found" in capsys.readouterr().err
+
+
+def test_a_plan_without_a_service_is_for_this_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.delenv("BITFOUNDRY_URL")
+    model_dir = tiny_model(tmp_path / "model")
+    cards = [{"kind": "cuda", "name": "H100", "memory_bytes": 80_000_000_000, "used_bytes": None}] * 2
+    for devices, shown in (([], "its CPU"), (cards, "2 x 80 GB")):
+        monkeypatch.setattr("worker.devices.find_devices", lambda devices=devices: devices)
+        assert cli.run(["plan", str(model_dir), "w4a16", "--json"]) == 0
+        printed = capsys.readouterr()
+        hardware = json.loads(printed.out)["hardware"]
+        assert (hardware["num_devices"], hardware["device_bytes"]) == (len(devices), 80_000_000_000 if devices else 0)
+        assert hardware["host_bytes"] == pytest.approx(host_memory_bytes(), abs=1_000_000)
+        assert f"planned for this machine, {shown}, " in " ".join(printed.err.split())
+    assert cli.run(["plan", str(model_dir), "w4a16", "--on", "slurm"]) == 1
+    assert "--on needs one" in capsys.readouterr().err
 
 
 LLAMA_405B = Path(__file__).parents[2] / "quantcore" / "configs" / "llama-3.1-405b.json"
