@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from bitfoundry.client.answers import Job, LogLine
     from bitfoundry.client.service import Client
     from quantcore.report.local_runs import LocalRun
+    from quantcore.report.quality import Step
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")]
 SweepId = Annotated[str, typer.Argument(help="Sweep id, as printed by `sweep list`.")]
@@ -104,15 +106,16 @@ def list_jobs(
 def show(name: ResultName, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
     """Show one job, or one run of this machine."""
     from bitfoundry.commands.results import LocalRun, find_result
+    from quantcore.report import local_runs
 
     if (Path(name) / "report.json").is_file():
-        _show_folder(Path(name), {}, as_json)
+        _show_folder(Path(name), local_runs.of_folder(Path(name)), as_json)
         return
     client = connect_if_any(url, api_key, home)
     with client or nullcontext():
         result = find_result(name, client)
     if isinstance(result, LocalRun):
-        _show_folder(Path(result.folder), result.to_dict() | {"name": result.name}, as_json)
+        _show_folder(Path(result.folder), result, as_json)
     else:
         show_job(result, as_json)
 
@@ -310,8 +313,8 @@ def _show_list(jobs: Sequence[Job], runs: Sequence[LocalRun], as_json: bool) -> 
         terminal.out.print(terminal.rows_table(rows, [*rows[0]]))
 
 
-def _show_folder(folder: Path, about: dict[str, Any], as_json: bool) -> None:
-    """Show the summary of the report in ``folder``, and what is known ``about`` the run."""
+def _show_folder(folder: Path, run: LocalRun | None, as_json: bool) -> None:
+    """Show the summary of the report in ``folder``, and what is known of the ``run`` that made it."""
     from quantcore.cli.console import show_report
     from quantcore.errors import QuantError
     from quantcore.report.compare import read_report
@@ -321,11 +324,22 @@ def _show_folder(folder: Path, about: dict[str, Any], as_json: bool) -> None:
     except QuantError as error:
         raise BitfoundryError.of(error) from error
     if as_json:
+        about = {} if run is None else run.to_dict() | {"name": run.name}
         terminal.print_json(about | {"folder": str(folder.absolute()), "summary": report.summary.to_dict()})
         return
-    rows = {"id": about.get("id", ""), "model": report.model.path or str(report.model.id)}
-    terminal.out.print(terminal.pairs({name: text for name, text in rows.items() if text}))
-    show_report(report, str(folder))
+    model = report.model.path or str(report.model.id)
+    terminal.out.print(terminal.pairs(({} if run is None else {"id": run.id}) | {"model": model}))
+    command_of = _command_of(run, model) if run is not None and run.command else None
+    show_report(report, str(folder), command_of)
+
+
+def _command_of(run: LocalRun, model_dir: str) -> Callable[[Step], str]:
+    """Return what gives the command of a step, to be copied: the one that made the ``run``, changed."""
+    from quantcore.cli.next_steps import command_for
+
+    is_elsewhere = run.working_dir != str(Path.cwd())
+    change_dir = f"cd {shlex.quote(run.working_dir)} && " if is_elsewhere else ""
+    return lambda step: change_dir + command_for(step, run.command[2:], model_dir=model_dir, output_dir=run.folder)
 
 
 def _say(line: LogLine, as_json: bool) -> None:

@@ -86,8 +86,8 @@ def show_report(report: Report, output_dir: str, command_of: Callable[[Step], st
     if report.encoder is not None:
         rows[1:1] = report.encoder.rows
     if summary.verdict is not None:
-        rows[:0] = _verdict_rows(summary.verdict)
         steps = summary.verdict.steps
+        rows[:0] = [row for row in _verdict_rows(summary.verdict) if not (steps and row[0] == "advice")]
     if report.clipping:
         kind, share = max(report.clipping.items(), key=lambda item: item[1])
         rows.append(("clipped values", f"at most {share:.3%}, of {kind}"))

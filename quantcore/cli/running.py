@@ -69,7 +69,7 @@ class Asked:
         """Run the task, and record its result as a local run. Returns None on all ranks but the first."""
         report = pipeline(task, progress.noting(emit))
         if report is not None:
-            _record(task, report, self.config)
+            _record(task, report, self)
         return report
 
 
@@ -116,10 +116,10 @@ def _run(asked: Asked, progress: Progress) -> int:
         return shown(lambda emit: asked.quantized(task, progress, emit), show)
 
 
-def _record(task: Task, report: Report, config: str) -> None:
+def _record(task: Task, report: Report, asked: Asked) -> None:
     """Record the result as a local run. The result counts also where the user's data folder cannot be written."""
     try:
-        local_runs.record(task.output_dir, report, config)
+        local_runs.record(task.output_dir, report, asked.config, asked.command)
     except OSError as error:
         print(f"The run is not in `bitfoundry list`: {reason_of(error)}", file=sys.stderr)
 

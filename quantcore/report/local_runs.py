@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,10 @@ MIN_PREFIX = 3
 
 
 class LocalRun(Record):
-    """A result on this machine: its ``folder``, the model and the config that made it, its size and its verdict."""
+    """A result on this machine: its ``folder``, the model and the config that made it, its size and its verdict.
+
+    ``command`` are the words of the command line that made it, given in the folder ``working_dir``.
+    """
 
     id: str
     created_at: str
@@ -35,6 +38,8 @@ class LocalRun(Record):
     config: str
     size_bytes: int
     verdict: str | None
+    command: tuple[str, ...] = ()
+    working_dir: str = ""
 
     @property
     def name(self) -> str:
@@ -54,7 +59,7 @@ def data_dir() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser().absolute() / "bitfoundry"
 
 
-def record(folder: Path, report: Report, config: str) -> LocalRun:
+def record(folder: Path, report: Report, config: str, command: Sequence[str] = ()) -> LocalRun:
     """Add the result in ``folder`` to the index. Raises OSError if that cannot be written."""
     verdict = report.summary.verdict
     run = LocalRun(
@@ -65,6 +70,8 @@ def record(folder: Path, report: Report, config: str) -> LocalRun:
         config=config,
         size_bytes=report.summary.size_after_bytes,
         verdict=None if verdict is None else verdict.level,
+        command=tuple(command),
+        working_dir=str(Path.cwd()),
     )
     path = _index()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,6 +93,11 @@ def find(name: str) -> list[LocalRun]:
     if name == "last":
         return runs()[:1]
     return [run for run in runs() if run.is_called(name)]
+
+
+def of_folder(folder: Path) -> LocalRun | None:
+    """Return the run whose result lies in ``folder``; None if it was not made by a command here."""
+    return next((run for run in _read() if run.folder == str(folder.absolute())), None)
 
 
 def _index() -> Path:

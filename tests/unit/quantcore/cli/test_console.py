@@ -109,7 +109,7 @@ def test_a_poor_result_ends_with_the_verdict_in_words_and_the_command_to_try_nex
     show_report(Report.model_validate(whole), "out", lambda step: f"again {step.flags}")
     first, second, *_, last = (line.strip() for line in capsys.readouterr().out.splitlines())
     assert first.split(maxsplit=1) == ["result", sentence] and second.split() == ["verdict", "broken:", "far"]
-    assert last == "again --effort best"
+    assert last == "again --effort best" and "advice" not in first + second, "each advice stands there once"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def recorded(tmp_path, name, config="w4a16"):
     folder = tmp_path / name
     folder.mkdir(exist_ok=True)
     (folder / "MANIFEST.json").write_text("{}")
-    return local_runs.record(folder, REPORT, config)
+    return local_runs.record(folder, REPORT, config, ("bitfoundry", "quantize", "model", config, "-o", name))
 
 
 def test_a_run_is_found_by_id_start_name_and_last(tmp_path):
@@ -34,6 +34,8 @@ def test_a_run_is_found_by_id_start_name_and_last(tmp_path):
         for name in (run.id, run.id[:12], run.id.removeprefix("run_")[:8], run.name):
             assert local_runs.find(name) == [run]
     assert local_runs.find("last") == [two]
+    assert local_runs.of_folder(tmp_path / "one") == one and local_runs.of_folder(tmp_path) is None
+    assert one.command == ("bitfoundry", "quantize", "model", "w4a16", "-o", "one")
     assert local_runs.find("three") == local_runs.find("") == local_runs.find("run_") == []
 
 
