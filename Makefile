@@ -175,9 +175,10 @@ LLMC_STAMP := $(CONSUMERS)/llmc/.stamp-$(shell cksum < bench/engines/llmcompress
 AUTOROUND_STAMP := $(CONSUMERS)/autoround/.stamp-$(shell cksum < bench/engines/autoround-requirements.txt | cut -d' ' -f1)
 MLFLOW_STAMP := $(CONSUMERS)/mlflow/.stamp-$(shell cksum < tests/consumers/mlflow-requirements.txt | cut -d' ' -f1)
 MLX_STAMP := $(CONSUMERS)/mlx/.stamp-$(shell cksum < tests/consumers/mlx-requirements.txt | cut -d' ' -f1)
+GENAI_STAMP := $(CONSUMERS)/genai/.stamp-$(shell cksum < tests/consumers/genai-requirements.txt | cut -d' ' -f1)
 GPTQMODEL_STAMP := $(CONSUMERS)/gptqmodel/.stamp-$(shell cksum < bench/engines/gptqmodel-requirements.txt | cut -d' ' -f1)
 
-consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP) $(LLAMACPP_STAMP) $(MLFLOW_STAMP) $(MLX_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel, llama.cpp, MLX, MLflow and others, for test-all
+consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP) $(LLAMACPP_STAMP) $(MLFLOW_STAMP) $(MLX_STAMP) $(GENAI_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel, llama.cpp, MLX, ONNX Runtime GenAI, MLflow and others, for test-all
 
 # $(call environment,NAME,REQUIREMENTS): install the requirements into the environment NAME, and stamp it.
 define environment
@@ -217,6 +218,10 @@ $(MLFLOW_STAMP):
 $(MLX_STAMP):
 	@echo "installing MLX for CPU and mlx-lm into $(CONSUMERS)/mlx"
 	$(call environment,mlx,tests/consumers/mlx-requirements.txt)
+
+$(GENAI_STAMP):
+	@echo "installing ONNX Runtime GenAI into $(CONSUMERS)/genai"
+	$(call environment,genai,tests/consumers/genai-requirements.txt)
 
 bench-formats: $(PEERS_STAMP)  ## quantize and dequantize a large weight, against a copy, AMD Quark and torchao
 	@OMP_NUM_THREADS=1 $(CONSUMERS)/peers/bin/python -m bench.formats $(ARGS)

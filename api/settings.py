@@ -35,7 +35,7 @@ from quantcore.config.values import sentence_of
 from quantcore.errors import ConfigError, ModelError, PublishError
 from quantcore.hub.names import is_below, is_plain_url
 from quantcore.hub.target import check_url, real_url
-from quantcore.plan.hardware import host_memory_bytes
+from quantcore.plan.this_machine import host_memory_bytes
 from quantcore.sandbox.opening import resolved
 
 

@@ -32,9 +32,9 @@ from api.store.queue.maintenance import Maintenance
 from api.store.queue.outbox import Send
 from api.store.states import CLAIMABLE, FINAL, HELD
 from api.store.tables.jobs import Job
+from quantcore.plan.this_machine import find_devices
 from worker import allocation, cgroup, workspace
 from worker.chatting import Conversation
-from worker.devices import find_devices
 from worker.engine import Stop
 from worker.launchers import Launcher, LauncherAway, find_launcher
 from worker.node_run import NodeRun

@@ -148,8 +148,8 @@ def _plan_here(arguments: list[str]) -> int:
 
 def _this_machine() -> list[str]:
     """Return the flags that describe this machine: its accelerators, its memory, and the disk of this folder."""
-    from quantcore.plan.hardware import GB, host_memory_bytes
-    from worker.devices import find_devices
+    from quantcore.plan.hardware import GB
+    from quantcore.plan.this_machine import find_devices, host_memory_bytes
 
     sizes = [device["memory_bytes"] for device in find_devices()]
     memory = host_memory_bytes()

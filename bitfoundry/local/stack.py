@@ -198,7 +198,7 @@ class LocalStack:
         ours = {"BITFOUNDRY_SECRET_KEY_FILE": str(secret_key)} if secret_key else {}
         ours |= {"DATABASE_URL": database_url, "BROKER_URL": broker_url, "BITFOUNDRY_DATA_DIR": str(self.home)}
         ours |= {"BITFOUNDRY_MODEL_ROOTS": os.pathsep.join(roots)}
-        from quantcore.plan.hardware import host_memory_bytes  # here, as above
+        from quantcore.plan.this_machine import host_memory_bytes  # here, as above
 
         slots = min(self._slots, host_memory_bytes() // SLOT_BYTES)
         if slots > 1:

@@ -20,6 +20,7 @@ EXPERTS_PER_TOKEN = (
     "num_selected_experts", "router_top_k",
 )  # fmt: skip
 DEPTH = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+MAX_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 VOCABULARIES = ("vocab_size",)
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 _NUM_CACHED_HEADS = re.compile(
@@ -64,6 +65,11 @@ class ModelConfig:
         """The width of a head of keys and values."""
         heads, hidden = self.num_heads, self.hidden_size
         return first(self.text, HEAD_DIMS) or (hidden // heads if heads and hidden else None)
+
+    @property
+    def max_positions(self) -> int | None:
+        """The number of tokens of the longest text."""
+        return first(self.text, MAX_POSITIONS)
 
     @property
     def vocab_size(self) -> int | None:

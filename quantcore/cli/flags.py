@@ -177,9 +177,10 @@ def add_scheme(flags: Flags) -> None:
     add("--custom_mode", help=f"layout of hf_format: {', '.join(CUSTOM_MODES)} (default: quark)")
     add(
         "--model_export",
-        action="append",
-        help=f"output format; repeatable: {', '.join(MODEL_EXPORTS)} (default: the one that most programs load directly"
-        " for the scheme)",
+        type=_comma_separated,
+        action="extend",
+        help=f"output formats: {', '.join(MODEL_EXPORTS)}; several as awq,gguf or with the flag repeated (default: the"
+        " one that most programs load directly for the scheme)",
     )
     add(
         "--export_weight_format",
@@ -195,6 +196,10 @@ def add_hardware(flags: argparse.ArgumentParser) -> None:
     add("--nodes", type=int, default=1, help="number of identical nodes (default: 1)")
     add("--host_memory", default="", help="memory of each node, e.g. 1TB (default: not checked)")
     add("--disk", default="", help="free disk space for model and output, e.g. 4TB (default: not checked)")
+
+
+def _comma_separated(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
 
 
 def _json_object(text: str) -> dict[str, Any]:

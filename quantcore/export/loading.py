@@ -46,7 +46,13 @@ AMD_QUARK = (
 )
 OURS = "import quantcore\nmodel, config = quantcore.load({path!r})"
 UNSEEN = "# llama.cpp's converter laid this file out, but no program was seen to load one of this architecture yet."
-OTHERS = {"vLLM (CPU)": VLLM, "AMD Quark": AMD_QUARK, "Transformers + GPTQModel": TRANSFORMERS}
+GENAI = "import onnxruntime_genai\nmodel = onnxruntime_genai.Model({path!r})"
+OTHERS = {
+    "vLLM (CPU)": VLLM,
+    "AMD Quark": AMD_QUARK,
+    "Transformers + GPTQModel": TRANSFORMERS,
+    "ONNX Runtime GenAI": GENAI,
+}
 
 
 @dataclass(frozen=True)
@@ -114,12 +120,13 @@ def _program_lines(
     export: str, layers: Sequence[LayerPlan], path: str, model: LoadedModel, *, is_read_by_transformers: bool
 ) -> dict[str, str]:
     hint, readers = EXPORTERS.get(export).load_hint(path), readers_of(export)
+    at_once = any(is_in_stack(layer.name) or layer.config.output_tensors for layer in layers)
+    seen = _seen_by(export, frozenset(map(_kind, layers)), model.model_type, at_once=at_once)
+    others = {_title(name): text.format(path=path) for name, text in OTHERS.items() if name in seen}
     if readers.main_reads_all or not readers.main:
         own = {"sentence-transformers": SENTENCE_TRANSFORMERS.format(path=path)}
         is_own = model.has_modules and readers.in_transformers
-        return {**(own if is_own else {}), readers.main or export: hint}
-    at_once = any(is_in_stack(layer.name) or layer.config.output_tensors for layer in layers)
-    seen = _seen_by(export, frozenset(map(_kind, layers)), model.model_type, at_once=at_once)
+        return {**(own if is_own else {}), readers.main or export: hint, **others}
     lines = {}
     if model.has_modules and "sentence-transformers" in seen:
         lines["sentence-transformers"] = DECOMPRESSED.format(path=path)
@@ -127,9 +134,7 @@ def _program_lines(
         lines[_title(readers.main)] = hint
     if is_read_by_transformers and readers.for_transformers:
         lines.setdefault("Transformers", TRANSFORMERS.format(path=path))
-    for name, text in OTHERS.items():
-        if name in seen:
-            lines.setdefault(_title(name), text.format(path=path))
+    lines = {**lines, **{name: text for name, text in others.items() if name not in lines}}
     if "Transformers" in lines and readers.needs_bfloat16(layers):
         lines["Transformers"] = lines["Transformers"].removesuffix(")") + f"{IN_BFLOAT16})"
     return lines

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from quantcore.config.quantization import SIZE_UNITS
 from quantcore.errors import ConfigError
@@ -105,16 +103,6 @@ def parse_hardware(devices: str = "", nodes: int = 1, host_memory: str = "", dis
         host_bytes=_size("host_memory", host_memory) if host_memory else 0,
         disk_bytes=_size("disk", disk) if disk else 0,
     )
-
-
-def host_memory_bytes() -> int:
-    """Return this machine's memory, or as much of it as this container may use (cgroup v2)."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total  # "max" is no limit
 
 
 def _size(field: str, text: str) -> int:

@@ -80,7 +80,7 @@ ALLOWED = {
         "quantcore.engine.runtime.devices": 1,
         "quantcore.cli.readers": 1,
         "quantcore.data.template_process": 2,
-        "worker.devices": 3,
+        "quantcore.plan.this_machine": 4,
         "worker.cgroup": 6,
         "worker.parent_watch": 2,
         "worker.memory_watch": 1,
@@ -101,7 +101,6 @@ ALLOWED = {
     },
     "where an artifact goes": {"quantcore.hub.local_folder": 5, "quantcore.export.gguf.splitting": 1},
     "the operator's settings": {
-        "api.settings": 1,
         "api.oidc.config": 1,
         "api.tracing": 1,
         "worker.launchers.slurm": 1,

@@ -32,6 +32,7 @@ CONSUMERS: dict[str, tuple[str | None, tuple[str, ...]]] = {  # environment (Non
     "Transformers, of images": ("vllm", ("transformers", "compressed-tensors")),
     "llama.cpp": ("llamacpp", ("llama-cpp-python",)),
     "mlx-lm": ("mlx", ("mlx", "mlx-lm")),
+    "ONNX Runtime GenAI": ("genai", ("onnxruntime-genai", "onnxruntime")),
     "sentence-transformers": (None, ("sentence-transformers",)),
 }
 KEY = ("consumer", "format", "scheme", "model")

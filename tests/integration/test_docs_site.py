@@ -94,7 +94,7 @@ def test_every_block_that_can_run_is_read_by_a_test() -> None:
     assert unread == []
     runnable = [block for _, block in blocks if block.language in LANGUAGES]
     marked = [block for block in runnable if block.reason]
-    assert (len(runnable) - len(marked), len(marked)) == (97, 43)
+    assert (len(runnable) - len(marked), len(marked)) == (97, 44)
 
 
 def test_the_error_codes_of_the_code_are_all_on_the_page(site: Path) -> None:

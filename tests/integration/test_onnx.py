@@ -105,12 +105,14 @@ STATIC_INPUTS = ("inputs", "int8 static")
 RARE = CASES.keys() - {"inputs", "fp8 with a cache"}
 
 
-def quantized(folder, name, exports=("onnx",), **options):
+def quantized(folder, name, exports=("onnx",), generation_config=None, **options):
     """The artifact of one case, in float32 or whatever ``options`` of the model say; its proof has passed."""
     model_type, own, config, _ = CASES[name]
     model = tiny_model(
         folder / "model", model_type=model_type, **{"dtype": torch.float32, "num_hidden_layers": 1, **own, **options}
     )
+    if generation_config is not None:
+        (model / "generation_config.json").write_text(json.dumps(generation_config))
     task = Task(
         model_dir=model, output_dir=folder / "out", config=config, export=exports, calibration=CALIBRATION,
         evaluation=EvaluationConfig(num_windows=0, seq_len=64),
@@ -123,6 +125,35 @@ def quantized(folder, name, exports=("onnx",), **options):
 def artifact(tmp_path_factory):
     """``quantized`` in a folder that tests share and leave as it is."""
     return cache(lambda name, **options: quantized(tmp_path_factory.mktemp("case"), name, **options))
+
+
+GENERATION = {"eos_token_id": [7, 9], "do_sample": True, "temperature": 0.7, "top_k": None, "max_new_tokens": 50}
+EXACT = {"session.qdq_matmulnbits_accuracy_level": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("4 bits", {}), ("window", EXACT), ("int8 static", {"session.x64quantprecision": "1"})]
+)
+def test_genai_is_told_how_to_run_the_graph(tmp_path, name, options, proof_in_this_process):
+    """The stop tokens and the sampling of generation_config.json, and the options with which it computes our numbers.
+
+    ONNX Runtime GenAI itself reads the file in tests/consumers/test_genai.py.
+    """
+    folder = quantized(tmp_path, name, generation_config=GENERATION)
+    config = json.loads((folder / "config.json").read_text())
+    told = json.loads((folder / "genai_config.json").read_text())
+    model, decoder = told["model"], told["model"]["decoder"]
+    assert model["eos_token_id"] == [7, 9] and model["vocab_size"] == config["vocab_size"]
+    assert told["search"] == {
+        "max_length": model["context_length"], "do_sample": True, "temperature": 0.7, "past_present_share_buffer": False
+    }  # fmt: skip
+    assert model["context_length"] == config["max_position_embeddings"]
+    session = Session(folder, optimized=True, static_inputs=name in STATIC_INPUTS).session
+    assert decoder["num_hidden_layers"] * 2 == sum(one.name.startswith("past_") for one in session.get_inputs())
+    [cache] = {tuple(one.shape[1::2]) for one in session.get_inputs() if one.name.startswith("past_")}
+    assert cache == (decoder["num_key_value_heads"], decoder["head_size"])
+    own = {key: value for key, value in decoder["session_options"].items() if key.startswith("session.")}
+    assert own == options
 
 
 class Session:

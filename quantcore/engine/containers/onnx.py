@@ -1,4 +1,7 @@
-"""An ONNX language model on the disk: the graph first, then its tensors one by one, at offsets known from the plan."""
+"""An ONNX language model on the disk: the graph first, then its tensors one by one, at offsets known from the plan.
+
+Beside it lies what ONNX Runtime GenAI reads (``export.onnx.genai``).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from typing import Any
 
 import torch
 
+from quantcore.checkpoint.artifact import write_json
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.checkpoint.onnx_headers import DATA_NAME, DTYPES, FILE_NAME, read_onnx_headers
 from quantcore.engine.containers.onnx_graph import Traced, trace
 from quantcore.engine.containers.onnx_nodes import check_installed
 from quantcore.export import FileContents
+from quantcore.export.onnx.genai import GENAI_CONFIG, genai_config
 from quantcore.tensors.sink import OpenFiles, open_for_writing, write_at
 from quantcore.tensors.source import TORCH_DTYPES, Source
 
@@ -57,7 +62,9 @@ class OnnxSink(OpenFiles):
         self._handles = [open_for_writing(folder / DATA_NAME, creates=creates)]
         os.ftruncate(self._handles[0], end)
         try:
-            self._save_graph(trace(contents.model_config, layouts, contents.layers), folder)
+            traced = trace(contents.model_config, layouts, contents.layers)
+            self._save_graph(traced, folder)
+            self._save_genai_config(traced, contents, folder)
         except BaseException:
             self.close()
             raise
@@ -100,6 +107,16 @@ class OnnxSink(OpenFiles):
             )
             graph.register_initializer(value)
         onnx_ir.save(traced.model, folder / FILE_NAME)
+
+    def _save_genai_config(self, traced: Traced, contents: FileContents, folder: Path) -> None:
+        past = [value for value in traced.model.graph.inputs if value.name.startswith("past_key_values.")]
+        shapes = {value.name: (value.shape[1], value.shape[3]) for value in past}
+        keys, values = ([shapes[name] for name in shapes if name.endswith(kind)] for kind in ("key", "value"))
+        if keys != values:
+            self.warnings = (f"ONNX Runtime GenAI needs keys and values of one width: no {GENAI_CONFIG} is written.",)
+            return
+        settings = genai_config(contents.model_config, contents.model_dir, contents.layers, keys)
+        write_json(folder / GENAI_CONFIG, settings)
 
 
 def _widened(graph: Any, value: Any, dtype: Any) -> Any:

@@ -28,7 +28,7 @@ from bitfoundry.commands import main as cli
 from bitfoundry.commands import options
 from bitfoundry.commands.headings import HEADINGS
 from bitfoundry.errors import ApiError, BitfoundryError
-from quantcore.plan.hardware import host_memory_bytes
+from quantcore.plan.this_machine import host_memory_bytes
 from tests.support.models import tiny_model
 
 SUMMARY: dict[str, Any] = {
@@ -408,7 +408,7 @@ def test_a_plan_without_a_service_is_for_this_machine(
     model_dir = tiny_model(tmp_path / "model")
     cards = [{"kind": "cuda", "name": "H100", "memory_bytes": 80_000_000_000, "used_bytes": None}] * 2
     for devices, shown in (([], "its CPU"), (cards, "2 x 80 GB")):
-        monkeypatch.setattr("worker.devices.find_devices", lambda devices=devices: devices)
+        monkeypatch.setattr("quantcore.plan.this_machine.find_devices", lambda devices=devices: devices)
         assert cli.run(["plan", str(model_dir), "w4a16", "--json"]) == 0
         printed = capsys.readouterr()
         hardware = json.loads(printed.out)["hardware"]

@@ -250,6 +250,7 @@ def test_a_config_file_keeps_its_own_algorithms(tmp_path):
         (["--custom_mode", "fp8"], ("fp8",)),
         (["--model_export", "fake_quantized"], ("fake_quantized",)),
         (["--model_export", "hf_format", "--model_export", "fake_quantized"], ("quark", "fake_quantized")),
+        (["--model_export", "awq, quark", "--model_export=fake_quantized"], ("awq", "quark", "fake_quantized")),
         (["--export_weight_format", "real_quantized"], ()),
         (["--export_weight_format", "fake_quantized"], ("fake_quantized",)),
         (["--custom_mode", "fp8", "--export_weight_format", "fake_quantized"], ("fake_quantized",)),

@@ -1,7 +1,8 @@
-"""The accelerators of this machine as their drivers report them, for ``GET /v1/workers``. Works without torch."""
+"""The memory of this machine, and its accelerators as their drivers report them. No torch."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,16 @@ MIB = 1 << 20
 TIMEOUT_S = 10
 
 Device = dict[str, Any]  # {kind, name, memory_bytes, used_bytes}; used_bytes is None where the driver does not say
+
+
+def host_memory_bytes() -> int:
+    """Return this machine's memory, or as much of it as this container may use (cgroup v2)."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total  # "max" is no limit
 
 
 def find_devices() -> list[Device]:
