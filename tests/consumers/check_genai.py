@@ -4,8 +4,8 @@ usage: check_genai.py WINDOWS.json MODEL_DIR ... -> one line ``RESULT {MODEL_DIR
            error in place of these. WINDOWS.json is a list of token id lists; ``greedy`` are the tokens that follow the
            first 8 of the first window
        check_genai.py --logits WINDOWS.json MODEL_DIR OUT.npy -> the logits of the first window, float32
-       check_genai.py --texts TEXTS.json MODEL_DIR -> the tokens of each text, and of a chat with the first one
-       check_genai.py --builder MODEL_DIR OUT_DIR -> ``OUT_DIR``, as GenAI's own builder converts a checkpoint
+       check_genai.py --texts TEXTS.json MODEL_DIR -> the tokens of each text, and of a chat with the first one if the
+           model has a template for chats
 """
 
 import json
@@ -24,7 +24,7 @@ NUM_NEW = 16
 
 
 def main() -> None:
-    commands = {"--logits": save_logits, "--texts": tokens_of_texts, "--builder": build}
+    commands = {"--logits": save_logits, "--texts": tokens_of_texts}
     if sys.argv[1] in commands:
         result = commands[sys.argv[1]](*sys.argv[2:])
     else:
@@ -80,17 +80,19 @@ def tokens_of_texts(texts_file, folder):
     model = genai.Model(folder)
     tokenizer = genai.Tokenizer(model)
     texts = json.loads(Path(texts_file).read_text())
-    chat = tokenizer.apply_chat_template(
-        json.dumps([{"role": "user", "content": texts[0]}]), add_generation_prompt=True
-    )
-    tokens = [[int(token) for token in tokenizer.encode(text)] for text in [*texts, chat]]
-    return {"texts": tokens[:-1], "chat": chat, "chat_tokens": tokens[-1]}
 
+    def encode(text):
+        return list(map(int, tokenizer.encode(text)))
 
-def build(folder, out):
-    from onnxruntime_genai.models.builder import create_model
-
-    create_model("fake", folder, out, "int4", "cpu", str(Path(out) / "cache"))
+    encoded = {"without_special_tokens": list(map(encode, texts))}
+    tokenizer.update_options(add_special_tokens="true")
+    encoded["texts"] = list(map(encode, texts))
+    tokenizer.update_options(add_special_tokens="false")
+    if not (Path(folder) / "chat_template.jinja").is_file():
+        return encoded
+    messages = json.dumps([{"role": "user", "content": texts[0]}])
+    chat = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    return {**encoded, "chat": chat, "chat_tokens": encode(chat)}
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_every_architecture(tmp_path, name, agrees):
 
 @pytest.mark.parametrize("family", ["smollm2", "gemma"])
 def test_a_real_model(family, tmp_path, agrees, request):
-    """Its tokenizer gives the tokens that Transformers gives, a text's first one (BOS) and the chat template's too."""
+    """Its tokenizer gives the tokens of Transformers, those of chats too; the first one of a text (BOS) on request."""
     model = request.getfixturevalue(family)
     results, windows = export_all(model, {"w4a16": presets.resolve("w4a16", group_size=32)}, ("onnx",), tmp_path)
     folder, summary = results["w4a16"]
@@ -98,6 +98,11 @@ def test_a_real_model(family, tmp_path, agrees, request):
     texts.write_text(json.dumps(TEXTS))
     said = check("genai", "check_genai.py", "--texts", texts, folder)
     assert said["texts"] == [tokenizer(text).input_ids for text in TEXTS]
+    by_default = [tokenizer(text, add_special_tokens=False).input_ids for text in TEXTS]
+    assert said["without_special_tokens"] == by_default, "docs/how-to/onnx.md says what a text needs"
+    assert ("chat" in said) == (family == "smollm2")
+    if family == "gemma":  # a base model
+        return
     chat = [{"role": "user", "content": TEXTS[0]}]
     assert said["chat"] == tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert said["chat_tokens"] == tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
