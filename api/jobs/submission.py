@@ -105,6 +105,10 @@ def _has_default_exports(job: Job) -> bool:
     return spec.export == default_exports(spec)
 
 
+CHOSEN_BY_GOALS = ("config", "mix", "effort", "export", "file2file")
+"""Fields of a request that a goal decides, so that they cannot stand beside it."""
+
+
 def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
     model = original.model
     fields: dict[str, Any] = asked_of(original) | {
@@ -116,7 +120,9 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         "priority": original.priority,
         "limits": {"max_runtime_s": original.max_runtime_s, "max_pending_s": original.max_pending_s},
     }
-    if fields.get("goal"):  # it chose both, and will choose again
+    if changes.get("goal"):  # in place of what the original was told
+        fields = {name: value for name, value in fields.items() if name not in CHOSEN_BY_GOALS}
+    elif fields.get("goal"):  # it chose both, and will choose again
         fields = {name: value for name, value in fields.items() if name not in ("config", "export")}
     elif not changes.keys().isdisjoint(("config", "mix")) and _has_default_exports(original):
         del fields["export"]  # another scheme has another default

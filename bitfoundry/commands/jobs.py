@@ -333,13 +333,14 @@ def _show_folder(folder: Path, run: LocalRun | None, as_json: bool) -> None:
     show_report(report, str(folder), command_of)
 
 
-def _command_of(run: LocalRun, model_dir: str) -> Callable[[Step], str]:
+def _command_of(run: LocalRun, model_dir: str) -> Callable[[Step, int], str]:
     """Return what gives the command of a step, to be copied: the one that made the ``run``, changed."""
     from quantcore.cli.next_steps import command_for
 
     is_elsewhere = run.working_dir != str(Path.cwd())
     change_dir = f"cd {shlex.quote(run.working_dir)} && " if is_elsewhere else ""
-    return lambda step: change_dir + command_for(step, run.command[2:], model_dir=model_dir, output_dir=run.folder)
+    paths = {"model_dir": model_dir, "output_dir": run.folder}
+    return lambda step, number: change_dir + command_for(step, number, run.command[2:], **paths)
 
 
 def _say(line: LogLine, as_json: bool) -> None:

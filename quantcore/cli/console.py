@@ -58,10 +58,11 @@ def progress_display() -> Iterator[events.Emit]:
         yield emit
 
 
-def show_report(report: Report, output_dir: str, command_of: Callable[[Step], str] | None = None) -> None:
+def show_report(report: Report, output_dir: str, command_of: Callable[[Step, int], str] | None = None) -> None:
     """Show the summary as a table, the lines of code that load the result, and its next steps.
 
-    ``command_of`` returns the command of a step; None where the command line that made the result is not known.
+    ``command_of`` returns the command of a step and a number for its result, from 2; None where the command line that
+    made the result is not known.
     """
     summary, worst = report.summary, report.summary.worst_layer
     steps: Sequence[Step] = ()
@@ -107,9 +108,12 @@ def show_report(report: Report, output_dir: str, command_of: Callable[[Step], st
         out.print(at_folder(export.load, export.path, folder), highlight=False, markup=False, soft_wrap=True)
         for reason in export.refusals.values():
             out.print(reason, highlight=False, markup=False, soft_wrap=True)
-    for step in steps:
+    for number, step in enumerate(steps, 2):
         out.print(
-            step.text + (f"\n  {command_of(step)}" if command_of else ""), highlight=False, markup=False, soft_wrap=True
+            step.text + (f"\n  {command_of(step, number)}" if command_of else ""),
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
         )
 
 

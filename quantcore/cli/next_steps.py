@@ -11,9 +11,12 @@ _ONE_OF = ({"effort", "quant_algo", "imatrix"}, {"o", "output", "output_dir"})
 """Flags that exclude each other, or say the same."""
 
 
-def command_for(step: Step, arguments: Sequence[str], *, model_dir: str, output_dir: str) -> str:
-    """Return the command of a step: that of ``quantize`` with ``arguments`` changed, or ``auto`` for a goal."""
-    flags = [*step.flags.split(), "-o", f"{output_dir.rstrip('/')}-2"]
+def command_for(step: Step, number: int, arguments: Sequence[str], *, model_dir: str, output_dir: str) -> str:
+    """Return the command of a step: that of ``quantize`` with ``arguments`` changed, or ``auto`` for a goal.
+
+    Its result lies beside the others: the ``number`` is at the end of its folder's name.
+    """
+    flags = [*step.flags.split(), "-o", f"{output_dir.rstrip('/')}-{number}"]
     if "goal" in step.changes:
         return shlex.join(["bitfoundry", "auto", model_dir, *flags])
     return shlex.join(["bitfoundry", "quantize", *without(_names_set(flags), arguments), *flags])

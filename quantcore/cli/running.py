@@ -100,8 +100,8 @@ def _run(asked: Asked, progress: Progress) -> int:
 
     def show(report: Report | None) -> None:
         assert report is not None  # this is the first rank
-        paths = {"model_dir": options.model_dir, "output_dir": options.output_dir}
-        show_report(report, options.output_dir, lambda step: command_for(step, asked.command[2:], **paths))
+        given, paths = asked.command[2:], {"model_dir": options.model_dir, "output_dir": options.output_dir}
+        show_report(report, options.output_dir, lambda step, number: command_for(step, number, given, **paths))
 
     with ExitStack() as stack:
         if options.json or not is_first_rank():

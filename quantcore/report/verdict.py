@@ -65,12 +65,11 @@ def _judge(quality: Quality, tasks: TaskResults | None = None) -> Verdict:
     """
     misses: list[str] = []
     for level, limits in LIMITS.items():
-        if (
-            level == "degraded"
-            and not any(_fallen(tasks or {}))
-            and not any(_missed(quality, LIMITS["good"], sure=True))
-        ):
-            return _unclear(quality, misses[-1])
+        if level == "degraded" and not any(_fallen(tasks or {})):
+            as_measured = next(_missed(quality, LIMITS["good"], sure=True), None)
+            if as_measured is None:
+                return _unclear(quality, misses[-1])
+            misses.append("{}, and good {}".format(*as_measured))
         if level != "degraded" and (fallen := next(_fallen(tasks or {}), None)):
             misses.append(fallen)
             continue
@@ -96,7 +95,7 @@ def with_failed_gates(verdict: Verdict, quality: Quality, gates: Sequence[GateRe
         if verdict.level == "unclear":
             return verdict.replace(reason=reason)
         return verdict.replace(reason=reason, sentence=sentence_of(verdict.level, quality, is_failed=True))
-    if verdict.level in POOR and gates and not missed:
+    if verdict.level in POOR and gates and all(gate.status in ("pass", "skipped") for gate in gates):
         return verdict.replace(reason=f"{verdict.reason}; that is normal for this scheme, whose checks it passes")
     return verdict
 
@@ -196,7 +195,10 @@ def _missed(quality: Quality, limits: LevelLimits, *, sure: bool = False) -> Ite
     for name, measure, limit, sign in _rows(quality, limits):
         worst = _worst(measure, 0 if sure else sign)
         if not sign * worst <= sign * limit:
-            yield f"the {name} is {measure.in_words}", f"{'allows at most' if sign > 0 else 'needs at least'} {limit:g}"
+            best = _worst(measure, -sign)
+            is_value_alone = sure and sign * best <= sign * limit
+            where = f"{measure.value:.4g} as measured" if is_value_alone else measure.in_words
+            yield f"the {name} is {where}", f"{'allows at most' if sign > 0 else 'needs at least'} {limit:g}"
 
 
 def _worst(measure: Measure, sign: int) -> float:

@@ -600,6 +600,18 @@ def test_a_clone_with_another_scheme_has_its_default_format(client: TestClient, 
     assert exports_of({"preset": "w4a16"}, export=["quark"]) == (["quark"], ["quark"])  # named, so kept
 
 
+def test_a_clone_for_a_goal_is_told_nothing_that_a_goal_decides(client: TestClient, make_model: MakeModel) -> None:
+    """A verdict advises it, with the flags of ``clone``."""
+    goal = {"goal": {"runtime": "vllm", "device": "24GB"}}
+    mix = {"schemes": ["w4a16", "int8_weight_only"], "max_bits": 6}
+    model = make_model()
+    for asked in ({"effort": "fast", "export": ["quark"]}, {"file2file": True}, {"config": {}, "mix": mix}):
+        job = client.post("/v1/jobs", json=body(model, **asked)).json()
+        answer = client.post(f"/v1/jobs/{job['id']}/clone", json=goal)
+        assert answer.status_code == 202, answer.text
+        assert answer.json()["goal"]["runtime"] == "vllm"
+
+
 def test_a_preset_with_a_kv_cache_a_quark_config_and_the_schema(client: TestClient, make_model: MakeModel) -> None:
     import jsonschema
 

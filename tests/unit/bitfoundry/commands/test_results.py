@@ -178,16 +178,17 @@ def test_list_and_show_have_both(
 def test_a_local_run_shows_the_commands_of_its_advice(
     run: local_runs.LocalRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They work where they are copied to: with the paths of the first command, and where it was given."""
+    """They work one after the other where they are copied to: with the first one's paths, and where it was given."""
     step = {"text": "Use effort best.", "changes": {"effort": "best"}, "flags": "--effort best"}
     poor = report()
-    poor["summary"]["verdict"] = {"level": "broken", "reason": "far", "sentence": "No.", "steps": [step]}
+    other = {"text": "Use gptaq.", "changes": {"config": {}}, "flags": "--quant_algo gptaq"}
+    poor["summary"]["verdict"] = {"level": "broken", "reason": "far", "sentence": "No.", "steps": [other, step]}
     (Path(run.folder) / "report.json").write_text(json.dumps(poor))
     monkeypatch.chdir(tmp_path)
     made = local_runs.record(
         Path(run.folder), Report.model_validate(poor), "w4a16", ("bitfoundry", "quantize", "m", "w4a16", "-o", "mine")
     )
-    again = f"bitfoundry quantize m w4a16 --effort best -o {run.folder}-2"
+    again = f"bitfoundry quantize m w4a16 --effort best -o {run.folder}-3"
     for folder, prefix in ((tmp_path, ""), (tmp_path / "data", f"cd {tmp_path} && ")):
         monkeypatch.chdir(folder)
         for name in (made.id, run.folder):

@@ -106,10 +106,10 @@ def test_a_poor_result_ends_with_the_verdict_in_words_and_the_command_to_try_nex
     verdict = Verdict(level="broken", reason="far", sentence=sentence, advice="Use effort best.", steps=(BETTER,))
     whole = reports.report()
     whole["summary"]["verdict"] = verdict.to_dict()
-    show_report(Report.model_validate(whole), "out", lambda step: f"again {step.flags}")
+    show_report(Report.model_validate(whole), "out", lambda step, number: f"again {step.flags} {number}")
     first, second, *_, last = (line.strip() for line in capsys.readouterr().out.splitlines())
     assert first.split(maxsplit=1) == ["result", sentence] and second.split() == ["verdict", "broken:", "far"]
-    assert last == "again --effort best" and "advice" not in first + second, "each advice stands there once"
+    assert last == "again --effort best 2" and "advice" not in first + second, "each advice stands there once"
 
 
 @pytest.mark.parametrize(
@@ -131,4 +131,4 @@ def test_the_command_of_a_step_replaces_what_it_sets(changes: dict[str, object],
     given = ["--model_dir", "a b", "--output-dir", "out/", "--quant_scheme", "w4a16"]
     given += ["--effort=fast", "--quant_algo", "rtn", "--num_eval_data", "6"]
     step = Step(text="x", changes=changes, flags=flags)
-    assert command_for(step, given, model_dir="a b", output_dir="out/") == command
+    assert command_for(step, 2, given, model_dir="a b", output_dir="out/") == command

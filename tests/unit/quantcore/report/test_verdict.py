@@ -53,7 +53,7 @@ def quality(
         (quality(kl=0.015, stderr=None), "faithful", "every measurement"),
         (quality(ratio=1.004, stderr=0.075), "unclear", "not enough text"),  # 126 tokens of fp8: it was degraded
         (quality(kl=0.15, stderr=0.026), "degraded", "and good allows at most 0.1"),  # poor as measured
-        (quality(kl=0.3, stderr=0.2), "degraded", "between 0.0 and 0.7"),
+        (quality(kl=0.3, stderr=0.2), "degraded", "is 0.3 as measured, and good allows at most 0.1"),
     ],
 )
 def test_levels(measured: Quality, level: Level, reason: str) -> None:
@@ -114,6 +114,13 @@ def test_an_unclear_result_says_how_much_text_is_enough() -> None:
     assert "more than 100 times" in judge_quality(close).reason
 
 
+def test_the_reason_is_what_decides() -> None:
+    """The divergence is only too large at the unfavourable end of its interval; the ratio is, as measured."""
+    verdict = judge_quality(quality(kl=0.08, ratio=1.087, stderr=0.03))
+    assert verdict.level == "degraded"
+    assert verdict.reason == "the perplexity ratio is 1.087 as measured, and good allows at most 1.08"
+
+
 def test_verdict_and_gates_do_not_contradict_each_other() -> None:
     gate = GateResult(gate="G8", name="kl_mean", status="fail", value=0.2, limit=0.1, detail="limit for int8")
     passed = gate.replace(status="pass")
@@ -126,6 +133,7 @@ def test_verdict_and_gates_do_not_contradict_each_other() -> None:
     assert with_failed_gates(degraded, far, [gate]) == degraded
     assert "normal for this scheme" in with_failed_gates(degraded, far, [passed]).reason
     assert with_failed_gates(degraded, far, []) == degraded  # the gates were off
+    assert with_failed_gates(degraded, far, [passed, gate.replace(status="warn")]) == degraded
     unclear = quality(ratio=1.004, stderr=0.075)
     assert with_failed_gates(judge_quality(unclear), unclear, [gate]).sentence == judge_quality(unclear).sentence
 
