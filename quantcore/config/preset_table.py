@@ -39,7 +39,7 @@ FP8_GROUP_128 = _spec("fp8_e4m3", PER_GROUP, group_size=128, is_dynamic=True)
 
 @dataclass(frozen=True)
 class Preset:
-    """A config with a name. ``aliases`` are the names that the quantization script of AMD Quark gives it."""
+    """A config with a name. ``aliases``: what the quantization script of AMD Quark, or llama.cpp's tool, calls it."""
 
     name: str
     title: str
@@ -187,7 +187,8 @@ def _mix(name: str, usual: str) -> Preset:
     end = UNTRIED if name in ("Q2_K", "Q3_K_S") or name.startswith(("IQ2", "IQ3")) else ""
     end = ": for models trained so" if name.startswith("TQ") else ": loses much" if name.startswith("IQ1") else end
     config = Config(global_quant_config=QuantizationConfig(weight=GGUF_TYPES[usual]), gguf=GgufTypes(mix=name))
-    return Preset(name, f"llama.cpp's {name}: {usual} in {others}, embedding included{end}", config)
+    short = (usual,) if name in ("Q3_K_M", "Q4_K_M", "Q5_K_M") else ()  # what llama.cpp's tool means by it
+    return Preset(name, f"llama.cpp's {name}: {usual} in {others}, embedding included{end}", config, short)
 
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in (*_TABLE, *starmap(_mix, MIXES.items()))}

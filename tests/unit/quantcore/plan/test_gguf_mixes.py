@@ -178,3 +178,8 @@ def test_of_models_of_other_architectures_the_converter_names_the_tensors(monkey
     fields["architecture"] = "glm5-next"
     with pytest.raises(ConfigError, match="by rules of its own"):
         with_gguf_types(presets.resolve("Q4_K_M"), {"model_type": "other"}, tensors_of(*names))
+
+
+@pytest.mark.parametrize("short", ["Q3_K", "q4_k", "Q5_K"])
+def test_a_short_name_is_that_of_llama_cpp_s_tool(short: str) -> None:
+    assert presets.resolve(short) == presets.resolve(f"{short}_M")
