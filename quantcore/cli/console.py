@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,8 @@ def show_report(report: Report, output_dir: str, command_of: Callable[[Step, int
         ("peak memory", f"{_mega(summary.peak_memory_bytes)} (planned: {planned})"),
         ("written to", output_dir),
     ]
+    if (page := Path(output_dir) / "report.html").is_file():
+        rows.append(("answers, layers", str(page)))
     if report.answers is not None:
         rows.insert(1, ("own answers", str(report.answers)))
     if report.behaviour is not None:

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "--exclude_layers": ("--ignore", "--ignore_layers", "--exclude"),
     "--num_calib_data": ("--nsamples", "--num_samples", "--num_calibration_samples", "--calib_size"),
     "--seq_len": ("--seqlen", "--max_seq_length", "--max_length", "--calib_seq"),
+    "--num_eval_data": ("--num_windows", "--num_eval_samples"),
     "--kv_cache_dtype": ("--kv_cache_qformat", "--kv_cache", "--kv_dtype"),
 }
 """Flags by the names that other programs, and newcomers, have for them. The error for one of these suggests ours."""

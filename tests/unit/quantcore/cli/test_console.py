@@ -1,5 +1,7 @@
 """What the engine's commands show while they work."""
 
+from pathlib import Path
+
 import pytest
 
 from quantcore import events
@@ -99,16 +101,19 @@ BETTER = Step(text="Use effort best.", changes={"effort": "best"}, flags="--effo
 
 
 def test_a_poor_result_ends_with_the_verdict_in_words_and_the_command_to_try_next(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     sentence = "Do not ship it: of 100 next words, 20 are the original's."
     verdict = Verdict(level="broken", reason="far", sentence=sentence, advice="Use effort best.", steps=(BETTER,))
     whole = reports.report()
     whole["summary"]["verdict"] = verdict.to_dict()
-    show_report(Report.model_validate(whole), "out", lambda step, number: f"again {step.flags} {number}")
-    first, second, *_, last = (line.strip() for line in capsys.readouterr().out.splitlines())
+    (tmp_path / "report.html").touch()
+    show_report(Report.model_validate(whole), str(tmp_path), lambda step, number: f"again {step.flags} {number}")
+    shown = capsys.readouterr().out
+    first, second, *_, last = (line.strip() for line in shown.splitlines())
     assert first.split(maxsplit=1) == ["result", sentence] and second.split() == ["verdict", "broken:", "far"]
+    assert ["answers,", "layers", f"{tmp_path}/report.html"] in [line.split() for line in shown.splitlines()]
     assert last == "again --effort best 2" and "advice" not in first + second, "each advice stands there once"
 
 
