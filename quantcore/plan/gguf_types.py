@@ -68,8 +68,12 @@ class _InFile:
         if has_own_layout(model_config):
             places = Places(model_config)
             found = {name: place for name in tensors if (place := places.find(name)) is not None}
-            shapes = {place.name: tensors[name].shape for name, place in found.items()}
-            return cls(shapes, {name: (place,) for name, place in found.items()}, _traits(model_config))
+            traits = _traits(model_config)
+            shapes = {
+                place.name: tensors[name].shape if place.index is None else (traits.num_experts, *tensors[name].shape)
+                for name, place in found.items()
+            }
+            return cls(shapes, {name: (place,) for name, place in found.items()}, traits)
         names = converted_names(model_config, tensors)
         fields = names.fields
         heads, shared = (_first(fields[f"attention.{name}"]) for name in ("head_count", "head_count_kv"))

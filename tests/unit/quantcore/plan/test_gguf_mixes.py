@@ -180,6 +180,17 @@ def test_of_models_of_other_architectures_the_converter_names_the_tensors(monkey
         with_gguf_types(presets.resolve("Q4_K_M"), {"model_type": "other"}, tensors_of(*names))
 
 
+def test_experts_that_a_checkpoint_has_one_by_one_are_a_stack_in_the_file() -> None:
+    """MXFP4_MOE gave the experts of Mixtral and Qwen3-MoE 8 bits."""
+    parts = {"block_sparse_moe.experts.0.w1": 4, "block_sparse_moe.experts.1.w1": 4, "self_attn.q_proj": 8}
+    tensors = {f"model.layers.0.{name}.weight": TensorHeader("F32", (64, 64), "f", 0, 1) for name in parts}
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_local_experts": 2}
+    config = with_gguf_types(presets.resolve("MXFP4_MOE"), {"model_type": "mixtral", **sizes}, tensors)
+    own = {name: layer.weight.format.bits for name, layer in config.layer_quant_config.items()}
+    usual = config.global_quant_config.weight.format.bits
+    assert {name: own.get(f"model.layers.0.{name}", usual) for name in parts} == parts
+
+
 @pytest.mark.parametrize("short", ["Q3_K", "q4_k", "Q5_K"])
 def test_a_short_name_is_that_of_llama_cpp_s_tool(short: str) -> None:
     assert presets.resolve(short) == presets.resolve(f"{short}_M")
