@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, JobId, show_deleted, with_client
+from bitfoundry.commands.verdicts import shipping_warning
 from bitfoundry.errors import BitfoundryError
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ def add(client: Client, name: ModelName, job_id: JobId, as_json: AsJson = False)
         terminal.print_json(version.model_dump(mode="json"))
     else:
         terminal.out.print(f"{version.model}@{version.version}")
+    _warn_of(client, version)
 
 
 @with_client
@@ -94,6 +97,7 @@ def promote(
     """Point an alias to a version. For a protected alias this is a request, which another member approves."""
     version = client.registry.version(reference)
     _move(client, version.model, alias, version.version, reason, as_json)
+    _warn_of(client, version)
 
 
 @with_client
@@ -189,6 +193,13 @@ def _move(client: Client, model: str, alias: str, version: int | None, reason: s
             terminal.print_json(moved.model_dump(mode="json"))
         else:
             terminal.out.print(f"{model}@{alias} is version {version} now.")
+
+
+def _warn_of(client: Client, version: ModelVersion) -> None:
+    """Say on stderr why a version may not be shipped as it is, if so."""
+    warning = shipping_warning(f"{version.model}@{version.version}", client.get(version.job_id))
+    if warning:
+        terminal.err.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
 
 
 def _check_reason(reason: str | None, *, needed: bool) -> None:

@@ -27,3 +27,15 @@ def verdict_rows(job: Job) -> dict[str, str]:
         "verdict": f"{verdict.level}: {verdict.reason}",
         "next": "\n".join(steps) or verdict.advice or "",
     }
+
+
+def shipping_warning(name: str, job: Job) -> str:
+    """Return why the result ``name`` of a job may not be shipped as it is: its verdict in words. Empty if it may."""
+    from quantcore.config.verdict_levels import UNPUBLISHED
+
+    verdict = job.summary and job.summary.verdict
+    if not verdict:
+        return f"{name} has no verdict: how close it is to the original was not judged."
+    if verdict.level not in UNPUBLISHED:
+        return ""
+    return f"{name} is {verdict.level}. {verdict.sentence or verdict.reason}"

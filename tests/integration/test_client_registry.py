@@ -123,6 +123,34 @@ def test_what_people_read(
     assert "support-bot" in said("registry list") and "pending" in said("registry requests")
 
 
+def test_a_result_that_may_not_be_shipped_is_added_with_a_warning(
+    server: Server, jobs: list[str], sessions: Sessions, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def warned(line: str) -> str:
+        capsys.readouterr()
+        assert cli.run(line.split()) == 0
+        return capsys.readouterr().err
+
+    def judge(level: str) -> None:
+        verdict = {"level": level, "reason": "far", "sentence": "Do not ship it: it is far."}
+        change = "UPDATE job SET summary = jsonb_set(summary, '{verdict}', CAST(:verdict AS jsonb)) WHERE id = :id"
+        with sessions.begin() as session:
+            session.execute(text(change), {"id": jobs[0], "verdict": json.dumps(verdict)})
+
+    judge("good")
+    assert warned("registry add support-bot first") == "" == warned("registry promote support-bot@1 candidate")
+    judge("broken")
+    warning = "warning support-bot@1 is broken. Do not ship it: it is far.\n"
+    assert warned("registry add support-bot first") == warning
+    assert warned("registry add support-bot first --json") == warning
+    assert warned("registry promote support-bot@1 candidate") == warning
+    assert warned("registry promote support-bot@1 production --reason better") == warning
+
+
 def test_a_reference_has_one_form(server: Server) -> None:
     with Client(server.url, server.key) as client:
         for text_ in ("support-bot", "support-bot@", "support-bot@0", "Support@1", "a@b@c"):

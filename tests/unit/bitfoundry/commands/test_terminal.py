@@ -12,7 +12,7 @@ from bitfoundry.client.model_answers import BriefSweep, Sweep
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import AUDIT_COLUMNS, KEY_COLUMNS, WORKER_COLUMNS
 from bitfoundry.commands.sweeps import sweep_table, sweeps_table
-from bitfoundry.commands.verdicts import verdict_text
+from bitfoundry.commands.verdicts import shipping_warning, verdict_text
 from quantcore import events
 from tests.support.terminals import shown
 
@@ -71,6 +71,22 @@ def test_a_goal_stands_above_the_verdict(is_met: bool, beside: str, row: str) ->
     details = shown(terminal.job_details(job))
     assert re.search(rf"goal +{row} *\n *verdict +good: small", details)
     assert "phase" not in details  # it was "phase good, goal missed"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "warning"),
+    [
+        (None, "bot@1 has no verdict: how close it is to the original was not judged."),
+        ({"level": "faithful", "reason": "near", "sentence": "It may be shipped."}, ""),
+        ({"level": "good", "reason": "near", "sentence": "It may be shipped."}, ""),
+        ({"level": "unclear", "reason": "few", "sentence": "Measure more."}, "bot@1 is unclear. Measure more."),
+        ({"level": "degraded", "reason": "the KL divergence is 0.2"}, "bot@1 is degraded. the KL divergence is 0.2"),
+        ({"level": "broken", "reason": "far", "sentence": "Do not ship it."}, "bot@1 is broken. Do not ship it."),
+    ],
+)
+def test_a_result_that_may_not_be_shipped_has_a_warning(verdict: dict[str, str] | None, warning: str) -> None:
+    job = job_with(state="succeeded", summary=SUMMARY | ({"verdict": verdict} if verdict else {}))
+    assert shipping_warning("bot@1", job) == warning
 
 
 def test_a_job_shows_the_verdict_in_words_and_the_command_of_each_step() -> None:
