@@ -66,7 +66,8 @@ def list_alias_requests(
     with reading(sessions) as session:
         found = registry.page_of_requests(session, caller.project_id, limit=query.limit + 1, **wanted)
         actors = actors_of(session, {key_id for row, _ in found for key_id in (row.asked_by, row.decided_by)})
-    shown = [AliasRequestOut.of(row, model, actors) for row, model in found[: query.limit]]
+        verdicts = registry.verdicts_of(session, {(model.id, row.to_version) for row, model in found})
+    shown = [AliasRequestOut.of(row, model, actors, verdicts) for row, model in found[: query.limit]]
     next_cursor = shown[-1].id if len(found) > query.limit else None
     page = AliasRequestPage(data=shown, has_more=next_cursor is not None, next_cursor=next_cursor)
     return pages.answer(page, next_cursor)
@@ -187,7 +188,8 @@ def _check_move(session: Session, caller: Caller, model: RegisteredModel, body: 
 
 
 def _show(session: Session, request: AliasRequest, model: RegisteredModel) -> AliasRequestOut:
-    return AliasRequestOut.of(request, model, actors_of(session, {request.asked_by, request.decided_by}))
+    actors = actors_of(session, {request.asked_by, request.decided_by})
+    return AliasRequestOut.of(request, model, actors, registry.verdicts_of(session, {(model.id, request.to_version)}))
 
 
 def _no_such_request() -> Problem:

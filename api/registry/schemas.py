@@ -28,6 +28,7 @@ MODEL: dict[str, Any] = {
     "name": "support-bot",
     "num_versions": 3,
     "latest_version": 3,
+    "latest_verdict": "good",
     "aliases": [
         {"alias": "candidate", "version": 3, "protected": False, "moved_at": "2026-11-22T08:00:00Z"},
         {"alias": "production", "version": 2, "protected": True, "moved_at": "2026-11-21T08:00:00Z"},
@@ -53,6 +54,7 @@ REQUEST: dict[str, Any] = {
     "alias": "production",
     "from_version": 2,
     "to_version": 3,
+    "verdict": "good",
     "reason": "It answers the new support questions.",
     "state": "pending",
     "asked_by": ACTOR,
@@ -166,13 +168,17 @@ class AliasOut(BaseModel):
 
 
 class RegisteredModelOut(BaseModel):
-    """A model of the registry. ``num_pending`` counts the requests that nobody has decided."""
+    """A model of the registry. ``num_pending`` counts the requests that nobody has decided.
+
+    ``latest_verdict`` is the level of the ``Verdict`` on the newest version, null for one without a verdict.
+    """
 
     model_config = ConfigDict(json_schema_extra={"examples": [MODEL]})
 
     name: str
     num_versions: int
     latest_version: int | None
+    latest_verdict: str | None
     aliases: list[AliasOut]
     num_pending: int
     created_at: datetime
@@ -188,6 +194,7 @@ class RegisteredModelOut(BaseModel):
             name=listed.model.name,
             num_versions=listed.num_versions,
             latest_version=listed.latest_version,
+            latest_verdict=listed.latest_verdict,
             aliases=aliases,
             num_pending=listed.num_pending,
             created_at=listed.model.created_at,
@@ -235,7 +242,8 @@ class RegistryVersionOut(ResultBrief):
 class AliasRequestOut(BaseModel):
     """A request to move a protected alias ``from_version`` ``to_version``.
 
-    ``from_version`` is null for a new alias, ``to_version`` for one that shall be removed.
+    ``from_version`` is null for a new alias, ``to_version`` for one that shall be removed. ``verdict`` is the level of
+    the ``Verdict`` on ``to_version``; null without one.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [REQUEST]})
@@ -245,6 +253,7 @@ class AliasRequestOut(BaseModel):
     alias: str
     from_version: int | None
     to_version: int | None
+    verdict: str | None
     reason: str
     state: RequestState
     asked_by: Actor | None
@@ -254,11 +263,18 @@ class AliasRequestOut(BaseModel):
     comment: str | None
 
     @classmethod
-    def of(cls, request: AliasRequest, model: RegisteredModel, actors: Actors) -> AliasRequestOut:
-        names = cls.model_fields.keys() - {"model", "asked_by", "decided_by"}
+    def of(
+        cls,
+        request: AliasRequest,
+        model: RegisteredModel,
+        actors: Actors,
+        verdicts: Mapping[tuple[str, int | None], str | None],
+    ) -> AliasRequestOut:
+        names = cls.model_fields.keys() - {"model", "verdict", "asked_by", "decided_by"}
         return cls(
             **{name: getattr(request, name) for name in names},
             model=model.name,
+            verdict=verdicts.get((model.id, request.to_version)),
             asked_by=actors.show(request.asked_by),
             decided_by=actors.show(request.decided_by),
         )

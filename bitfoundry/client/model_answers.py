@@ -190,11 +190,15 @@ class ModelAlias(Answer):
 
 
 class RegisteredModel(Answer):
-    """A model of the registry. `num_pending` counts the requests that nobody has decided."""
+    """A model of the registry. `num_pending` counts the requests that nobody has decided.
+
+    `latest_verdict` is the level of the `Verdict` on the newest version, None for one without a verdict.
+    """
 
     name: str
     num_versions: int
     latest_version: int | None = None
+    latest_verdict: str | None = None
     aliases: list[ModelAlias] = Field(default=[])
     num_pending: int
     created_at: str
@@ -222,7 +226,8 @@ class ModelVersion(BriefResult):
 class AliasRequest(Answer):
     """A request to move a protected alias `from_version` `to_version`.
 
-    `from_version` is None for a new alias, `to_version` for one that shall be removed.
+    `from_version` is None for a new alias, `to_version` for one that shall be removed. `verdict` is the level of
+    the `Verdict` on `to_version`; None without one.
     """
 
     id: str
@@ -230,6 +235,7 @@ class AliasRequest(Answer):
     alias: str
     from_version: int | None = None
     to_version: int | None = None
+    verdict: str | None = None
     reason: str
     state: str
     """`pending`, `approved`, `refused` or `withdrawn`."""

@@ -171,6 +171,31 @@ def test_models_are_listed_by_name(client: TestClient, succeed: Callable[..., st
     assert names == ["a", "b", "c"]
 
 
+def test_models_and_requests_have_the_verdict_of_their_version(
+    client: TestClient, sessions: Sessions, bot: list[str], people: dict[str, Headers]
+) -> None:
+    judge = text("UPDATE job SET summary = jsonb_set(summary, '{verdict,level}', CAST(:level AS jsonb)) WHERE id = :id")
+    with sessions.begin() as session:
+        session.execute(judge, {"id": bot[0], "level": '"broken"'})
+    add(client, bot[0], "another")
+
+    def verdicts() -> dict[str, str | None]:
+        return {each["name"]: each["latest_verdict"] for each in client.get(MODELS).json()["data"]}
+
+    assert verdicts() == {"another": "broken", "support-bot": "good"}
+    assert client.get(BOT).json()["latest_verdict"] == "good"
+    old = ask(client, 1)
+    assert old["verdict"] == "broken" == client.get(REQUESTS).json()["data"][0]["verdict"]
+    assert decide(client, old, "approve", people["Ada"]).json()["verdict"] == "broken"
+    removal = ask(client, None)
+    assert removal["verdict"] is None
+    with sessions.begin() as session:
+        session.execute(text("UPDATE job SET summary = summary - 'verdict' WHERE id = :id"), {"id": bot[1]})
+    assert verdicts() == {"another": "broken", "support-bot": None}
+    assert client.delete(f"{MODELS}/another/versions/1").status_code == 204
+    assert verdicts()["another"] is None  # it has no version
+
+
 def test_another_member_approves(client: TestClient, bot: list[str], people: dict[str, Headers]) -> None:
     direct = client.put(f"{BOT}/aliases/production", json={"version": 1}, headers=people["Ada"])
     assert code(direct) == (409, "alias_protected")

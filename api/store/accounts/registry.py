@@ -5,10 +5,10 @@ Whoever locks a job as well locks it before the model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -31,11 +31,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listed:
-    """A model with its aliases in the order of their names, its newest version, and the number of both kinds."""
+    """A model with its aliases in the order of their names, its newest version, and the number of both kinds.
+
+    ``latest_verdict``: the level of the newest version's verdict, if it has one.
+    """
 
     model: RegisteredModel
     aliases: tuple[RegistryAlias, ...]
     latest_version: int | None
+    latest_verdict: str | None
     num_versions: int
     num_pending: int
 
@@ -83,6 +87,7 @@ def describe(session: Session, models: Sequence[RegisteredModel]) -> Sequence[Li
     numbers = select(RegistryVersion.model_id, func.max(RegistryVersion.version), func.count())
     numbers = numbers.where(RegistryVersion.model_id.in_(ids)).group_by(RegistryVersion.model_id)
     versions = {model_id: (latest, count) for model_id, latest, count in session.execute(numbers)}
+    verdicts = verdicts_of(session, {(model_id, latest) for model_id, (latest, _) in versions.items()})
     open_ones = select(AliasRequest.model_id, func.count()).where(AliasRequest.model_id.in_(ids))
     open_ones = open_ones.where(AliasRequest.state == PENDING).group_by(AliasRequest.model_id)
     pending = dict(session.execute(open_ones).all())
@@ -90,8 +95,21 @@ def describe(session: Session, models: Sequence[RegisteredModel]) -> Sequence[Li
     for model in models:
         latest_version, num_versions = versions.get(model.id, (None, 0))
         of_model = tuple(aliases.get(model.id, ()))
-        listed.append(Listed(model, of_model, latest_version, num_versions, pending.get(model.id, 0)))
+        verdict = verdicts.get((model.id, latest_version))
+        listed.append(Listed(model, of_model, latest_version, verdict, num_versions, pending.get(model.id, 0)))
     return listed
+
+
+def verdicts_of(
+    session: Session, versions: Collection[tuple[str, int | None]]
+) -> Mapping[tuple[str, int | None], str | None]:
+    """Return (id of the model, version) -> the level of the version's verdict; nothing for one that is not there."""
+    level = Job.summary["verdict"]["level"].astext
+    wanted = select(RegistryVersion.model_id, RegistryVersion.version, level).join(
+        Job, Job.id == RegistryVersion.job_id
+    )
+    found = wanted.where(tuple_(RegistryVersion.model_id, RegistryVersion.version).in_([*versions]))
+    return {(model_id, version): verdict for model_id, version, verdict in session.execute(found)}
 
 
 def add_version(session: Session, model: RegisteredModel, job: Job, key_id: str | None) -> tuple[RegistryVersion, bool]:

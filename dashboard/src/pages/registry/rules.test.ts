@@ -12,6 +12,7 @@ const request = (fields: Partial<AliasRequest> = {}): AliasRequest => ({
   alias: "production",
   from_version: 2,
   to_version: 3,
+  verdict: "good",
   reason: "better",
   state: "pending",
   asked_by: { key_id: "k1", name: "laptop", member: ADA },
