@@ -2,11 +2,12 @@ import { useNavigate } from "@tanstack/react-router";
 import { type FormEvent, useState } from "react";
 import { get, post } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type Job, modelOf, type RegisteredModelPage, type RegistryVersion } from "../../api/types";
+import { type Job, modelOf, type RegisteredModelPage, type RegistryVersion, summaryOf } from "../../api/types";
 import { modelText } from "../../names";
 import { announce } from "../../ui/announcer";
 import { Dialog, Failure, Field } from "../../ui/basics";
 import { MODEL_NAME, nameFor } from "./rules";
+import { ShippingWarning } from "./shipping-warning";
 
 /** Adds the result of a run to the registry as the next version of a model. */
 export function AddToRegistry({ job }: { job: Job }) {
@@ -28,6 +29,7 @@ function AddDialog({ job, onClose }: { job: Job; onClose: () => void }) {
   const navigate = useNavigate();
   const [name, setName] = useState(() => nameFor(modelText(modelOf(job))));
   const [error, setError] = useState<Error>();
+  const verdict = summaryOf(job)?.verdict;
   const add = async (event: FormEvent) => {
     event.preventDefault();
     setError(undefined);
@@ -42,6 +44,7 @@ function AddDialog({ job, onClose }: { job: Job; onClose: () => void }) {
   return (
     <Dialog title="Add to registry" onClose={onClose}>
       <p>The result becomes the next version of a model. Data retention keeps it as long as it is there.</p>
+      <ShippingWarning level={verdict?.level} sentence={verdict?.sentence ?? verdict?.reason} />
       <form onSubmit={add}>
         <Field label="Model" hint="Lower-case letters, digits, '.', '_' and '-'. A new name makes a new model.">
           {(props) => (

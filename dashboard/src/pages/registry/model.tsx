@@ -1,7 +1,13 @@
 import { type FormEvent, useState } from "react";
 import { get, post, request } from "../../api/client";
 import { useQuery } from "../../api/query";
-import type { ProtectedAliases, RegistryVersion, RegistryVersionPage } from "../../api/types";
+import {
+  type Job,
+  type ProtectedAliases,
+  type RegistryVersion,
+  type RegistryVersionPage,
+  summaryOf,
+} from "../../api/types";
 import { formatBytes, formatNumber, shortId } from "../../format";
 import { LABELS } from "../../labels";
 import { Link } from "../../link";
@@ -24,6 +30,7 @@ import { Table } from "../../ui/table";
 import { VerdictLevel } from "../job-progress";
 import { DecidedRequests, Requests, useRequests } from "./requests";
 import { ALIAS, actorText } from "./rules";
+import { ShippingWarning } from "./shipping-warning";
 
 const EVERY_MS = 10_000;
 
@@ -170,6 +177,8 @@ function PromoteDialog({
   const policy = useQuery("protected aliases", (signal) =>
     get<ProtectedAliases>("/v1/registry/protected-aliases", {}, signal),
   );
+  const job = useQuery(`job ${version.job_id}`, (signal) => get<Job>(`/v1/jobs/${version.job_id}`, {}, signal));
+  const verdict = job.data && summaryOf(job.data)?.verdict;
   const [alias, setAlias] = useState("");
   const [reason, setReason] = useState("");
   const [error, setError] = useState<Error>();
@@ -188,6 +197,7 @@ function PromoteDialog({
   };
   return (
     <Dialog title={`Set alias of version ${version.version}`} onClose={onClose}>
+      <ShippingWarning level={version.verdict} sentence={verdict?.sentence ?? verdict?.reason} />
       <Pending query={policy} />
       {policy.data && (
         <form onSubmit={submit}>
