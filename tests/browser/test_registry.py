@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from api.lineage.schemas import JOB
+from api.registry.schemas import MODEL, REQUEST, VERSION
 from bitfoundry.client.service import Client
 from bitfoundry.local.stack import LocalStack
 
@@ -91,3 +94,51 @@ def test_a_version_goes_into_production(
     grace.get_by_role("button", name="Delete").click()
     grace.get_by_role("dialog").get_by_role("button", name="Delete run").click()
     expect(grace.get_by_role("alert")).to_contain_text("support-bot@1")
+
+
+def test_verdicts_stand_where_people_decide(
+    sign_in: Callable[[str], Page], check_accessible: Callable[[Page], None]
+) -> None:
+    page = sign_in("Linus")
+    sentence = "Do not ship it: of 100 next words, 3 are the original's."
+    verdict: dict[str, Any] = {"level": "broken", "reason": "far", "sentence": sentence, "advice": None, "steps": []}
+    broken = VERSION | {"verdict": "broken"}
+    answers: dict[str, Any] = {
+        "models?*": page_of(MODEL | {"latest_verdict": "broken"}),
+        "requests?*": page_of(REQUEST | {"verdict": "broken"}, REQUEST | {"id": "rqs_2", "verdict": None}),
+        "models/support-bot/versions?*": page_of(broken, VERSION | {"version": 2}),
+        "protected-aliases": {"aliases": ["production"]},
+    }
+    for address, answer in answers.items():
+        give(page, f"**/v1/registry/{address}", answer)
+    give(page, f"**/v1/jobs/{JOB}", {"id": JOB, "summary": {"verdict": verdict}})
+
+    page.get_by_role("link", name="Registry").click()
+    expect(page.get_by_role("row").filter(has_text="support-bot")).to_contain_text("✕ broken")
+    requests = page.get_by_role("region", name="Pending requests").get_by_role("listitem")
+    expect(requests.nth(0)).to_contain_text("version 2 → 3 · ✕ broken")
+    expect(requests.nth(1)).to_contain_text("version 2 → 3 · no verdict")
+    requests.nth(0).get_by_role("button", name="Approve support-bot@production").click()
+    expect(page.get_by_role("dialog")).to_contain_text("version 2 → 3 · ✕ broken. The alias moves now.")
+    check_accessible(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate(TOO_WIDE) <= 0
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.keyboard.press("Escape")
+
+    page.get_by_role("row").get_by_role("link", name="support-bot").click()
+    page.get_by_role("button", name="Set alias of version 3").click()
+    expect(page.get_by_role("dialog").locator(".notice")).to_have_text(f"This result is ✕ broken. {sentence}")
+    check_accessible(page)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Set alias of version 2").click()
+    expect(page.get_by_role("dialog").get_by_label("Alias", exact=True)).to_be_visible()
+    expect(page.get_by_role("dialog").locator(".notice")).to_have_count(0)
+
+
+def give(page: Page, address: str, answer: dict[str, Any]) -> None:
+    page.route(address, lambda route: route.fulfill(json=answer))
+
+
+def page_of(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"data": rows, "has_more": False, "next_cursor": None}

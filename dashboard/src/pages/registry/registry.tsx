@@ -5,6 +5,7 @@ import type { RegisteredModel, RegisteredModelPage } from "../../api/types";
 import { Link } from "../../link";
 import { Empty, Title } from "../../ui/basics";
 import { Listing, Pages } from "../../ui/table";
+import { VerdictLevel } from "../job-progress";
 import { ModelVersions } from "./model";
 import { DecidedRequests, Requests, useRequests } from "./requests";
 
@@ -38,6 +39,7 @@ function RegistryList({ cursor }: { cursor?: string }) {
             <th>Model</th>
             <th>Aliases</th>
             <th className="number">Latest version</th>
+            <th>Its verdict</th>
             <th className="number">Versions</th>
             <th className="number">Pending requests</th>
           </>
@@ -71,6 +73,7 @@ function ModelRow({ model }: { model: RegisteredModel }) {
         <Aliases model={model} />
       </td>
       <td className="number">{model.latest_version ?? "–"}</td>
+      <td>{model.latest_verdict ? <VerdictLevel level={model.latest_verdict} /> : "–"}</td>
       <td className="number">{model.num_versions}</td>
       <td className="number">{model.num_pending}</td>
     </tr>

@@ -7,6 +7,7 @@ import { Link } from "../../link";
 import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
 import { Dialog, Empty, Failure, Field, Pending, Time } from "../../ui/basics";
+import { VerdictLevel } from "../job-progress";
 import { actorText, allowedFor, changeText } from "./rules";
 
 const EVERY_MS = 10_000;
@@ -41,6 +42,7 @@ export function Requests({ query, onMoved }: { query: Query<AliasRequestPage>; o
                 {request.model}@{request.alias}
               </Link>{" "}
               {changeText(request)}
+              <VerdictOf request={request} />
               <div className="wrap">{request.reason}</div>
               <div className="sub">
                 {actorText(request.asked_by)}, <Time at={request.created_at} />
@@ -63,6 +65,12 @@ export function Requests({ query, onMoved }: { query: Query<AliasRequestPage>; o
       )}
     </section>
   );
+}
+
+/** The verdict on the version that the alias would point to. Nothing for an alias that would be removed. */
+function VerdictOf({ request: { to_version: version, verdict } }: { request: AliasRequest }) {
+  if (version === null) return null;
+  return <> · {verdict ? <VerdictLevel level={verdict} /> : "no verdict"}</>;
 }
 
 const SIGNS: Record<string, string> = { approved: "✓", refused: "✕", withdrawn: "⊘" };
@@ -162,7 +170,8 @@ function DecisionDialog({
         <strong>
           {request.model}@{request.alias}
         </strong>
-        : {changeText(request)}. {moves}
+        : {changeText(request)}
+        <VerdictOf request={request} />. {moves}
       </p>
       <p className="sub">
         {actorText(request.asked_by)}: {request.reason}
