@@ -97,7 +97,7 @@ def ended(stack: LocalStack) -> Iterator[Job]:
         yield client.cancel(job.id)
 
 
-def change(page: Page, address: str, changes: Callable[[Any], None]) -> None:
+def change(page: Page, address: str | re.Pattern[str], changes: Callable[[Any], None]) -> None:
     """Let the page see the service's answers from ``address`` with ``changes``."""
 
     def answer(route: Route) -> None:
@@ -269,6 +269,10 @@ def test_a_finished_run_shows_its_verdict_and_how_to_use_it(
     memory = page.get_by_role("region", name="Memory")
     expect(memory).to_contain_text("950 MB in verify, planned 528 MB (+80 %)")
     expect(memory).to_contain_text("mapped into memory")
+    page.get_by_role("button", name="Add to registry").click()
+    warning = page.get_by_role("dialog").locator(".notice")
+    expect(warning).to_have_text(f"This result is ✕ degraded. {SUMMARY['verdict']['sentence']}")
+    page.keyboard.press("Escape")
     check_accessible(page)
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate(TOO_WIDE) <= 0
@@ -334,6 +338,33 @@ def test_a_rejected_result_shows_its_verdict_what_it_missed_and_its_samples(
     check_accessible(page)
     card.get_by_role("link", name="Run again, with failed checks as warnings").click()
     expect(page.get_by_label("Quality gate")).to_have_value("warn")
+
+
+def test_the_list_of_runs_shows_the_verdict_beside_the_state(
+    signed_in: Page, ended: Job, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    missed = SUMMARY | {"goal": {"is_met": False, "why": "it keeps 91 %"}}
+    results = [("missed", missed), ("unjudged", SUMMARY | {"verdict": None}), ("waiting", None)]
+
+    def judge(answer: Any) -> None:
+        job = next(each for each in answer["data"] if each["id"] == ended.id)
+        answer["data"] = [
+            job | (SUCCEEDED | {"summary": summary} if summary else {}) | {"id": f"job_{number}", "name": name}
+            for number, (name, summary) in enumerate(results)
+        ]
+
+    change(page, re.compile(r"/v1/jobs\?"), judge)
+    page.goto("/ui/")
+    expect(page.get_by_role("row").filter(has_text="unjudged")).to_be_visible()
+    assert page.get_by_role("columnheader").all_inner_texts()[3:5] == ["State", "Verdict"]
+    for name, verdict in (("missed", "✕ degraded\ngoal missed"), ("unjudged", "not measured"), ("waiting", "–")):
+        row = page.get_by_role("row").filter(has_text=name)
+        assert row.get_by_role("cell").all_inner_texts()[4] == verdict
+    expect(page.locator("td[data-label=Perplexity]").first).to_have_text("15.80 → 15.90+0.63 %")
+    check_accessible(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate(TOO_WIDE) <= 0
 
 
 def test_numbers_are_in_the_readers_locale(browser: Browser, ended: Job, stack: LocalStack) -> None:

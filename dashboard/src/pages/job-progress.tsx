@@ -1,3 +1,4 @@
+import type { ReactNode } from "react";
 import { type Job, type Progress, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatEstimate, formatLoss, formatPercent } from "../format";
 import { OPERATOR } from "../labels";
@@ -68,13 +69,14 @@ export function RunLink({ job }: { job: Job }) {
   );
 }
 
-/** The cells of a list for the state of a run and its progress. */
-export function StateCells({ job }: { job: Job }) {
+/** The cells of a list for the state of a run and its progress, with `children` between them. */
+export function StateCells({ job, children }: { job: Job; children?: ReactNode }) {
   return (
     <>
       <td data-label="State">
         <StateLabel state={job.state} />
       </td>
+      {children}
       <td className="progress">
         <JobProgress job={job} />
       </td>
@@ -117,6 +119,18 @@ export function VerdictLevel({ level }: { level: string }) {
   );
 }
 
+/** The verdict on the result of a run, and whether it missed its goal. "–" for a run without a result. */
+export function VerdictText({ job }: { job: Job }) {
+  const summary = summaryOf(job);
+  if (!summary) return <>–</>;
+  return (
+    <>
+      {summary.verdict ? <VerdictLevel level={summary.verdict.level} /> : "not measured"}
+      {summary.goal && !summary.goal.is_met && <div className="error nowrap">goal missed</div>}
+    </>
+  );
+}
+
 export function PerplexityChange({ job }: { job: Job }) {
   const summary = summaryOf(job);
   if (summary?.perplexity_before == null || summary.perplexity_after == null) return <>–</>;
@@ -124,18 +138,7 @@ export function PerplexityChange({ job }: { job: Job }) {
   return (
     <>
       {summary.perplexity_before.toFixed(digits)} → {summary.perplexity_after.toFixed(digits)}
-      {summary.perplexity_ratio !== null && (
-        <div className="sub">
-          {formatLoss(summary.perplexity_ratio - 1)}
-          {summary.verdict && (
-            <>
-              {" · "}
-              <VerdictLevel level={summary.verdict.level} />
-              {summary.goal && !summary.goal.is_met && <span className="error nowrap"> · goal missed</span>}
-            </>
-          )}
-        </div>
-      )}
+      {summary.perplexity_ratio !== null && <div className="sub">{formatLoss(summary.perplexity_ratio - 1)}</div>}
     </>
   );
 }

@@ -22,7 +22,7 @@ import { Empty, Failure, Loading, scrollable, Title } from "../../ui/basics";
 import { STATES } from "../../ui/states";
 import { compareAllLink, MAX_COMPARED } from "../compare/address";
 import { FirstJob } from "../first-job";
-import { OriginCells, PerplexityChange, RunLink, SizeChange, StateCells } from "../job-progress";
+import { OriginCells, PerplexityChange, RunLink, SizeChange, StateCells, VerdictText } from "../job-progress";
 import { ActiveFilters, Search, StateChips } from "./filters";
 import { Selection } from "./selection";
 import { ShortcutHelp, useShortcuts } from "./shortcuts";
@@ -149,6 +149,7 @@ function RunTable({
             <th>Run</th>
             <th>Preset</th>
             <th>State</th>
+            <th>Verdict</th>
             <th>Progress</th>
             <th className="number">Size</th>
             <th className="number">Perplexity</th>
@@ -177,7 +178,11 @@ function RunTable({
                   </div>
                 </td>
                 <td data-label="Preset">{schemeOf(job)}</td>
-                <StateCells job={job} />
+                <StateCells job={job}>
+                  <td data-label="Verdict">
+                    <VerdictText job={job} />
+                  </td>
+                </StateCells>
                 <td className="number" data-label="Size">
                   <SizeChange job={job} />
                 </td>

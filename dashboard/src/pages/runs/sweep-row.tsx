@@ -22,15 +22,14 @@ export function SweepRow({ job, sweep }: { job: Job; sweep: SweepBrief | undefin
         </div>
       </td>
       <td data-label="Axes">{sweep && axesText(sweep.axes)}</td>
-      <td data-label="States" colSpan={2}>
-        {sweep && countsText(sweep.by_state)}
-      </td>
+      <td data-label="States">{sweep && countsText(sweep.by_state)}</td>
+      <td data-label="Best result">{best?.verdict ? <VerdictLevel level={best.verdict} /> : "–"}</td>
+      <td className="progress" />
       <td className="number" data-label="Best size">
         {best ? formatBytes(best.size_after_bytes) : "–"}
       </td>
-      <td className="number" data-label="Best result">
-        {best?.verdict ? <VerdictLevel level={best.verdict} /> : "–"}
-        {best?.kl_mean != null && <div className="sub">KL {formatNumber(best.kl_mean, 3)}</div>}
+      <td className="number" data-label="Divergence">
+        {best?.kl_mean == null ? "–" : `KL ${formatNumber(best.kl_mean, 3)}`}
       </td>
       <OriginCells job={job} />
     </tr>

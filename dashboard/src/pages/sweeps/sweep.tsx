@@ -11,7 +11,7 @@ import { announce } from "../../ui/announcer";
 import { Failure, Loading, Term, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, STATES, StateLabel } from "../../ui/states";
 import { Table } from "../../ui/table";
-import { JobProgress, VerdictLevel } from "../job-progress";
+import { JobProgress, VerdictText } from "../job-progress";
 import { measuredText } from "../run/verdict";
 import { axesText, axisNames, countsText, valueText } from "./axes";
 
@@ -107,7 +107,9 @@ function Results({ job }: { job: Job }) {
   const kl = { value: summary.kl_mean, stderr: summary.kl_stderr ?? null };
   return (
     <>
-      <td>{summary.verdict ? <VerdictLevel level={summary.verdict.level} /> : "not measured"}</td>
+      <td>
+        <VerdictText job={job} />
+      </td>
       <td className="number">{formatBytes(summary.size_after_bytes)}</td>
       <td className="number">{measuredText(kl, 3)}</td>
       <td className="number">{summary.perplexity_ratio == null ? "–" : formatLoss(summary.perplexity_ratio - 1)}</td>
