@@ -23,7 +23,7 @@ from api.disk import DISK_FULL, DISK_READ_ONLY
 from api.store.accounts.projects import QUOTAS, QuotaExceeded
 from api.store.engine import reason_of
 from api.store.states import FINAL, State, WrongState
-from quantcore.config.values import allowed_words, sentence_of
+from quantcore.config.values import allowed_words, fields_at, sentence_of
 from quantcore.errors import ProofError, QuantError, nearest_names
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _answer(request, _from_validation(error, _fields_of(request)))
+        return _answer(request, _from_validation(error, _body_of(request)))
 
     @app.exception_handler(HTTPException)
     def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -262,30 +262,30 @@ def _from_quant_error(error: QuantError) -> Problem:
     return Problem(status, error.code, error.message, hint=error.hint, errors=[entry] if error.field else [])
 
 
-def _fields_of(request: Request) -> list[str]:
-    """Return the names of the fields that the body of this route can have."""
+def _body_of(request: Request) -> Any:
+    """Return the type of the body of this route, None if it has none."""
     body = getattr(request.scope.get("route"), "body_field", None)
-    return list(getattr(body and body.field_info.annotation, "model_fields", ()))
+    kind = body and body.field_info.annotation
+    return getattr(kind, "CHANGED", kind)
 
 
-def _from_validation(error: RequestValidationError, fields: Sequence[str]) -> Problem:
+def _from_validation(error: RequestValidationError, body: Any) -> Problem:
     """Return FastAPI's list of errors without the rejected input, and with JSON pointers (RFC 6901).
 
-    ``fields`` are those of the body, of which an unknown one may be meant.
+    ``body`` is the type of the body: one of its fields may be meant by an unknown one at the same place.
     """
     faults = error.errors()
     if faults[0]["type"] == "json_invalid":
         return Problem(400, "invalid_json", f"The body is not valid JSON: {faults[0]['ctx']['error']}.")
-    entries = [entry_of(item) for item in faults]
+    entries = [entry_of(item, body) for item in faults]
     codes = {entry["code"] for entry in entries}
     code = codes.pop() if len(codes) == 1 else "invalid_request"
     first = entries[0]
     whole = "The query" if "parameter" in first else "The body"
     place = first.get("parameter") or first.get("pointer", "").removeprefix("#") or whole
     more = f" There are {len(entries)} faults in all." if len(entries) > 1 else ""
-    near = nearest_names(place, fields, 1) if first["code"] == "unknown_field" and "pointer" in first else []
-    hint = f"Did you mean '{near[0]}'?" if near else ""
-    return Problem(422, code, f"{place} is not valid: {first['detail']}.{more}", hint=hint, errors=entries)
+    detail = f"{place} is not valid: {first['detail']}.{more}"
+    return Problem(422, code, detail, hint=first.get("hint", ""), errors=entries)
 
 
 # Our codes for pydantic's types of errors; the type of a PydanticCustomError is the code itself.
@@ -296,9 +296,10 @@ _OWN_CODES = frozenset({"invalid_model_id", "invalid_model", "invalid_text", "in
 }
 
 
-def entry_of(item: Mapping[str, Any]) -> dict[str, Any]:
+def entry_of(item: Mapping[str, Any], body: Any = None) -> dict[str, Any]:
     """Return a pydantic error as an entry of ``errors``; its ``loc`` starts with the place (``body``, ``query``).
 
+    For an unknown field of ``body``, the type of the body, its ``hint`` is the nearest field at that place, if any.
     Of rejected values only a part of the path is shown: ``instance`` has it as well.
     """
     where, *path = item["loc"]
@@ -308,7 +309,9 @@ def entry_of(item: Mapping[str, Any]) -> dict[str, Any]:
         place = {"parameter": ".".join(map(str, path))}
     allowed = allowed_words(item)
     shown = item if where == "path" else {name: value for name, value in item.items() if name != "input"}
-    return place | {"detail": sentence_of(shown), "code": code} | ({"allowed": allowed} if allowed else {})
+    near = nearest_names(path[-1], fields_at(body, path[:-1]), 1) if code == "unknown_field" and where == "body" else []
+    hint = {"hint": f"Did you mean '{near[0]}'?"} if near else {}
+    return place | {"detail": sentence_of(shown), "code": code} | ({"allowed": allowed} if allowed else {}) | hint
 
 
 def _escape(part: object) -> str:

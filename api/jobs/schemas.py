@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -208,6 +208,7 @@ class JobClone(RootModel[dict[str, Any]]):
 
     model_config = ConfigDict(frozen=True)
     root: dict[str, Any] = Field(default={})
+    CHANGED: ClassVar[type[RequestBody] | type[JobCreate]] = JobCreate  # whose fields are changed
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -30,6 +30,7 @@ from quantcore.config.presets import Preset, PresetChanges
 from quantcore.config.quantization import Config, parse_config
 from quantcore.config.quark import read_config
 from quantcore.config.recipes import with_recipe
+from quantcore.config.values import sentence_of
 from quantcore.errors import ConfigError, QuantError
 from quantcore.plan import mix_schemes
 from quantcore.plan.fitting import possible_chains
@@ -261,7 +262,7 @@ def _parse_config(data: dict[str, Any], presets_by_name: Mapping[str, Preset]) -
     except ValidationError as error:
         first, allowed = error.errors(include_url=False, include_input=False)[0], PresetChanges.model_fields
         raise QuantError(
-            f"The config is not valid at {first['loc'][0]}: {first['msg']}.",
+            f"The config is not valid at {first['loc'][0]}: {sentence_of(first)}.",
             code="invalid_config",
             hint=f"Beside a preset, only {', '.join(allowed)} and algo_config are allowed; or give a whole config"
             " without a preset.",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -138,6 +138,7 @@ def sentence_of(problem: Mapping[str, Any]) -> str:
         return text.partition(", ")[2] or text
     if kind in ("union_tag_not_found", "missing_discriminator"):
         return "`name` is missing"
+    text = _IN_JSON.get(kind, text)
     expected = allowed_words(problem)
     rule = f"it can be {', '.join(expected)}" if expected else _rule(text)
     if kind == "string_pattern_mismatch":
@@ -145,6 +146,34 @@ def sentence_of(problem: Mapping[str, Any]) -> str:
     if "input" not in problem or kind == "json_invalid":
         return rule
     return f"{rule}; {shown(problem['input'])} was given"
+
+
+_OBJECT, _LIST = "it must be an object such as {...}", "it must be a list such as [...]"
+_TEXT, _WHOLE, _NUMBER = "it must be a text in quotes", "it must be a whole number", "it must be a number"
+_TRUTH = "it must be true or false"
+_IN_JSON = {
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type", "dataclass_type"), _OBJECT),
+    **dict.fromkeys(("list_type", "tuple_type", "set_type", "frozen_set_type", "iterable_type"), _LIST),
+    **dict.fromkeys(("string_type", "string_sub_type"), _TEXT),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), _WHOLE),
+    **dict.fromkeys(("float_type", "float_parsing"), _NUMBER),
+    **dict.fromkeys(("bool_type", "bool_parsing"), _TRUTH),
+    "none_required": "it must be null",
+    "invalid_key": "its names must be texts in quotes",
+}
+"""Kinds of problems of pydantic's whose messages name types of Python, in the words of JSON."""
+
+
+def fields_at(kind: Any, path: Iterable[object]) -> list[str]:
+    """Return the fields that data of this type can have at ``path``: [] where it has none of its own.
+
+    Parts of the path that are no fields, such as numbers of items, lead into the items of lists and objects.
+    """
+    classes = _classes_of(kind)
+    for part in path:
+        below = [_fields_of(each)[part] for each in classes if part in _fields_of(each)]
+        classes = [each for field in below for each in _classes_of(field.annotation)] if below else classes
+    return list(dict.fromkeys(name for each in classes for name in _fields_of(each)))
 
 
 def form_of(pattern: str) -> str:
@@ -183,6 +212,7 @@ def shown(value: object) -> str:
 
 def _rule(text: str) -> str:
     text = re.sub(r"^Input should be ", "it must be ", text)
+    text = re.sub(r"^[A-Z][a-z]+ should have (.*?)( after validation)?(, not more)?(?=,|$)", r"it must have \1", text)
     return text[:1].lower() + text[1:].rstrip(".")
 
 
@@ -194,6 +224,18 @@ def allowed_words(problem: Mapping[str, Any]) -> list[str]:
     if problem["type"] == "union_tag_invalid":
         return re.findall(r"'([^']*)'", str(context.get("expected_tags")))
     return []
+
+
+def _classes_of(kind: Any) -> list[Any]:
+    """Return the classes with fields that an annotation names, in unions, lists and objects as well."""
+    if _fields_of(kind):
+        return [kind]
+    return [each for part in get_args(kind) for each in _classes_of(part)]
+
+
+def _fields_of(cls: Any) -> dict[Any, Any]:
+    fields = getattr(cls, "__pydantic_fields__", None)
+    return fields if isinstance(fields, dict) else {}
 
 
 def _names(cls: Any) -> list[str]:

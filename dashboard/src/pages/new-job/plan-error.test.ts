@@ -14,5 +14,5 @@ it("keeps other faults and the values that are allowed", () => {
   const path = { pointer: "#/model/path", detail: "The path '/etc' is not allowed.", allowed: ["/models"] };
   expect(entriesToAdd(problem("The path '/etc' is not allowed.", "Use another.", path))).toEqual([path]);
   const second = { pointer: "#/priority", detail: "it must be at most 9" };
-  expect(entriesToAdd(problem("/seed is not valid: it must be a valid integer.", "", second))).toEqual([second]);
+  expect(entriesToAdd(problem("/seed is not valid: it must be a whole number.", "", second))).toEqual([second]);
 });

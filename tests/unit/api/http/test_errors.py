@@ -15,9 +15,16 @@ from quantcore.config.values import form_of
 from tests.support.sources import ROOT
 
 
+class Evaluation(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    num_windows: int = 0
+
+
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
     gate: Literal["off", "warn", "fail"]
+    evaluation: Evaluation | None = None
+    parts: dict[str, list[Evaluation]] = {}
 
 
 def test_allowed_is_a_list_of_values() -> None:
@@ -57,6 +64,14 @@ JOB = "/jobs/job_" + 32 * "0"
         (JOB, {"gate": "secret"}, "/gate is not valid: it can be off, warn, fail.", None),
         (JOB, {}, "/gate is not valid: this field is required.", None),
         (JOB, {"gate": "off", "gates": 1}, "/gates is not valid: there is no such field.", "Did you mean 'gate'?"),
+        (JOB, {"gate": "off", "evaluation": {"windows": 3}},
+         "/evaluation/windows is not valid: there is no such field.", "Did you mean 'num_windows'?"),
+        (JOB, {"gate": "off", "parts": {"a": [{"windows": 3}]}},
+         "/parts/a/0/windows is not valid: there is no such field.", "Did you mean 'num_windows'?"),
+        (JOB, {"gate": "off", "evaluation": {"evaluate": 3}},
+         "/evaluation/evaluate is not valid: there is no such field.", None),
+        (JOB, {"gate": "off", "evaluation": "x"},
+         "/evaluation is not valid: it must be an object such as {...}.", None),
         (JOB, {"gate": "off", "zz": 1}, "/zz is not valid: there is no such field.", None),
         (f"{JOB}?limit=0", {"gate": "off"}, "limit is not valid: it must be greater than or equal to 1.", None),
         ("/jobs/last", {"gate": "off"},

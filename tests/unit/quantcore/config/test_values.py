@@ -1,7 +1,10 @@
 """Constructors of configs: values by position, and every wrong argument as a ConfigError in plain words."""
 
+from collections.abc import Mapping
+from typing import Annotated
+
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, StrictBool, TypeAdapter, ValidationError
 
 import quantcore
 from quantcore import (
@@ -21,6 +24,7 @@ from quantcore.config.job_spec import MixConfig
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.short_specs import HELPER_SPECS
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.config.values import sentence_of
 from quantcore.errors import ConfigError
 
 FP8 = QuantizationSpec(dtype="fp8_e4m3")
@@ -126,6 +130,41 @@ def test_a_wrong_argument_is_an_error_in_plain_words(case):
 def test_a_near_name_is_proposed():
     with pytest.raises(ConfigError, match="Did you mean 'symmetric'"):
         QuantizationSpec(dtype="int8", simmetric=True)
+
+
+ANY_TYPE = {
+    "an object such as {...}": (dict[str, int], MixConfig, CalibrationConfig, AWQConfig, Mapping[str, int]),
+    "a list such as [...]": (list[int], tuple[int, ...], set[int], frozenset[int], tuple[str, str]),
+    "a text in quotes": (Annotated[str, Field(strict=True)],),
+    "a whole number": (int, Annotated[int, Field(strict=True)]),
+    "a number": (float, Annotated[float, Field(strict=True)]),
+    "true or false": (bool, StrictBool),
+    "null": (None,),
+}
+WRONG_TYPE = [(kind, words) for words, kinds in ANY_TYPE.items() for kind in kinds]
+
+
+@pytest.mark.parametrize(("kind", "words"), WRONG_TYPE, ids=[str(kind) for kind, _ in WRONG_TYPE])
+def test_a_value_of_another_type_is_refused_in_the_words_of_json(kind, words):
+    given = 7 if words != "null" and "number" not in words and "true" not in words else "x"
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(kind).validate_python(given)
+    assert sentence_of(caught.value.errors()[0]) == f"it must be {words}; {given!r} was given"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        (Annotated[tuple[int, ...], Field(min_length=1)], [], "it must have at least 1 item, not 0"),
+        (Annotated[dict[str, int], Field(max_length=1)], {"a": 1, "b": 2}, "it must have at most 1 item"),
+        (Annotated[str, Field(min_length=1)], "", "it must have at least 1 character"),
+        (int, 1.5, "it must be a whole number"),
+    ],
+)
+def test_a_length_is_told_without_a_type_of_python(kind, given, words):
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(kind).validate_python(given)
+    assert sentence_of(caught.value.errors()[0]).startswith(f"{words}; ")
 
 
 def test_nested_data_is_still_checked_by_pydantic_with_its_whole_path():
