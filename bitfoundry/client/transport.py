@@ -19,6 +19,14 @@ NUM_TRIES = 4  # for a request that may be repeated
 AWAY = {429, 502, 503, 504}  # the service is away or busy: it may answer in a moment
 KEY_HINT = "Give a valid key of this service: Client(url, api_key), --api-key, or BITFOUNDRY_API_KEY."
 
+_JOB_HINT = "client.find(NAME) returns the job of a name, of the start of an id, or of 'last': pass its `id`."
+ID_HINTS = {
+    "job_id": _JOB_HINT,
+    "base": _JOB_HINT,
+    "sweep_id": "client.sweeps() yields the sweeps with their ids and names: pass the `id` of one.",
+}
+"""For an id that the service does not take: how to find it by what it is called."""
+
 
 def is_local(url: str) -> bool:
     """Return whether the address leads to this machine from any machine."""
@@ -172,6 +180,9 @@ def _problem(answer: Arriving, sent: Mapping[str, Any] | None = None) -> ApiErro
         problem = {}
     if problem.get("code") == "unauthorized":
         problem["hint"] = KEY_HINT  # the service's own is about a header
+    first = next(iter(problem.get("errors") or []), {})
+    if first.get("parameter") in ID_HINTS and problem.get("code") == "invalid_request":
+        problem["hint"] = ID_HINTS[first["parameter"]]
     return ApiError(answer.status_code, problem, sent)
 
 

@@ -106,6 +106,27 @@ def test_a_wrong_key_is_answered_with_where_to_give_one() -> None:
     assert "header" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("ask", "parameter", "part"),
+    [
+        (lambda client: client.get("tiny-a"), "job_id", "client.find(NAME)"),
+        (lambda client: client.download("tiny-a", Path("x")), "job_id", "client.find(NAME)"),
+        (lambda client: next(client.stream_events("tiny-a")), "job_id", "client.find(NAME)"),
+        (lambda client: client.change("job_1", "tiny-a"), "base", "client.find(NAME)"),
+        (lambda client: client.sweep("both"), "sweep_id", "client.sweeps()"),
+    ],
+)
+def test_a_name_in_place_of_an_id_is_answered_with_how_to_find_it(
+    ask: Callable[[Client], Any], parameter: str, part: str
+) -> None:
+    fault = {"parameter": parameter, "detail": "it must be an id", "code": "invalid_request"}
+    problem = {"code": "invalid_request", "detail": "It is not valid: it must be an id.", "errors": [fault]}
+    client, _ = answering(httpx2.Response(422, json=problem))
+    with pytest.raises(ApiError) as refused:
+        ask(client)
+    assert part in refused.value.hint and part in str(refused.value)
+
+
 def test_a_service_that_is_away_is_a_whole_sentence() -> None:
     client, _ = answering(*[httpx2.ConnectError("refused")] * 4)
     with pytest.raises(ApiError) as refused:
