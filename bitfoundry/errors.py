@@ -46,13 +46,26 @@ class ApiError(BitfoundryError):
         self.field = str(first.get("pointer") or first.get("parameter") or "").removeprefix("#")
         allowed = first.get("allowed") or []
         self.allowed: list[Any] = allowed if isinstance(allowed, list) else [allowed]
-        self.given = _value_at(self.field, sent or {})
+        self.sent = sent or {}
+        self.given = self.given_at(first)
         self._detail = str(first.get("detail") or "")
+        self._is_sweep = "values" in first
+
+    def given_at(self, entry: Mapping[str, Any]) -> str:
+        """Return the value that was sent where an entry of `errors` points, as text; '' if there is none to show."""
+        field = str(entry.get("pointer") or entry.get("parameter") or "").removeprefix("#")
+        for axis, value in (entry.get("values") or {}).items():  # of a sweep, whose jobs have them at these places
+            place = f"/job{axis}"
+            if field == place or field.startswith(f"{place}/"):
+                name = axis.rpartition("/")[2]
+                return _value_at(f"/{name}{field.removeprefix(place)}", {_unescaped(name): value})
+        return _value_at(field, self.sent)
 
     def __str__(self) -> str:
         text = self.message if self._detail in self.message else f"{self.message} {self._detail}"
         text = text if self.field in text else f"{text.removesuffix('.')} (at {self.field})."
-        given = f"{self.given} was given." if self.given and self.given not in text else ""
+        told = self._detail if self._is_sweep else text  # the text has numbers of jobs
+        given = f"{self.given} was given." if self.given and self.given not in told else ""
         return " ".join(part for part in (text, given, self.hint) if part)
 
 
@@ -68,7 +81,7 @@ _MAX_SHOWN = 80  # characters of a value in a message
 
 def _value_at(field: str, sent: Any) -> str:
     """Return the value at a JSON pointer, or of a query parameter, as text; '' if there is none to show."""
-    parts = [part.replace("~1", "/").replace("~0", "~") for part in field.removeprefix("/").split("/")]
+    parts = [_unescaped(part) for part in field.removeprefix("/").split("/")]
     if any(word in parts[-1] for word in _SECRET):
         return ""
     for part in parts:
@@ -78,3 +91,7 @@ def _value_at(field: str, sent: Any) -> str:
         except (LookupError, TypeError):
             return ""
     return repr(sent) if isinstance(sent, str | int | float) and len(repr(sent)) <= _MAX_SHOWN else ""
+
+
+def _unescaped(part: str) -> str:
+    return part.replace("~1", "/").replace("~0", "~")

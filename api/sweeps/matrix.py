@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -37,7 +37,7 @@ class SweepJob:
 def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[SweepJob]:
     """Plan every job of the sweep. A model or a text that several jobs share is looked at once.
 
-    Raises Problem 422 with an entry for each job that cannot work, ``sweep_too_large`` for too many.
+    Raises Problem 422 with an entry for each different fault, ``sweep_too_large`` for too many.
     """
     _check_size(sweep)
     locate, check = cache(calibration.locator(context, caller)), cache(targets.checker(context, caller))
@@ -46,10 +46,21 @@ def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[Sweep
     jobs: list[SweepJob] = []
     entries: list[dict[str, Any]] = []
     for values in combinations(sweep.matrix):
-        with _noting(entries, values):
-            body = JobCreate.model_validate(fill_in(sweep.job, values))
-            _take_place(body, places)
-            prepared.append((values, body, service.prepare(body, context, locate)))
+        asked = fill_in(sweep.job, values)
+        try:
+            with _noting(entries, values):
+                body = JobCreate.model_validate(asked)
+                _take_place(body, places)
+                prepared.append((values, body, service.prepare(body, context, locate)))
+        except ValidationError as error:
+            faults = error.errors()
+            entries += [
+                _entry(values, entry_of({**fault, "loc": ("body", *fault["loc"])}, JobCreate)) for fault in faults
+            ]
+            rest = _without(asked, [fault["loc"] for fault in faults])
+            if rest is not None:
+                with _noting(entries, values):
+                    service.prepare(rest, context, locate)
     plans = service.plan_all([each for _, _, each in prepared], context, caller, locate)
     for (values, body, _), planned in zip(prepared, plans, strict=True):
         with _noting(entries, values):
@@ -57,12 +68,14 @@ def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[Sweep
                 raise planned
             jobs.append(SweepJob(values, body, service.with_target(body, planned, check)))
     if entries:
+        entries = _merged(entries)
+        more = f" There are {len(entries)} different faults." if len(entries) > 1 else ""
         codes = {entry["code"] for entry in entries}
         raise Problem(
             422,
             codes.pop() if len(codes) == 1 else "invalid_sweep",
-            f"{len(jobs)} of {_size(sweep)} jobs of this sweep are valid. Nothing was queued.",
-            hint="`errors` lists the values of the invalid ones.",
+            f"{len(jobs)} of {_size(sweep)} jobs of this sweep are valid. Nothing was queued.{more}",
+            hint=entries[0].get("hint", ""),
             errors=entries,
         )
     return jobs
@@ -73,12 +86,39 @@ def _noting(entries: list[dict[str, Any]], values: Values) -> Iterator[None]:
     """Add an entry for a fault of the job with these values. Faults of the service itself are raised."""
     try:
         yield
-    except ValidationError as error:
-        entries += [_entry(values, entry_of({**fault, "loc": ("body", *fault["loc"])})) for fault in error.errors()]
     except QuantError as error:
         if error.retryable or isinstance(error, ProofError):
             raise
-        entries.append(_entry(values, {"pointer": f"#{error.field}", "detail": error.message, "code": error.code}))
+        entry = {"pointer": f"#{error.field}", "detail": error.message, "code": error.code}
+        more = {"allowed": list(error.allowed), "hint": error.hint}
+        entries.append(_entry(values, entry | {name: value for name, value in more.items() if value}))
+
+
+def _without(asked: Mapping[str, Any], places: Sequence[tuple[Any, ...]]) -> JobCreate | None:
+    """Return the request without what is wrong at these places, to find its other faults; None if it is none then."""
+    rest = copy.deepcopy(dict(asked))
+    for *way, last in places:
+        if not way and last in ("config", "mix", "goal"):
+            return None  # one of them says which scheme it is
+        place: Any = rest
+        for part in way:
+            place = place.get(part) if isinstance(place, dict) else None
+        if isinstance(place, dict):
+            place.pop(last, None)
+    try:
+        return JobCreate.model_validate(rest)
+    except (ValidationError, QuantError):
+        return None
+
+
+def _merged(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each different fault once; its ``values`` are those that all of the jobs with it have."""
+    merged: dict[tuple[str, str], dict[str, Any]] = {}
+    for entry in entries:
+        first = merged.setdefault((entry["pointer"], entry["detail"]), entry)
+        values = {axis: value for axis, value in first["values"].items() if entry["values"].get(axis) == value}
+        merged[entry["pointer"], entry["detail"]] = first | {"values": values}
+    return list(merged.values())
 
 
 def _take_place(body: JobCreate, places: set[Place]) -> None:
@@ -160,7 +200,7 @@ def _size(sweep: SweepCreate) -> int:
 
 
 def _entry(values: Values, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry about one job of the sweep: the pointer leads into ``job``, ``values`` says which job."""
+    """Return an entry about jobs of the sweep: the pointer leads into ``job``, ``values`` says which jobs."""
     return {**entry, "pointer": f"#/job{entry['pointer'].removeprefix('#')}", "values": values}
 
 

@@ -20,16 +20,22 @@ def explain(error: BitfoundryError, *, as_json: bool = False) -> None:
         print(json.dumps({"error": body}), file=sys.stderr)
         return
     terminal.err.print(Text.assemble(("error ", "bold red"), error.message), soft_wrap=True)
+    said = ""
     for place in places:
-        detail = str(place.get("detail", ""))
+        detail, hint = str(place.get("detail", "")), str(place.get("hint", ""))
+        given = error.given_at(place) if isinstance(error, ApiError) else ""
         if detail and detail not in error.message:
             terminal.err.print(Text(f"      {place.get('pointer', '')} {detail}"), soft_wrap=True)
         allowed = place.get("allowed") or []
         is_told = all(str(value) in error.message for value in allowed)
         if len(allowed) <= MAX_ALLOWED and not is_told:  # of more than that the hint has the nearest ones
             terminal.err.print(Text(f"      allowed: {', '.join(map(str, allowed))}"), soft_wrap=True)
-    if isinstance(error, ApiError) and error.given and error.given not in error.message:
-        terminal.err.print(Text(f"      given: {error.given}"), soft_wrap=True)
-    if error.hint:
+        told = detail if "values" in place else error.message + detail
+        if given and given not in told:
+            terminal.err.print(Text(f"      given: {given}"), soft_wrap=True)
+        if hint:
+            terminal.err.print(Text(f"      {hint}"), soft_wrap=True)
+            said += f"{hint}\n"
+    if error.hint and error.hint not in said:
         terminal.err.print(Text(f"      {error.hint}"), soft_wrap=True)
     terminal.err.print(Text(f"      {error.code}", "dim"))

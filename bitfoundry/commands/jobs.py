@@ -14,6 +14,7 @@ from rich.text import Text
 
 from bitfoundry.client.bodies import given
 from bitfoundry.commands import terminal
+from bitfoundry.commands.names import find_id
 from bitfoundry.commands.options import (
     AsJson,
     Home,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from quantcore.report.quality import Step
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")]
-SweepId = Annotated[str, typer.Argument(help="Sweep id, as printed by `sweep list`.")]
+SweepId = Annotated[str, typer.Argument(help="Sweep: its id or the start of it, its name, or `last` for the newest.")]
 Name = Annotated[str | None, typer.Option(help="Name of the job.")]
 
 
@@ -59,7 +60,7 @@ def list_jobs(
         str | None, typer.Option(help="Only jobs created after this time, with its time zone: 2026-11-22T08:00:00Z.")
     ] = None,
     created_before: Annotated[str | None, typer.Option(help="Only jobs created before this time.")] = None,
-    sweep: Annotated[str | None, typer.Option(help="Only jobs of this sweep (id).")] = None,
+    sweep: Annotated[str | None, typer.Option(help="Only jobs of this sweep: its id or name, or `last`.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 20,
     count: Annotated[
         bool, typer.Option("--count", help="Print the number of jobs in each state instead of a list.")
@@ -85,6 +86,9 @@ def list_jobs(
         "created_before": created_before,
         "sweep": sweep,
     }
+    if sweep is not None:
+        with connect(url, api_key, home) as client:
+            wanted["sweep"] = find_id(client, "sweep_id", sweep)
     if count:
         with connect(url, api_key, home) as client:
             summary = client.summary(**wanted)

@@ -17,10 +17,14 @@ LISTS: dict[str, tuple[str, Callable[[Client], Iterable[Any]]]] = {
     "member_id": ("members", lambda client: client.account.members()),
     "project_id": ("projects", lambda client: client.account.projects()),
     "request_id": ("requests", lambda client: client.registry.requests(state="pending")),
+    "sweep_id": ("sweeps", lambda client: client.sweeps()),
     "webhook_id": ("webhooks", lambda client: client.webhooks.list()),
     "worker_id": ("workers", lambda client: client.account.workers()),
 }
 """For an argument of a command: the group whose `list` shows the ids, and what it shows."""
+
+LISTED_BY = {"request_id": "registry requests", "sweep_id": "sweep list"}
+"""The command that shows the ids, where it is not the group's `list`."""
 
 FULL_ID = re.compile("[a-z]+_[0-9a-f]{32}|[0-9a-f]{12}")
 """An id that need not be looked up."""
@@ -42,7 +46,7 @@ def find_id(client: Client, argument: str, text: str) -> str:
     else:
         found = [row for row in rows if row.id == text] or [row for row in rows if text and _is_called(row, text)]
     if not found:
-        shown_by = "registry requests" if argument == "request_id" else f"{group} list"
+        shown_by = LISTED_BY.get(argument, f"{group} list")
         hint = f"`bitfoundry {shown_by}` shows ids and names."
         raise BitfoundryError(f"None of the {group} is '{text}'.", code="not_found", hint=hint)
     if len(found) > 1:

@@ -133,7 +133,16 @@ def clone(arguments: list[str]) -> None:
     with connect(options.url, options.api_key, options.home) as client:
         original = client.find(options.job_id)
         changes = _patch(original, _with_datasets(client, changes))
-        show_job(client.clone(original.id, changes), options.json)
+        copy = client.clone(original.id, changes)
+    show_job(copy, options.json)
+    if copy.name and options.name is None:
+        terminal.err.print(
+            f"· '{copy.name}' is the name of both jobs now. Give an id, or `last` while the copy is the newest job, to"
+            " say which one. --name gives a copy its own name.",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
 
 
 def _plan_here(arguments: list[str]) -> int:

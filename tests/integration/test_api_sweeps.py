@@ -58,10 +58,29 @@ def test_one_job_that_cannot_work_refuses_all(client: TestClient, make_model: Ma
     problem = answer.json()
     assert problem["code"] == "invalid_sweep"
     assert problem["detail"].startswith("1 of 4 jobs of this sweep are valid")
-    places = [(error["pointer"], error["values"]["/config/preset"]) for error in problem["errors"]]
-    number = "#/job/calibration/num_samples"
-    assert places == [(number, "fp8"), ("#/job/config/preset", "fp9"), (number, "fp9")]
+    places = [(error["pointer"], error["values"]) for error in problem["errors"]]
+    assert places == [
+        ("#/job/calibration/num_samples", {"/calibration/num_samples": "x", "/priority": 1}),
+        ("#/job/config/preset", {"/config/preset": "fp9", "/priority": 1}),
+    ]
     assert num_jobs(sessions) == 0
+
+
+def test_each_fault_of_a_sweep_is_told_once_with_the_nearest_name(client: TestClient, make_model: MakeModel) -> None:
+    """A wrong field hides no other fault."""
+    matrix = {"/config/preset": ["fp8", "int8dynamic"], "/calibration/num_samples": [4, 8], "/calibration/samples": [1]}
+    problem = client.post("/v1/sweeps", json=asked(make_model(), matrix)).json()
+    assert problem["detail"] == (
+        "0 of 4 jobs of this sweep are valid. Nothing was queued. There are 2 different faults."
+    )
+    field, preset = problem["errors"]
+    assert (field["pointer"], field["hint"]) == ("#/job/calibration/samples", "Did you mean 'num_samples'?")
+    assert field["values"] == {"/calibration/samples": 1} and problem["hint"] == field["hint"]
+    assert preset["detail"] == "Unknown preset 'int8dynamic'." and "Did you mean 'int8_dynamic'?" in preset["hint"]
+    assert preset["values"] == {"/config/preset": "int8dynamic", "/calibration/samples": 1}
+    wrong_scheme = asked(make_model("other"), {"/priority": [1, 2]}, config="fp8", calibration={"seed": "x"})
+    places = [error["pointer"] for error in client.post("/v1/sweeps", json=wrong_scheme).json()["errors"]]
+    assert sorted(places) == ["#/job/calibration/seed", "#/job/config"], "no fault that the others make"
 
 
 def test_a_fault_in_the_middle_leaves_nothing(

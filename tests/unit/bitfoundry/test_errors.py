@@ -40,6 +40,15 @@ def test_an_error_of_the_service_has_the_value_that_was_sent_and_the_hint(field:
     assert str(error) == f"It is not valid (at {place}). {given}"
 
 
+def test_the_values_of_a_sweep_are_those_of_its_axes() -> None:
+    values = {"/config": {"preset": "fp9"}, "/a~1b": 3}
+    error = ApiError(422, {}, {"job": {"calibration": {"samples": 4}}, "matrix": {}})
+    places = {
+        "#/job/config/preset": "'fp9'", "#/job/a~1b": "3", "#/job/calibration/samples": "4", "#/job/configs": "",
+    }  # fmt: skip
+    assert {place: error.given_at({"pointer": place, "values": values}) for place in places} == places
+
+
 def test_an_error_of_the_service_has_its_field_and_what_is_allowed() -> None:
     error = ApiError(422, {"detail": "No.", "errors": [PRESET]})
     assert (error.field, error.allowed) == ("/config/preset", ["fp8", "w4a16"])

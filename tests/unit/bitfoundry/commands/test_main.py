@@ -117,6 +117,7 @@ class FakeClient:
                 "stream_logs": iter([LogLine(seq=1, at="2026-11-21T12:00:00Z", attempt=1, level="info", text="hello")]),
                 "summary": Summary(total=3, by_state={"queued": 3, "failed": 0}),
                 "delete": None,
+                "sweeps": iter([SWEEP]),
                 **dict.fromkeys(("submit_sweep", "sweep", "cancel_sweep"), SWEEP),
                 "presets": [{"name": "fp8", "title": "eight bits", "recipes": {"balanced": [{"name": "gptq"}]}}],
                 "artifacts": [ArtifactFile(path="a", bytes=1, sha256="0")],
@@ -153,7 +154,8 @@ COMMANDS: list[list[str]] = [
     ["logs", "job_1", "--follow"],
     ["logs", "job_1", "--tail", "3", "--level", "info"],
     ["list", "--count"],
-    *([action, "job_1"] for action in ("cancel", "pause", "resume", "retry", "clone", "edit", "delete")),
+    *([action, "job_1"] for action in ("cancel", "pause", "resume", "retry", "edit", "delete")),
+    ["clone", "job_2", "--name", "mine"],
     ["sweep", "submit", str(Path(__file__).with_name("sweep.json"))],
     ["sweep", "show", "swp_1"],
     ["sweep", "cancel", "swp_1"],
@@ -279,6 +281,38 @@ def test_submit_takes_the_flags_of_quantize(
     assert "Did you mean --quant_scheme?" in capsys.readouterr().err
     assert cli.run("clone job_1 --group_size 64".split()) == 1
     assert "--group_size changes a scheme, but no scheme is given" in capsys.readouterr().err
+
+
+def test_a_clone_with_the_name_of_its_original_says_so(
+    fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run("clone job_1 --json".split()) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["name"] == "mine"
+    assert "'mine' is the name of both jobs now." in said.err and "`last`" in said.err and "--name" in said.err
+    monkeypatch.setattr(fake, "clone", lambda *_: JOB.model_copy(update={"name": "other"}), raising=False)
+    assert cli.run("clone job_1 --name other".split()) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_each_fault_of_a_sweep_is_explained(
+    fake: type[FakeClient], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [
+        {"pointer": "#/job/calibration/samples", "detail": "no such field", "hint": "Did you mean 'num_samples'?",
+         "values": {"/calibration/samples": 4}},
+        {"pointer": "#/job/config/preset", "detail": "Unknown preset 'fp9'.", "hint": "Did you mean 'fp8'?",
+         "values": {"/config/preset": "fp9"}},
+    ]  # fmt: skip
+    problem = {"code": "invalid_sweep", "detail": "0 of 4 jobs are valid.", "hint": faults[0]["hint"], "errors": faults}
+    monkeypatch.setattr(fake, "failure", ApiError(422, problem))
+    assert cli.run(["sweep", "submit", str(Path(__file__).with_name("sweep.json"))]) == 1
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "error 0 of 4 jobs are valid.", "#/job/calibration/samples no such field", "given: 4",
+        "Did you mean 'num_samples'?", "#/job/config/preset Unknown preset 'fp9'.", "Did you mean 'fp8'?",
+        "invalid_sweep",
+    ]  # fmt: skip
 
 
 def test_a_clone_changes_single_settings(fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:

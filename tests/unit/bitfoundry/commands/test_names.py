@@ -15,8 +15,11 @@ KEYS = [
 ]
 HOOKS = [Row(id="whk_" + 32 * "a", created_at="2026-01-01"), Row(id="whk_" + 32 * "b", created_at="2026-01-02")]
 
+SWEEPS = [Row(id="swp_" + 32 * digit, name=name, created_at=digit) for digit, name in (("2", "nightly"), ("1", None))]
+
 
 class Client:
+    sweeps = staticmethod(lambda: SWEEPS)
     webhooks = Row(list=lambda: HOOKS)
     account = Row(keys=lambda: KEYS)
 
@@ -36,6 +39,9 @@ class Client:
         ("webhook_id", "bb", HOOKS[1].id),
         ("webhook_id", "last", HOOKS[1].id),
         ("job_id", "nightly", "job of nightly"),
+        ("sweep_id", "nightly", SWEEPS[0].id),
+        ("sweep_id", "swp_1", SWEEPS[1].id),
+        ("sweep_id", "last", SWEEPS[0].id),
     ],
 )
 def test_an_id_is_found(argument: str, text: str, found: str) -> None:
@@ -59,14 +65,21 @@ def test_what_is_none_or_several_is_refused(text: str, code: str, part: str) -> 
     assert refusal.value.code == code and part in refusal.value.message + refusal.value.hint
 
 
+def test_the_hint_for_sweeps_is_a_command_that_there_is() -> None:
+    client: Any = Client()
+    with pytest.raises(BitfoundryError) as refusal:
+        find_id(client, "sweep_id", "none")
+    assert refusal.value.hint == "`bitfoundry sweep list` shows ids and names."
+
+
 def test_every_group_with_ids_is_in_the_list() -> None:
-    from bitfoundry.commands import account, datasets, members, registry, webhooks
+    from bitfoundry.commands import account, datasets, jobs, members, registry, webhooks
 
     arguments = {
         name
         for commands in (
             *(group for _, group in account.GROUPS.values()), datasets.COMMANDS, members.COMMANDS, webhooks.COMMANDS,
-            registry.COMMANDS,
+            registry.COMMANDS, jobs.SWEEP_COMMANDS,
         )
         for command in commands.values()
         for name in command.__annotations__
