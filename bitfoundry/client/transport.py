@@ -180,7 +180,7 @@ def _problem(answer: Arriving, sent: Mapping[str, Any] | None = None) -> ApiErro
         problem = {}
     if problem.get("code") == "unauthorized":
         problem["hint"] = KEY_HINT  # the service's own is about a header
-    first = next(iter(problem.get("errors") or []), {})
+    first: dict[str, Any] = next(iter(problem.get("errors") or []), {})
     if first.get("parameter") in ID_HINTS and problem.get("code") == "invalid_request":
         problem["hint"] = ID_HINTS[first["parameter"]]
     return ApiError(answer.status_code, problem, sent)

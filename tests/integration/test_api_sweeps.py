@@ -68,7 +68,11 @@ def test_one_job_that_cannot_work_refuses_all(client: TestClient, make_model: Ma
 
 def test_each_fault_of_a_sweep_is_told_once_with_the_nearest_name(client: TestClient, make_model: MakeModel) -> None:
     """A wrong field hides no other fault."""
-    matrix = {"/config/preset": ["fp8", "int8dynamic"], "/calibration/num_samples": [4, 8], "/calibration/samples": [1]}
+    matrix: dict[str, list[Any]] = {
+        "/config/preset": ["fp8", "int8dynamic"],
+        "/calibration/num_samples": [4, 8],
+        "/calibration/samples": [1],
+    }
     problem = client.post("/v1/sweeps", json=asked(make_model(), matrix)).json()
     assert problem["detail"] == (
         "0 of 4 jobs of this sweep are valid. Nothing was queued. There are 2 different faults."
