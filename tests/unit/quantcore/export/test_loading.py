@@ -67,7 +67,7 @@ def test_a_line_names_a_program_that_was_seen_to_load_it(export, schemes, is_rea
         ("compressed_tensors", ["int8_static", "w4a16_sym"], UNSEEN, []),
         ("awq", ["w4a16"], UNSEEN, ["vLLM", "Transformers"]),
         ("gguf", ["gguf_q4_k"], SEEN, ["llama.cpp"]),
-        ("onnx", ["int8_static"], UNSEEN, ["ONNX Runtime"]),
+        ("onnx", ["int8_static"], UNSEEN, ["ONNX Runtime", "ONNX Runtime GenAI"]),
     ],
 )
 def test_every_program_that_was_seen_to_load_it_has_lines(export, schemes, is_read, programs):
