@@ -36,11 +36,11 @@ def list_models(client: Client, as_json: AsJson = False) -> None:
         terminal.print_json([model.model_dump(mode="json") for model in models])
         return
     rows = [
-        {"model": model.name, "latest_version": model.latest_version, "aliases": _aliases_text(model)}
-        | {"num_pending": model.num_pending}
+        {"model": model.name, "latest_version": model.latest_version, "verdict": model.latest_verdict}
+        | {"aliases": _aliases_text(model), "num_pending": model.num_pending}
         for model in models
     ]
-    columns = ("model", "latest_version", "aliases", "num_pending")
+    columns = ("model", "latest_version", "verdict", "aliases", "num_pending")
     nothing = "The registry has no model yet. Add the first version: `bitfoundry registry add MODEL JOB_ID`."
     terminal.out.print(terminal.rows_table(rows, columns) if rows else nothing)
 
@@ -247,10 +247,11 @@ def _show_version(version: ModelVersion, as_json: bool) -> None:
 def _requests_table(requests: Sequence[AliasRequest]) -> Any:
     rows = [
         {"id": request.id, "alias": f"{request.model}@{request.alias}", "version": _change_text(request)}
-        | {"asked_by": _name_of(request.asked_by), "state": request.state, "reason": request.reason}
+        | {"verdict": request.verdict, "asked_by": _name_of(request.asked_by)}
+        | {"state": request.state, "reason": request.reason}
         for request in requests
     ]
-    return terminal.rows_table(rows, ("id", "alias", "version", "asked_by", "state", "reason"))
+    return terminal.rows_table(rows, ("id", "alias", "version", "verdict", "asked_by", "state", "reason"))
 
 
 def _show_request(request: AliasRequest, as_json: bool) -> None:
@@ -259,6 +260,7 @@ def _show_request(request: AliasRequest, as_json: bool) -> None:
         return
     decided = request.decided_by and f"{request.state} by {_name_of(request.decided_by)}"
     shown = {"request": request.id, "alias": f"{request.model}@{request.alias}", "version": _change_text(request)}
+    shown |= {"verdict": request.verdict or ""}
     shown |= {"asked by": _name_of(request.asked_by), "reason": request.reason, "state": decided or request.state}
     terminal.out.print(terminal.pairs(shown | {"comment": request.comment or ""}))
 

@@ -30,12 +30,13 @@ def verdict_rows(job: Job) -> dict[str, str]:
 
 
 def shipping_warning(name: str, job: Job) -> str:
-    """Return why the result ``name`` of a job may not be shipped as it is: its verdict in words. Empty if it may."""
+    """Return why the result ``name`` of a job may not be shipped as it is, in words. Empty if it may."""
     from quantcore.config.verdict_levels import UNPUBLISHED
 
-    verdict = job.summary and job.summary.verdict
+    verdict, goal = (job.summary.verdict, job.summary.goal) if job.summary else (None, None)
+    missed = f"{name} missed its goal: {goal.why}." if goal and not goal.is_met else ""
     if not verdict:
-        return f"{name} has no verdict: how close it is to the original was not judged."
+        return missed or f"{name} has no verdict: how close it is to the original was not judged."
     if verdict.level not in UNPUBLISHED:
-        return ""
-    return f"{name} is {verdict.level}. {verdict.sentence or verdict.reason}"
+        return missed
+    return f"{name} is {verdict.level}. {verdict.sentence or verdict.reason} {missed}".rstrip()

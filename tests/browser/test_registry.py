@@ -106,12 +106,14 @@ def test_verdicts_stand_where_people_decide(
     answers: dict[str, Any] = {
         "models?*": page_of(MODEL | {"latest_verdict": "broken"}),
         "requests?*": page_of(REQUEST | {"verdict": "broken"}, REQUEST | {"id": "rqs_2", "verdict": None}),
-        "models/support-bot/versions?*": page_of(broken, VERSION | {"version": 2}),
+        "models/support-bot/versions?*": page_of(broken, VERSION | {"version": 2, "job_id": "good"}),
         "protected-aliases": {"aliases": ["production"]},
     }
     for address, answer in answers.items():
         give(page, f"**/v1/registry/{address}", answer)
-    give(page, f"**/v1/jobs/{JOB}", {"id": JOB, "summary": {"verdict": verdict}})
+    goal = {"is_met": False, "why": "it keeps 91 % of 95 %"}
+    give(page, f"**/v1/jobs/{JOB}", {"id": JOB, "summary": {"verdict": verdict, "goal": goal}})
+    give(page, "**/v1/jobs/good", {"id": "good", "summary": {"verdict": verdict | {"level": "good"}}})
 
     page.get_by_role("link", name="Registry").click()
     expect(page.get_by_role("row").filter(has_text="support-bot")).to_contain_text("✕ broken")
@@ -128,7 +130,9 @@ def test_verdicts_stand_where_people_decide(
 
     page.get_by_role("row").get_by_role("link", name="support-bot").click()
     page.get_by_role("button", name="Set alias of version 3").click()
-    expect(page.get_by_role("dialog").locator(".notice")).to_have_text(f"This result is ✕ broken. {sentence}")
+    notices = page.get_by_role("dialog").locator(".notice")
+    expect(notices.nth(0)).to_have_text(f"This result is ✕ broken. {sentence}")
+    expect(notices.nth(1)).to_have_text("This result missed its goal: it keeps 91 % of 95 %.")
     check_accessible(page)
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Set alias of version 2").click()

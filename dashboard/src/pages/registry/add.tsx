@@ -29,7 +29,7 @@ function AddDialog({ job, onClose }: { job: Job; onClose: () => void }) {
   const navigate = useNavigate();
   const [name, setName] = useState(() => nameFor(modelText(modelOf(job))));
   const [error, setError] = useState<Error>();
-  const verdict = summaryOf(job)?.verdict;
+  const { verdict, goal } = summaryOf(job) ?? {};
   const add = async (event: FormEvent) => {
     event.preventDefault();
     setError(undefined);
@@ -44,7 +44,7 @@ function AddDialog({ job, onClose }: { job: Job; onClose: () => void }) {
   return (
     <Dialog title="Add to registry" onClose={onClose}>
       <p>The result becomes the next version of a model. Data retention keeps it as long as it is there.</p>
-      <ShippingWarning level={verdict?.level} sentence={verdict?.sentence ?? verdict?.reason} />
+      <ShippingWarning level={verdict?.level} sentence={verdict?.sentence ?? verdict?.reason} goal={goal} />
       <form onSubmit={add}>
         <Field label="Model" hint="Lower-case letters, digits, '.', '_' and '-'. A new name makes a new model.">
           {(props) => (

@@ -178,7 +178,7 @@ function PromoteDialog({
     get<ProtectedAliases>("/v1/registry/protected-aliases", {}, signal),
   );
   const job = useQuery(`job ${version.job_id}`, (signal) => get<Job>(`/v1/jobs/${version.job_id}`, {}, signal));
-  const verdict = job.data && summaryOf(job.data)?.verdict;
+  const { verdict, goal } = (job.data && summaryOf(job.data)) ?? {};
   const [alias, setAlias] = useState("");
   const [reason, setReason] = useState("");
   const [error, setError] = useState<Error>();
@@ -197,7 +197,7 @@ function PromoteDialog({
   };
   return (
     <Dialog title={`Set alias of version ${version.version}`} onClose={onClose}>
-      <ShippingWarning level={version.verdict} sentence={verdict?.sentence ?? verdict?.reason} />
+      <ShippingWarning level={version.verdict} sentence={verdict?.sentence ?? verdict?.reason} goal={goal} />
       <Pending query={policy} />
       {policy.data && (
         <form onSubmit={submit}>

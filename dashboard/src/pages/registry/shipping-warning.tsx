@@ -1,9 +1,24 @@
-import type { Verdict } from "../../api/types";
+import type { Summary, Verdict } from "../../api/types";
 import { VerdictLevel } from "../job-progress";
 import { toneOf } from "../run/verdict";
 
-/** Says the verdict on a result that may not be shipped as it is. Nothing for one that is faithful or good. */
-export function ShippingWarning({ level, sentence }: { level?: string | null; sentence?: Verdict["sentence"] }) {
+interface Judged {
+  level?: string | null;
+  sentence?: Verdict["sentence"];
+  goal?: Summary["goal"];
+}
+
+/** Says why a result may not be shipped as it is: its verdict, or a missed goal. Nothing for one that may. */
+export function ShippingWarning({ level, sentence, goal }: Judged) {
+  return (
+    <>
+      <VerdictWarning level={level} sentence={sentence} />
+      {goal && !goal.is_met && <p className="notice warn">This result missed its goal: {goal.why}.</p>}
+    </>
+  );
+}
+
+function VerdictWarning({ level, sentence }: Judged) {
   if (!level) {
     return <p className="notice warn">This result has no verdict: how close it is to the original was not judged.</p>;
   }

@@ -89,6 +89,20 @@ def test_a_result_that_may_not_be_shipped_has_a_warning(verdict: dict[str, str] 
     assert shipping_warning("bot@1", job) == warning
 
 
+@pytest.mark.parametrize(
+    ("level", "is_met", "warning"),
+    [
+        ("good", True, ""),
+        ("good", False, "bot@1 missed its goal: it keeps 91 % of 95 %."),
+        ("broken", False, "bot@1 is broken. Do not ship it. bot@1 missed its goal: it keeps 91 % of 95 %."),
+    ],
+)
+def test_a_result_that_missed_its_goal_has_a_warning(level: str, is_met: bool, warning: str) -> None:
+    verdict = {"level": level, "reason": "far", "sentence": "Do not ship it."}
+    judged = {"goal": {"is_met": is_met, "why": "it keeps 91 % of 95 %"}, "verdict": verdict}
+    assert shipping_warning("bot@1", job_with(state="succeeded", summary=SUMMARY | judged)) == warning
+
+
 def test_a_job_shows_the_verdict_in_words_and_the_command_of_each_step() -> None:
     step = {"text": "Use effort best.", "changes": {"effort": "best"}, "flags": "--effort best"}
     sentence = "Read its answers before you ship it: of 100 next words, 81 are the original's."
