@@ -29,6 +29,10 @@ ELSEWHERE = {
 """Flags by the names that other programs, and newcomers, have for them. The error for one of these suggests ours."""
 
 
+MODEL_FILES = (".gguf", ".onnx", ".safetensors")
+"""The endings of files that hold models."""
+
+
 class Flags(argparse.ArgumentParser):
     """Parser of flags spelled as AMD Quark spells them, with underscores; dashes work as well.
 
@@ -136,9 +140,20 @@ def add_output(flags: Flags, default: str, *, has_place: bool = False) -> None:
     names = "-o", "--output", "--output_dir"
     help = f"folder to create; nothing is overwritten (default: {default})"
     if has_place:
-        flags.add_place("out", *names, help=help)
+        flags.add_place("out", *names, type=output_folder, help=help)
     else:
-        flags.add_argument(*names, dest="output_dir", metavar="OUT", help=help)
+        flags.add_argument(*names, dest="output_dir", metavar="OUT", type=output_folder, help=help)
+
+
+def output_folder(text: str) -> str:
+    """Return the name of a folder for a result. Raises ArgumentTypeError for that of a model file: ``out.gguf``."""
+    path = Path(text)
+    if path.suffix in MODEL_FILES and not path.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text} names a file, and a result is a folder, which has the {path.suffix} file, the report and the"
+            f" manifest: give -o {path.with_suffix('')}"
+        )
+    return text
 
 
 def default_output(model: str, *more: str) -> str:

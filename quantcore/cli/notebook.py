@@ -14,6 +14,7 @@ from quantcore.cli.explain import explained
 from quantcore.cli.main import asked_of
 from quantcore.cli.resuming import Progress
 from quantcore.cli.running import Asked
+from quantcore.cli.several_presets import names_of
 from quantcore.errors import ConfigError
 from quantcore.report.data_frame import data_frame
 from quantcore.report.html import page
@@ -57,6 +58,7 @@ def quantize(
     """
     from quantcore.cli.console import progress_display
 
+    _check_single(preset)
     arguments = [str(model), *([] if preset is None else [preset]), *([] if output is None else ["-o", str(output)])]
     asked = _asked("auto" if "runtime" in settings else "quantize", [*arguments, *_flags(settings)])
     progress = Progress(asked.command)
@@ -64,6 +66,19 @@ def quantize(
         report = asked.quantized(asked.task(progress), progress, noting)
     assert report is not None  # one process
     return LocalResult(Path(asked.options.output_dir), report)
+
+
+def _check_single(preset: object) -> None:
+    """Raise ConfigError for several presets, as a list or with commas: each call has one result."""
+    names = preset if isinstance(preset, list | tuple | set) else names_of(str(preset))
+    if len(names) > 1:
+        listed = ", ".join(map(repr, names))
+        raise ConfigError(
+            f"quantcore.quantize takes one preset, and {len(names)} are given: {listed}.",
+            code="invalid_config",
+            hint=f"Call it for each: `[quantcore.quantize(model, preset) for preset in ({listed})]`.",
+            field="/config/preset",
+        )
 
 
 def _flags(settings: dict[str, Any]) -> Iterator[str]:

@@ -47,6 +47,9 @@ KV_CACHE_SPECS = {
     "int8_per_token_dynamic": INT8_TOKEN,
     "fp8_per_token_dynamic": FP8_TOKEN,
 }
+FLOAT_FILES = ("f16", "bf16", "f32")
+"""llama.cpp's names of GGUF files that hold floats."""
+
 KV_CACHE_LAYERS = ("*k_proj", "*v_proj")
 
 TOWER_PRESETS = {"int8": "int8_dynamic", "fp8": "fp8_dynamic"}
@@ -189,6 +192,14 @@ def spelled(name: str, presets: Mapping[str, Preset] = PRESETS) -> str:
             code="unknown_preset",
             hint="`bitfoundry quantize` takes several. In the service, a sweep makes a job of each: its matrix is"
             ' {"/config/preset": ["Q4_K_M", "Q8_0"]}.',
+            field="/config/preset",
+        )
+    if name.lower() in FLOAT_FILES:
+        raise ConfigError(
+            f"'{name}' files are not quantized, and every preset quantizes.",
+            code="unknown_preset",
+            hint="Q8_0 is the nearest preset for llama.cpp. Its own convert_hf_to_gguf.py writes a GGUF file of floats:"
+            f" --outtype {name.lower()}.",
             field="/config/preset",
         )
     found = name if name in known else next((each for each in known if each.lower() == name.lower()), None)

@@ -94,6 +94,16 @@ def test_what_is_given_twice_or_not_at_all_is_refused(line, fault, capsys):
     assert ended.value.code == 2 and fault in capsys.readouterr().err
 
 
+def test_a_result_is_a_folder_and_not_a_model_file(tmp_path, capsys):
+    for flag in ("-o", "--output_dir"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["m", "Q4_K_M", flag, "out/bot.gguf"])
+        assert "out/bot.gguf names a file" in (said := capsys.readouterr().err) and "give -o out/bot\n" in said
+    (tmp_path / "old.gguf").mkdir()
+    for folder in (str(tmp_path / "old.gguf"), "out/v1.5"):
+        assert parser().parse_args(["m", "Q4_K_M", "-o", folder]).output_dir == folder
+
+
 def test_the_folder_of_a_result_without_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert default_output("org/Model-1B", "w4a16") == "Model-1B-w4a16"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,13 @@ def test_wrong_settings_are_errors(model: Path, settings: dict[str, str], said: 
     with pytest.raises(ConfigError) as raised:
         quantize(model, "w4a16", **settings)
     assert said in raised.value.message and raised.value.code == "invalid_settings"
+
+
+@pytest.mark.parametrize("presets", ["Q4_K_M,Q8_0", ["Q4_K_M", "Q8_0"]])
+def test_several_presets_are_answered_with_a_line_that_takes_them(model: Path, presets: Any) -> None:
+    with pytest.raises(ConfigError, match="takes one preset") as raised:
+        quantize(model, presets)
+    assert "quantcore.quantize(model, preset) for preset in ('Q4_K_M', 'Q8_0')" in str(raised.value.hint)
 
 
 def test_a_missing_model_is_an_error(tmp_path: Path) -> None:

@@ -359,3 +359,10 @@ def test_a_chain_is_transforms_and_then_one_solver():
     assert [config_of(name).name for name in (*NAMES, "smooth")] == [*NAMES, "smooth"]
     with pytest.raises(ConfigError, match="gptq rounds the weights, so it comes last: smooth, awq, gptq"):
         replace(parse_config(base), algo_config=(SmoothQuantConfig(), config_of("gptq"), config_of("awq")))
+
+
+@pytest.mark.parametrize("name", ["F16", "bf16", "F32"])
+def test_files_of_floats_are_no_presets(name):
+    with pytest.raises(ConfigError, match=f"'{name}' files are not quantized") as raised:
+        presets.spelled(name)
+    assert raised.value.code == "unknown_preset" and f"--outtype {name.lower()}" in raised.value.hint
