@@ -9,7 +9,7 @@ from typing import Any
 
 from quantcore.errors import ConfigError
 from quantcore.report.paired import MIN_WINDOWS, compare_windows
-from quantcore.report.quality import Measure, PairedChange, Quality, Record
+from quantcore.report.quality import Measure, PairedChange, Perplexity, Quality, Record
 from quantcore.report.values import Report
 
 _IN_ARTIFACT = re.compile(r"^.*/(job_[0-9a-f]{32})/[0-9a-f]{64}(?=/|$)")
@@ -27,7 +27,7 @@ class Row(Record):
     name: str
     scheme: str
     size_bytes: int
-    perplexity: Measure
+    perplexity: Perplexity
     kl: Measure
     num_failed_gates: int
     is_front: bool

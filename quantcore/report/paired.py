@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist, fmean
 
-from quantcore.report.quality import Change, Interval, PairedChange, WindowSums
+from quantcore.report.quality import LARGEST_EXPONENT, Change, Interval, PairedChange, WindowSums
 
 MIN_WINDOWS = 8
 """Fewest windows of a comparison: the spread of fewer is itself hardly known."""
@@ -23,7 +23,6 @@ MIN_OF_STRATUM = 5
 With 5, the 95 % intervals of 12 to 50 windows of the built-in text hold the mean in 92 to 99 of 100 draws, and are 25
 to 60 % narrower than without strata; with 2 it is 84. See ``test_intervals_of_a_real_result_hold_its_mean``.
 """
-LARGEST_EXPONENT = 700.0  # exp of more overflows float64
 
 ErrorOf = Callable[[float, str], tuple[float, float]]
 """Returns the standard error of a measure (``kl``, ``loss`` or ``top1``), from that over the windows, and by how many

@@ -40,6 +40,7 @@ class Record(BaseModel):
         return self.model_copy(update=changes)
 
 
+LARGEST_EXPONENT = 700.0  # exp of more overflows float64
 LARGE = 1e6
 """Perplexities of this size and more, those of broken models, are written with an exponent."""
 
@@ -61,13 +62,15 @@ class Measure(Record):
         if self.value is None or not self.half_interval:
             return None
         scale = 10.0**self._decimals
-        low, high = self.value - self.half_interval, self.value + self.half_interval
-        if self.value >= 0:
-            low = max(0.0, low)  # no measure is below zero
+        low, high = self._interval(self.value)
         if self.value >= LARGE:
             return f"{low:.3g}", f"{high:.3g}"
         rounded = math.floor(low * scale + 1e-9) / scale, math.ceil(high * scale - 1e-9) / scale
         return f"{rounded[0]:.{self._decimals}f}", f"{rounded[1]:.{self._decimals}f}"
+
+    def _interval(self, value: float) -> tuple[float, float]:
+        low = value - self.half_interval
+        return max(0.0, low) if value >= 0 else low, value + self.half_interval
 
     @property
     def _decimals(self) -> int:
@@ -90,12 +93,20 @@ class Measure(Record):
         return f"{value} ({self.ends[0]} to {self.ends[1]})"
 
 
+class Perplexity(Measure):
+    """A perplexity and its standard error. It is never below 1, and what its error comes from is its logarithm."""
+
+    def _interval(self, value: float) -> tuple[float, float]:
+        factor = math.exp(min(self.half_interval / value, LARGEST_EXPONENT))
+        return max(1.0, value / factor), value * factor
+
+
 class Perplexities(Record):
     """Perplexity of one model on the held-out text, per token, word and byte."""
 
-    token_perplexity: Measure
-    word_perplexity: Measure
-    byte_perplexity: Measure
+    token_perplexity: Perplexity
+    word_perplexity: Perplexity
+    byte_perplexity: Perplexity
     bits_per_byte: Number
 
     @property

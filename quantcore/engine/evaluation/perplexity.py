@@ -9,8 +9,7 @@ import torch
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.errors import NumericsError
 from quantcore.report import paired
-from quantcore.report.paired import LARGEST_EXPONENT
-from quantcore.report.quality import Measure, Perplexities
+from quantcore.report.quality import LARGEST_EXPONENT, Measure, Perplexities, Perplexity
 
 
 def mean_and_stderr(
@@ -49,11 +48,15 @@ def perplexities(losses_NT: torch.Tensor, text: EvaluationText) -> Perplexities:
     per_word = int(scored.sum()) / max(1, text.num_words)
     per_byte = int(scored.sum()) / max(1, text.num_bytes)
     return Perplexities(
-        token_perplexity=exponential(mean, stderr),
-        word_perplexity=exponential(mean * per_word, None if stderr is None else stderr * per_word),
-        byte_perplexity=exponential(mean * per_byte, None if stderr is None else stderr * per_byte),
+        token_perplexity=_perplexity(mean, stderr),
+        word_perplexity=_perplexity(mean * per_word, None if stderr is None else stderr * per_word),
+        byte_perplexity=_perplexity(mean * per_byte, None if stderr is None else stderr * per_byte),
         bits_per_byte=mean * per_byte / math.log(2),
     )
+
+
+def _perplexity(mean: float, stderr: float | None) -> Perplexity:
+    return Perplexity(**exponential(mean, stderr).to_dict())
 
 
 def exponential(mean: float, stderr: float | None) -> Measure:

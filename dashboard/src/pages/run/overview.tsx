@@ -179,8 +179,8 @@ function Divergence({ quality, drafts }: { quality: Quality; drafts?: Drafts | n
       <h3>Compared with the original on {formatNumber(num_tokens)} tokens; in brackets the 95 % interval</h3>
       <Facts
         facts={[
-          ["Perplexity before", measuredText(before.token_perplexity, 5)],
-          ["Perplexity after", measuredText(after.token_perplexity, 5)],
+          ["Perplexity before", measuredText(before.token_perplexity, 5, true)],
+          ["Perplexity after", measuredText(after.token_perplexity, 5, true)],
           ["Perplexity vs. original", againstOriginal(ratio)],
           [LABELS.klMean, measuredText(divergence.kl_mean, 3)],
           ["KL divergence (99th percentile)", formatNumber(divergence.kl_p99, 3)],

@@ -32,6 +32,8 @@ it("rounds intervals outwards, as the reports do", () => {
   expect(measuredText({ value: 12.3456789, stderr: 0.0512 }, 4)).toBe("12.35 (12.2 to 12.5)");
   expect(measuredText({ value: 0.001, stderr: 0.01 }, 3)).toBe("0.001 (0.00 to 0.03)");
   expect(measuredText({ value: 0.5, stderr: null }, 3)).toBe("0.5");
+  expect(measuredText({ value: 3, stderr: 2 }, 5, true)).toBe("3 (1 to 12)");
+  expect(measuredText({ value: 70, stderr: 60 }, 5, true)).toBe("70 (13 to 376)");
 });
 
 it("tells one story of a run that hit its time limit", () => {

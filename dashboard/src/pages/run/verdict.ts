@@ -19,22 +19,30 @@ export function ratioText({ value, stderr }: Measured) {
 }
 
 /** "0.0123 (0.011 to 0.014)": a measurement and its 95 % interval. */
-export function measuredText(measured: Measured, digits: number) {
-  const ends = endsOf(measured);
+export function measuredText(measured: Measured, digits: number, isPerplexity = false) {
+  const ends = endsOf(measured, isPerplexity);
   return `${formatNumber(measured.value, digits)}${ends ? ` (${ends[0]} to ${ends[1]})` : ""}`;
 }
 
 /** The ends of a 95 % interval, rounded outwards to the first digit of its half, as the reports have them. */
-export function endsOf({ value, stderr }: Measured): [string, string] | null {
+export function endsOf({ value, stderr }: Measured, isPerplexity = false): [string, string] | null {
   const half = halfInterval(stderr);
   if (value == null || !half) return null;
   const decimals = Math.max(0, -Math.floor(Math.log10(half)));
   const scale = 10 ** decimals;
-  const low = value >= 0 ? Math.max(0, value - half) : value - half;
+  const [low, high] = isPerplexity
+    ? perplexitiesAround(value, half)
+    : [value < 0 ? value - half : Math.max(0, value - half), value + half];
   const show = (end: number) =>
     (end / scale).toLocaleString(undefined, { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
-  return [show(Math.floor(low * scale + 1e-9)), show(Math.ceil((value + half) * scale - 1e-9))];
+  return [show(Math.floor(low * scale + 1e-9)), show(Math.ceil(high * scale - 1e-9))];
 }
+
+/** The interval of a perplexity: that of its logarithm. It is never below 1. */
+const perplexitiesAround = (value: number, half: number): [number, number] => {
+  const factor = Math.exp(half / value);
+  return [Math.max(1, value / factor), value * factor];
+};
 
 const TONES: Record<Level, string> = {
   faithful: "good",

@@ -11,7 +11,7 @@ from quantcore.report import schema
 from quantcore.report.card import model_card
 from quantcore.report.gate_result import GateResult
 from quantcore.report.html import page
-from quantcore.report.quality import ConsumerCheck, Measure
+from quantcore.report.quality import ConsumerCheck, Measure, Perplexity
 from quantcore.report.values import Report
 from tests.support import reports
 
@@ -76,6 +76,9 @@ def test_numbers_beyond_all_numbers_stay_in_json():
 def test_values_as_text():
     assert str(Measure(value=12.3456789, stderr=0.0512)) == "12.35 (12.2 to 12.5)"
     assert str(Measure(value=None, stderr=None)) == "–"
+    assert str(Perplexity(value=12.3456789, stderr=0.0512)) == "12.35 (12.2 to 12.5)"
+    assert str(Perplexity(value=3.0, stderr=2.0)) == "3.0 (1 to 12)"  # 3 / exp(1.31) is below 1, which none is
+    assert str(Perplexity(value=70.0, stderr=60.0)) == "70.0 (13 to 376)"  # 70 - 1.96 * 60 is below 0
     assert str(ConsumerCheck(not_checked="No.")) == "not read by another program: No."
     check = ConsumerCheck(consumer="Transformers 5", logit_difference=0.0012)
     assert str(check) == "Transformers 5 reads the files; its logits differ by 1.2e-03 of their norm."

@@ -8,11 +8,11 @@ from quantcore.config.recipes import Advice
 from quantcore.config.verdict_levels import Level
 from quantcore.report.behaviour import Behaviour
 from quantcore.report.gate_result import GateResult
-from quantcore.report.quality import AnswerQuality, Divergence, Measure, Perplexities, Quality, TaskResult
+from quantcore.report.quality import AnswerQuality, Divergence, Measure, Perplexities, Perplexity, Quality, TaskResult
 from quantcore.report.verdict import judge_quality, steps_of, with_behaviour, with_failed_gates
 from tests.support import reports
 
-PERPLEXITY = Measure(value=20.0, stderr=0.5)
+PERPLEXITY = Perplexity(value=20.0, stderr=0.5)
 PERPLEXITIES = Perplexities(
     token_perplexity=PERPLEXITY, word_perplexity=PERPLEXITY, byte_perplexity=PERPLEXITY, bits_per_byte=1.0
 )
