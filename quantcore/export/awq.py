@@ -41,7 +41,7 @@ class AwqReaders(Readers):
 class AwqExporter:
     name = "awq"
     title = "AWQ safetensors (vLLM, Transformers)"
-    readers = AwqReaders("vLLM (CPU)", preference=2, in_vllm=True)
+    readers = AwqReaders("vLLM (CPU)", preference=2, in_vllm=True, transformers_package="gptqmodel")
 
     def refuse(self, layer: LayerPlan) -> str | None:
         weight = layer.weight

@@ -58,7 +58,9 @@ class GptqExporter:
     name: str
     title: str
     version: int
-    readers = GptqReaders("GPTQModel", preference=6, in_vllm=True, vllm_reads_head=True)
+    readers = GptqReaders(
+        "GPTQModel", preference=6, in_vllm=True, vllm_reads_head=True, transformers_package="gptqmodel"
+    )
 
     def refuse(self, layer: LayerPlan) -> str | None:
         weight = layer.weight

@@ -137,6 +137,9 @@ def _program_lines(
     lines = {**lines, **{name: text for name, text in others.items() if name not in lines}}
     if "Transformers" in lines and readers.needs_bfloat16(layers):
         lines["Transformers"] = lines["Transformers"].removesuffix(")") + f"{IN_BFLOAT16})"
+    if readers.transformers_package:
+        for name in {"Transformers", "sentence-transformers"} & lines.keys():
+            lines[name] = lines[name].replace("\n", f"  # pip install {readers.transformers_package}\n", 1)
     return lines
 
 

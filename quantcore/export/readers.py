@@ -32,7 +32,7 @@ class Readers:
     for_transformers: bool = True
     """Whether Transformers is one of its programs: it reads GGUF, but few of the architectures."""
     transformers_package: str | None = None
-    """The package that Transformers needs to read it."""
+    """The package that Transformers needs to read it, as pip names it."""
     stores_each_expert: bool = False
     """Whether experts are stored one by one, which Transformers does not read for models that only have stacks."""
     types_every_tensor: bool = False

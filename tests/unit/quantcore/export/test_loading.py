@@ -75,6 +75,20 @@ def test_every_program_that_was_seen_to_load_it_has_lines(export, schemes, is_re
     assert list(lines) == programs and all("'./out" in text for text in lines.values())
 
 
+@pytest.mark.parametrize(
+    ("export", "scheme", "package"),
+    [
+        ("compressed_tensors", "w4a16_sym", "  # pip install compressed-tensors"),
+        ("bitsandbytes", "nf4", "  # pip install bitsandbytes"),
+        ("awq", "w4a16", "  # pip install gptqmodel"),
+        ("fake_quantized", "w4a16", ""),
+    ],
+)
+def test_the_lines_for_transformers_name_the_package_that_it_needs(export, scheme, package):
+    first = lines_of(export, scheme, is_read=UNSEEN)["Transformers"].splitlines()[0]
+    assert first == f"from transformers import AutoModelForCausalLM{package}"
+
+
 @pytest.mark.parametrize("export", ["compressed_tensors", "awq", "fake_quantized"])
 def test_the_lines_for_transformers_name_the_class_that_loads_the_model(export):
     llava = LoadedModel("llava", "LlavaForConditionalGeneration")
