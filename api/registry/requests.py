@@ -153,7 +153,7 @@ def _check_may_decide(session: Session, caller: Caller, request: AliasRequest, s
             hint="Use the key of a member with the role admin (`bitfoundry members add`).",
         )
     if is_own:
-        hint = "Ask another member with the role admin, or withdraw the request."
+        hint = "Ask another member with the role admin. If you work alone, withdraw it, and protect no alias."
         raise Problem(403, "own_request", "Nobody decides a request of their own.", hint=hint)
 
 

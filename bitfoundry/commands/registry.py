@@ -207,7 +207,8 @@ def _check_reason(reason: str | None, *, needed: bool) -> None:
         raise BitfoundryError(
             "The alias is protected: only an approved request moves it.",
             code="reason_required",
-            hint="Ask for it with --reason 'why it is better'.",
+            hint="Ask for it with --reason 'why it is better': another member approves it. If you work alone,"
+            " `bitfoundry registry protect --none` lets you move it yourself.",
         )
     if reason is not None and not needed:
         raise BitfoundryError(

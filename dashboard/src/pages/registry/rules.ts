@@ -10,10 +10,12 @@ export interface Allowed {
   why?: string;
 }
 
+const OWN = "Another admin decides it. Nobody else here? bitfoundry registry protect --none lets you move it yourself.";
+
 export function allowedFor(request: AliasRequest, person: Person): Allowed {
   const asker = request.asked_by;
   const isOwn = asker?.key_id === person.id || (person.member != null && asker?.member?.id === person.member.id);
-  if (isOwn) return { decide: false, withdraw: person.scopes.includes("jobs:write"), why: "Another admin decides it." };
+  if (isOwn) return { decide: false, withdraw: person.scopes.includes("jobs:write"), why: OWN };
   if (!person.scopes.includes("admin")) return { decide: false, withdraw: false, why: "An admin decides it." };
   if (!person.member)
     return {
