@@ -158,6 +158,8 @@ def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None
         return None
     claimed_at = time.monotonic()
     with sessions.begin() as session:
+        if workers.is_drained(session, worker):
+            return None
         claimant: dict[str, Any] = {
             "worker": worker,
             "lease_s": settings.lease_s,
@@ -187,6 +189,8 @@ def take_job_for(launcher: Launcher, sessions: Sessions, settings: Settings, wor
         return None
     claimed_at = time.monotonic()
     with sessions.begin() as session:
+        if workers.is_drained(session, worker):
+            return None
         lease = leases.claim(
             session, worker=worker, lease_s=settings.lease_s, memory_bytes=settings.memory_bytes, brings_nodes=True
         )
@@ -200,6 +204,8 @@ def take_publication(sessions: Sessions, settings: Settings, worker: str) -> Wor
     """Claim one publication, or return None. It needs no device, so it does not wait for a job to end."""
     claimed_at = time.monotonic()
     with sessions.begin() as session:
+        if workers.is_drained(session, worker):
+            return None
         lease = publication_leases.claim(session, worker=worker, lease_s=settings.lease_s)
     if lease is None:
         return None

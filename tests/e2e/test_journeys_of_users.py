@@ -91,7 +91,7 @@ def test_the_hobbyist_makes_a_gguf_file_and_talks_to_it(journey: Journey, smollm
         assert "already lie on a grid" in " ".join(said.split())
     with person.step("mistake: a type that is none"):
         said = person.bitfoundry("quantize", model, "q4_k_n", status=1)
-        assert "Did you mean 'Q4_K_" in said and "unknown_preset" in said
+        assert "Did you mean 'Q4_K" in said and "Q4_K_M" in said and "unknown_preset" in said
     with person.step("mistake: a model that is not there"):
         said = person.bitfoundry("quantize", model.with_name("modle"), "Q4_0", status=1)
         assert "model_not_found" in said and str(model.with_name("modle")) in "".join(said.split())

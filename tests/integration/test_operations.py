@@ -3,13 +3,16 @@
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
+from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.queue import leases, workers
 from api.store.tables.jobs import Job
@@ -17,6 +20,8 @@ from tests.support.api import post
 from tests.support.attempts import outcomes
 from tests.support.service import Server, WorkerProcess, wait_gone
 from tests.support.waiting import PATIENCE_S, give_time, wait_until
+from worker.launchers import Launcher
+from worker.supervisor import take_job, take_job_for
 
 MakeModel = Callable[..., Path]
 StartWorker = Callable[..., WorkerProcess]
@@ -166,6 +171,23 @@ def test_a_silent_worker_keeps_its_drain_order(client: TestClient, sessions: Ses
     assert state() == "draining"
     beat(-workers.REMEMBERED.total_seconds() - 1)
     assert state() == "gone"
+
+
+@pytest.mark.parametrize("has_launcher", [False, True])
+def test_a_drained_worker_takes_nothing_before_it_knows(
+    has_launcher: bool, client: TestClient, sessions: Sessions, make_model: MakeModel, settings: Settings
+) -> None:
+    """It learns of the order with its next heartbeat, and a job that is submitted before must not be its own."""
+    with sessions.begin() as session:
+        workers.beat(session, workers.Registration("w:1", "w", 1, settings.memory_bytes), devices=[], live_s=60)
+    take = partial(take_job_for, cast(Launcher, SimpleNamespace(name="none"))) if has_launcher else take_job
+    assert client.post("/v1/workers/w:1/drain").status_code == 202
+    job_id = post(client, make_model())
+    assert take(sessions, settings, "w:1:0") is None
+    assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "queued"
+    assert client.post("/v1/workers/w:1/uncordon").status_code == 202
+    assert take(sessions, settings, "w:1:0") is not None
+    assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "running"
 
 
 def test_metrics_are_an_operators(client: TestClient) -> None:

@@ -156,6 +156,12 @@ def drain(session: Session, worker: Worker) -> None:
     session.refresh(worker)
 
 
+def is_drained(session: Session, slot: str) -> bool:
+    """Return True if the worker of a slot was told to accept no jobs, whether it knows that yet or not."""
+    drained = select(Worker.id).where(Worker.id == worker_of(slot), Worker.drain_requested_at.is_not(None))
+    return session.scalar(drained) is not None
+
+
 def uncordon(session: Session, worker: Worker) -> None:
     """Let the worker take jobs again."""
     worker.drain_requested_at = None
