@@ -141,7 +141,8 @@ def test_events_and_logs_of_a_job_that_runs(service: Client, make_model: MakeMod
         "stub engine starts", "WARNING careful", "worker: phase quantize began", "worker: phase export began",
         "worker: the engine ended with status 0",
     ])  # fmt: skip
-    assert [line.text for line in service.logs(job.id, level="warning")] == ["WARNING careful"]
+    warnings = {line.text for line in service.logs(job.id, level="warning")}
+    assert warnings == {"WARNING careful", "engine: said: WARNING careful"}  # what it prints, and its event
     assert [line.text for line in service.logs(job.id, tail=1)] == lines[-1:]
     assert [line.text for line in service.logs(job.id, after=2)] == lines[2:]
 
