@@ -24,6 +24,7 @@ from api import (
     jobs,
     keys,
     lineage,
+    local_runs,
     members,
     projects,
     registry,
@@ -126,7 +127,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(metrics.router, **guarded)
     work = *jobs.routers, shares.router, *chats.routers, sweeps.router, *datasets.routers
     model_routers = catalog.router, lineage.router, *registry.routers
-    for router in (*work, *model_routers, *accounts, workers.router):
+    for router in (*work, *model_routers, *accounts, workers.router, local_runs.router):
         app.include_router(router, prefix="/v1", **guarded)
     app.include_router(docs.router)
     dashboard.install(app)

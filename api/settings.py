@@ -107,6 +107,8 @@ class Settings(BaseSettings):
     broker_url: SecretStr = Field(validation_alias=AliasChoices("broker_url", "BROKER_URL"))
     data_dir: Annotated[Path, AfterValidator(Path.resolve)]
     presets_file: Path | None = None
+    # Shows operators the results that the command line of this user made on this machine; `bitfoundry up` sets it.
+    show_local_runs: bool = False
     model_roots: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_split_folders)] = ()
 
     lease_s: PositiveFloat = 90

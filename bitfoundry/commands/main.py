@@ -86,7 +86,7 @@ def up(
         terminal.err.print(f"· {message}")
 
     signal.signal(signal.SIGINT, _interrupt)  # a shell script starts its background jobs with this signal ignored
-    stack = LocalStack(find_home(home), port, model_roots=models or (), say=say)
+    stack = LocalStack(find_home(home), port, model_roots=models or (), shows_local_runs=True, say=say)
     with stack:
         dashboard.build_if_missing(stack.logs / "dashboard.log", say)
         try:

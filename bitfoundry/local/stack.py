@@ -79,7 +79,8 @@ class LocalStack:
 
     Start it from the main thread. `start` sets `url` and `api_key`, which are also in `home`/connection.json (0600),
     where the commands find them, and `database_url`. `port` 0 takes a free one. The worker runs as many jobs at once as
-    it has `slots`, each on its share of the cores; fewer if the memory holds fewer.
+    it has `slots`, each on its share of the cores; fewer if the memory holds fewer. `shows_local_runs`: the dashboard also
+    has what this user's command line made.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class LocalStack:
         *,
         model_roots: Sequence[Path] = (),
         slots: int = 1,
+        shows_local_runs: bool = False,
         say: Say = lambda message: None,
     ) -> None:
         self.home = Path(home or default_home()).resolve()
@@ -99,6 +101,7 @@ class LocalStack:
         usual = dict.fromkeys(root.resolve() for root in (Path.home(), Path.cwd(), cache_dir()))
         self._model_roots = [*model_roots] or [root for root in usual if not root.is_relative_to(self.home)]
         self._slots = slots
+        self._shows_local_runs = shows_local_runs
         self._say = say
         self._engines: list[Postgres | Valkey] = []
         self._programs: dict[str, Program] = {}
@@ -198,6 +201,8 @@ class LocalStack:
         ours = {"BITFOUNDRY_SECRET_KEY_FILE": str(secret_key)} if secret_key else {}
         ours |= {"DATABASE_URL": database_url, "BROKER_URL": broker_url, "BITFOUNDRY_DATA_DIR": str(self.home)}
         ours |= {"BITFOUNDRY_MODEL_ROOTS": os.pathsep.join(roots)}
+        if self._shows_local_runs:
+            ours["BITFOUNDRY_SHOW_LOCAL_RUNS"] = "true"
         from quantcore.plan.this_machine import host_memory_bytes  # here, as above
 
         slots = min(self._slots, host_memory_bytes() // SLOT_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 
@@ -11,6 +12,11 @@ from playwright.sync_api import Page, expect
 from bitfoundry.client.answers import Job
 from bitfoundry.client.service import Client
 from bitfoundry.local.stack import LocalStack
+from quantcore.report import local_runs
+from quantcore.report.local_runs import LocalRun
+from quantcore.report.values import Report
+from tests.browser.test_components import TOO_WIDE
+from tests.support.reports import report
 from tests.support.waiting import wait_until
 
 JOB_LIMIT_S = 180
@@ -19,11 +25,17 @@ CALIBRATION = {"num_samples": 2, "seq_len": 64}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def webhooks_to_this_machine() -> Iterator[None]:
-    """The service, which starts after this, allows webhooks that lead to the machine itself."""
+def local_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
+    """A result of the command line. The service, which starts after this, shows it and allows local webhooks."""
+    folder = tmp_path_factory.mktemp("user")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BITFOUNDRY_WEBHOOK_NETWORKS", "127.0.0.1")
-        yield
+        patch.setenv("BITFOUNDRY_SHOW_LOCAL_RUNS", "true")
+        patch.setenv("BITFOUNDRY_HOME", str(folder))
+        (folder / "out").mkdir()
+        (folder / "out" / "MANIFEST.json").write_text("{}")
+        (folder / "out" / "report.json").write_text(json.dumps(report(size=19000)))
+        yield local_runs.record(folder / "out", Report.model_validate(report(size=19000)), "w4a16")
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +85,23 @@ def test_the_heatmap_shows_the_worst_layer_in_the_strongest_colour(
     expect(weights.locator("rect")).to_have_count(21)
     expect(cell).to_have_class("picked")
     check_accessible(page)
+
+
+def test_what_the_command_line_made_is_below_the_runs(
+    signed_in: Page, local_run: LocalRun, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    local = page.get_by_role("region", name="Made by the command line on this machine")
+    expect(local.get_by_role("row").nth(1)).to_contain_text("w4a16")
+    check_accessible(page)
+    with page.expect_popup() as opened:
+        local.get_by_role("link", name="out").click()
+    expect(opened.value.get_by_text(local_run.folder)).to_be_visible()
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate(TOO_WIDE) <= 0
+    page.goto("/ui/?state=succeeded")
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    expect(local).to_have_count(0)
 
 
 def test_filled_pages_of_operations_are_accessible(

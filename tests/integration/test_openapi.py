@@ -85,6 +85,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         "POST /v1/sign-in", "GET /v1/sign-in", "DELETE /v1/sign-in", "POST /v1/sign-in/project",
         "GET /v1/sign-in/oidc", "POST /v1/sign-in/oidc", "POST /v1/sign-in/oidc/callback",
         "GET /v1/retention", "PUT /v1/retention", "POST /v1/retention/preview", "POST /v1/retention/run",
+        "GET /v1/local-runs", "GET /v1/local-runs/{run_id}/report",
         "GET /v1/audit", "GET /v1/hub-tokens", "PUT /v1/hub-tokens/{name}", "DELETE /v1/hub-tokens/{name}",
     }  # fmt: skip
 

@@ -32,6 +32,7 @@ PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetenso
     "alias": "candidate",
     "request_id": "rqs_" + "0" * 32,
     "token": "0" * 43,
+    "run_id": "run_" + "0" * 32,
 }
 
 

@@ -24,6 +24,7 @@ import { compareAllLink, MAX_COMPARED } from "../compare/address";
 import { FirstJob } from "../first-job";
 import { OriginCells, PerplexityChange, RunLink, SizeChange, StateCells, VerdictText } from "../job-progress";
 import { ActiveFilters, Search, StateChips } from "./filters";
+import { LocalRuns } from "./local-runs";
 import { Selection } from "./selection";
 import { ShortcutHelp, useShortcuts } from "./shortcuts";
 import { SweepRow } from "./sweep-row";
@@ -85,6 +86,7 @@ export function Runs() {
           <Pages search={search} page={jobs.data} />
         </>
       )}
+      {!isFiltered && !cursor && <LocalRuns />}
       {selected.size > 0 && (
         <Selection
           ids={[...selected]}
