@@ -113,7 +113,9 @@ def test_the_readme(
 def test_the_page_of_evaluation(
     server: Server, make_model: Callable[..., Path], start_worker: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
-    model = tiny_model(tmp_path / "SmolLM2-135M-Instruct", num_hidden_layers=1, max_position_embeddings=2048)
+    model = tiny_model(
+        tmp_path / "SmolLM2-135M-Instruct", num_hidden_layers=1, max_position_embeddings=2048, head_dim=32
+    )  # a KV cache of q8_0 has blocks of 32
     (model / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}\n{% endfor %}")
     names = {"URL": server.url, "KEY": server.key, "MODEL": str(make_model())}
     reading = read_page("how-to/evaluate.md", tmp_path, names=names, **server.environment)
