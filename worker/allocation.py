@@ -291,12 +291,12 @@ class Allocation:
 
 def end(launcher: Launcher, folder: Path) -> bool:
     """Cancel the allocation of a launch that nobody follows. Returns True if it has ended. Raises LauncherAway."""
-    state, launch = (folder / STATE, folder / LAUNCH)
-    if not state.exists():
-        return True  # it was never begun
-    found = [json.loads(state.read_text())["id"]]
-    if found == [None]:
-        found = _of_folder(launcher.find(json.loads(launch.read_text())["name"]), folder)
+    try:
+        found = [json.loads((folder / STATE).read_text())["id"]]
+        if found == [None]:
+            found = _of_folder(launcher.find(json.loads((folder / LAUNCH).read_text())["name"]), folder)
+    except FileNotFoundError:
+        return True  # it was never begun, or its run is tidying up at this moment
     for number in found:
         launcher.cancel(number)
     return all(launcher.status(number).end is not None for number in found)
