@@ -255,7 +255,7 @@ def test_the_manager_decides_whether_to_ship(journey: Journey, stack: LocalStack
             expect(page.get_by_text("No runs yet.")).to_be_visible()
             assert key not in page.url
         with person.step("take the model that is offered"):
-            page.get_by_role("link", name="Quantize SmolLM2-135M-Instruct").click()
+            page.get_by_title(str(smollm2), exact=True).click()
             plan = page.get_by_role("region", name="Plan")
             expect(plan.get_by_text("269 MB → 163 MB (−39 %)")).to_be_visible()
             expect(plan.get_by_text("already lie on a grid of few levels: Q4_1")).to_be_visible()

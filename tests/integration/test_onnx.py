@@ -224,7 +224,7 @@ def test_a_bfloat16_model_keeps_its_tensors(artifact, proof_in_this_process):
     assert "model.layers.0.self_attn.o_proj.weight_zero_point" not in found  # 8 in the middle is what readers take
     assert {path.name for path in folder.iterdir()} == {
         "config.json", "generation_config.json", "MANIFEST.json", FILE_NAME, DATA_NAME, "plan.json", "report.json",
-        "README.md", "report.html", "reproduce.sh", "tokenizer.json", "tokenizer_config.json",
+        "README.md", "genai_config.json", "report.html", "reproduce.sh", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     text = (folder / FILE_NAME).read_bytes()
     assert b".py" not in text, "the graph tells where it was traced"
