@@ -79,8 +79,8 @@ class LocalStack:
 
     Start it from the main thread. `start` sets `url` and `api_key`, which are also in `home`/connection.json (0600),
     where the commands find them, and `database_url`. `port` 0 takes a free one. The worker runs as many jobs at once as
-    it has `slots`, each on its share of the cores; fewer if the memory holds fewer. `shows_local_runs`: the dashboard also
-    has what this user's command line made.
+    it has `slots`, each on its share of the cores; fewer if the memory holds fewer. With `shows_local_runs` the
+    dashboard also has what this user's command line made.
     """
 
     def __init__(

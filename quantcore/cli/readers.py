@@ -14,7 +14,6 @@ import gc
 import json
 import os
 import pickle
-import resource
 import signal
 import socket
 import sys
@@ -102,6 +101,8 @@ def _answer(connection: socket.socket) -> None:
 
 def _limit(memory_bytes: int, seconds: int) -> None:
     """Limit memory, processor time and time. The kernel ends a process that takes too long, whatever it does."""
+    import resource  # the service runs on POSIX systems alone; this module can be imported anywhere
+
     used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

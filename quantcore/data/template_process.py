@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import pickle
-import resource
 import signal
 import socket
 import warnings
@@ -97,6 +96,8 @@ def _serve(connection: socket.socket, function: Callable[..., str], max_seconds:
         os.dup2(null, descriptor)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
+    import resource  # a process is forked on POSIX systems alone; this module is loaded anywhere
+
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     finite = [limit for limit in (soft, hard, most_bytes) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(finite), hard))
@@ -116,7 +117,7 @@ def _serve(connection: socket.socket, function: Callable[..., str], max_seconds:
 def _size_bytes() -> int:
     """Return the size of this process's address space; where the system does not say, as much as there is."""
     try:
-        return int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+        return int(Path("/proc/self/statm").read_text("ascii").split()[0]) * os.sysconf("SC_PAGESIZE")
     except OSError:
         return 1 << 62
 

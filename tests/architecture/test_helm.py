@@ -30,9 +30,9 @@ CUSTOM = {"ServiceMonitor"}
 OWNED = (
     "database_url", "broker_url", "data_dir", "model_roots", "secret_key", "stop_grace_s", "slots", "launcher",
     "launcher_template", "memory_bytes", "engine_threads", "engine_ranks", "node_address", "oidc_file",
-    "oidc_client_secret",
+    "oidc_client_secret", "show_local_runs",
 )  # fmt: skip
-"""Settings that the chart sets itself."""
+"""Settings that the chart sets itself, and the one that is for a service on a person's own machine."""
 SECRET_FILES = ("secret_key_file", "oidc_client_secret_file")
 FOREIGN = {"HF_TOKEN", "REDISCLI_AUTH", "VALKEY_PASSWORD", "NVIDIA_VISIBLE_DEVICES"}
 LIBPQ = {"PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSSLMODE", "PGSSLROOTCERT"}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.chromium import DRAWN, set_font
+from tests.support.chromium import DRAWN, TOO_WIDE, set_font
 
 BASELINE = Path(__file__).with_name("components.json")
 WIDTHS = (390, 1280)
@@ -23,7 +23,6 @@ THEMES = ("light", "dark")
 TOLERANCE_PX = 2
 """Boxes are whole pixels, and a sign from another fallback font is a little wider. Paddings are 5 px or more."""
 NOW = "2026-11-26T08:00:00Z"
-TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 OVERFLOWING = """() => {
   const found = [];
   for (const part of document.querySelectorAll("[data-part]")) {

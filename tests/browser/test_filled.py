@@ -15,7 +15,7 @@ from bitfoundry.local.stack import LocalStack
 from quantcore.report import local_runs
 from quantcore.report.local_runs import LocalRun
 from quantcore.report.values import Report
-from tests.browser.test_components import TOO_WIDE
+from tests.support.chromium import TOO_WIDE
 from tests.support.reports import report
 from tests.support.waiting import wait_until
 

@@ -16,6 +16,7 @@ from sqlalchemy import create_engine, text
 from bitfoundry.client.answers import Job
 from bitfoundry.client.service import Client
 from bitfoundry.local.stack import LocalStack
+from tests.support.chromium import TOO_WIDE
 from tests.support.models import tiny_model
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.slow
 CALIBRATION = {"source": "builtin", "num_samples": 4, "seq_len": 64}
 JOB_LIMIT_MS = 240_000
 MOST_CLICKS = 6
-TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 COUNT_CLICKS = "addEventListener('click', event => { event.isTrusted && console.debug('clicked') }, true)"
 
 

@@ -12,9 +12,9 @@ from api.lineage.schemas import JOB
 from api.registry.schemas import MODEL, REQUEST, VERSION
 from bitfoundry.client.service import Client
 from bitfoundry.local.stack import LocalStack
+from tests.support.chromium import TOO_WIDE
 
 JOB_LIMIT_S = 180
-TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @pytest.fixture

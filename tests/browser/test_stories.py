@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from bitfoundry.client.answers import Job
 from bitfoundry.client.service import Client
 from bitfoundry.local.stack import LocalStack
+from tests.support.chromium import TOO_WIDE
 
 MB = 1_000_000
 MESSAGE = "The engine stopped because " + "the weights of model.layers.7.mlp.down_proj are not finite and " * 8
@@ -69,7 +70,6 @@ REPORT: dict[str, Any] = {
     },
     "clipping": {"q_proj input": 0.0002, "down_proj input": 0.0125},
 }  # fmt: skip
-TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 def phase(name: str, start: int, end: int, state: str = "done") -> dict[str, Any]:

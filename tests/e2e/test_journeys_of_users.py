@@ -28,7 +28,7 @@ from bitfoundry.client.service import Client
 from bitfoundry.errors import ApiError
 from bitfoundry.local import demo_model
 from bitfoundry.local.stack import LocalStack
-from tests.support.chromium import open_browser
+from tests.support.chromium import TOO_WIDE, open_browser
 from tests.support.journeys import Journey, environment_of
 from tests.support.real_models import gemma
 from tests.support.receiver import serve
@@ -39,7 +39,6 @@ LITTLE_TEXT = {"source": "builtin", "num_samples": 2, "seq_len": 64}
 LITTLE_EVALUATION = {"num_windows": 8, "seq_len": 64, "num_prompts": 1, "num_answers": 0}  # a paired test needs eight
 JOB_LIMIT_S = 1800  # for a minute on an idle core
 WAIT_MS = 120_000
-TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="module")

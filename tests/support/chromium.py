@@ -18,6 +18,8 @@ from pathlib import Path
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
+TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+"""By how many pixels a page is wider than its window."""
 DASHBOARD = ROOT / "dashboard"
 UNPACKED = DASHBOARD / "node_modules" / ".chromium"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
