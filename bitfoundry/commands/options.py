@@ -114,6 +114,10 @@ def key_value(text: str) -> tuple[str, str]:
     return key, value
 
 
+NAMES = ("tasks", "kv_cache_dtypes")
+"""Settings of an evaluation that hold several names."""
+
+
 def evaluation_of(settings: list[str] | None) -> dict[str, Any] | None:
     """Parse ['num_windows=64', 'tasks=gsm8k,piqa'] into {"num_windows": 64, "tasks": ["gsm8k", "piqa"]}.
 
@@ -123,7 +127,7 @@ def evaluation_of(settings: list[str] | None) -> dict[str, Any] | None:
     evaluation: dict[str, Any] = {}
     for name, value in map(key_value, settings):
         number = int(value) if value.isdecimal() else value
-        evaluation[name] = value.split(",") if name == "tasks" else number
+        evaluation[name] = value.split(",") if name in NAMES else number
     return evaluation
 
 

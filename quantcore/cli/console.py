@@ -105,6 +105,8 @@ def show_report(report: Report, output_dir: str, command_of: Callable[[Step, int
         table.add_row(f"[bold]{name}[/]", Text(text))
     out = Console()
     out.print(table)
+    if report.kv_caches:
+        _show_caches(out, report.kv_caches)
     show_failed_tasks(summary.failed_tasks)
     for export in summary.exports.values():
         folder = output_dir if export.path == "." else f"{output_dir}/{export.path}"
@@ -172,23 +174,14 @@ def show_evaluation(result: EvaluationResult) -> None:
 
 def _show_caches(out: Console, caches: Sequence[CacheQuality]) -> None:
     """Show what each dtype of the KV cache costs, its size, and how to choose it."""
-    first = caches[0]
-    whole = first.bytes_per_token_of_16_bits
-    positions = first.quality.by_position[-1]
-    table = Table("KV cache", "size", "perplexity", "kl mean", f"positions {positions}", "verdict", box=None)
+    from quantcore.report.evaluation_result import heads_of_caches, notes_on_caches
+
+    table = Table(*heads_of_caches(caches), box=None)
     for each in caches:
-        size, change = 100 * each.bytes_per_token / whole, 100 * ((each.quality.ratio.value or 0) - 1)
-        of_all, of_last = each.quality.divergence.kl_mean, each.quality.by_position[-1].kl_mean
-        last = "–" if of_last.value is None else f"{of_last.value:.3g}"
-        table.add_row(each.dtype, f"{size:.0f} %", f"{change:+.2f} %", str(of_all), last, each.level)
+        table.add_row(*each.row)
     out.print(table)
-    without = f" ({first.num_blocks_without} others keep none of their own)" if first.num_blocks_without else ""
-    kept = f"keys and values of {first.num_blocks} blocks{without} take {whole} bytes per token"
-    out.print(f"Beside the same model with a KV cache of 16 bits: {kept} there.", style="dim", highlight=False)
-    if num := max(each.num_blocks_spared for each in caches):
-        out.print(f"TurboQuant keeps 16 bits in {num} blocks, as vLLM does.", style="dim", highlight=False)
-    for option in dict.fromkeys(f"{each.program}: {each.option.replace(each.dtype, 'NAME')}" for each in caches):
-        out.print(option, style="dim", highlight=False)
+    for note in notes_on_caches(caches):
+        out.print(note, style="dim", highlight=False)
 
 
 def show_failed_tasks(failed: dict[str, str]) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
-from quantcore.cli.flags import add_evaluation, new_file
+from quantcore.cli.flags import add_cache_dtypes, add_evaluation, new_file
 from quantcore.cli.from_flags import evaluation_of
 from quantcore.cli.grammar import of_a_model
 from quantcore.cli.inputs import Find, check_models, check_prompts, check_text, found
 from quantcore.cli.running import WORSE, is_first_rank, print_json, reporting, saying_nothing, shown
-from quantcore.config.cache_dtypes import CACHE_DTYPES, PROGRAMS, CacheDtype, cache_dtypes
+from quantcore.config.cache_dtypes import cache_dtypes
 from quantcore.config.verdict_levels import UNPUBLISHED
 from quantcore.errors import ConfigError
 from quantcore.events import Emit, print_json_lines
@@ -28,14 +27,7 @@ def evaluate(arguments: list[str], find: Find) -> int:
     add("--reference", type=Path, metavar="FILE", help="in place of --against: a file of `bitfoundry reference`")
     add("--gate", choices=GATES, default="warn", help="fail: exit with status 3 unless the verdict is good or better")
     add_evaluation(flags)
-    add(
-        "--kv_cache_dtypes",
-        type=_cache_dtypes,
-        default=(),
-        metavar="NAMES",
-        help="measure the model with a KV cache of each of these dtypes, beside one of 16 bits, as llama.cpp and vLLM"
-        f" would keep it: {', '.join(CACHE_DTYPES)}; {' and '.join(PROGRAMS)} name all of a program",
-    )
+    add_cache_dtypes(flags)
     where = "run the tasks in vLLM; the Python interpreter of an environment with vllm and lm_eval"
     add("--vllm", metavar="PYTHON", help=where)
     options = found(flags.parse_args(arguments), find)
@@ -75,7 +67,7 @@ def evaluate(arguments: list[str], find: Find) -> int:
                     vllm_python=options.vllm,
                     ranks=ranks,
                     reference_file=options.reference,
-                    cache_dtypes=options.kv_cache_dtypes,
+                    cache_dtypes=cache_dtypes(evaluation.kv_cache_dtypes),
                 )
             )
         return results[0]
@@ -93,13 +85,6 @@ def evaluate(arguments: list[str], find: Find) -> int:
     why = "there is no verdict" if verdict is None else f"the verdict is {verdict.level}, and {verdict.reason}"
     print(f"The gate failed: {why}.", file=sys.stderr)
     return WORSE
-
-
-def _cache_dtypes(text: str) -> tuple[CacheDtype, ...]:
-    try:
-        return cache_dtypes([name.strip() for name in text.split(",")])
-    except ConfigError as error:
-        raise ArgumentTypeError(str(error)) from None
 
 
 def reference(arguments: list[str], find: Find) -> int:

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from quantcore.cli.grammar import Flags, add_model, add_output
 from quantcore.config.algorithms import algorithm_names
+from quantcore.config.cache_dtypes import CACHE_DTYPES, PROGRAMS, cache_dtypes
 from quantcore.config.job_spec import MAX_ANSWERS, JobOptions
 from quantcore.config.presets import PresetChanges
 from quantcore.config.quantization import (
@@ -25,6 +26,7 @@ from quantcore.config.quantization import (
 )
 from quantcore.config.recipes import DEFAULT_EFFORT, EFFORTS
 from quantcore.config.task import EvaluationConfig
+from quantcore.errors import ConfigError
 from quantcore.export import EXPORTERS
 from quantcore.serving.stopwatch import RUNTIMES
 
@@ -103,6 +105,7 @@ def add_job(flags: Flags, without: Sequence[str] = ()) -> None:
     add_scheme(flags)
     add_options(flags, without)
     add_evaluation(flags)
+    add_cache_dtypes(flags)
     flags.add_argument("--skip_evaluation", action="store_true", help="measure only what verification needs")
 
 
@@ -251,6 +254,26 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
     add("--num_fewshot", type=int, help="few-shot examples per question (default: the task's own)")
     add("--include_path", help="folder with YAML files of additional tasks")
     _add_text(add, f"default: {usual.num_windows}", usual.num_windows)
+
+
+def add_cache_dtypes(flags: argparse.ArgumentParser) -> None:
+    """Add the flag of ``kv_cache_dtypes``, which takes names that are known."""
+    flags.add_argument(
+        "--kv_cache_dtypes",
+        type=_cache_dtypes,
+        metavar="NAMES",
+        help="measure the model with a KV cache of each of these dtypes, beside one of 16 bits, as llama.cpp and vLLM"
+        f" would keep it: {', '.join(CACHE_DTYPES)}; {' and '.join(PROGRAMS)} name all of a program",
+    )
+
+
+def _cache_dtypes(text: str) -> list[str]:
+    names = _comma_separated(text)
+    try:
+        cache_dtypes(names)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return names
 
 
 def _add_text(add: Callable[..., object], default: str, num_windows: int | None = None) -> None:

@@ -99,9 +99,9 @@ def task_of(options: argparse.Namespace) -> Task:
 
 
 def _without_windows(options: argparse.Namespace) -> EvaluationConfig:
-    """Return an evaluation without measurements. It keeps tasks and behaviour, so that the Task refuses them."""
-    asked = evaluation_of(options)
-    return EvaluationConfig(num_windows=0, tasks=asked.tasks, num_behaviour_prompts=asked.num_behaviour_prompts)
+    """Return an evaluation without measurements. It keeps what was asked for beside them: the Task refuses it."""
+    kept = evaluation_of(options).model_dump(include={"tasks", "num_behaviour_prompts", "kv_cache_dtypes"})
+    return EvaluationConfig(num_windows=0, **kept)
 
 
 def calibration_of(options: argparse.Namespace) -> CalibrationConfig:
@@ -197,6 +197,8 @@ def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
         body["calibration"] = parse_sources(options.dataset) | body.get("calibration", {})
     if "tasks" in given:
         body.setdefault("evaluation", {})["tasks"] = _names(options.tasks)
+    if "kv_cache_dtypes" in given:
+        body.setdefault("evaluation", {})["kv_cache_dtypes"] = options.kv_cache_dtypes
     if "skip_evaluation" in given:
         body.setdefault("evaluation", {})["num_windows"] = 0
     if given & {*EXPORT_FLAGS}:
@@ -381,6 +383,7 @@ def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
         _set(options, EVALUATION_FLAGS)
         | {
             "tasks": _names(options.tasks),
+            "kv_cache_dtypes": getattr(options, "kv_cache_dtypes", None) or (),  # not every command has this flag
             "include_path": Path(options.include_path).absolute() if options.include_path else None,
             "prompts": Path(options.prompts).absolute() if options.prompts else None,
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quantcore.errors import unknown_value
+from quantcore.errors import ConfigError, unknown_value
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class CacheDtype:
         """Return the bits that the keys or the values of a head of ``size`` channels take for a token."""
         bits = self.bits if are_keys or self.value_bits is None else self.value_bits
         return size * bits + self.bits_per_head
+
+    def fits(self, size: int) -> bool:
+        """Return True if the program can keep heads of ``size`` channels so."""
+        turns_keys = self.value_bits is not None and self.bits < 8  # TurboQuant's Hadamard matrices
+        return size % self.block_size == 0 and not (turns_keys and size & (size - 1))
 
     @property
     def option(self) -> str:
@@ -62,6 +67,9 @@ CACHE_DTYPES = {dtype.name: dtype for dtype in _ALL}
 PROGRAMS = {"llama_cpp": "llama.cpp", "vllm": "vLLM"}
 """Names that stand for all dtypes of a program."""
 
+FIELD = "/evaluation/kv_cache_dtypes"
+LATENT = "it has multi-head latent attention: runtimes cache the latent vector, Transformers what is computed of it"
+
 
 def cache_dtypes(names: Sequence[str]) -> tuple[CacheDtype, ...]:
     """Return the dtypes of ``names``, each once, in this order. Raises ConfigError ``unknown_cache_dtype``."""
@@ -70,6 +78,16 @@ def cache_dtypes(names: Sequence[str]) -> tuple[CacheDtype, ...]:
         chosen = [each for each in _ALL if each.name == name or each.program == PROGRAMS.get(name)]
         if not chosen:
             allowed = (*CACHE_DTYPES, *PROGRAMS)
-            raise unknown_value("dtype of the KV cache", name, allowed, code="unknown_cache_dtype")
+            raise unknown_value("dtype of the KV cache", name, allowed, code="unknown_cache_dtype", field=FIELD)
         found |= {each.name: each for each in chosen}
     return tuple(found.values())
+
+
+def not_measured(why: str) -> ConfigError:
+    """Return the error for a model of which dtypes of the KV cache cannot be compared."""
+    return ConfigError(
+        f"Dtypes of the KV cache cannot be compared for this model: {why}.",
+        code="cache_dtypes_not_measured",
+        hint="Leave out --kv_cache_dtypes.",
+        field=FIELD,
+    )

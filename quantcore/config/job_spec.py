@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
 
 from quantcore.config.algorithms import RTNConfig
+from quantcore.config.cache_dtypes import CACHE_DTYPES, FIELD, PROGRAMS, cache_dtypes
 from quantcore.config.goal import Goal
 from quantcore.config.quantization import (
     DEFAULT_SHARD_SIZE,
@@ -61,7 +62,8 @@ class Evaluation(TextSource):
     tokens (default: ``seq_len``); a smaller stride gives every token more context. Both models answer ``num_prompts``
     questions in their chat template; without one they continue as many texts. A chat model is also measured on the
     original's answers to ``num_answers`` packaged prompts. Both models really answer ``num_behaviour_prompts`` of these
-    in up to ``behaviour_len`` tokens, by which loops, broken JSON and answers without an end are found. ``tasks`` of
+    in up to ``behaviour_len`` tokens, by which loops, broken JSON and answers without an end are found. The result is
+    compared with itself with a KV cache of each of ``kv_cache_dtypes``, as llama.cpp or vLLM keep it. ``tasks`` of
     lm-evaluation-harness run with ``limit`` documents and ``num_fewshot`` examples each (None: the task's own),
     ``batch_size`` at a time.
     """
@@ -74,10 +76,20 @@ class Evaluation(TextSource):
     num_answers: Annotated[StrictInt, Field(ge=0, le=MAX_ANSWERS)] = 24
     num_behaviour_prompts: Annotated[StrictInt, Field(ge=0, le=MAX_ANSWERS, exclude_if=not_)] = 0
     behaviour_len: Annotated[StrictInt, Field(ge=16, le=32768, exclude_if=_is_usual_len)] = BEHAVIOUR_LEN
+    kv_cache_dtypes: Annotated[
+        tuple[Annotated[str, Field(json_schema_extra={"enum": [*CACHE_DTYPES, *PROGRAMS]})], ...],
+        Field(max_length=len(CACHE_DTYPES), exclude_if=not_),
+    ] = ()
     tasks: Annotated[tuple[TaskName, ...], Field(max_length=64)] = ()
     limit: Annotated[StrictInt, Field(ge=1)] | None = None
     num_fewshot: Annotated[StrictInt, Field(ge=0, le=64)] | None = None
     batch_size: Annotated[StrictInt, Field(ge=1, le=4096)] = 8
+
+    @field_validator("kv_cache_dtypes")
+    @classmethod
+    def _are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        cache_dtypes(names)
+        return names
 
     @model_validator(mode="after")
     def _make_sense(self) -> Self:
@@ -249,15 +261,16 @@ class JobSpec(JobOptions):
 
 
 def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
-    """Raise ConfigError ``unsupported_config`` for tasks or behaviour of a model that is not run, or not measured."""
-    if evaluation.num_behaviour_prompts and (evaluation.num_windows == 0 or file2file):
-        raise ConfigError(
-            "Behaviour is measured together with the perplexity, but "
-            f"{'file2file' if file2file else 'num_windows 0 (--skip_evaluation)'} turns all measurements off.",
-            code="unsupported_config",
-            hint="Remove one of them.",
-            field="/evaluation/num_behaviour_prompts",
-        )
+    """Raise ConfigError ``unsupported_config`` for what is measured with a model that is not run, or not measured."""
+    for name, what in (("num_behaviour_prompts", "Behaviour is"), ("kv_cache_dtypes", "Dtypes of the KV cache are")):
+        if getattr(evaluation, name) and (evaluation.num_windows == 0 or file2file):
+            raise ConfigError(
+                f"{what} measured together with the perplexity, but "
+                f"{'file2file' if file2file else 'num_windows 0 (--skip_evaluation)'} turns all measurements off.",
+                code="unsupported_config",
+                hint="Remove one of them.",
+                field=f"/evaluation/{name}",
+            )
     if evaluation.tasks and evaluation.num_windows == 0:
         raise ConfigError(
             "Tasks run together with the perplexity, but num_windows 0 (--skip_evaluation) turns all measurements off.",
@@ -280,6 +293,13 @@ def check_goal(spec: JobSpec) -> None:
     A config may hold an importance matrix alone, and that for the one runtime whose schemes all leave activations as
     they are.
     """
+    if spec.evaluation.kv_cache_dtypes:
+        raise ConfigError(
+            "A goal measures many candidates, and chooses how the KV cache is kept.",
+            code="conflicting_goal",
+            hint="Leave kv_cache_dtypes out, and measure the result: bitfoundry evaluate OUT --kv_cache_dtypes NAMES.",
+            field=FIELD,
+        )
     imatrix = spec.config.imatrix
     if imatrix is not None and spec.goal is not None and spec.goal.runtime != "llama_cpp":
         raise ConfigError(

@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quantcore.checkpoint.blocks import Blocks
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layers import is_head
-from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
+from quantcore.checkpoint.layout import DTYPE_BYTES
 from quantcore.checkpoint.model_config import ModelConfig
 from quantcore.config.job_spec import JobSpec
 from quantcore.config.layer_plan import LayerPlan
-from quantcore.export.gguf.tensor_names import has_own_layout
 from quantcore.export.unread import unread
+from quantcore.plan.cache_dtypes import bytes_of_caches
 from quantcore.plan.distillation import NUM_HELD_BACK, bytes_of_scales
-from quantcore.plan.layer_sizes import coupled_of, grams_of, most_weights, outputs_of, solved_of, values_beside
+from quantcore.plan.layer_sizes import (
+    coupled_of,
+    grams_of,
+    laid_out_of,
+    most_weights,
+    outputs_of,
+    solved_of,
+    values_beside,
+    vocab_size_of,
+)
 from quantcore.plan.workload import (
     KEPT_STATES_BYTES,
     LOGIT_ROWS,
@@ -115,7 +124,7 @@ class Footprint:
     compared with the result; ``generates``: both continue texts; ``task_logits``: those of a batch of documents, 0
     without tasks; ``num_values``: the number of values of all tensors. ``is_read``: another program reads an export.
     ``predicts_tokens``: the model has a head for them. ``laid_out``: the largest tensor in float32, if llama.cpp's
-    converter lays out the file, else 0.
+    converter lays out the file, else 0. ``kv_caches``: what measuring dtypes of the KV cache takes.
     """
 
     whole: int
@@ -157,6 +166,7 @@ class Footprint:
     num_values: int = 0
     is_read: bool = False
     laid_out: int = 0
+    kv_caches: int = 0
 
     @classmethod
     def of(
@@ -184,8 +194,9 @@ class Footprint:
         beside = element * values_beside(layers, tensors)
         measures = evaluation.num_windows > 0
         num_distilled = 0 if config.distills is None else config.distills.num_windows + NUM_HELD_BACK
-        vocab_size = _vocab_size(tensors, blocks)
+        vocab_size = vocab_size_of(tensors, blocks)
         predicts_tokens = ModelConfig(headers.config).predicts_tokens
+        held_out = max(evaluation.num_windows, NUM_PROBES) * evaluation.held_out_len * (hidden * element + beside)
         return cls(
             whole=sum(sizes.values()),
             outside=sizes[-1],
@@ -212,7 +223,8 @@ class Footprint:
             stacks_experts=bool(ModelConfig(headers.config).num_experts),
             outputs=outputs_of(learned) if config.needs_backward else 0,
             coupled=coupled_of(learned) if config.needs_backward else 0,
-            held_out=max(evaluation.num_windows, NUM_PROBES) * evaluation.held_out_len * (hidden * element + beside),
+            held_out=held_out,
+            kv_caches=bytes_of_caches(evaluation, headers, held_out),
             logits=min(LOGIT_ROWS, evaluation.held_out_len) * vocab_size * element,
             probes=4 * NUM_PROBES * PROBE_POSITIONS * vocab_size,
             part=element
@@ -227,7 +239,7 @@ class Footprint:
             and predicts_tokens
             and evaluation.num_prompts + evaluation.num_answers + evaluation.num_behaviour_prompts > 0,
             is_read=any(unread(export, layers) is None for export in spec.export),
-            laid_out=_laid_out(spec.export, headers),
+            laid_out=laid_out_of(spec.export, headers),
             num_values=sum(math.prod(tensor.shape) for tensor in tensors.values()),
             task_logits=4 * evaluation.batch_size * TASK_TOKENS * vocab_size * bool(evaluation.tasks),
         )
@@ -373,6 +385,7 @@ class Footprint:
             self._tokenizer,
             {"embedding": self.outside - self.head, "logits": self.probes} | products,
             heads | {"logits": 3 * self.probes} | products,
+            *(part | {"kv_caches": self.kv_caches} for part in (running | window, heads | products) if self.kv_caches),
         )
 
     @property
@@ -431,17 +444,3 @@ def _larger(*moments: Parts) -> Parts:
 
 def _size(parts: Parts) -> int:
     return sum(parts.values())
-
-
-def _vocab_size(tensors: Mapping[str, TensorHeader], blocks: Blocks) -> int:
-    """Return the rows of the largest matrix around the blocks, which is the embedding or the head."""
-    around = [tensor for name, tensor in tensors.items() if not name.startswith(blocks.prefixes)]
-    return max((tensor.shape[0] for tensor in around if len(tensor.shape) == 2), default=0)
-
-
-def _laid_out(exports: Sequence[str], headers: ModelHeaders) -> int:
-    """Return the bytes in float32 of the largest tensor that llama.cpp's converter lays out; 0 if it lays out none."""
-    if "gguf" not in exports or has_own_layout(headers.config):
-        return 0
-    shapes = (tensor.shape if tensor.stack is None else tensor.stack.shape for tensor in headers.tensors.values())
-    return 4 * max(map(math.prod, shapes))

@@ -6,10 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from quantcore.checkpoint.blocks import Blocks
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config.algorithms import RTNConfig, SolverConfig
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
+from quantcore.export.gguf.tensor_names import has_own_layout
 from quantcore.plan.workload import SOLVED_ROWS, count_coupled
 
 OUTPUTS = ("o_proj", "out_proj", "down_proj", "c_proj", "dense", "wo", "w2", "fc2")
@@ -93,3 +96,17 @@ def input_of(layer: LayerPlan) -> Input:
     """Return the key shared by layers of a block that read the same input, judged by names and widths."""
     parent, _, name = layer.name.rpartition(".")
     return parent, layer.in_features, name in OUTPUTS
+
+
+def vocab_size_of(tensors: Mapping[str, TensorHeader], blocks: Blocks) -> int:
+    """Return the rows of the largest matrix around the blocks, which is the embedding or the head."""
+    around = [tensor for name, tensor in tensors.items() if not name.startswith(blocks.prefixes)]
+    return max((tensor.shape[0] for tensor in around if len(tensor.shape) == 2), default=0)
+
+
+def laid_out_of(exports: Sequence[str], headers: ModelHeaders) -> int:
+    """Return the bytes in float32 of the largest tensor that llama.cpp's converter lays out; 0 if it lays out none."""
+    if "gguf" not in exports or has_own_layout(headers.config):
+        return 0
+    shapes = (tensor.shape if tensor.stack is None else tensor.stack.shape for tensor in headers.tensors.values())
+    return 4 * max(map(math.prod, shapes))

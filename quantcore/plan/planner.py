@@ -30,6 +30,7 @@ from quantcore.export import (
     holds_codes,
     layouts_of,
 )
+from quantcore.plan.cache_dtypes import check_cache_dtypes
 from quantcore.plan.decisions import KeptTensor, decide, kept_layers, warn_of_layers_beside
 from quantcore.plan.footprint import Footprint
 from quantcore.plan.format_fit import fit_to_formats
@@ -184,6 +185,7 @@ def make_plan(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None =
             hint="Exclude fewer layers, or set a weight in global_quant_config.",
             field="/exclude",
         )
+    check_cache_dtypes(spec.evaluation, headers, layers)
     layers, changes = fit_to_formats(config, layers, kept_layers(kept), exports)
     warnings += changes
     needs_calibration = _needs_calibration(config, layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from huggingface_hub import ModelCardData, metadata_load
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.hub.listing import MAX_FETCHED_CARD_BYTES
 from quantcore.hub.names import is_model_id
+from quantcore.report.evaluation_result import CacheQuality
 from quantcore.report.quality import metric_title
 from quantcore.report.values import GoalResult, Mix, Report, SourceModel
 from quantcore.sandbox.opening import open_file, path_for_libraries
@@ -151,8 +153,14 @@ def _measured(report: Report) -> str:
         f" {divergence.kl_p99:.4g}; top-1 agreement {divergence.top1_agreement}.{experts}"
         + ("" if report.answers is None else f" On its own answers: {report.answers}.")
         + ("" if report.behaviour is None else f" In its own answers: {escape(str(report.behaviour))}.")
+        + _kv_caches(report.kv_caches)
         + ("" if report.drafts is None else f" {report.drafts}")
     )
+
+
+def _kv_caches(caches: Sequence[CacheQuality] | None) -> str:
+    each = ", ".join(f"{code(cache.dtype)} {cache.level}" for cache in caches or ())
+    return f" With a KV cache of fewer bits, beside itself with one of 16: {each}." if each else ""
 
 
 def _verdict(report: Report) -> str:

@@ -11,6 +11,7 @@ from quantcore.config.verdict_levels import LEVELS
 from quantcore.report.answers import common_length
 from quantcore.report.behaviour import Behaviour
 from quantcore.report.error_chart import HEIGHT, LEFT, WIDTH, error_chart, grid, height
+from quantcore.report.evaluation_result import CacheQuality, heads_of_caches, notes_on_caches
 from quantcore.report.layer import LayerError
 from quantcore.report.quality import (
     AnswerQuality,
@@ -67,6 +68,7 @@ def page(report: Report, byline: str = "") -> str:
         "" if report.goal is None else _goal(report.goal),
         _gates(report.summary),
         _quality(report.quality, report.drafts) if report.encoder is None else _encoder(report.encoder),
+        _kv_caches(report.kv_caches),
         _answers(report.answers),
         _behaviour(report.behaviour),
         _clipping(report.clipping),
@@ -223,6 +225,14 @@ def _positions(ranges: Sequence[PositionQuality], where: str) -> str:
     rows = [(str(each), str(each.num_tokens), str(each.kl_mean), str(each.top1_agreement)) for each in ranges]
     heads = ("positions", "tokens", "mean KL divergence", "top-1 agreement")
     return _table(f"Distance from the original, by position in {where}", heads, rows) if rows else ""
+
+
+def _kv_caches(caches: Sequence[CacheQuality] | None) -> str:
+    if not caches:
+        return ""
+    rows = [tuple(map(escape, each.row)) for each in caches]
+    notes = "".join(f"<p>{escape(note)}</p>" for note in notes_on_caches(caches))
+    return "<h2>KV caches</h2>" + _table("", heads_of_caches(caches), rows) + notes
 
 
 def _answers(answers: AnswerQuality | None) -> str:

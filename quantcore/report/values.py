@@ -14,6 +14,7 @@ from pydantic import Field
 from quantcore.checkpoint.folder import model_name
 from quantcore.config.job_spec import Gate
 from quantcore.report.behaviour import Behaviour
+from quantcore.report.evaluation_result import CacheQuality
 from quantcore.report.gate_result import GateResult
 from quantcore.report.layer import LayerError
 from quantcore.report.quality import (
@@ -379,6 +380,7 @@ class Report(Record):
     quality: Quality | None
     encoder: EncoderQuality | None = None
     drafts: DraftQuality | None = None
+    kv_caches: tuple[CacheQuality, ...] | None = None
     clipping: dict[str, Number] = Field(
         default_factory=dict,
         description="Share of the values on held-out text that static activation ranges clip, by type of tensor: "

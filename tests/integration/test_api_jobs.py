@@ -197,6 +197,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "unsupported_config",
         "#/evaluation/tasks",
     ),
+    "an unknown dtype of a KV cache": (
+        {"evaluation": {"kv_cache_dtypes": ["fp8", "q8"]}},
+        "unknown_cache_dtype",
+        "#/evaluation/kv_cache_dtypes",
+    ),
     "shards of what is not run": ({"file2file": True, "shard_blocks": True}, "unsupported_config", "#/shard_blocks"),
     "tasks in a folder of the machine": (
         {"evaluation": {"include_path": "/etc"}},

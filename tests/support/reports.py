@@ -37,6 +37,17 @@ def behaviour(*, is_worse: bool = True) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def kv_cache(dtype: str, *, level: str = "faithful", kl: float = 0.001, spared: int = 0) -> dict[str, Any]:
+    """Return what ``kv_caches`` of a report holds for a dtype of llama.cpp."""
+    quality = report(kl=kl)["quality"]
+    last = {"first": 257, "last": 511, "num_tokens": 3000, "kl_mean": measure(3 * kl), "top1_agreement": measure(0.9)}
+    return {
+        "dtype": dtype, "program": "llama.cpp", "option": f"--cache-type-k {dtype} --cache-type-v {dtype}",
+        "bytes_per_token": 408, "bytes_per_token_of_16_bits": 768, "num_blocks": 3, "num_blocks_spared": spared,
+        "num_blocks_without": 0, "quality": {**quality, "by_position": [last]}, "level": level,
+    }  # fmt: skip
+
+
 def layer(name: str, scheme: str) -> dict[str, Any]:
     return {
         "kind": "layer_quantized", "name": name, "block": 0, "relative_error": 0.01, "sqnr_db": 40.0, "scheme": scheme,

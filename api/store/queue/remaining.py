@@ -36,6 +36,7 @@ _AMOUNTS = {
         "num_answers",
         "num_behaviour_prompts",
         "behaviour_len",
+        "kv_cache_dtypes",
         "tasks",
         "limit",
         "num_fewshot",

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
 
 from quantcore.checkpoint.model_config import ModelConfig
-from quantcore.config.cache_dtypes import CacheDtype
+from quantcore.config.cache_dtypes import LATENT, CacheDtype, not_measured
 from quantcore.engine.evaluation.cache_rounding import stored
 from quantcore.engine.evaluation.divergence import measure_each, summarize_both
 from quantcore.engine.evaluation.inputs import block_progress
@@ -22,7 +21,6 @@ from quantcore.engine.evaluation.model import EvaluatedModel
 from quantcore.engine.evaluation.text import EvaluationText
 from quantcore.engine.model.cache_taps import tap_all_caches
 from quantcore.engine.model.kinds import Kind
-from quantcore.errors import ConfigError
 from quantcore.events import Emit
 from quantcore.report.evaluation_result import CacheQuality
 from quantcore.report.quality import Quality
@@ -109,7 +107,7 @@ def measure_cache_dtypes(
         told(index + 1)
     model.has_run = True
     if not all_seen[0].shapes:
-        raise _not_measured("none of its blocks writes keys or values to a cache of Transformers")
+        raise not_measured("none of its blocks writes keys or values to a cache of Transformers")
     original, *others = (list(stream.states) for stream in streams)
     with model.vocabulary(original[0]) as vocabulary:
         measured = measure_each([(vocabulary, states) for states in others], (vocabulary, original), text)
@@ -127,30 +125,18 @@ def _spared(dtype: CacheDtype, model: EvaluatedModel) -> frozenset[int]:
 
 
 def _is_hybrid(model: EvaluatedModel) -> bool:
-    if model.stored is None:
-        return False
-    kinds = ModelConfig(model.stored.headers.config).text.get("layer_types") or ()
-    has_recurrence = any(name.endswith(".A_log") for name in model.stored.headers.tensors)
+    checkpoint = model.streamed.checkpoint
+    kinds = ModelConfig(checkpoint.config).text.get("layer_types") or ()
+    has_recurrence = any(name.endswith(".A_log") for name in checkpoint.names)
     return has_recurrence or any("attention" not in kind for kind in kinds)
 
 
 def _check(model: EvaluatedModel) -> None:
     """Raise ConfigError for a model whose cache is not what its attention hands to Transformers' cache."""
     if model.streamed.kind is not Kind.causal:
-        raise _not_measured(f"it is of kind '{model.streamed.kind}', and only causal language models keep a cache")
-    config: dict[str, Any] = {} if model.stored is None else dict(model.stored.headers.config)
-    if ModelConfig(config).text.get("kv_lora_rank"):
-        raise _not_measured(
-            "it has multi-head latent attention: runtimes cache the latent vector, Transformers what is computed of it"
-        )
+        raise not_measured(f"it is of kind '{model.streamed.kind}', and only causal language models keep a cache")
+    if ModelConfig(model.streamed.checkpoint.config).text.get("kv_lora_rank"):
+        raise not_measured(LATENT)
     cached = next((layer.name for layer in model.layers if layer.is_cached), None)
     if cached is not None:
-        raise _not_measured(f"its files quantize the KV cache themselves (first {cached})")
-
-
-def _not_measured(why: str) -> ConfigError:
-    return ConfigError(
-        f"Dtypes of the KV cache cannot be compared for this model: {why}.",
-        code="cache_dtypes_not_measured",
-        hint="Leave out --kv_cache_dtypes.",
-    )
+        raise not_measured(f"its files quantize the KV cache themselves (first {cached})")

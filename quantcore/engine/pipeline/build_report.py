@@ -172,6 +172,7 @@ def _of_some_kinds(main: Proof) -> dict[str, Any]:
     found = {
         "encoder": main.encoder,
         "drafts": main.drafts,
+        "kv_caches": main.kv_caches,
         "answers": main.answers,
         "behaviour": main.behaviour,
         "clipping": main.clipped_by_kind or None,

@@ -19,6 +19,7 @@ from torch import nn
 from quantcore.checkpoint.artifact import building, seal, write_json
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.headers import ModelHeaders
+from quantcore.config.cache_dtypes import not_measured
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.task import Task
 from quantcore.engine.blockwise.algorithms import BlockAlgorithms
@@ -74,6 +75,7 @@ from quantcore.hub.adapter import with_adapter
 from quantcore.hub.download import TOKEN, fetch
 from quantcore.importing.grid_search import with_grids
 from quantcore.importing.model import Model, read_model
+from quantcore.plan.cache_dtypes import check_cache_dtypes
 from quantcore.plan.job import with_model_defaults, without_layers
 from quantcore.plan.planner import FILE_TO_FILE, Plan, make_plan
 from quantcore.plan.workload import NUM_PROBES
@@ -115,6 +117,7 @@ def planned(task: Task, model: Model, log: RunLog, ranks: Ranks) -> Iterator[Run
     task = with_model_defaults(task, headers.config)
     if not task.file2file:
         _check_kind(task, kind_of(headers.config))
+        check_cache_dtypes(task.evaluation, headers)
         uncalled = ranks.share(prove_tiny_model(model, emit) if ranks.is_first else [])
         task, kept = without_layers(task, headers, uncalled)
         if kept:
@@ -184,6 +187,8 @@ def _check_kind(task: Task, kind: Kind) -> None:
             hint="Leave distill out.",
             field="/algo_config",
         )
+    if task.evaluation.kv_cache_dtypes and kind is not Kind.causal:
+        raise not_measured(f"it is of kind '{kind}', and only causal language models keep a cache")
     asked = "a mix" if task.mix is not None else "tasks" if task.evaluation.tasks else None
     if asked is not None and kind is not Kind.causal:
         raise ConfigError(

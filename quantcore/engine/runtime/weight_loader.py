@@ -84,6 +84,7 @@ class WeightLoader:
         self, stored: StoredWeights, dtype: torch.dtype, device: torch.device, shards: Shards | None = None
     ) -> None:
         raw_config, names, blocks = stored.config, stored.names, stored.blocks
+        self.checkpoint = stored
         self._read = stored.read
         self._expect = stored.expect
         self._shards = shards

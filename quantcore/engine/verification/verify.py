@@ -44,6 +44,7 @@ from quantcore.engine.verification.beginnings import check_beginnings
 from quantcore.engine.verification.cache_clipping import check_caches
 from quantcore.engine.verification.consumer import check_export, needed_bytes
 from quantcore.engine.verification.expectation import ExpectedDigests, difference_of_probes
+from quantcore.engine.verification.kv_caches import measure_kv_caches
 from quantcore.engine.verification.whole_model import run_whole
 from quantcore.errors import ConfigError, NumericsError, ProofError, QuantError
 from quantcore.events import Emit, Eta, Progress
@@ -52,6 +53,7 @@ from quantcore.export.unread import unread
 from quantcore.importing.model import Model, read_model
 from quantcore.plan.planner import FILE_TO_FILE, Plan, export_dir, make_plan
 from quantcore.report.behaviour import Behaviour
+from quantcore.report.evaluation_result import CacheQuality
 from quantcore.report.quality import (
     AnswerQuality,
     ConsumerCheck,
@@ -75,8 +77,8 @@ class Proof:
     is None for the other exports, and for ``file2file``: ``max_logit_difference`` (relative), ``clipping`` (the
     activation with the largest clipped share, and that share; ``clipped_by_kind`` has the shares by kind of tensor),
     and if an evaluation was requested ``quality`` (``encoder``, if the model predicts no tokens), ``drafts`` (if it has
-    draft layers that Transformers can run), ``answers``, ``behaviour``, ``samples`` and ``harness``. ``failed_tasks``
-    has the reasons for missing results.
+    draft layers that Transformers can run), ``kv_caches``, ``answers``, ``behaviour``, ``samples`` and ``harness``.
+    ``failed_tasks`` has the reasons for missing results.
     """
 
     export: str
@@ -89,6 +91,7 @@ class Proof:
     quality: Quality | None = None
     encoder: EncoderQuality | None = None
     drafts: DraftQuality | None = None
+    kv_caches: tuple[CacheQuality, ...] | None = None
     answers: AnswerQuality | None = None
     behaviour: Behaviour | None = None
     samples: tuple[Sample, ...] | None = None
@@ -173,6 +176,7 @@ def run_model(
     proof = compare_predictions(pair, hidden, expected, proof, emit)
     del hidden
     release_freed_memory()
+    proof = replace(proof, **measure_kv_caches(task, model, text, emit))
     return replace(proof, **run_whole(task, plan, pair, text, written.folder, emit))
 
 

@@ -137,3 +137,15 @@ def test_the_command_of_a_step_replaces_what_it_sets(changes: dict[str, object],
     given += ["--effort=fast", "--quant_algo", "rtn", "--num_eval_data", "6"]
     step = Step(text="x", changes=changes, flags=flags)
     assert command_for(step, 2, given, model_dir="a b", output_dir="out/") == command
+
+
+def test_the_summary_shows_what_kv_caches_of_fewer_bits_cost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    show_report(Report.model_validate(reports.report() | {"kv_caches": [reports.kv_cache("q8_0")]}), "out", str)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "KV cache size perplexity kl mean positions 257 to 511 verdict" in shown
+    assert "q8_0 53 % +0.01 % 0.001 (0.00 to 0.03) 0.003 faithful" in shown
+    show_report(Report.model_validate(reports.report()), "out", str)
+    assert "KV cache" not in capsys.readouterr().out

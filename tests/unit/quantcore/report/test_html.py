@@ -38,6 +38,16 @@ def test_behaviour_is_a_table_with_its_findings():
     assert "<h2>Behaviour</h2>" not in render()
 
 
+def test_kv_caches_are_a_table_with_sizes_and_verdicts():
+    text = render(kv_caches=[reports.kv_cache("q8_0"), reports.kv_cache("q4_0", level="degraded", kl=0.4, spared=4)])
+    _, _, table = text.partition("<h2>KV caches</h2>")
+    assert '<th scope="row">q8_0</th><td>53 %</td><td>+0.01 %</td>' in table
+    assert '<th scope="row">q4_0</th><td>53 %</td><td>+2.00 %</td>' in table and "<td>degraded</td>" in table
+    assert "positions 257 to 511" in table and "llama.cpp: --cache-type-k NAME --cache-type-v NAME" in table
+    assert "TurboQuant keeps 16 bits in 4 blocks" in table
+    assert "KV caches" not in render()
+
+
 def test_samples_come_before_the_checks_which_are_folded_if_they_pass():
     sample = {"prompt": "A", "original": "a", "quantized": "b"}
     sample |= {"original_is_degenerate": False, "quantized_is_degenerate": False}
