@@ -87,6 +87,13 @@ export function MeasureFields(props: Props) {
         )}
         <Names
           {...props}
+          pointer="/evaluation/kv_cache_dtypes"
+          label="KV caches to measure"
+          hint="How llama.cpp or vLLM would keep the KV cache; llama_cpp and vllm name all"
+          placeholder="q8_0, fp8"
+        />
+        <Names
+          {...props}
           pointer="/evaluation/tasks"
           label="Tasks"
           hint="Tasks of lm-evaluation-harness, run on both models"

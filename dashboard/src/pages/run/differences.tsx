@@ -1,8 +1,8 @@
 import type { Quality, Report } from "../../api/types";
-import { formatNumber, formatShare } from "../../format";
+import { formatLoss, formatNumber, formatShare } from "../../format";
 import { LABELS } from "../../labels";
 import { Table } from "../../ui/table";
-import { measuredText } from "./verdict";
+import { measuredText, toneOf } from "./verdict";
 
 type Ranges = NonNullable<Quality["by_position"]>;
 
@@ -111,6 +111,47 @@ export function Behaviour({ behaviour }: { behaviour: NonNullable<Report["behavi
           Left out, in part or at all: {kind} ({reason})
         </p>
       ))}
+    </>
+  );
+}
+
+/** What a KV cache of each dtype costs the result, beside itself with a cache of 16 bits. */
+export function KvCaches({ caches }: { caches: NonNullable<Report["kv_caches"]> }) {
+  const [first] = caches;
+  if (!first) return null;
+  const spared = Math.max(...caches.map((each) => each.num_blocks_spared));
+  return (
+    <>
+      <h3>KV caches of fewer bits</h3>
+      <Table
+        caption={`Beside the result itself with a KV cache of 16 bits, which takes ${formatNumber(first.bytes_per_token_of_16_bits)} bytes per token.`}
+        head={
+          <>
+            <th>KV cache</th>
+            <th className="number">Bytes per token</th>
+            <th className="number">Perplexity</th>
+            <th className="number">{LABELS.klMean}</th>
+            <th>Verdict</th>
+            <th>Chosen by</th>
+          </>
+        }
+      >
+        {caches.map(({ dtype, program, option, level, quality, ...sizes }) => (
+          <tr key={dtype}>
+            <td className="nowrap">{dtype}</td>
+            <td className="number nowrap">
+              {`${formatNumber(sizes.bytes_per_token)} (${formatShare(sizes.bytes_per_token / sizes.bytes_per_token_of_16_bits, 0)})`}
+            </td>
+            <td className="number nowrap">{quality.ratio.value == null ? "–" : formatLoss(quality.ratio.value - 1)}</td>
+            <td className="number nowrap">{measuredText(quality.divergence.kl_mean, 3)}</td>
+            <td className={toneOf(level)}>{level}</td>
+            <td className="nowrap">
+              {program} <code>{option}</code>
+            </td>
+          </tr>
+        ))}
+      </Table>
+      {spared > 0 && <p className="hint">TurboQuant keeps 16 bits in {spared} blocks, as vLLM does.</p>}
     </>
   );
 }

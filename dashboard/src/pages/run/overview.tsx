@@ -18,7 +18,7 @@ import { Empty, Facts } from "../../ui/basics";
 import { Table } from "../../ui/table";
 import { halfInterval } from "../compare/change";
 import { Checks, checksText } from "./checks";
-import { Behaviour, ByPosition, Clipping, OwnAnswers } from "./differences";
+import { Behaviour, ByPosition, Clipping, KvCaches, OwnAnswers } from "./differences";
 import { type EventLog, latestLayers } from "./event-log";
 import { GoalCard, GoalSoFar } from "./goal";
 import { LayersCard } from "./layers-card";
@@ -148,6 +148,7 @@ function Proof({ report }: { report: Report }) {
       </Table>
       {report.quality && <Divergence quality={report.quality} drafts={report.drafts} />}
       {report.quality?.by_position && <ByPosition ranges={report.quality.by_position} />}
+      {report.kv_caches && <KvCaches caches={report.kv_caches} />}
       {report.answers && <OwnAnswers answers={report.answers} />}
       {report.behaviour && <Behaviour behaviour={report.behaviour} />}
       {report.clipping && <Clipping shares={report.clipping} />}
