@@ -123,6 +123,16 @@ class Fitting(Protocol):
 
 
 @runtime_checkable
+class Stacking(Protocol):
+    """An exporter for a program that loads the experts of some models only in stacks."""
+
+    def stacked(
+        self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]
+    ) -> tuple[dict[str, TensorLayout], dict[str, TensorHeader]]:
+        """Return the tensors of the files, and those that are a part of one of them (see ``Sink``)."""
+
+
+@runtime_checkable
 class Container(Fitting, Protocol):
     """An exporter with a container other than safetensors (GGUF, ONNX).
 
@@ -208,6 +218,13 @@ def tensor_name(layer: str, part: str) -> str:
 def layouts_of(exporter: Exporter, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
     """Return ``exporter.layout`` by the tensors' full names."""
     return {tensor_name(layer.name, part): entry for part, entry in exporter.layout(layer, model_dtype).items()}
+
+
+def file_layouts(
+    exporter: Exporter, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]
+) -> tuple[dict[str, TensorLayout], dict[str, TensorHeader]]:
+    """Return the layouts of the tensors in the files, and the headers of the planned ones that are parts of them."""
+    return exporter.stacked(model_config, layouts) if isinstance(exporter, Stacking) else (dict(layouts), {})
 
 
 def encoded(exporter: Exporter, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:

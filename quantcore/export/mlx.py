@@ -23,7 +23,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.experts import EXPERT
-from quantcore.checkpoint.layout import TensorLayout
+from quantcore.checkpoint.layout import TensorHeader, TensorLayout
+from quantcore.checkpoint.switched_experts import stack_experts, stack_of
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import (
     Config,
@@ -44,7 +45,7 @@ from quantcore.export.exporter import (
     stored_scale_dtype,
 )
 from quantcore.export.importer import SCALE_TYPES, StoredFiles, StoredLayer, finite, not_held
-from quantcore.export.mlx_models import earlier_names, why_not_loaded
+from quantcore.export.mlx_models import earlier_names, takes_stacks, why_not_loaded
 from quantcore.export.readers import Readers
 from quantcore.export.words import WORD_BITS, codes_of, pack_from_zero
 from quantcore.formats import IntFormat
@@ -134,6 +135,12 @@ class MlxExporter:
                     field="/layer_quant_config",
                 )
 
+    def stacked(
+        self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]
+    ) -> tuple[dict[str, TensorLayout], dict[str, TensorHeader]]:
+        """Stack the experts, unless mlx-lm does so when it loads them."""
+        return stack_experts(layouts) if takes_stacks(model_config) else (dict(layouts), {})
+
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
         words = layer.in_features * layer.weight.format.bits // WORD_BITS
         weight = TensorLayout("U32", (layer.out_features, words))
@@ -188,8 +195,8 @@ class MlxExporter:
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any]:
-        """Return the settings of most layers, then those of others by name."""
-        settings = {layer.name: _settings(layer) for layer in layers}
+        """Return the settings of most layers, then those of others by name; experts have those of their stack."""
+        settings = {stack_of(layer.name): _settings(layer) for layer in layers}
         usual = dict(Counter(tuple(own.items()) for own in settings.values()).most_common(1)[0][0])
         others = {name: own for name, own in settings.items() if own != usual}
         return {"quant_method": METHOD, **usual, **others}
@@ -264,7 +271,7 @@ def _check_symmetric(layer: LayerPlan, params: QParams, bias: torch.Tensor) -> N
 
 
 def _stored_layer(name: str, quantization_config: Mapping[str, Any], files: StoredFiles) -> StoredLayer:
-    own = quantization_config.get(name, quantization_config)
+    own = quantization_config.get(name) or quantization_config.get(stack_of(name)) or quantization_config
     mode, bits, size = str(own.get("mode", AFFINE)), int(own["bits"]), int(own["group_size"])
     weight = files.shape(f"{name}.weight")
     if len(weight) != 2:

@@ -46,6 +46,8 @@ OTHER_NAMES = {
     "nanochat": "its class takes other names of tensors than Transformers",
 }
 """Why a class does not load what is written here, as the end of a sentence."""
+TAKE_STACKS = ("granitemoe", "qwen3_moe")
+"""The classes that stack only floats, but take the stacks of codes that mlx-lm itself saves."""
 PARTIAL, SCALING, PATTERN = "partial_rotary_factor", "rope_scaling", "sliding_window_pattern"
 NEUTRAL: dict[str, tuple[Any, ...]] = {PARTIAL: (None, 1.0), SCALING: (None, {"rope_type": "default"})}
 """The values of a setting that are the same as if a class does not have it."""
@@ -55,8 +57,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def earlier_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of ``config`` that Transformers 5 has renamed, under the names that mlx-lm's class reads.
 
-    These are what ``rope_parameters`` and ``layer_types`` say, of a nested config as well. Settings that ``config`` has
-    already are left out.
+    These are what ``rope_parameters``, ``layer_types`` and ``num_local_experts`` say, of a nested config as well.
+    Settings that ``config`` has already are left out.
     """
     model = MODELS.get(str(config.get("model_type")))
     found = {
@@ -78,6 +80,8 @@ def _earlier_names(config: Mapping[str, Any]) -> dict[str, Any]:
     kinds = config.get("layer_types") or []
     if SLIDING in kinds and FULL in kinds:
         found[PATTERN] = kinds.index(FULL) + 1
+    if "num_local_experts" in config:
+        found["num_experts"] = config["num_local_experts"]
     return {name: value for name, value in found.items() if name not in config}
 
 
@@ -85,6 +89,11 @@ def _of_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of one kind of rotary embedding; Transformers takes ``rope_scaling`` for all of them."""
     found = {name: rope[name] for name in ("rope_theta", PARTIAL) if name in rope}
     return {**found, SCALING: None if rope.get("rope_type", "default") == "default" else dict(rope)} if rope else {}
+
+
+def takes_stacks(config: Mapping[str, Any]) -> bool:
+    """Return True if experts must be stored in stacks for the class (see ``checkpoint.switched_experts``)."""
+    return config.get("model_type") in TAKE_STACKS
 
 
 def why_not_loaded(config: Mapping[str, Any], tensors: Collection[str]) -> str | None:
@@ -98,7 +107,8 @@ def why_not_loaded(config: Mapping[str, Any], tensors: Collection[str]) -> str |
         return f"mlx-lm {VERSION} has no class for model_type '{model_type}'"
     if model_type in OTHER_NAMES:
         return OTHER_NAMES[model_type]
-    if not model.stacks and any(is_in_stack(name.removesuffix(".weight")) for name in tensors):
+    stacks = model.stacks or takes_stacks(config)
+    if not stacks and any(is_in_stack(name.removesuffix(".weight")) for name in tensors):
         return f"mlx-lm's class for {model_type} does not stack the codes of experts"
     if not model.ties and not any(map(is_head, tensors)):
         return f"mlx-lm's class for {model_type} needs an output projection of its own, which this model does not have"

@@ -24,6 +24,7 @@ from quantcore.checkpoint.headers import ModelHeaders, check_files, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.checkpoint.own_head import untie_own_head
+from quantcore.checkpoint.switched_experts import unstack_switched
 from quantcore.config.kv_cache import holds_keys_or_values
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config, QuantizationConfig
@@ -127,6 +128,7 @@ def _read_base(folder: Path) -> Model:
         check_files(path)
     if gguf_file is None:
         config, tensors = read_folder(folder)
+        tensors = unstack_switched(tensors, str(config["model_type"]))
         quantization_config = config.get("quantization_config") or own_settings(config) or own_description(folder)
     else:
         folder = gguf_file.parent

@@ -37,6 +37,7 @@ from quantcore.export import (
     check_exports,
     check_fitted,
     encoded,
+    file_layouts,
     holds_codes,
     json_files,
     layouts_of,
@@ -350,7 +351,8 @@ def _write(
         layouts |= layouts_of(exporter, plans[name], dtypes[name])
     if isinstance(exporter, Fitting):
         exporter.check(model_config, layouts)
-    with closing(Sink(folder, layouts)) as sink:
+    layouts, parts = file_layouts(exporter, model_config, layouts)
+    with closing(Sink(folder, layouts, tensors=parts)) as sink:
         for name, tensor in floats:
             sink.write(name, tensor)
         for name, layer in stored.layers.items():

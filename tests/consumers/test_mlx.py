@@ -77,6 +77,7 @@ MODELS = {
     "gemma3_text": {"query_pre_attn_scalar": 32, "layer_types": ["sliding_attention", "full_attention"] * 2,
                     "num_hidden_layers": 4},
     "granite": {},
+    "granitemoe": MIXTURES["granitemoe"],
     "hunyuan_v1_dense": {},
     "mistral": {},
     "mixtral": MIXTURES["mixtral"],
@@ -85,7 +86,9 @@ MODELS = {
     "olmoe": MIXTURES["olmoe"],
     "phi3": {"tie_word_embeddings": False},
     "qwen2": {},
+    "qwen2_moe": {**MIXTURES["qwen2_moe"], "tie_word_embeddings": False},
     "qwen3": {},
+    "qwen3_moe": MIXTURES["qwen3_moe"],
     "seed_oss": {},
     "smollm3": {},
     "starcoder2": {},
@@ -171,13 +174,30 @@ def test_a_model_quantized_by_mlx_lm_is_read(tmp_path, bits, size, mode):
     check("mlx", "check_mlx.py", "--convert", model, out, str(bits), str(size), mode)
     (tmp_path / "windows.json").write_text(json.dumps(WINDOWS))
     theirs = check("mlx", "check_mlx.py", tmp_path / "windows.json", out)[str(out)]
-    loaded, config = quantcore.load(out)
+    _, config = quantcore.load(out)
     assert set(read_model(out).quantized.embeddings) == {f"{EMBEDDING}.weight"}
     assert config.global_quant_config.weight.format.bits == bits
+    assert theirs["perplexity"] == pytest.approx(perplexity_of(out), rel=SAME)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_quantized_by_mlx_lm_are_read(tmp_path, name):
+    """It saves them in stacks, and quantizes routers: that of Qwen3-MoE, in 8 bits."""
+    model = tiny_model(tmp_path / "model", model_type=name, dtype=torch.float32, **{**WIDE, **MODELS[name]})
+    path = model / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, **mlx_models.earlier_names(config)}))  # mlx-lm reads the earlier names
+    check("mlx", "check_mlx.py", "--convert", model, tmp_path / "out", "4", "64", "affine")
+    (tmp_path / "windows.json").write_text(json.dumps(WINDOWS))
+    theirs = check("mlx", "check_mlx.py", tmp_path / "windows.json", tmp_path / "out")[str(tmp_path / "out")]
+    assert theirs["perplexity"] == pytest.approx(perplexity_of(tmp_path / "out"), rel=SAME)
+
+
+def perplexity_of(folder: Path) -> float:
+    loaded, _ = quantcore.load(folder)
     with torch.inference_mode():
         logits = loaded(torch.tensor(WINDOWS)).logits[:, :-1].flatten(0, 1)
-    ours = math.exp(torch.nn.functional.cross_entropy(logits, torch.tensor(WINDOWS)[:, 1:].flatten()).item())
-    assert theirs["perplexity"] == pytest.approx(ours, rel=SAME)
+    return math.exp(torch.nn.functional.cross_entropy(logits, torch.tensor(WINDOWS)[:, 1:].flatten()).item())
 
 
 WINDOWS = torch.arange(2 * 64).mul(7).remainder(509).view(2, 64).tolist()

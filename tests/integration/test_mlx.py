@@ -16,7 +16,7 @@ from quantcore.config import presets
 from quantcore.config.quantization import Config, parse_config
 from quantcore.engine.commands.convert import convert
 from quantcore.engine.containers.dequantize import open_source, read_layer
-from quantcore.errors import ConfigError, ModelError
+from quantcore.errors import ConfigError, ModelError, ProofError
 from quantcore.importing.model import read_model
 from quantcore.plan.inspection import inspect
 from tests.support.models import MIXTURES, tiny_model
@@ -257,6 +257,76 @@ def test_models_without_a_class_and_unequal_experts_are_refused(tmp_path):
     left_out = replace(presets.resolve("w4a16_sym"), exclude=("lm_head", "*.1.*.experts.2.w3"))
     with pytest.raises(ConfigError, match=r"experts\.0\.w3\.weight and .*experts\.2\.w3\.weight are quant"):
         quantize(mixture, tmp_path / "out", left_out, "mlx")
+
+
+MOE = "model.layers.1.mlp"
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("mixture") / "m", model_type="qwen3_moe", **MIXTURES["qwen3_moe"])
+
+
+def test_experts_are_written_in_stacks_and_found_again(mixture, tmp_path):
+    """The stacks hold the experts in order; what is read back is the model that was made."""
+    config = parse_config(
+        {"global_quant_config": groups("int4"), "layer_quant_config": {"*.experts.*.down_proj": groups("int8")},
+         "exclude": ["lm_head", "*.gate", "*.0.mlp.experts.*"]}
+    )  # fmt: skip
+    report = quantize(mixture, tmp_path, config, "mlx", "fake_quantized", max_shard_size="100KB")
+    stored = {}
+    for file in (tmp_path / "mlx").glob("model*.safetensors"):
+        stored |= load_file(file)
+    assert not [name for name in stored if ".experts." in name]
+    found, plain = (read_model(tmp_path / export) for export in ("mlx", "fake_quantized"))
+    assert found.headers.tensors.keys() == plain.headers.tensors.keys()
+    for name in plain.headers.tensors:
+        assert torch.equal(open_source(found).read(name), open_source(plain).read(name)), name
+    settings = json.loads((tmp_path / "mlx" / "config.json").read_text())["quantization"]
+    usual = {key: settings[key] for key in ("group_size", "bits", "mode")}
+    for projection, bits in (("gate_proj", 4), ("down_proj", 8)):
+        stack = f"{MOE}.switch_mlp.{projection}"
+        own = settings.get(stack, usual)
+        assert own["bits"] == bits
+        for index in range(4):
+            one = {f"{stack}.{part}": stored[f"{stack}.{part}"][index] for part in ("weight", "scales", "biases")}
+            expected = open_source(plain).read(f"{MOE}.experts.{index}.{projection}.weight")
+            assert torch.equal(decoded(one, stack, **own).to(expected.dtype), expected)
+    assert stored["model.layers.0.mlp.switch_mlp.up_proj.weight"].shape[0] == 4  # floats
+    model, _ = quantcore.load(tmp_path / "mlx")
+    assert measured(model) == pytest.approx(report["summary"]["perplexity_after"], rel=1e-6)
+
+
+def test_the_proof_sees_two_experts_in_each_others_place(mixture, tmp_path, monkeypatch, proof_in_this_process):
+    def swap(task, folder, expected, emit):
+        stored = load_file(folder / "model.safetensors")
+        for part in ("weight", "scales", "biases"):
+            stored[f"{MOE}.switch_mlp.up_proj.{part}"] = stored[f"{MOE}.switch_mlp.up_proj.{part}"][[1, 0, 2, 3]]
+        save_file(stored, folder / "model.safetensors", {"format": "pt"})
+        return proof_in_this_process(task, folder, expected, emit)
+
+    monkeypatch.setattr("quantcore.engine.pipeline.job.prove_in_fresh_process", swap)
+    with pytest.raises(ProofError, match=r"model\.layers\.1\.mlp\.experts\.[01]\.up_proj\.weight"):
+        quantize(mixture, tmp_path / "out", presets.resolve("w4a16_sym"), "mlx")
+
+
+def test_codes_of_stacked_experts_go_to_other_formats_and_back(mixture, tmp_path):
+    quantize(mixture, tmp_path / "out", presets.resolve("w4a16_sym"), "mlx", "compressed_tensors")
+    for source, target in (("mlx", "compressed_tensors"), ("compressed_tensors", "mlx")):
+        convert(tmp_path / "out" / source, tmp_path / target, target, lambda event: None)
+        made, expected = (load_file(folder / target / "model.safetensors") for folder in (tmp_path, tmp_path / "out"))
+        assert made.keys() == expected.keys()
+        assert all(torch.equal(made[key].view(torch.uint8), expected[key].view(torch.uint8)) for key in made)
+
+
+def test_unequal_experts_of_a_stack_are_refused_before_any_work(mixture, tmp_path):
+    config = parse_config(
+        {"global_quant_config": groups("int4"), "layer_quant_config": {"*.experts.2.up_proj": groups("int8")},
+         "exclude": ["lm_head"]}
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"experts\.0\.up_proj\.weight and .*experts\.2\.up_proj\.weight are quant"):
+        quantize(mixture, tmp_path / "out", config, "mlx")
+    assert not (tmp_path / "out").exists()
 
 
 def damaged(stored: dict[str, torch.Tensor], settings: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:

@@ -18,7 +18,16 @@ from quantcore.engine.data.tokenizer import unpack_tokenizer
 from quantcore.engine.model.module_names import with_module_names
 from quantcore.errors import ConfigError, ProofError
 from quantcore.events import Completed, Emit, PhaseStarted, Progress
-from quantcore.export import EXPORTERS, Container, check_exports, check_fitted, encoded, holds_codes, json_files
+from quantcore.export import (
+    EXPORTERS,
+    Container,
+    check_exports,
+    check_fitted,
+    encoded,
+    file_layouts,
+    holds_codes,
+    json_files,
+)
 from quantcore.importing.model import Model, QuantizedLayers, read_model
 from quantcore.plan.planner import written_layout
 from quantcore.tensors.hashing import tensor_digest
@@ -114,8 +123,9 @@ def _write(
     exporter, dtype, source = EXPORTERS.get(export), quantized.files.model_dtype, open_source(model)
     tensors = model.headers.tensors
     layouts = written_layout(export, tuple(coded.layers.values()), tensors, model.headers.config)
+    layouts, parts = file_layouts(exporter, model.headers.config, layouts)
     digests: dict[str, str] = {}
-    with closing(Sink(folder, layouts, tensors={} if holds_codes(export) else tensors)) as sink:
+    with closing(Sink(folder, layouts, tensors=parts if holds_codes(export) else tensors)) as sink:
         for count, name in enumerate(tensors, start=1):
             if (layer := quantized.layers.get(name)) is None:
                 tensor = source.read(name)

@@ -28,7 +28,17 @@ from quantcore.engine.solvers.rtn import round_to_nearest
 from quantcore.engine.verification.expectation import ExpectedDigests
 from quantcore.errors import ModelError
 from quantcore.events import LayerQuantized, Warned, parse
-from quantcore.export import EXPORTERS, Container, FileContents, encoded, file_of, holds_codes, json_files, layouts_of
+from quantcore.export import (
+    EXPORTERS,
+    Container,
+    FileContents,
+    encoded,
+    file_layouts,
+    file_of,
+    holds_codes,
+    json_files,
+    layouts_of,
+)
 from quantcore.export.exporter import max_file_bytes
 from quantcore.formats.weight_layout import stored
 from quantcore.plan.planner import export_dir
@@ -273,7 +283,8 @@ def open_sink(export: str, context: RunContext, *, creates: bool) -> TensorSink 
         limit = max_file_bytes(task.max_shard_size)
         contents = FileContents(layouts, plan.layers, model_config, task.model_folder, headers.tensors, mix, limit)
         return file_of(exporter).sink(target, contents, creates=creates)
-    tensors, size = {} if holds_codes(export) else headers.tensors, parse_size(task.max_shard_size)
+    layouts, parts = file_layouts(exporter, headers.config, layouts)
+    tensors, size = parts if holds_codes(export) else headers.tensors, parse_size(task.max_shard_size)
     if not ranks.is_first:
         ranks.wait()
     sink = Sink(target, layouts, size, tensors, creates=creates and ranks.is_first)

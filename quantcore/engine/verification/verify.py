@@ -18,6 +18,7 @@ import torch
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.switched_experts import unstack_switched
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import ScaleType
 from quantcore.config.task import Task
@@ -276,7 +277,7 @@ class WrittenCheckpoint:
             self._source = file_of(exporter).source(folder, self._layouts, config, floats)
             self._check_layout(self._source.tensors, export)
         else:
-            tensors = read_tensor_headers(folder)
+            tensors = unstack_switched(read_tensor_headers(folder), str(headers.config.get("model_type")))
             self._check_layout(tensors, export)
             self._source = Source(folder, unstack_experts(tensors))
         self.activations: dict[LayerPlan, Activations] = {}

@@ -57,6 +57,12 @@ def test_settings_that_a_class_needs_are_given_or_refused() -> None:
     assert why_not_loaded(config, HEAD) == "mlx-lm's class for exaone4 needs rope_scaling, rope_theta in config.json"
 
 
+def test_the_number_of_experts_gets_its_earlier_name() -> None:
+    assert earlier_names({"model_type": "qwen3_moe", "num_local_experts": 8}) == {"num_experts": 8}
+    assert earlier_names({"model_type": "qwen3_moe", "num_local_experts": 8, "num_experts": 4}) == {}
+    assert earlier_names({"model_type": "mixtral", "num_local_experts": 8}) == {}
+
+
 def test_heads_of_another_width_are_refused_where_a_class_computes_it() -> None:
     config = of("mixtral", hidden_size=64, num_attention_heads=4, head_dim=32)
     assert why_not_loaded(config, HEAD) == "mlx-lm's class for mixtral has heads of 16 channels, but head_dim is 32"
@@ -69,7 +75,7 @@ REFUSED = [
     ({"model_type": "opt"}, HEAD, "no class for model_type 'opt'"),
     ({}, HEAD, "no class for model_type 'None'"),
     (of("falcon_h1"), HEAD, "multiplies weights"),
-    (of("qwen3_moe"), EXPERTS, "does not stack the codes of experts"),
+    (of("ernie4_5_moe"), EXPERTS, "does not stack the codes of experts"),
     (of("deepseek_v3"), HEAD[:1], "needs an output projection of its own"),
     (of("glm", rope_parameters={**DEFAULT, "partial_rotary_factor": 0.5}), HEAD, "partial_rotary_factor, which is 0.5"),
     (of("glm", partial_rotary_factor=0.5), HEAD, "partial_rotary_factor, which is 0.5"),
@@ -89,4 +95,5 @@ def test_usual_models_are_not() -> None:
     for model_type in ("llama", "qwen3", "gemma", "glm", "mixtral", "phi3"):
         assert why_not_loaded(of(model_type, rope_parameters=DEFAULT), HEAD) is None, model_type
     assert why_not_loaded(of("mixtral"), (EXPERTS[0], *HEAD)) is None
+    assert why_not_loaded(of("qwen3_moe"), EXPERTS) is None  # in stacks
     assert why_not_loaded(of("glm", partial_rotary_factor=1.0, rope_scaling=None), HEAD) is None
