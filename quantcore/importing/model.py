@@ -128,7 +128,7 @@ def _read_base(folder: Path) -> Model:
         check_files(path)
     if gguf_file is None:
         config, tensors = read_folder(folder)
-        tensors = unstack_switched(tensors, str(config["model_type"]))
+        tensors = unstack_switched(tensors, str(config.get("model_type")))
         quantization_config = config.get("quantization_config") or own_settings(config) or own_description(folder)
     else:
         folder = gguf_file.parent
