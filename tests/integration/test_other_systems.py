@@ -66,9 +66,10 @@ assert 1e8 < stopwatch._peak_memory_bytes() < 1e11, "macOS tells the peak in byt
     run(system, tmp_path, "-c", code)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("export", ["quark", "gguf"])
+JOBS = [(system, export) for system in SYSTEMS for export in ("quark", "gguf")]
+
+
+@pytest.mark.parametrize(("system", "export"), with_rare(JOBS, JOBS[1:]))
 def test_a_model_is_quantized_and_proven(system, export, model, tmp_path):
     (tmp_path / "out").mkdir()  # a folder that exists and is empty may be given
     scheme = {"quark": "fp8", "gguf": "gguf_q8_0"}[export]

@@ -135,7 +135,8 @@ def write_report(task: Task, folder: Path, report: Report) -> None:
     reproduce = folder / "reproduce.sh"
     reproduce.write_text(script(task, folder), "utf-8")
     with reproduce.open("rb") as file:
-        os.fchmod(file.fileno(), 0o755)  # in a sandbox chmod, which takes a path, does nothing
+        if hasattr(os, "fchmod"):  # Windows has no such right
+            os.fchmod(file.fileno(), 0o755)  # in a sandbox chmod, which takes a path, does nothing
 
 
 def _verdict(proof: Proof, quality: Quality, task: Task, plan: Plan, gates: Sequence[GateResult]) -> Verdict:
