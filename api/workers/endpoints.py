@@ -106,7 +106,7 @@ def get_worker(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> 
 
 @router.post("/{worker_id}/drain", status_code=202, responses=may(404))
 def drain_worker(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
-    """Drain the worker: with its next heartbeat it takes no more jobs and gives back those in hand.
+    """Drain the worker: it takes no more jobs, and with its next heartbeat it gives back those in hand.
 
     They go back to the queue, charged nothing.
     """

@@ -150,7 +150,7 @@ def host_of(slot: str) -> str:
 
 
 def drain(session: Session, worker: Worker) -> None:
-    """Order the worker to accept no jobs and to return those that it has. It does so with its next heartbeat."""
+    """Order the worker to accept no jobs, and to return those that it has, which it does with its next heartbeat."""
     worker.drain_requested_at = func.coalesce(Worker.drain_requested_at, func.clock_timestamp())
     session.flush()
     session.refresh(worker)

@@ -1,4 +1,4 @@
-"""What KV caches of fewer bits cost the result of a job, measured on its files beside a cache of 16 bits."""
+"""Compares the predictions of a job's written result with KV caches of fewer bits to those with one of 16 bits."""
 
 from __future__ import annotations
 

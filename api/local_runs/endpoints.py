@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from api.http import docs
 from api.http.deps import Context, ContextDep
@@ -33,6 +33,8 @@ RunId = Annotated[str, Path(pattern="^run_[0-9a-f]{32}$")]
 class LocalRunOut(BaseModel):
     """A result of the command line: its ``folder`` on the machine, the model and the config that made it."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     id: str
     name: str
     created_at: str
@@ -41,10 +43,6 @@ class LocalRunOut(BaseModel):
     config: str
     size_bytes: int
     verdict: str | None
-
-    @classmethod
-    def of(cls, run: LocalRun) -> LocalRunOut:
-        return cls(name=run.name, **{field: getattr(run, field) for field in cls.model_fields if field != "name"})
 
 
 class LocalRunList(BaseModel):
@@ -60,7 +58,7 @@ def list_local_runs(
 ) -> LocalRunList:
     """List the newest results that the command line made on this machine. Only `bitfoundry up` shows them."""
     runs = _all(context)
-    return LocalRunList(data=[LocalRunOut.of(run) for run in runs[:limit]], total=len(runs))
+    return LocalRunList(data=[LocalRunOut.model_validate(run) for run in runs[:limit]], total=len(runs))
 
 
 @router.get("/{run_id}/report", response_class=HTMLResponse, responses=may(404))
