@@ -45,6 +45,8 @@ def id_of(prefix: str, name: str) -> str:
     return f"{prefix}_{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
+NUM_BLOCKS_DONE = 12
+"""Of the run that goes on."""
 FP8, INT8, W4A16, MXFP4, AGAIN, RUNNING, WAITING, NEXT, FAILED, CANCELLED, PAUSED = (
     id_of("job", name) for name in "fp8 int8 w4a16 mxfp4 again running waiting next failed cancelled paused".split()
 )
@@ -182,9 +184,9 @@ def _running() -> Job:
     job = _job(RUNNING, State.RUNNING, "w4a16", 2, name="SmolLM2 w4a16, again", labels={"team": "search"})
     job.attempt, job.fence, job.worker, job.lease_expires_at = 1, 101, f"{WORKER}:0", IN_A_LONG_TIME
     *before, quantize = _phases(2, ended=(0.2, 2.3, 0))
-    job.phases = [*before, quantize | {"state": "running", "ended_at": None, "done": 12}]
+    job.phases = [*before, quantize | {"state": "running", "ended_at": None, "done": NUM_BLOCKS_DONE}]
     job.phase, job.updated_at = "quantize", NOW
-    job.progress = _progress(12)
+    job.progress = _progress(NUM_BLOCKS_DONE)
     return job
 
 
@@ -235,7 +237,7 @@ def _artifact(job: Job, result: Result, home: Path, *, fence: int) -> Artifact:
 def _histories() -> Iterable[Base]:
     for job_id, result in RESULTS.items():
         yield from _events(job_id, result, 190, NUM_BLOCKS, end={"state": "succeeded", "attempt": 1})
-    yield from _events(RUNNING, RESULTS[W4A16], 2, 12, end=None)
+    yield from _events(RUNNING, RESULTS[W4A16], 2, NUM_BLOCKS_DONE, end=None)
     error = {
         "code": "nonfinite_weights",
         "message": NOT_FINITE,

@@ -73,6 +73,11 @@ def open_all_settings(page: Page) -> None:
     page.get_by_text("More settings").click()
 
 
+def wait_for_last_event(page: Page) -> None:
+    """Events come by a stream that does not end while the job runs. Its last one adds the last point of memory."""
+    expect(page.get_by_role("img", name=f"Engine memory over time, {rows.NUM_BLOCKS_DONE} points")).to_be_visible()
+
+
 RUN, FAILED = f"jobs/{rows.W4A16}", f"jobs/{rows.FAILED}"
 NEW_JOB = "jobs/new?path={models}/model"
 PAGES = (
@@ -87,7 +92,7 @@ PAGES = (
     Shown("run-artifacts", f"{RUN}?tab=artifacts", "quark/model.safetensors"),
     Shown("run-events", f"{RUN}?tab=events", '"succeeded"'),
     Shown("run-chat", f"{RUN}?tab=chat", "You ended this chat."),
-    Shown("run-running", f"jobs/{rows.RUNNING}", "Show as table"),  # with the layers, which come by the stream
+    Shown("run-running", f"jobs/{rows.RUNNING}", "Show as table", act=wait_for_last_event),
     Shown("run-failed", FAILED, "Clone and change"),
     Shown("run-failed-log", f"{FAILED}?tab=log", "mlp.up_proj are NaN"),
     Shown("run-queued", f"jobs/{rows.NEXT}", "next in queue"),

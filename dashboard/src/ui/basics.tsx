@@ -292,9 +292,10 @@ export function Tabs({
   );
 }
 
-export function TabPanel({ shown, children }: { shown: string; children: ReactNode }) {
+/** What the chosen tab shows. `busy`: a part of it has yet to arrive. */
+export function TabPanel({ shown, busy, children }: { shown: string; busy?: boolean; children: ReactNode }) {
   return (
-    <div role="tabpanel" id="tab-panel" aria-labelledby={`tab-${shown}`} tabIndex={-1}>
+    <div role="tabpanel" id="tab-panel" aria-labelledby={`tab-${shown}`} aria-busy={busy} tabIndex={-1}>
       {children}
     </div>
   );

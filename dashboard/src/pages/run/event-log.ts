@@ -106,16 +106,23 @@ export function useEventLog(jobId: string, round: number): { log: EventLog; link
     const controller = new AbortController();
     let waiting: JobEvent[] = [];
     let timer = 0;
+    const show = () => {
+      window.clearTimeout(timer);
+      timer = 0;
+      dispatch(waiting);
+      waiting = [];
+    };
     const enqueue = (events: JobEvent[]) => {
       waiting.push(...events);
-      timer ||= window.setTimeout(() => {
-        timer = 0;
-        dispatch(waiting);
-        waiting = [];
-      }, 50);
+      timer ||= window.setTimeout(show, 50);
+    };
+    const changeLink = (to: Link) => {
+      show(); // who sees that the stream ended sees all its events
+      setLink(to);
     };
     dispatch(null);
-    void follow(jobId, enqueue, setLink, controller.signal);
+    setLink("open");
+    void follow(jobId, enqueue, changeLink, controller.signal);
     return () => {
       controller.abort();
       window.clearTimeout(timer);

@@ -2,7 +2,7 @@ import { useMemo, useState } from "react";
 import type { Summary } from "../../api/types";
 import type { Axis } from "../../charts/scale";
 import { Scatter, type Series } from "../../charts/scatter";
-import { formatBytes, formatDuration } from "../../format";
+import { formatBytes, formatDuration, plural } from "../../format";
 import { memoryText } from "./memory-text";
 
 const TIME: Axis = { format: formatDuration };
@@ -32,7 +32,7 @@ export function MemoryCard({ memory, summary }: { memory: { at: number; bytes: n
       )}
       {memory.length > 1 && (
         <Scatter
-          label="Engine memory over time"
+          label={`Engine memory over time, ${plural(memory.length, "point")}`}
           series={series}
           xLabel="time"
           yLabel="memory"

@@ -96,7 +96,7 @@ export default function Run() {
       <JobFailure job={job} eventLog={eventLog} onChange={changed} />
       {job.state !== "succeeded" && <Phases job={job} eventLog={eventLog} />}
       <Tabs tabs={mayChat ? [...TABS, TRY_IT] : TABS} shown={tab} onShow={show} label="Run details" />
-      <TabPanel shown={tab}>
+      <TabPanel shown={tab} busy={FINAL_STATES.has(job.state) && link === "open"}>
         {tab === "overview" && <Overview job={job} eventLog={eventLog} />}
         {tab === "log" && <Log job={job} line={Number(search.line) || null} />}
         {tab === "config" && <ConfigTab job={job} />}
