@@ -23,7 +23,7 @@ from api.http.security import SIGN_IN_COOKIE
 from bitfoundry.local.stack import LocalStack
 from tests.browser import pictured_rows as rows
 from tests.browser.screenshots import RENAME
-from tests.support.chromium import DRAWN, ROOT, set_font
+from tests.support.chromium import COUNT_WORK, DRAWN, ROOT, set_font, wait_until_idle
 
 PICTURES = Path(__file__).with_name("pictures")
 SCALE = 4
@@ -137,6 +137,7 @@ def pages(filled: LocalStack, browser: Browser) -> Iterator[dict[str, Page]]:
         if project:
             context.add_cookies([{"name": SIGN_IN_COOKIE, "value": rows.TOKENS[project], "url": filled.url}])
         context.add_init_script(ASK_FIRST)
+        context.add_init_script(COUNT_WORK)
         pages[project] = context.new_page()
         pages[project].clock.set_fixed_time(rows.NOW)
     yield pages
@@ -180,6 +181,7 @@ def open_page(page: Page, shown: Shown, stack: LocalStack) -> None:
     shown.act(page)
     expect(page.get_by_text(shown.ready).first).to_be_visible()
     expect(page.locator(".spinner, [aria-busy=true]")).to_have_count(0)
+    wait_until_idle(page)
     set_font(page)
     if shown.hidden:
         page.locator(shown.hidden).evaluate_all(HIDE)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
+from tests.support.waiting import wait_until
+
 ROOT = Path(__file__).parents[2]
 TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 """By how many pixels a page is wider than its window."""
@@ -44,6 +46,39 @@ SET_FONT = """async font => {
 }"""
 DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 """Script that ends when the page has drawn what it had to draw."""
+COUNT_WORK = """(() => {
+  const underWay = (window.underWay = new Set());
+  const [request, start, stop] = [window.fetch, window.setTimeout, window.clearTimeout];
+  window.fetch = async (url, init) => {
+    if (String(url).includes("/stream")) return request(url, init);
+    const mark = {};
+    underWay.add(mark);
+    try {
+      const response = await request(url, init);
+      response.clone().arrayBuffer().catch(() => {}).finally(() => underWay.delete(mark));
+      return response;
+    } catch (error) {
+      underWay.delete(mark);
+      throw error;
+    }
+  };
+  window.setTimeout = (act, ms, ...given) => {
+    const timer = start(() => (underWay.delete(timer), act(...given)), ms);
+    if (!(ms >= 1000)) underWay.add(timer);
+    return timer;
+  };
+  window.clearTimeout = timer => (underWay.delete(timer), stop(timer));
+})()"""
+"""Script for a page before it starts: its requests and its timers below a second are in ``underWay`` until they end.
+
+Streams do not count, which end when a job does, nor do longer timers, after which a page asks again."""
+IDLE = f"""async () => {{
+  for (let i = 0; i < 3; i++) {{
+    await {DRAWN};
+    if (underWay.size) return false;
+  }}
+  return true;
+}}"""
 HOW = "Run the tests with `make test`, which fetches one, or install one: `apt-get install -y chromium`."
 
 
@@ -86,6 +121,11 @@ def _unpack_alone() -> tuple[str, dict[str, str]]:
     fonts.write_text(FONTS.format(own=UNPACKED / "fonts", cache=UNPACKED / "fonts-cache"))
     ours = {"LD_LIBRARY_PATH": str(UNPACKED / "al2023" / "lib"), "FONTCONFIG_FILE": str(fonts)}
     return done.stdout.strip(), os.environ | ours
+
+
+def wait_until_idle(page: Page) -> None:
+    """Wait until a page that began with ``COUNT_WORK`` has what it asked for and has drawn it."""
+    wait_until(lambda: page.evaluate(IDLE), note=lambda: f"{page.url} still asks for something")
 
 
 def set_font(page: Page) -> None:
