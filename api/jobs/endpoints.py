@@ -70,7 +70,7 @@ def list_jobs(
     sessions: SessionsDep,
     pages: PagesDep,
 ) -> JobPage | Response:
-    """List the jobs, newest first, or in the order of the queue; the Link header leads to the next page."""
+    """List the jobs, newest first or in another ``order``; the Link header leads to the next page."""
     wanted, order = query.to_filter(caller.project_id), query.order
     filtered = cursors.fingerprint_of(wanted, order)
     after = cursors.decode(query.cursor, filtered, listing.PLACES[order])

@@ -263,7 +263,11 @@ class JobListQuery(JobQuery):
     cursor: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="`next_cursor` of the page before, with the same filter."
     )
-    order: Order = Field(default="newest", description="`queue`: that in which workers take jobs, the next one first.")
+    order: Order = Field(
+        default="newest",
+        description="`queue`: that in which workers take jobs, the next one first. `size`, `kl` (divergence) and "
+        "`perplexity` (the ratio to the original's): the least first, then the jobs without one.",
+    )
 
 
 class PresetConfig(PresetChanges):

@@ -36,7 +36,7 @@ const reader =
 export const FILTERS = ["state", "q", "label", "sweep", "model"] as const;
 const LISTS = FILTERS.filter((name) => name !== "q");
 
-export const readRuns = reader(["q", "cursor"], LISTS);
+export const readRuns = reader(["q", "cursor", "order"], [...LISTS, "column"]);
 export const readCompare = reader(
   ["q", "created_before", "base", "sort", "metric", "kind"],
   [...LISTS, "job", "layers"],

@@ -23,7 +23,7 @@ from api.http.security import SIGN_IN_COOKIE
 from bitfoundry.local.stack import LocalStack
 from tests.browser import pictured_rows as rows
 from tests.browser.screenshots import RENAME
-from tests.support.chromium import COUNT_WORK, DRAWN, ROOT, set_font, wait_until_idle
+from tests.support.chromium import COUNT_WORK, DRAWN, ROOT, TOO_WIDE, set_font, wait_until_idle
 
 PICTURES = Path(__file__).with_name("pictures")
 SCALE = 4
@@ -173,6 +173,34 @@ def test_the_numbers_of_a_comparison_fit_and_come_first(filled: LocalStack, page
     page.set_viewport_size({"width": 390, "height": 844})
     tops = [page.locator(part).first.bounding_box() for part in (".results", "[role=group] > svg")]
     assert tops[0] and tops[1] and tops[0]["y"] < tops[1]["y"], "charts come before the numbers"
+
+
+def test_the_order_and_the_columns_of_runs_are_in_the_address(
+    filled: LocalStack, pages: dict[str, Page], check_accessible: Callable[[Page], None]
+) -> None:
+    page = pages[rows.PROJECT]
+    open_page(page, next(shown for shown in PAGES if shown.name == "runs"), filled)
+    page.get_by_role("combobox", name="Order").select_option(label="Lowest KL divergence first")
+    page.locator("summary", has_text="Columns").click()
+    page.get_by_label("KL divergence", exact=True).check()
+    for unwanted in ("Owner", "Progress"):
+        page.get_by_label(unwanted, exact=True).uncheck()
+    page.reload()
+    wait_until_idle(page)
+    heads = page.locator(".runs thead th").all_inner_texts()
+    assert heads == ["", "Run", "Preset", "State", "Verdict", "Size", "Perplexity", "KL divergence ↑", "Created"]
+    cells = page.locator(".runs td[data-label='KL divergence']").all_inner_texts()
+    numbers = [float(each) for each in cells if each != "–"]
+    assert len(numbers) > 2 and numbers == sorted(numbers) and cells[: len(numbers)] == [f"{n:g}" for n in numbers]
+    page.locator("summary", has_text="Columns").click()
+    check_accessible(page)
+    page.get_by_label("KL divergence", exact=True).uncheck()
+    for wanted in ("Owner", "Progress"):
+        page.get_by_label(wanted, exact=True).check()
+    page.get_by_role("combobox", name="Order").select_option(label="Newest first")
+    expect(page).to_have_url(f"{filled.url}/ui/")
+    page.set_viewport_size(LOOKS["dark"])
+    assert page.evaluate(TOO_WIDE) <= 0
 
 
 def open_page(page: Page, shown: Shown, stack: LocalStack) -> None:

@@ -15,6 +15,7 @@ from api.jobs.stored_types import PlanOut
 from api.store.engine import Sessions
 from api.store.queue import leases
 from api.store.queue.events import NewEvent
+from api.store.tables.jobs import Job
 from quantcore.config import presets
 from quantcore.config.recipes import recipe
 from tests.support.api import body
@@ -407,6 +408,39 @@ def test_the_order_of_the_queue_is_that_of_the_positions(client: TestClient, sub
     for cursor, order in ((query["cursor"], "newest"), (forged, "queue")):
         refused = client.get("/v1/jobs", params=query | {"order": order, "cursor": cursor})
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_cursor")
+
+
+def test_jobs_are_listed_by_their_numbers_with_those_without_any_last(
+    client: TestClient, submit: Callable[..., str], sessions: Sessions
+) -> None:
+    kl = [0.25, None, 1e-7, 0.0585271, 12.0, 0.0585271]
+    made = [submit() for _ in kl]
+    with sessions.begin() as session:
+        for number, (job_id, value) in enumerate(zip(made, kl, strict=True)):
+            summary = {"kl_mean": value, "size_after_bytes": 100 - number, "perplexity_ratio": 1 + number / 7}
+            session.get_one(Job, job_id).summary = None if value is None else summary
+    without = made.pop(1)
+    by_kl = [made[1], *sorted((made[2], made[4])), made[0], made[3]]
+    wanted = {
+        "kl": [*by_kl, without],
+        "size": [*made[::-1], without],
+        "perplexity": [*made, without],
+        "oldest": [made[0], without, *made[1:]],
+    }
+    for order, ids in wanted.items():
+        query: dict[str, Any] = {"order": order, "limit": 2}
+        found: list[str] = []
+        for _ in range(3):
+            page = client.get("/v1/jobs", params=query).json()
+            found += [job["id"] for job in page["data"]]
+            query["cursor"] = page["next_cursor"]
+        assert found == ids and not page["has_more"], order
+    cursor = client.get("/v1/jobs", params={"order": "kl", "limit": 2}).json()["next_cursor"]
+    at, place, filtered = json.loads(base64.b64decode(cursor + "=="))
+    for bad in (place.replace("0.", "0.0.", 1), f"nan {made[0]}", f"1e999999 {made[0]}", made[0]):
+        forged = base64.b64encode(json.dumps([at, bad, filtered]).encode()).decode().rstrip("=")
+        refused = client.get("/v1/jobs", params={"order": "kl", "cursor": forged})
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_cursor"), bad
 
 
 def test_list_pages_do_not_shift(client: TestClient, make_model: MakeModel, submit: Callable[..., str]) -> None:

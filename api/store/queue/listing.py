@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import ColumnElement, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Double, cast, exists, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from api.store.states import State
@@ -58,32 +59,56 @@ class JobFilter:
         return clauses
 
 
-Order = Literal["newest", "queue"]
+Order = Literal["newest", "oldest", "queue", "size", "kl", "perplexity"]
 Place = tuple[datetime, str]
-PLACES: dict[Order, str] = {"newest": ".*", "queue": "[0-9] job_[0-9a-f]{32}"}
+JOB_ID = "job_[0-9a-f]{32}"
+NUMBER = r"(inf|-?\d{1,20}(\.\d{1,20})?(e[+-]\d{1,3})?)"
+MEASURES: dict[Order, str] = {"size": "size_after_bytes", "kl": "kl_mean", "perplexity": "perplexity_ratio"}
+"""Order -> the number in a job's summary that it sorts by, the least first; jobs without it come last."""
+PLACES: dict[Order, str] = {
+    "newest": ".*",
+    "oldest": ".*",
+    "queue": f"[0-9] {JOB_ID}",
+    **dict.fromkeys(MEASURES, f"{NUMBER} {JOB_ID}"),
+}
 """Order -> a regular expression for the text of a place in it."""
 
 
 def place_of(job: Job, order: Order) -> Place:
     """Return where a page that ends with ``job`` ends, for the next one to begin behind."""
-    return (job.created_at, job.id) if order == "newest" else (job.run_at, f"{job.priority} {job.id}")
+    if order == "queue":
+        return job.run_at, f"{job.priority} {job.id}"
+    if order in MEASURES:
+        value = (job.summary or {}).get(MEASURES[order])
+        return job.created_at, f"{math.inf if value is None else float(value)!r} {job.id}"
+    return job.created_at, job.id
 
 
 def page(
     session: Session, wanted: JobFilter, *, limit: int, after: Place | None = None, order: Order = "newest"
 ) -> Sequence[Job]:
-    """Return jobs, newest first or as workers take them. ``after`` is ``place_of`` the last job seen.
+    """Return jobs in an order. ``after`` is ``place_of`` the last job seen.
 
-    Pages never shift: a job that is inserted or that ends moves no other one to another page.
+    Pages by time and of the queue never shift: a job that is inserted or that ends moves no other one to another page.
     """
     jobs = select(Job).where(*wanted.conditions()).limit(limit)
     if order == "newest":
         jobs = jobs.order_by(Job.created_at.desc(), Job.id.desc())
         return session.scalars(jobs.where(tuple_(Job.created_at, Job.id) < after) if after else jobs).all()
-    jobs = jobs.order_by(*QUEUE_ORDER)
+    if order == "oldest":
+        jobs = jobs.order_by(Job.created_at, Job.id)
+        return session.scalars(jobs.where(tuple_(Job.created_at, Job.id) > after) if after else jobs).all()
+    if order == "queue":
+        jobs = jobs.order_by(*QUEUE_ORDER)
+        if after:
+            run_at, (priority, _, job_id) = after[0], after[1].partition(" ")
+            jobs = jobs.where(tuple_(-Job.priority, Job.run_at, Job.id) > (-int(priority), run_at, job_id))
+        return session.scalars(jobs).all()
+    value = func.coalesce(cast(Job.summary[MEASURES[order]].astext, Double), math.inf)
+    jobs = jobs.order_by(value, Job.id)
     if after:
-        run_at, (priority, _, job_id) = after[0], after[1].partition(" ")
-        jobs = jobs.where(tuple_(-Job.priority, Job.run_at, Job.id) > (-int(priority), run_at, job_id))
+        number, _, job_id = after[1].partition(" ")
+        jobs = jobs.where(tuple_(value, Job.id) > (float(number), job_id))
     return session.scalars(jobs).all()
 
 

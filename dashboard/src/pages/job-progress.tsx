@@ -1,4 +1,3 @@
-import type { ReactNode } from "react";
 import { type Job, type Progress, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatEstimate, formatLoss, formatPercent } from "../format";
 import { OPERATOR } from "../labels";
@@ -69,14 +68,13 @@ export function RunLink({ job }: { job: Job }) {
   );
 }
 
-/** The cells of a list for the state of a run and its progress, with `children` between them. */
-export function StateCells({ job, children }: { job: Job; children?: ReactNode }) {
+/** The cells of a list for the state of a run and its progress. */
+export function StateCells({ job }: { job: Job }) {
   return (
     <>
       <td data-label="State">
         <StateLabel state={job.state} />
       </td>
-      {children}
       <td className="progress">
         <JobProgress job={job} />
       </td>

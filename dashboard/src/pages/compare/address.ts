@@ -27,7 +27,7 @@ export function readChoice(search: CompareSearch): Choice {
 export const compareLink = (ids: string[]) => linkOptions({ to: "/compare", search: { job: ids } });
 
 /** The comparison of all results that the filters of the list match. */
-export function compareAllLink({ cursor: _, state: __, ...filters }: RunsSearch) {
+export function compareAllLink({ cursor: _, state: __, order: ___, column: ____, ...filters }: RunsSearch) {
   const search: CompareSearch = { ...filters, state: ["succeeded"] };
   return linkOptions({ to: "/compare", search });
 }

@@ -2,15 +2,7 @@ import { getRouteApi } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import {
-  type Job,
-  type JobPage,
-  type JobSummary,
-  modelOf,
-  type SweepBrief,
-  type SweepPage,
-  schemeOf,
-} from "../../api/types";
+import { type Job, type JobPage, type JobSummary, modelOf, type SweepBrief, type SweepPage } from "../../api/types";
 import { plural, shortId, shortName } from "../../format";
 import { Link } from "../../link";
 import { nameOf } from "../../names";
@@ -22,7 +14,8 @@ import { Empty, Failure, Loading, scrollable, Title } from "../../ui/basics";
 import { STATES } from "../../ui/states";
 import { compareAllLink, MAX_COMPARED } from "../compare/address";
 import { FirstJob } from "../first-job";
-import { OriginCells, PerplexityChange, RunLink, SizeChange, StateCells, VerdictText } from "../job-progress";
+import { RunLink } from "../job-progress";
+import { columnsOf, orderOf, ViewFields } from "./columns";
 import { ActiveFilters, Search, StateChips } from "./filters";
 import { LocalRuns } from "./local-runs";
 import { Selection } from "./selection";
@@ -37,13 +30,14 @@ const route = getRouteApi("/");
 export function Runs() {
   const search = route.useSearch();
   const session = useSession();
-  const { cursor, ...filters } = search;
+  const { cursor, column: _, order: __, state, ...others } = search;
+  const order = orderOf(search);
   const isFiltered = FILTERS.some((name) => search[name]?.length);
-  const params = { ...filters, limit: PAGE, cursor, ...(isFiltered ? {} : { one_per_sweep: true }) };
+  const areSweepsOpen = isFiltered || order !== undefined; // a sweep has no place in an order of runs
+  const params = { ...others, state, limit: PAGE, cursor, order, ...(areSweepsOpen ? {} : { one_per_sweep: true }) };
   const jobs = useQuery(`jobs ${JSON.stringify(params)}`, (signal) => get<JobPage>("/v1/jobs", params, signal), {
     everyMs: EVERY_MS,
   });
-  const { state: _, ...others } = filters;
   const summary = useQuery(
     `summary ${JSON.stringify(others)}`,
     (signal) => get<JobSummary>("/v1/jobs/summary", others, signal),
@@ -56,7 +50,7 @@ export function Runs() {
   const select = (ids: string[], isOn: boolean) =>
     setSelected((old) => new Set(isOn ? [...old, ...ids] : [...old].filter((id) => !ids.includes(id))));
   const toggle = (id: string) => select([id], !selected.has(id));
-  const alone = shown.filter((job) => isFiltered || !job.sweep_id);
+  const alone = shown.filter((job) => areSweepsOpen || !job.sweep_id);
   const sweeps = useSweeps(alone.length < shown.length);
   const { cursorId, helpShown, closeHelp } = useShortcuts(alone, toggle, [...selected], session.can("jobs:write"));
 
@@ -66,6 +60,7 @@ export function Runs() {
       <div className="row spread">
         <StateChips search={search} summary={summary.data} />
         <div className="row">
+          {shown.length > 0 && <ViewFields search={search} />}
           <CompareResults search={search} count={summary.data?.by_state.succeeded ?? 0} isFiltered={isFiltered} />
         </div>
       </div>
@@ -76,6 +71,7 @@ export function Runs() {
       {shown.length > 0 && (
         <>
           <RunTable
+            search={search}
             jobs={shown}
             alone={alone}
             sweeps={sweeps}
@@ -114,6 +110,7 @@ function useSweeps(isNeeded: boolean): ReadonlyMap<string, SweepBrief> {
 }
 
 function RunTable({
+  search,
   jobs,
   alone,
   sweeps,
@@ -121,6 +118,7 @@ function RunTable({
   select,
   cursorId,
 }: {
+  search: RunsSearch;
   jobs: Job[];
   /** Those that are rows of their own; any other stands for its sweep. */
   alone: Job[];
@@ -129,6 +127,8 @@ function RunTable({
   select: (ids: string[], isOn: boolean) => void;
   cursorId: string | null;
 }) {
+  const columns = columnsOf(search);
+  const order = orderOf(search);
   const areAllSelected = alone.length > 0 && alone.every((job) => selected.has(job.id));
   return (
     <div className="table runs" ref={scrollable}>
@@ -149,20 +149,22 @@ function RunTable({
               />
             </th>
             <th>Run</th>
-            <th>Preset</th>
-            <th>State</th>
-            <th>Verdict</th>
-            <th>Progress</th>
-            <th className="number">Size</th>
-            <th className="number">Perplexity</th>
-            <th>Owner</th>
-            <th>Created</th>
+            {columns.map((column) => (
+              <th
+                key={column.id}
+                className={column.className === "number" ? "number" : undefined}
+                aria-sort={order && order === column.order ? "ascending" : undefined}
+              >
+                {column.head}
+                {order && order === column.order && <span aria-hidden="true"> ↑</span>}
+              </th>
+            ))}
           </tr>
         </thead>
         <tbody>
           {jobs.map((job) =>
             !alone.includes(job) ? (
-              <SweepRow key={job.id} job={job} sweep={sweeps.get(job.sweep_id ?? "")} />
+              <SweepRow key={job.id} job={job} sweep={sweeps.get(job.sweep_id ?? "")} columns={columns} />
             ) : (
               <tr key={job.id} id={`row-${job.id}`} className={job.id === cursorId ? "cursor" : undefined}>
                 <td className="check">
@@ -179,19 +181,11 @@ function RunTable({
                     {job.name ? shortName(modelOf(job)) : shortId(job.id)}
                   </div>
                 </td>
-                <td data-label="Preset">{schemeOf(job)}</td>
-                <StateCells job={job}>
-                  <td data-label="Verdict">
-                    <VerdictText job={job} />
+                {columns.map(({ id, head, className, cell }) => (
+                  <td key={id} className={className} data-label={id === "progress" ? undefined : head}>
+                    {cell(job)}
                   </td>
-                </StateCells>
-                <td className="number" data-label="Size">
-                  <SizeChange job={job} />
-                </td>
-                <td className="number" data-label="Perplexity">
-                  <PerplexityChange job={job} />
-                </td>
-                <OriginCells job={job} />
+                ))}
               </tr>
             ),
           )}
@@ -226,14 +220,14 @@ function Pages({ search, page }: { search: RunsSearch; page: JobPage | undefined
     <nav className="row spread" aria-label="Pagination">
       {search.cursor ? (
         <Link to="/" search={{ ...search, cursor: undefined }}>
-          ← Newest
+          {orderOf(search) ? "← First" : "← Newest"}
         </Link>
       ) : (
         <span />
       )}
       {page.next_cursor && (
         <Link to="/" search={{ ...search, cursor: page.next_cursor }} onClick={() => window.scrollTo(0, 0)}>
-          Older →
+          {orderOf(search) ? "More →" : "Older →"}
         </Link>
       )}
     </nav>

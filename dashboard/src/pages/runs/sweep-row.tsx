@@ -1,12 +1,16 @@
 import type { Job, SweepBrief } from "../../api/types";
-import { formatBytes, formatNumber, plural, shortName } from "../../format";
+import { plural, shortName } from "../../format";
 import { Link } from "../../link";
-import { OriginCells, VerdictLevel } from "../job-progress";
-import { axesText, countsText } from "../sweeps/axes";
+import type { Column } from "./columns";
+
+interface Props {
+  job: Job;
+  sweep: SweepBrief | undefined;
+  columns: Column[];
+}
 
 /** The runs of a sweep as one row of the list, which opens into a table with its axes. `job` is the newest of them. */
-export function SweepRow({ job, sweep }: { job: Job; sweep: SweepBrief | undefined }) {
-  const best = sweep?.best;
+export function SweepRow({ job, sweep, columns }: Props) {
   return (
     <tr>
       <td className="check" />
@@ -21,17 +25,11 @@ export function SweepRow({ job, sweep }: { job: Job; sweep: SweepBrief | undefin
           {sweep?.model && ` of ${shortName(sweep.model)}`}
         </div>
       </td>
-      <td data-label="Axes">{sweep && axesText(sweep.axes)}</td>
-      <td data-label="States">{sweep && countsText(sweep.by_state)}</td>
-      <td data-label="Best result">{best?.verdict ? <VerdictLevel level={best.verdict} /> : "–"}</td>
-      <td className="progress" />
-      <td className="number" data-label="Best size">
-        {best ? formatBytes(best.size_after_bytes) : "–"}
-      </td>
-      <td className="number" data-label="Divergence">
-        {best?.kl_mean == null ? "–" : `KL ${formatNumber(best.kl_mean, 3)}`}
-      </td>
-      <OriginCells job={job} />
+      {columns.map(({ id, head, className, sweepHead, sweepCell }) => (
+        <td key={id} className={className} data-label={id === "progress" ? undefined : (sweepHead ?? head)}>
+          {sweepCell(sweep, job)}
+        </td>
+      ))}
     </tr>
   );
 }
