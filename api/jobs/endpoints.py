@@ -19,6 +19,7 @@ from api.http.security import Reader, Writer
 from api.http.strict_json import StrictJsonRoute
 from api.jobs import cursor as cursors
 from api.jobs import service, submission, view
+from api.jobs.groups import MAX_GROUPS, GroupOut, Groups, GroupsQuery, LabelNameOut, LabelNames
 from api.jobs.models import TURN
 from api.jobs.retention_task import remove_artifacts
 from api.jobs.schemas import (
@@ -89,6 +90,27 @@ def summarize_jobs(query: Annotated[JobQuery, Query()], caller: Reader, sessions
     with reading(sessions) as session:
         counts = listing.count_by_state(session, query.to_filter(caller.project_id))
     return SummaryOut(total=sum(counts.values()), by_state=counts)
+
+
+@router.get("/labels", responses=may(422))
+def list_label_names(query: Annotated[JobQuery, Query()], caller: Reader, sessions: SessionsDep) -> LabelNames:
+    """List the names of the jobs' labels, the most frequent first, with the filters of the list."""
+    with reading(sessions) as session:
+        found = listing.count_by_label(session, query.to_filter(caller.project_id), limit=MAX_GROUPS + 1)
+    names = [LabelNameOut(name=name, num_jobs=number) for name, number in found[:MAX_GROUPS]]
+    return LabelNames(data=names, has_more=len(found) > MAX_GROUPS)
+
+
+@router.get("/groups", responses=may(422))
+def group_jobs(query: Annotated[GroupsQuery, Query()], caller: Reader, sessions: SessionsDep) -> Groups:
+    """Count the jobs with each value of a label, with the filters of the list."""
+    with reading(sessions) as session:
+        found = listing.group_by_label(session, query.to_filter(caller.project_id), query.by, limit=MAX_GROUPS + 1)
+    groups = [
+        GroupOut(value=value, total=sum(states.values()), by_state=states, newest_at=at)
+        for value, at, states in found[:MAX_GROUPS]
+    ]
+    return Groups(data=groups, has_more=len(found) > MAX_GROUPS)
 
 
 @router.get("/{job_id}", response_model=JobOut, responses=UNCHANGED | may(404))

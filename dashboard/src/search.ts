@@ -36,7 +36,7 @@ const reader =
 export const FILTERS = ["state", "q", "label", "sweep", "model"] as const;
 const LISTS = FILTERS.filter((name) => name !== "q");
 
-export const readRuns = reader(["q", "cursor", "order"], [...LISTS, "column"]);
+export const readRuns = reader(["q", "cursor", "order", "group"], [...LISTS, "column"]);
 export const readCompare = reader(
   ["q", "created_before", "base", "sort", "metric", "kind"],
   [...LISTS, "job", "layers"],
@@ -53,4 +53,7 @@ export const readQueue = reader(["cursor"]);
 export const readAudit = reader(["action", "object_id", "cursor"]);
 
 export type RunsSearch = ReturnType<typeof readRuns>;
+
+/** The filters of the list alone, without its page, its order and what it shows. */
+export const listFiltersOf = ({ q, label, sweep, model, state }: RunsSearch) => ({ q, label, sweep, model, state });
 export type CompareSearch = ReturnType<typeof readCompare>;

@@ -180,7 +180,7 @@ def test_the_order_and_the_columns_of_runs_are_in_the_address(
 ) -> None:
     page = pages[rows.PROJECT]
     open_page(page, next(shown for shown in PAGES if shown.name == "runs"), filled)
-    page.get_by_role("combobox", name="Order").select_option(label="Lowest KL divergence first")
+    page.get_by_role("combobox", name="Order").select_option(label="By KL divergence")
     page.locator("summary", has_text="Columns").click()
     page.get_by_label("KL divergence", exact=True).check()
     for unwanted in ("Owner", "Progress"):
@@ -194,13 +194,33 @@ def test_the_order_and_the_columns_of_runs_are_in_the_address(
     assert len(numbers) > 2 and numbers == sorted(numbers) and cells[: len(numbers)] == [f"{n:g}" for n in numbers]
     page.locator("summary", has_text="Columns").click()
     check_accessible(page)
+    page.set_viewport_size(LOOKS["dark"])
+    assert page.evaluate(TOO_WIDE) <= 0
     page.get_by_label("KL divergence", exact=True).uncheck()
     for wanted in ("Owner", "Progress"):
         page.get_by_label(wanted, exact=True).check()
     page.get_by_role("combobox", name="Order").select_option(label="Newest first")
     expect(page).to_have_url(f"{filled.url}/ui/")
-    page.set_viewport_size(LOOKS["dark"])
-    assert page.evaluate(TOO_WIDE) <= 0
+
+
+def test_runs_are_grouped_by_a_label(
+    filled: LocalStack, pages: dict[str, Page], check_accessible: Callable[[Page], None]
+) -> None:
+    page = pages[rows.PROJECT]
+    open_page(page, next(shown for shown in PAGES if shown.name == "runs"), filled)
+    runs = page.locator(".runs tbody tr").count()
+    page.get_by_label("Group").select_option(label="By label team")
+    expect(page.get_by_role("columnheader").first).to_have_text("team")
+    wait_until_idle(page)
+    groups = page.get_by_role("table").get_by_role("row")
+    expect(groups).to_have_count(3)
+    numbers = [int(each) for each in page.locator("td.number").all_inner_texts()]
+    assert sum(numbers) == runs > max(numbers)
+    expect(groups.filter(has_text="search")).to_contain_text("1 running")
+    check_accessible(page)
+    page.get_by_role("link", name="search", exact=True).click()
+    expect(page).to_have_url(f"{filled.url}/ui/?label=team%3Dsearch")
+    expect(page.locator(".runs tbody tr")).to_have_count(numbers[0])
 
 
 def open_page(page: Page, shown: Shown, stack: LocalStack) -> None:

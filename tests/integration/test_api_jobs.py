@@ -443,6 +443,29 @@ def test_jobs_are_listed_by_their_numbers_with_those_without_any_last(
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_cursor"), bad
 
 
+def test_jobs_are_counted_by_the_values_of_a_label(client: TestClient, submit: Callable[..., str]) -> None:
+    submit(labels={"team": "search", "a.b": "1"})
+    cancelled = submit(labels={"team": "search", "Größe": "7 B"})
+    submit()
+    submit(labels={"team": "chat"})
+    client.post(f"/v1/jobs/{cancelled}/cancel")
+    names = client.get("/v1/jobs/labels").json()
+    assert [(each["name"], each["num_jobs"]) for each in names["data"]] == [("team", 3), ("Größe", 1), ("a.b", 1)]
+    groups = client.get("/v1/jobs/groups", params={"by": "team"}).json()
+    assert [(each["value"], each["total"]) for each in groups["data"]] == [("chat", 1), (None, 1), ("search", 2)]
+    search = groups["data"][2]
+    assert {state: n for state, n in search["by_state"].items() if n} == {"queued": 1, "cancelled": 1}
+    assert search["newest_at"] == client.get(f"/v1/jobs/{cancelled}").json()["created_at"]
+    assert not names["has_more"] and not groups["has_more"]
+    filtered = client.get("/v1/jobs/groups", params={"by": "a.b", "state": "cancelled"}).json()
+    assert [(each["value"], each["total"]) for each in filtered["data"]] == [(None, 1)]
+    assert client.get("/v1/jobs/groups").status_code == 422
+    for number in range(101):
+        submit(labels={"run": str(number)})
+    groups = client.get("/v1/jobs/groups", params={"by": "run"}).json()
+    assert groups["has_more"] and [each["value"] for each in groups["data"]] == [str(n) for n in range(100, 0, -1)]
+
+
 def test_list_pages_do_not_shift(client: TestClient, make_model: MakeModel, submit: Callable[..., str]) -> None:
     ids = [submit() for _ in range(7)][::-1]
     seen: list[str] = []

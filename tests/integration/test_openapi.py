@@ -54,6 +54,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         "POST /v1/plans", "GET /v1/presets", "GET /v1/config-schema", "GET /v1/models/inspect",
         "GET /v1/models", "GET /v1/models/results", "GET /v1/models/folders",
         "POST /v1/jobs", "GET /v1/jobs", "GET /v1/jobs/summary",
+        "GET /v1/jobs/labels", "GET /v1/jobs/groups",
         f"GET {JOB}", f"PATCH {JOB}", f"DELETE {JOB}", f"POST {JOB}/clone",
         *(f"POST {JOB}/{action}" for action in ("cancel", "pause", "resume", "retry")),
         f"GET {JOB}/events", f"GET {JOB}/events/stream", f"GET {JOB}/logs", f"GET {JOB}/logs/download",

@@ -116,3 +116,26 @@ def count_by_state(session: Session, wanted: JobFilter) -> dict[State, int]:
     """Return the number of jobs in each state; every state is there."""
     counted = session.execute(select(Job.state, func.count()).where(*wanted.conditions()).group_by(Job.state))
     return dict.fromkeys(State, 0) | {State(state): number for state, number in counted}
+
+
+def count_by_label(session: Session, wanted: JobFilter, *, limit: int) -> list[tuple[str, int]]:
+    """Return (name, number of jobs with it) of labels, the most frequent first."""
+    name = func.jsonb_object_keys(Job.labels).label("name")
+    names = select(name).where(*wanted.conditions()).subquery()
+    counted = select(names.c.name, func.count()).group_by(names.c.name)
+    return [(name, n) for name, n in session.execute(counted.order_by(func.count().desc(), names.c.name).limit(limit))]
+
+
+def group_by_label(
+    session: Session, wanted: JobFilter, name: str, *, limit: int
+) -> list[tuple[str | None, datetime, dict[State, int]]]:
+    """Return (value of the label, time of its newest job, number of jobs in each state), the newest first.
+
+    The value None stands for the jobs without the label.
+    """
+    value = Job.labels[name].astext
+    newest = func.max(Job.created_at)
+    numbers = (func.count().filter(Job.state == state) for state in State)
+    groups = select(value, newest, *numbers).where(*wanted.conditions()).group_by(value)
+    found = session.execute(groups.order_by(newest.desc(), value).limit(limit))
+    return [(value, at, dict(zip(State, numbers, strict=True))) for value, at, *numbers in found]

@@ -3,7 +3,7 @@ import { linkOptions, useNavigate } from "@tanstack/react-router";
 import { useCallback } from "react";
 import type { Job } from "../../api/types";
 import { NUM_LOOKS } from "../../charts/marks";
-import { BASE, type CompareSearch, type FILTERS, type RunsSearch, stringifySearch } from "../../search";
+import { BASE, type CompareSearch, type FILTERS, listFiltersOf, type RunsSearch, stringifySearch } from "../../search";
 
 export const MAX_COMPARED = 500;
 /** Runs that an address names one by one. It has 41 characters for each; proxies refuse addresses of 8000. */
@@ -27,8 +27,8 @@ export function readChoice(search: CompareSearch): Choice {
 export const compareLink = (ids: string[]) => linkOptions({ to: "/compare", search: { job: ids } });
 
 /** The comparison of all results that the filters of the list match. */
-export function compareAllLink({ cursor: _, state: __, order: ___, column: ____, ...filters }: RunsSearch) {
-  const search: CompareSearch = { ...filters, state: ["succeeded"] };
+export function compareAllLink(list: RunsSearch) {
+  const search: CompareSearch = { ...listFiltersOf(list), state: ["succeeded"] };
   return linkOptions({ to: "/compare", search });
 }
 

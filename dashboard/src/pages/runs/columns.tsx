@@ -103,9 +103,9 @@ export function columnsOf({ column }: RunsSearch): Column[] {
 export const ORDERS = [
   { id: undefined, text: "Newest first" },
   { id: "oldest", text: "Oldest first" },
-  { id: "size", text: "Smallest first" },
-  { id: "kl", text: "Lowest KL divergence first" },
-  { id: "perplexity", text: "Lowest perplexity change first" },
+  { id: "size", text: "By size" },
+  { id: "kl", text: "By KL divergence" },
+  { id: "perplexity", text: "By perplexity" },
 ];
 
 /** The order of an address, if the list has it. */

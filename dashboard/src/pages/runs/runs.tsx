@@ -6,7 +6,7 @@ import { type Job, type JobPage, type JobSummary, modelOf, type SweepBrief, type
 import { plural, shortId, shortName } from "../../format";
 import { Link } from "../../link";
 import { nameOf } from "../../names";
-import { FILTERS, type RunsSearch } from "../../search";
+import { FILTERS, listFiltersOf, type RunsSearch } from "../../search";
 import { useSession } from "../../sign-in";
 import { useStateChanges } from "../../state-changes";
 import { announce } from "../../ui/announcer";
@@ -17,6 +17,7 @@ import { FirstJob } from "../first-job";
 import { RunLink } from "../job-progress";
 import { columnsOf, orderOf, ViewFields } from "./columns";
 import { ActiveFilters, Search, StateChips } from "./filters";
+import { GroupField, GroupTable } from "./groups";
 import { LocalRuns } from "./local-runs";
 import { Selection } from "./selection";
 import { ShortcutHelp, useShortcuts } from "./shortcuts";
@@ -30,14 +31,17 @@ const route = getRouteApi("/");
 export function Runs() {
   const search = route.useSearch();
   const session = useSession();
-  const { cursor, column: _, order: __, state, ...others } = search;
+  const { cursor, group } = search;
+  const { state, ...others } = listFiltersOf(search);
   const order = orderOf(search);
   const isFiltered = FILTERS.some((name) => search[name]?.length);
   const areSweepsOpen = isFiltered || order !== undefined; // a sweep has no place in an order of runs
   const params = { ...others, state, limit: PAGE, cursor, order, ...(areSweepsOpen ? {} : { one_per_sweep: true }) };
-  const jobs = useQuery(`jobs ${JSON.stringify(params)}`, (signal) => get<JobPage>("/v1/jobs", params, signal), {
-    everyMs: EVERY_MS,
-  });
+  const jobs = useQuery(
+    group === undefined ? `jobs ${JSON.stringify(params)}` : null,
+    (signal) => get<JobPage>("/v1/jobs", params, signal),
+    { everyMs: EVERY_MS },
+  );
   const summary = useQuery(
     `summary ${JSON.stringify(others)}`,
     (signal) => get<JobSummary>("/v1/jobs/summary", others, signal),
@@ -60,13 +64,14 @@ export function Runs() {
       <div className="row spread">
         <StateChips search={search} summary={summary.data} />
         <div className="row">
+          <GroupField search={search} />
           {shown.length > 0 && <ViewFields search={search} />}
           <CompareResults search={search} count={summary.data?.by_state.succeeded ?? 0} isFiltered={isFiltered} />
         </div>
       </div>
       <ActiveFilters search={search} />
       {jobs.error && !jobs.data && <Failure error={jobs.error} retry={jobs.reload} />}
-      {!jobs.data && !jobs.error && <Loading />}
+      {group === undefined ? !jobs.data && !jobs.error && <Loading /> : <GroupTable search={search} by={group} />}
       {jobs.data && shown.length === 0 && <NoRuns isFiltered={isFiltered} />}
       {shown.length > 0 && (
         <>
@@ -82,7 +87,7 @@ export function Runs() {
           <Pages search={search} page={jobs.data} />
         </>
       )}
-      {!isFiltered && !cursor && <LocalRuns />}
+      {!isFiltered && !cursor && group === undefined && <LocalRuns />}
       {selected.size > 0 && (
         <Selection
           ids={[...selected]}
