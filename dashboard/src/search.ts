@@ -53,7 +53,7 @@ export const readQueue = reader(["cursor"]);
 export const readAudit = reader(["action", "object_id", "cursor"]);
 
 export type RunsSearch = ReturnType<typeof readRuns>;
+export type CompareSearch = ReturnType<typeof readCompare>;
 
 /** The filters of the list alone, without its page, its order and what it shows. */
 export const listFiltersOf = ({ q, label, sweep, model, state }: RunsSearch) => ({ q, label, sweep, model, state });
-export type CompareSearch = ReturnType<typeof readCompare>;

@@ -92,23 +92,25 @@ def page(
     Pages by time and of the queue never shift: a job that is inserted or that ends moves no other one to another page.
     """
     jobs = select(Job).where(*wanted.conditions()).limit(limit)
-    if order == "newest":
-        jobs = jobs.order_by(Job.created_at.desc(), Job.id.desc())
-        return session.scalars(jobs.where(tuple_(Job.created_at, Job.id) < after) if after else jobs).all()
-    if order == "oldest":
-        jobs = jobs.order_by(Job.created_at, Job.id)
-        return session.scalars(jobs.where(tuple_(Job.created_at, Job.id) > after) if after else jobs).all()
     if order == "queue":
         jobs = jobs.order_by(*QUEUE_ORDER)
         if after:
             run_at, (priority, _, job_id) = after[0], after[1].partition(" ")
             jobs = jobs.where(tuple_(-Job.priority, Job.run_at, Job.id) > (-int(priority), run_at, job_id))
-        return session.scalars(jobs).all()
-    value = func.coalesce(cast(Job.summary[MEASURES[order]].astext, Double), math.inf)
-    jobs = jobs.order_by(value, Job.id)
-    if after:
-        number, _, job_id = after[1].partition(" ")
-        jobs = jobs.where(tuple_(value, Job.id) > (float(number), job_id))
+    elif order in MEASURES:
+        value = func.coalesce(cast(Job.summary[MEASURES[order]].astext, Double), math.inf)
+        jobs = jobs.order_by(value, Job.id)
+        if after:
+            number, _, job_id = after[1].partition(" ")
+            jobs = jobs.where(tuple_(value, Job.id) > (float(number), job_id))
+    elif order == "oldest":
+        jobs = jobs.order_by(Job.created_at, Job.id)
+        if after:
+            jobs = jobs.where(tuple_(Job.created_at, Job.id) > after)
+    else:
+        jobs = jobs.order_by(Job.created_at.desc(), Job.id.desc())
+        if after:
+            jobs = jobs.where(tuple_(Job.created_at, Job.id) < after)
     return session.scalars(jobs).all()
 
 

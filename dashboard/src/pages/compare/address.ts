@@ -19,8 +19,7 @@ export type Filter = Pick<CompareSearch, (typeof FILTERS)[number] | "created_bef
 export type Choice = { ids: string[] } | { filter: Filter };
 
 export function readChoice(search: CompareSearch): Choice {
-  const { state, q, label, sweep, model, created_before } = search;
-  const filter = { state, q, label, sweep, model, created_before };
+  const filter = { ...listFiltersOf(search), created_before: search.created_before };
   return Object.values(filter).some((value) => value !== undefined) ? { filter } : { ids: [...new Set(search.job)] };
 }
 

@@ -71,7 +71,8 @@ export function Runs() {
       </div>
       <ActiveFilters search={search} />
       {jobs.error && !jobs.data && <Failure error={jobs.error} retry={jobs.reload} />}
-      {group === undefined ? !jobs.data && !jobs.error && <Loading /> : <GroupTable search={search} by={group} />}
+      {group !== undefined && <GroupTable search={search} by={group} />}
+      {group === undefined && !jobs.data && !jobs.error && <Loading />}
       {jobs.data && shown.length === 0 && <NoRuns isFiltered={isFiltered} />}
       {shown.length > 0 && (
         <>
